@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#if !defined(LAMINA_NO_XXHASH) && __has_include(<xxhash.h>)
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#define LAMINA_HAS_XXHASH 1
+#else
+#define LAMINA_HAS_XXHASH 0
+#endif
+
+namespace lamina::detail {
+
+/// XXH64 (seed 0) over bytes that come in pieces. Without xxHash's header frames are written without a
+/// checksum, and the frame says so.
+class checksum {
+ public:
+#if LAMINA_HAS_XXHASH
+  static constexpr bool available = true;
+  checksum() noexcept {
+    XXH64_reset(&state_, 0);
+  }
+  void add(std::span<const std::byte> bytes) noexcept {
+    if (!bytes.empty()) XXH64_update(&state_, bytes.data(), bytes.size());
+  }
+  std::uint64_t value() const noexcept {
+    return XXH64_digest(&state_);
+  }
+
+ private:
+  XXH64_state_t state_;
+#else
+  static constexpr bool available = false;
+  void add(std::span<const std::byte>) noexcept {}
+  std::uint64_t value() const noexcept {
+    return 0;
+  }
+#endif
+};
+
+}  // namespace lamina::detail

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "lamina/tensor.hpp"
+
+/// The first 64 bytes of a frame, as docs/wire-format.md gives them.
+namespace lamina::detail {
+
+static_assert(
+    std::endian::native == std::endian::little,
+    "lamina: frames are little-endian and go out of memory as they are; this machine is big-endian");
+
+inline constexpr std::size_t wire_header_bytes = 64;
+inline constexpr std::size_t checksum_offset = 56;
+inline constexpr std::size_t payload_alignment_bytes = 64;
+inline constexpr std::uint32_t wire_magic = 0x4d414cf4;  // the bytes F4 'L' 'A' 'M'
+inline constexpr std::uint16_t wire_version = 1;
+inline constexpr std::uint32_t flag_checksum = 1;
+
+template <element T>
+inline constexpr std::uint8_t element_code = sizeof(T) == 4 ? 1 : 2;
+
+struct wire_header {
+  std::uint32_t magic = wire_magic;
+  std::uint16_t version = wire_version;
+  std::uint8_t element_type = 0;
+  std::uint8_t kind = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t sender = 0;
+  std::uint64_t step = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint64_t layers = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t checksum = 0;
+};
+static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, checksum) == checksum_offset);
+
+/// Presence bitmap plus the zeros that bring the payload to its alignment.
+constexpr std::size_t padded_bitmap_bytes(std::size_t layers) noexcept {
+  const std::size_t bytes = layers / 8 + (layers % 8 != 0);
+  const std::size_t rest = bytes % payload_alignment_bytes;
+  return rest == 0 ? bytes : bytes + (payload_alignment_bytes - rest);
+}
+
+inline wire_header read_header(std::span<const std::byte> bytes) noexcept {
+  wire_header header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  return header;
+}
+
+inline void write_header(std::span<std::byte> bytes, const wire_header& header) noexcept {
+  std::memcpy(bytes.data(), &header, sizeof header);
+}
+
+}  // namespace lamina::detail

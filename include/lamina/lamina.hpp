@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// Everything that needs no optional dependency.
+
+#include "lamina/codec.hpp"
+#include "lamina/error.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/residual.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/server.hpp"
+#include "lamina/tensor.hpp"
+#include "lamina/threshold.hpp"
+#include "lamina/version.hpp"
+#include "lamina/worker.hpp"

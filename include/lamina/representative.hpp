@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "lamina/reduction.hpp"
+
+/// The representative value q_l of a layer: the one number that is compared with the threshold.
+///
+/// Each functor is called with a tensor and gives a double; an empty tensor gives 0. All follow the summation
+/// order of reduction.hpp. Your own functor needs map, combine and finish (see lamina::representative) and
+/// gets the same fused pass.
+namespace lamina {
+
+namespace detail {
+
+template <class Self>
+struct callable_representative {
+  template <class Tensor>
+  double operator()(const Tensor& tensor) const {
+    return representative_value(static_cast<const Self&>(*this), tensor);
+  }
+};
+
+struct sum {
+  static auto combine(const auto& a, const auto& b) { return a + b; }
+};
+
+struct sum_of_magnitudes : sum {
+  static auto map(const auto& x) {
+    using std::abs;
+    return abs(x);
+  }
+};
+
+struct sum_of_squares : sum {
+  // In double, where the square of a float is exact.
+  static double map(double x) { return x * x; }
+};
+
+}  // namespace detail
+
+/// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a
+/// layer that drifts steadily negative would never be sent otherwise.
+struct mean_abs : detail::callable_representative<mean_abs>, detail::sum_of_magnitudes {
+  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+};
+
+/// Sum of the absolute values, as Algorithm 1 of the paper has it: favours large layers.
+struct l1_norm : detail::callable_representative<l1_norm>, detail::sum_of_magnitudes {
+  static double finish(double total, std::size_t) { return total; }
+};
+
+/// Square root of the sum of squares.
+struct l2_norm : detail::callable_representative<l2_norm>, detail::sum_of_squares {
+  static double finish(double total, std::size_t) { return std::sqrt(total); }
+};
+
+/// Square root of the mean of squares.
+struct root_mean_square : detail::callable_representative<root_mean_square>, detail::sum_of_squares {
+  static double finish(double total, std::size_t elements) {
+    return std::sqrt(total / static_cast<double>(elements));
+  }
+};
+
+/// Largest absolute value.
+struct max_abs : detail::callable_representative<max_abs> {
+  static auto map(const auto& x) { return detail::sum_of_magnitudes::map(x); }
+  static auto combine(const auto& a, const auto& b) {
+    using std::max;
+    return max(a, b);
+  }
+  static double finish(double total, std::size_t) { return total; }
+};
+
+/// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly
+/// negative is never sent; kept for comparison, not for use.
+struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
+  static auto map(const auto& x) { return x; }
+  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+};
+
+}  // namespace lamina

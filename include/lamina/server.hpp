@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/codec.hpp"
+#include "lamina/detail/kernels.hpp"
+#include "lamina/error.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/selection.hpp"
+
+namespace lamina {
+
+/// The server's receiving side, synchronous: the mean of the gradient frames of W workers in one step.
+///
+///     aggregator.add(decode<T>(bytes, model));                         // W times, in any order
+///     for each layer l in aggregator.arrived():
+///       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) { update parameters from `begin`
+///       on });
+///     aggregator.next_step();
+///
+/// Keeps views, not copies: the bytes of each frame must live until next_step().
+template <element T>
+class gradient_aggregator {
+ public:
+  /// Throws std::invalid_argument if there are no workers.
+  gradient_aggregator(const layout& model, std::size_t workers, std::uint64_t first_step = 1)
+      : model_(model), frames_(workers), arrived_(model), step_(first_step) {
+    if (workers == 0) throw std::invalid_argument("a parameter server needs at least one worker");
+  }
+
+  /// Takes the frame of one worker. Throws decode_error with unexpected_kind, unexpected_step, unknown_sender
+  /// or duplicate_sender and changes nothing; std::invalid_argument if the frame was decoded for another
+  /// layout.
+  void add(frame_view<T> frame) {
+    if (frame.layers() == 0 || frame.model().fingerprint() != model_.fingerprint()) {
+      throw std::invalid_argument("the frame was decoded for another layout than the aggregator's");
+    }
+    if (frame.kind() != frame_kind::gradients) refuse(frame_errc::unexpected_kind, frame);
+    if (frame.step() != step_) refuse(frame_errc::unexpected_step, frame);
+    if (frame.sender() >= frames_.size()) refuse(frame_errc::unknown_sender, frame);
+    std::optional<frame_view<T>>& place = frames_[frame.sender()];
+    if (place) refuse(frame_errc::duplicate_sender, frame);
+    place.emplace(std::move(frame));
+    ++frames_present_;
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (!place->is_dropped(l)) arrived_.send(l);
+    }
+  }
+
+  /// Whether all W frames of this step are there.
+  bool is_complete() const noexcept { return frames_present_ == frames_.size(); }
+  /// The layers that at least one worker sent in this step: to be updated and published; all others stay
+  /// untouched, optimizer state included.
+  const selection& arrived() const noexcept { return arrived_; }
+
+  /// G_l = (1/W) Σ_w a_{w,l}, summed in the order of the workers' indices, so that the order of arrival does
+  /// not matter; list [0] contributes zeros and costs nothing. Calls `consume(begin, mean)` with consecutive
+  /// blocks: a std::span<const T> with the mean of the elements from `begin` on. A layer that did not arrive
+  /// gives no block. Throws std::logic_error before all frames are there, std::out_of_range for the index.
+  template <class Consume>
+  void mean(std::size_t layer, Consume&& consume) const {
+    model_.check_layer(layer);
+    if (!is_complete()) {
+      throw std::logic_error("mean: " + std::to_string(frames_present_) + " of " +
+                             std::to_string(frames_.size()) + " frames have arrived in step " +
+                             std::to_string(step_));
+    }
+    if (arrived_.is_dropped(layer)) return;
+    std::array<T, detail::block_elements> block;
+    for (std::size_t begin = 0; begin < model_.sizes()[layer]; begin += block.size()) {
+      const std::size_t count = std::min(block.size(), model_.sizes()[layer] - begin);
+      const std::span<T> sum = std::span(block).first(count);
+      sum_block(layer, begin, sum);
+      for (T& element : sum) element /= static_cast<T>(frames_.size());
+      consume(begin, std::span<const T>(sum));
+    }
+  }
+
+  /// Forgets the frames and waits for those of the next step.
+  void next_step() {
+    std::ranges::fill(frames_, std::nullopt);
+    frames_present_ = 0;
+    arrived_.clear();
+    ++step_;
+  }
+
+  /// The step whose frames are accepted.
+  std::uint64_t step() const noexcept { return step_; }
+  std::size_t workers() const noexcept { return frames_.size(); }
+
+ private:
+  void sum_block(std::size_t layer, std::size_t begin, std::span<T> sum) const {
+    bool first = true;
+    for (const auto& frame : frames_) {
+      if (frame->is_dropped(layer)) continue;
+      const std::span<const T> part = frame->layer(layer).subspan(begin, sum.size());
+      if (first) {
+        std::ranges::copy(part, sum.begin());
+      } else {
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+      }
+      first = false;
+    }
+  }
+
+  [[noreturn]] void refuse(frame_errc code, const frame_view<T>& frame) const {
+    throw decode_error(make_error_code(code), "gradient frame of sender " + std::to_string(frame.sender()) +
+                                                  ", step " + std::to_string(frame.step()) +
+                                                  ", at the server's step " + std::to_string(step_));
+  }
+
+  layout model_;
+  std::vector<std::optional<frame_view<T>>> frames_;
+  std::size_t frames_present_ = 0;
+  selection arrived_;
+  std::uint64_t step_;
+};
+
+/// The server's sending side: to each worker the layers that were updated since that worker's last frame,
+/// list [0] for the rest. A worker's first frame holds every layer.
+///
+/// "Updated" is counted for each worker on its own. A synchronous server sends one frame to all; an
+/// asynchronous one replies to the worker it heard from, and that worker then also gets the updates that
+/// others caused.
+///
+/// Counts updates with one clock: layer l carries the time of its last update, worker w the time of its last
+/// frame.
+template <element T>
+class parameter_publisher {
+ public:
+  parameter_publisher(const layout& model, std::size_t workers)
+      : updated_at_(model.layers(), 1),
+        seen_(workers, 0),
+        encoded_at_(workers, 0),
+        unseen_(model),
+        encoder_(model) {}
+
+  /// The parameters of these layers have changed.
+  void update(const selection& layers) {
+    ++clock_;
+    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
+      if (layers.is_sent(l)) updated_at_[l] = clock_;
+    }
+  }
+
+  /// The frame for one worker. `parameters(l)` gives layer l as a std::span<const T>, which the frame points
+  /// into; the frame is valid until the next encode. Throws std::out_of_range for the worker.
+  template <class Parameters>
+  const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
+    encoded_at_.at(worker) = clock_;
+    return encode_since(seen_[worker], step, parameters);
+  }
+
+  /// One frame for all workers: every layer that at least one of them has not seen.
+  template <class Parameters>
+  const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
+    std::ranges::fill(encoded_at_, clock_);
+    return encode_since(*std::ranges::min_element(seen_), step, parameters);
+  }
+
+  /// The last frame encoded for this worker has reached it. Until then encode repeats what was in it, so that
+  /// a send that failed loses nothing. Throws std::out_of_range.
+  void commit(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker); }
+  void commit_all() { seen_ = encoded_at_; }
+
+  /// The layers in the last frame encoded.
+  const selection& published() const noexcept { return unseen_; }
+
+ private:
+  template <class Parameters>
+  const encoded_frame& encode_since(std::uint64_t seen, std::uint64_t step, Parameters& parameters) {
+    unseen_.clear();
+    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
+      if (updated_at_[l] > seen) unseen_.send(l);
+    }
+    return encoder_.encode(frame_kind::parameters, step, 0, unseen_, parameters);
+  }
+
+  std::uint64_t clock_ = 1;
+  std::vector<std::uint64_t> updated_at_;  // L times
+  std::vector<std::uint64_t> seen_;        // W times
+  std::vector<std::uint64_t> encoded_at_;  // W times
+  selection unseen_;
+  frame_encoder<T> encoder_;
+};
+
+}  // namespace lamina

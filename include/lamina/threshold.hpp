@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+/// The threshold λ: Algorithm 1 of the paper, and when to search it again.
+namespace lamina {
+
+/// What Algorithm 1 gives when the sum of the sizes never exceeds R·N: every layer is sent.
+inline constexpr double invalid_threshold = -1.0;
+
+/// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
+inline void check_drop_ratio(double drop_ratio) {
+  if (!(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
+    throw std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio));
+  }
+}
+
+/// Algorithm 1 with its working memory kept between calls, so that it allocates only when L grows.
+class threshold_search {
+ public:
+  /// As search_threshold below.
+  double operator()(std::span<const double> representative_values, std::span<const std::size_t> layer_sizes,
+                    double drop_ratio) {
+    if (representative_values.size() != layer_sizes.size()) {
+      throw std::invalid_argument("threshold search: " + std::to_string(representative_values.size()) +
+                                  " values but " + std::to_string(layer_sizes.size()) + " layer sizes");
+    }
+    check_drop_ratio(drop_ratio);
+    std::size_t elements = 0;
+    entries_.clear();
+    for (std::size_t l = 0; l < layer_sizes.size(); ++l) {
+      if (std::isnan(representative_values[l])) {
+        throw std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN");
+      }
+      if (layer_sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
+        throw std::invalid_argument("threshold search: the sum of the layer sizes overflows");
+      }
+      elements += layer_sizes[l];
+      if (layer_sizes[l] > 0) entries_.push_back({representative_values[l], layer_sizes[l]});
+    }
+    return smallest_value_beyond(drop_ratio * static_cast<double>(elements));
+  }
+
+ private:
+  struct entry {
+    double value;
+    std::size_t elements;
+  };
+
+  // The paper sorts all layers. Only one value is wanted, so this narrows the range that holds it as a
+  // quickselect does: linear in L on average. Ties share one value, hence their order does not matter.
+  double smallest_value_beyond(double limit_elements) {
+    std::size_t below = 0;  // elements of the layers that are known to lie below the threshold
+    auto first = entries_.begin();
+    auto last = entries_.end();
+    while (last - first > 1) {
+      const auto middle = first + (last - first) / 2;
+      std::nth_element(first, middle, last, [](const entry& a, const entry& b) { return a.value < b.value; });
+      std::size_t lower_half = below;
+      for (auto it = first; it != middle; ++it) lower_half += it->elements;
+      if (static_cast<double>(lower_half) > limit_elements) {
+        last = middle;
+      } else {
+        below = lower_half;
+        first = middle;
+      }
+    }
+    if (first == last) return invalid_threshold;
+    const std::size_t through = below + first->elements;
+    return static_cast<double>(through) > limit_elements ? first->value : invalid_threshold;
+  }
+
+  std::vector<entry> entries_;
+};
+
+/// Algorithm 1: order the L layers by value, add up their sizes from the smallest value on until the sum is
+/// greater than R·N; that layer's value is the threshold. Layers below the threshold then hold at most R·N
+/// elements, and less than that by fewer elements than are tied at the threshold.
+///
+/// \param representative_values  q_l, L values
+/// \param layer_sizes            n_l in elements, L sizes
+/// \param drop_ratio             R in [0, 1], the share of the elements to hold back
+/// \return the threshold, or invalid_threshold if the sum never exceeds R·N (only when R = 1 or N = 0)
+/// \throws std::invalid_argument  the two differ in length, a value is NaN, R is outside [0, 1], N overflows
+///
+/// Cost: O(L) on average and one allocation; threshold_search keeps it. Deterministic.
+/// Source: Lee et al. 2020, Algorithm 1; ascending, since descending would send more than R.
+inline double search_threshold(std::span<const double> representative_values,
+                               std::span<const std::size_t> layer_sizes, double drop_ratio) {
+  return threshold_search{}(representative_values, layer_sizes, drop_ratio);
+}
+
+/// When the threshold is searched again.
+class refresh_schedule {
+ public:
+  /// Every `steps` steps, beginning with the first; 1 is the default of the library, 100 is what the paper
+  /// does. Throws std::invalid_argument for 0.
+  static refresh_schedule every(std::uint64_t steps) {
+    if (steps == 0) throw std::invalid_argument("the refresh period must be at least one step");
+    return refresh_schedule(steps, 0);
+  }
+  /// In the first step alone.
+  static refresh_schedule first_step_only() { return refresh_schedule(0, 0); }
+  /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
+  static refresh_schedule fixed(double threshold) {
+    if (std::isnan(threshold)) throw std::invalid_argument("the threshold must not be NaN");
+    return refresh_schedule(never, threshold);
+  }
+
+  /// Whether a search is due in `step`, counted from 1.
+  bool due(std::uint64_t step) const noexcept {
+    if (period_ == never) return false;
+    return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
+  }
+  /// The threshold before the first search: that of fixed(), otherwise invalid_threshold.
+  double initial_threshold() const noexcept { return period_ == never ? threshold_ : invalid_threshold; }
+
+ private:
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  refresh_schedule(std::uint64_t period, double threshold) : period_(period), threshold_(threshold) {}
+
+  std::uint64_t period_;
+  double threshold_;
+};
+
+}  // namespace lamina
