@@ -1,3 +1,7 @@
 // SPDX-License-Identifier: MIT
-#define CATCH_CONFIG_MAIN
+#define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
+
+int main(int argc, char** argv) {
+  return Catch::Session().run(argc, argv);
+}

@@ -300,4 +300,18 @@ frame_view<T> decode(std::span<const std::byte> bytes, const layout& model) {
   return view;
 }
 
+/// Throws decode_error with unexpected_kind or unexpected_step unless the frame is of this kind and step:
+/// late, early and replayed frames are refused by it.
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step) {
+  const auto refuse = [&](frame_errc code) {
+    throw decode_error(make_error_code(code), "frame of sender " + std::to_string(frame.sender()) +
+                                                  ", step " + std::to_string(frame.step()) +
+                                                  ", where one of step " + std::to_string(step) +
+                                                  " is expected");
+  };
+  if (frame.kind() != kind) refuse(frame_errc::unexpected_kind);
+  if (frame.step() != step) refuse(frame_errc::unexpected_step);
+}
+
 }  // namespace lamina

@@ -44,11 +44,12 @@ class gradient_aggregator {
     if (frame.layers() == 0 || frame.model().fingerprint() != model_.fingerprint()) {
       throw std::invalid_argument("the frame was decoded for another layout than the aggregator's");
     }
-    if (frame.kind() != frame_kind::gradients) refuse(frame_errc::unexpected_kind, frame);
-    if (frame.step() != step_) refuse(frame_errc::unexpected_step, frame);
-    if (frame.sender() >= frames_.size()) refuse(frame_errc::unknown_sender, frame);
+    expect(frame, frame_kind::gradients, step_);
+    const std::string sender = "sender " + std::to_string(frame.sender()) + ", step " + std::to_string(step_);
+    if (frame.sender() >= frames_.size())
+      throw decode_error(make_error_code(frame_errc::unknown_sender), sender);
     std::optional<frame_view<T>>& place = frames_[frame.sender()];
-    if (place) refuse(frame_errc::duplicate_sender, frame);
+    if (place) throw decode_error(make_error_code(frame_errc::duplicate_sender), sender);
     place.emplace(std::move(frame));
     ++frames_present_;
     for (std::size_t l = 0; l < model_.layers(); ++l) {
@@ -110,12 +111,6 @@ class gradient_aggregator {
       }
       first = false;
     }
-  }
-
-  [[noreturn]] void refuse(frame_errc code, const frame_view<T>& frame) const {
-    throw decode_error(make_error_code(code), "gradient frame of sender " + std::to_string(frame.sender()) +
-                                                  ", step " + std::to_string(frame.step()) +
-                                                  ", at the server's step " + std::to_string(step_));
   }
 
   layout model_;

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <sstream>
+
+namespace resnet50_ps {
+namespace {
+
+// Ranges let NaN through, since it compares with nothing.
+const CLI::Validator finite(
+    [](const std::string& text) {
+      double value = 0;
+      const bool number = CLI::detail::lexical_cast(text, value);
+      return number && !std::isfinite(value) ? text + " is not a finite number" : std::string();
+    },
+    "");
+
+}  // namespace
+
+parsed parse_options(int argc, char** argv) {
+  parsed result;
+  options& given = result.options;
+  CLI::App app(
+      "Trains ResNet-50 v1 with a synchronous parameter server over MPI, without and with layer dropping, on "
+      "the same "
+      "data from the same start. Rank 0 is the server, every other rank a worker.");
+  app.get_formatter()->column_width(34);
+  app.option_defaults()->always_capture_default();
+
+  app.add_option("--data", given.data, "cifar10:DIR, imagefolder:DIR or synthetic");
+  app.add_option("--image-size", given.image_size_pixels,
+                 "pixels a side; 0: the data set's own (32, 224, 32)")
+      ->check(CLI::Range(0, 4096));
+  app.add_flag("--small-stem", given.small_stem,
+               "3x3 first convolution without pooling, for small images; slower");
+  app.add_option("--steps", given.steps, "steps of each run")->check(CLI::PositiveNumber);
+  app.add_option("--batch", given.batch_images, "images a worker in each step")
+      ->check(CLI::Range(2, 1 << 20));
+  app.add_option("--drop-ratio", given.drop_ratio,
+                 "R: share of the elements to hold back; 0 sends everything")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--refresh", given.refresh_steps,
+                 "steps between searches for the threshold; the paper has 100; 0: the first step alone");
+  app.add_option("--threshold", given.threshold, "a threshold of your own, never searched")
+      ->excludes("--refresh");
+  app.add_option("--learning-rate", given.learning_rate, "of SGD at the server")
+      ->check(finite)
+      ->check(CLI::PositiveNumber);
+  app.add_option("--momentum", given.momentum, "of SGD at the server; layers that nobody sent are frozen")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--seed", given.seed, "of the parameters, the data and their order");
+  app.add_option("--runs", given.runs, "layer dropping: both, with or without")
+      ->check(CLI::IsMember({"both", "with", "without"}));
+  app.add_option("--interval", given.interval, "steps between printed lines")->check(CLI::PositiveNumber);
+  app.add_option("--log", given.log, "write every step to this file, as lines of JSON");
+  app.add_option("--workers", given.workers,
+                 "how many workers to start (./run reads it; default 2); mpirun starts one more rank");
+  app.add_option("--threads", given.threads,
+                 "threads a worker; 0: the machine's cores shared among its workers")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--timeout", given.timeout_seconds, "seconds to wait for a peer before giving up")
+      ->check(CLI::PositiveNumber);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream text;
+    result.exit_code = app.exit(error, text, text);
+    result.message = text.str();
+  }
+  return result;
+}
+
+}  // namespace resnet50_ps

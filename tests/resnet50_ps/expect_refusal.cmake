@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+execute_process(COMMAND ${COMMAND} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE error TIMEOUT 50)
+message(STATUS "status ${status}, stderr:\n${error}")
+if(status EQUAL 0 OR status MATCHES "timeout")
+  message(FATAL_ERROR "expected a refusal, the status is ${status}; stdout:\n${output}")
+endif()
+if(NOT error MATCHES "${EXPECTED}")
+  message(FATAL_ERROR "stderr does not say: ${EXPECTED}")
+endif()
+if(error MATCHES "signal|terminate called|Segmentation|\\[ 0\\]|C\\+\\+ CapturedTraceback|frame #")
+  message(FATAL_ERROR "stderr shows a crash or a stack trace")
+endif()
