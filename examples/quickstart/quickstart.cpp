@@ -20,6 +20,7 @@ int main() {
   std::printf("sent %zu of %zu bytes\n", bytes.size(), model.elements() * sizeof(float));
   for (std::size_t l = 0; l < model.layers(); ++l) {
     std::printf("%-12s %s, residual %g\n", model[l].name.c_str(),
-                server.arrived().is_sent(l) ? "sent whole" : "list [0] ", lamina::mean_abs{}(worker.residual()[l]));
+                server.arrived().is_sent(l) ? "sent whole" : "list [0] ",
+                lamina::mean_abs{}(worker.residual()[l]));
   }
 }

@@ -9,7 +9,7 @@
 namespace resnet50_ps {
 
 struct sgd_options {
-  float learning_rate = 0.03F;
+  float learning_rate = 0.01F;
   float momentum = 0;
 };
 

@@ -45,10 +45,12 @@ parsed parse_options(int argc, char** argv) {
   app.add_option("--refresh", given.refresh_steps,
                  "steps between searches for the threshold; the paper has 100; 0: the first step alone");
   app.add_option("--threshold", given.threshold, "a threshold of your own, never searched")
-      ->excludes("--refresh");
-  app.add_option("--learning-rate", given.learning_rate, "of SGD at the server")
       ->check(finite)
-      ->check(CLI::PositiveNumber);
+      ->excludes("--refresh");
+  app.add_option("--learning-rate", given.learning_rate,
+                 "of SGD at the server; 0: 0.03 for synthetic, 0.01 for photographs")
+      ->check(finite)
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--momentum", given.momentum, "of SGD at the server; layers that nobody sent are frozen")
       ->check(finite)
       ->check(CLI::Range(0.0, 1.0));
@@ -67,6 +69,7 @@ parsed parse_options(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    if (given.learning_rate == 0) given.learning_rate = given.data == "synthetic" ? 0.03F : 0.01F;
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     result.exit_code = app.exit(error, text, text);

@@ -17,7 +17,7 @@ struct options {
   double drop_ratio = 0.95;
   std::uint64_t refresh_steps = 1;  ///< 0: in the first step alone
   std::optional<double> threshold;
-  float learning_rate = 0.03F;
+  float learning_rate = 0;  ///< 0: what suits the data set
   float momentum = 0.0F;
   std::uint64_t seed = 1;
   std::string runs = "both";  ///< both, without or with layer dropping

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -71,9 +72,7 @@ template <element T>
 class frame_encoder {
  public:
   explicit frame_encoder(const layout& model)
-      : layers_(model.layers()),
-        fingerprint_(model.fingerprint()),
-        prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
+      : model_(model), prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
     frame_.segments_.reserve(model.layers() + 1);
   }
 
@@ -82,16 +81,22 @@ class frame_encoder {
   ///
   /// \param sender  the worker's index in [0, W) in a gradient frame, 0 in the server's
   /// \return the frame, valid until the next call
+  /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer
   ///
   /// Cost: O(L) and, for the checksum, one read of what is sent. No copy.
   template <class LayerElements>
   const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
                               const selection& chosen, LayerElements&& layer_elements) {
+    if (chosen.model().fingerprint() != model_.fingerprint()) {
+      throw std::invalid_argument("the selection is of another layout than the frame");
+    }
     frame_.segments_.assign(1, prefix_);
     std::size_t payload_bytes = 0;
-    for (std::size_t l = 0; l < layers_; ++l) {
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (chosen.is_dropped(l)) continue;
-      frame_.segments_.push_back(std::as_bytes(std::span<const T>(layer_elements(l))));
+      const std::span<const T> elements = layer_elements(l);
+      model_.check_size(l, elements.size());
+      frame_.segments_.push_back(std::as_bytes(elements));
       payload_bytes += frame_.segments_.back().size();
     }
     frame_.size_bytes_ = prefix_.size() + payload_bytes;
@@ -102,8 +107,8 @@ class frame_encoder {
     header.flags = checksums_available ? detail::flag_checksum : 0;
     header.sender = sender;
     header.step = step;
-    header.fingerprint = fingerprint_;
-    header.layers = layers_;
+    header.fingerprint = model_.fingerprint();
+    header.layers = model_.layers();
     header.payload_bytes = payload_bytes;
     detail::write_header(prefix_, header);
     const auto bitmap = std::as_bytes(chosen.bitmap());
@@ -123,13 +128,12 @@ class frame_encoder {
     return sum.value();
   }
 
-  std::size_t layers_;
-  std::uint64_t fingerprint_;
+  layout model_;
   std::vector<std::byte> prefix_;
   encoded_frame frame_;
 };
 
-/// A decoded frame: a view into the bytes and the layout given to decode, both of which must outlive it.
+/// A decoded frame: a view into the bytes given to decode, which must outlive it.
 /// Default-constructed, and after a failed decode, it has no layers.
 template <element T>
 class frame_view {
@@ -141,7 +145,7 @@ class frame_view {
   std::uint64_t step() const noexcept { return step_; }
   std::uint32_t sender() const noexcept { return sender_; }
   /// L, the number of layers, sent or not.
-  std::size_t layers() const noexcept { return begins_.size() - 1; }
+  std::size_t layers() const noexcept { return begins_.empty() ? 0 : begins_.size() - 1; }
   /// Elements of the layers that were sent, together.
   std::size_t sent_elements() const noexcept { return payload_.size(); }
 
@@ -168,8 +172,10 @@ class frame_view {
       std::ranges::copy(this->layer(layer), to.begin());
     }
   }
-  /// The layout given to decode; only for a frame that was decoded.
-  const layout& model() const noexcept { return *model_; }
+  /// Whether this is a frame of the layout; false for a view that was not decoded.
+  bool is_of(const layout& model) const noexcept {
+    return model_ && model_->fingerprint() == model.fingerprint();
+  }
 
  private:
   friend struct detail::frame_decoder;
@@ -184,9 +190,9 @@ class frame_view {
   frame_kind kind_{};
   std::uint64_t step_ = 0;
   std::uint32_t sender_ = 0;
-  const layout* model_ = nullptr;
+  std::optional<layout> model_;
   std::span<const T> payload_;
-  std::vector<std::size_t> begins_{0};  // L + 1 positions in the payload; equal neighbours are list [0]
+  std::vector<std::size_t> begins_;  // L + 1 positions in the payload; equal neighbours are list [0]
 };
 
 namespace detail {
@@ -223,7 +229,7 @@ struct frame_decoder {
     out.kind_ = static_cast<frame_kind>(header.kind);
     out.step_ = header.step;
     out.sender_ = header.sender;
-    out.model_ = &model;
+    out.model_ = model;
     out.payload_ = {reinterpret_cast<const T*>(payload), sent};
     out.begins_ = std::move(begins);
     return {};

@@ -59,6 +59,7 @@ class residual_accumulator {
 
   /// The residual of one layer: n_l elements, valid as long as this object. Throws std::out_of_range.
   std::span<const T> operator[](std::size_t layer) const {
+    model_.check_layer(layer);
     return std::span(values_).subspan(model_.offset(layer), model_.sizes()[layer]);
   }
 
@@ -72,6 +73,7 @@ class residual_accumulator {
 
  private:
   std::span<T> mutable_layer(std::size_t layer) {
+    model_.check_layer(layer);
     return std::span(values_).subspan(model_.offset(layer), model_.sizes()[layer]);
   }
 

@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "lamina/layout.hpp"
-#include "lamina/threshold.hpp"
 
 namespace lamina {
 
@@ -17,16 +18,19 @@ namespace lamina {
 class selection {
  public:
   /// Nothing selected.
-  explicit selection(const layout& model) : sizes_(model.sizes().begin(), model.sizes().end()) {
-    bits_.resize((sizes_.size() + 7) / 8);
-  }
+  explicit selection(const layout& model) : model_(model), bits_((model.layers() + 7) / 8) {}
 
-  bool is_sent(std::size_t layer) const { return ((bits_.at(layer / 8) >> (layer % 8)) & 1) != 0; }
+  /// Throws std::out_of_range, as the other calls with an index.
+  bool is_sent(std::size_t layer) const {
+    model_.check_layer(layer);
+    return ((bits_[layer / 8] >> (layer % 8)) & 1) != 0;
+  }
   bool is_dropped(std::size_t layer) const { return !is_sent(layer); }
   std::size_t sent_layers() const noexcept { return sent_layers_; }
   std::size_t sent_elements() const noexcept { return sent_elements_; }
   /// The presence bitmap of the wire format: ceil(L / 8) bytes.
   std::span<const std::uint8_t> bitmap() const noexcept { return bits_; }
+  const layout& model() const noexcept { return model_; }
 
   void clear() noexcept {
     std::ranges::fill(bits_, std::uint8_t{0});
@@ -34,22 +38,29 @@ class selection {
   }
   /// Selects `layer`. An empty layer has nothing to send and stays list [0].
   void send(std::size_t layer) {
-    if (is_sent(layer) || sizes_.at(layer) == 0) return;
+    if (is_sent(layer) || model_.sizes()[layer] == 0) return;
     bits_[layer / 8] |= static_cast<std::uint8_t>(1U << (layer % 8));
     ++sent_layers_;
-    sent_elements_ += sizes_[layer];
+    sent_elements_ += model_.sizes()[layer];
   }
-  /// The rule of the paper: a layer is sent if its value is at or above the threshold; all are at
-  /// invalid_threshold. Throws std::out_of_range if there are more values than layers.
+  void send_all() {
+    for (std::size_t l = 0; l < model_.layers(); ++l) send(l);
+  }
+  /// The rule of the paper: exactly the layers whose value is at or above the threshold. Throws
+  /// std::invalid_argument, and changes nothing, unless there are L values.
   void apply_threshold(std::span<const double> representative_values, double threshold) {
+    if (representative_values.size() != model_.layers()) {
+      throw std::invalid_argument(std::to_string(representative_values.size()) + " values for " +
+                                  std::to_string(model_.layers()) + " layers");
+    }
     clear();
-    for (std::size_t l = 0; l < representative_values.size(); ++l) {
-      if (threshold == invalid_threshold || representative_values[l] >= threshold) send(l);
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (representative_values[l] >= threshold) send(l);
     }
   }
 
  private:
-  std::vector<std::size_t> sizes_;
+  layout model_;
   std::vector<std::uint8_t> bits_;
   std::size_t sent_layers_ = 0;
   std::size_t sent_elements_ = 0;

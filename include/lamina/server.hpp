@@ -21,10 +21,9 @@ namespace lamina {
 
 /// The server's receiving side, synchronous: the mean of the gradient frames of W workers in one step.
 ///
-///     aggregator.add(decode<T>(bytes, model));                         // W times, in any order
-///     for each layer l in aggregator.arrived():
-///       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) { update parameters from `begin`
-///       on });
+///     aggregator.add(decode<T>(bytes, model));   // W times, in any order
+///     for each layer l:
+///       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) { update from element `begin` on });
 ///     aggregator.next_step();
 ///
 /// Keeps views, not copies: the bytes of each frame must live until next_step().
@@ -41,7 +40,7 @@ class gradient_aggregator {
   /// or duplicate_sender and changes nothing; std::invalid_argument if the frame was decoded for another
   /// layout.
   void add(frame_view<T> frame) {
-    if (frame.layers() == 0 || frame.model().fingerprint() != model_.fingerprint()) {
+    if (!frame.is_of(model_)) {
       throw std::invalid_argument("the frame was decoded for another layout than the aggregator's");
     }
     expect(frame, frame_kind::gradients, step_);
@@ -132,12 +131,15 @@ class gradient_aggregator {
 template <element T>
 class parameter_publisher {
  public:
+  /// Throws std::invalid_argument if there are no workers.
   parameter_publisher(const layout& model, std::size_t workers)
       : updated_at_(model.layers(), 1),
         seen_(workers, 0),
         encoded_at_(workers, 0),
         unseen_(model),
-        encoder_(model) {}
+        encoder_(model) {
+    if (workers == 0) throw std::invalid_argument("a parameter server needs at least one worker");
+  }
 
   /// The parameters of these layers have changed.
   void update(const selection& layers) {

@@ -15,8 +15,7 @@
 ///
 ///     template <> struct lamina::tensor_traits<my_tensor> {
 ///       static auto elements(const my_tensor& t) { return std::span<const float>(t.data, t.count); }
-///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }   // to write into
-///       it
+///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write into it
 ///     };
 ///
 /// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp).

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -102,34 +103,34 @@ inline double search_threshold(std::span<const double> representative_values,
 /// When the threshold is searched again.
 class refresh_schedule {
  public:
-  /// Every `steps` steps, beginning with the first; 1 is the default of the library, 100 is what the paper
-  /// does. Throws std::invalid_argument for 0.
+  /// Every `steps` steps, beginning with the first; 1 is the default of the library, 100 is what the paper does.
+  /// Throws std::invalid_argument for 0.
   static refresh_schedule every(std::uint64_t steps) {
     if (steps == 0) throw std::invalid_argument("the refresh period must be at least one step");
-    return refresh_schedule(steps, 0);
+    return refresh_schedule(steps, std::nullopt);
   }
   /// In the first step alone.
-  static refresh_schedule first_step_only() { return refresh_schedule(0, 0); }
+  static refresh_schedule first_step_only() { return refresh_schedule(0, std::nullopt); }
   /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
   static refresh_schedule fixed(double threshold) {
     if (std::isnan(threshold)) throw std::invalid_argument("the threshold must not be NaN");
-    return refresh_schedule(never, threshold);
+    return refresh_schedule(0, threshold);
   }
 
   /// Whether a search is due in `step`, counted from 1.
   bool due(std::uint64_t step) const noexcept {
-    if (period_ == never) return false;
+    if (fixed_threshold_) return false;
     return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
   }
-  /// The threshold before the first search: that of fixed(), otherwise invalid_threshold.
-  double initial_threshold() const noexcept { return period_ == never ? threshold_ : invalid_threshold; }
+  /// The threshold of fixed(), if this is one.
+  std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
 
  private:
-  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
-  refresh_schedule(std::uint64_t period, double threshold) : period_(period), threshold_(threshold) {}
+  refresh_schedule(std::uint64_t period, std::optional<double> fixed_threshold)
+      : period_(period), fixed_threshold_(fixed_threshold) {}
 
-  std::uint64_t period_;
-  double threshold_;
+  std::uint64_t period_;  // 0: the first step alone
+  std::optional<double> fixed_threshold_;
 };
 
 }  // namespace lamina

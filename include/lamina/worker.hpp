@@ -31,16 +31,17 @@ struct compressor_options {
 
 /// A worker's side: residual, threshold and codec together. Each step:
 ///
-///     for each layer l:  compressor.accumulate(l, gradient of l);      // in any order, more than once if
-///     you like const encoded_frame& frame = compressor.encode();                // selects, then writes the
-///     header; no copy send frame.segments(); compressor.commit(); // once the send has completed
+///     for each layer l:  compressor.accumulate(l, gradient of l);   // in any order, also in pieces
+///     const encoded_frame& frame = compressor.encode();             // selects, writes the header, copies nothing
+///     send frame.segments();
+///     compressor.commit();                                          // once the send has completed
 ///
 /// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode
 /// again, and no gradient is lost. Not for concurrent use. Allocates nothing after the first step.
 template <element T, representative Representative = mean_abs>
 class gradient_compressor {
  public:
-  /// Throws std::invalid_argument for a drop ratio outside [0, 1].
+  /// Throws std::invalid_argument for a drop ratio outside [0, 1] or a model without layers.
   explicit gradient_compressor(const layout& model, compressor_options options = {},
                                Representative functor = {})
       : options_(options),
@@ -50,13 +51,14 @@ class gradient_compressor {
         accumulated_(model.layers()),
         selection_(model),
         encoder_(model),
-        threshold_(options.refresh.initial_threshold()) {
+        threshold_(options.refresh.fixed_threshold().value_or(invalid_threshold)) {
     check_drop_ratio(options.drop_ratio);
+    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
   }
 
   /// Adds the gradient of one layer to its residual and gives the layer's new value. The first call after
-  /// encode() or commit() begins the next step. Errors as residual_accumulator::accumulate; other layers keep
-  /// what they have.
+  /// select(), encode() or commit() begins the next step. Errors as residual_accumulator::accumulate; other
+  /// layers keep what they have, so after a refused gradient go on with the next batch in the same step.
   template <class Tensor>
   double accumulate(std::size_t layer, const Tensor& gradient) {
     const double value = residual_.accumulate(layer, gradient, functor_);
@@ -70,15 +72,19 @@ class gradient_compressor {
   /// accumulated again.
   std::span<const double> values() const noexcept { return values_; }
 
-  /// Decides which layers go out. Throws std::logic_error, naming the layer, if one has no gradient yet in
-  /// this step (empty layers need none), or if the step was committed already.
+  /// Decides which layers go out; called again in the same step, gives the same. Throws std::logic_error,
+  /// naming the layer, if one has no gradient yet in this step (empty layers need none), or if the step was
+  /// committed already.
   const selection& select() {
     require_open_step("select");
+    if (phase_ != phase::accumulating) return selection_;
     require_all_accumulated();
-    if (options_.drop_ratio == 0) {
-      selection_.apply_threshold(values_, invalid_threshold);
+    if (options_.drop_ratio > 0 && options_.refresh.due(step_)) {
+      threshold_ = search_(values_, model().sizes(), options_.drop_ratio);
+    }
+    if (sends_everything()) {
+      selection_.send_all();
     } else {
-      if (options_.refresh.due(step_)) threshold_ = search_(values_, model().sizes(), options_.drop_ratio);
       selection_.apply_threshold(values_, threshold_);
     }
     phase_ = phase::selected;
@@ -89,7 +95,7 @@ class gradient_compressor {
   /// Selects first if that was not done. Throws std::logic_error as select().
   const encoded_frame& encode() {
     require_open_step("encode");
-    if (phase_ == phase::accumulating) select();
+    select();
     const encoded_frame& frame = encoder_.encode(frame_kind::gradients, step_, options_.sender, selection_,
                                                  [this](std::size_t l) { return residual_[l]; });
     phase_ = phase::encoded;
@@ -118,6 +124,11 @@ class gradient_compressor {
 
  private:
   enum class phase { accumulating, selected, encoded, committed };
+
+  // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
+  bool sends_everything() const {
+    return options_.drop_ratio == 0 || (options_.drop_ratio == 1 && !options_.refresh.fixed_threshold());
+  }
 
   void begin_step() {
     ++step_;

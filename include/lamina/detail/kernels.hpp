@@ -81,7 +81,7 @@ struct add_and_write {
   template <class V>
   V at(std::size_t i) const {
     const V updated = load<V>(residual + i) + load<V>(gradient + i);
-    store(residual + i, updated);
+    detail::store(residual + i, updated);  // qualified: xsimd::store would be found and wants alignment
     return updated;
   }
 };
@@ -127,7 +127,7 @@ double block_total_over(const F& functor, std::size_t count, const Source& sourc
         sums[r] = functor.combine(sums[r], functor.map(source.template at<V>(i + r * width<V, T>)));
       }
     }
-    for (std::size_t r = 0; r < registers; ++r) store(lane.data() + r * width<V, T>, sums[r]);
+    for (std::size_t r = 0; r < registers; ++r) detail::store(lane.data() + r * width<V, T>, sums[r]);
   }
 
   for (std::size_t i = whole; i < count; ++i) {

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <random>
+
+#include "catch.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+using namespace lamina_test;
+
+namespace {
+
+// Allocations since the program began, and how many more are granted.
+std::atomic<long> allocations{0};
+std::atomic<long> granted{std::numeric_limits<long>::max()};
+
+void* allocate(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  if (granted-- <= 0) throw std::bad_alloc();
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void* allocate_quietly(std::size_t bytes, std::size_t alignment) noexcept {
+  try {
+    return allocate(bytes, alignment);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
+void (*volatile const release)(void*) = std::free;
+
+constexpr std::size_t default_alignment = alignof(std::max_align_t);
+
+template <class Call>
+long allocations_of(Call&& call) {
+  const long before = allocations;
+  call();
+  return allocations - before;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return allocate(bytes, default_alignment);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+// These would call the ones above, but a sanitizer brings its own.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate_quietly(bytes, default_alignment);
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate_quietly(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  release(memory);
+}
+
+TEST_CASE("allocation: allocations are counted") {
+  int* volatile kept = nullptr;  // so that the compiler does not leave the allocation out
+  CHECK(allocations_of([&] { kept = new int(1); }) == 1);
+  delete kept;
+  CHECK(allocations_of([] {}) == 0);
+  CHECK(allocations_of([] { lamina::residual_accumulator<float> residual(model_of({100})); }) > 2);
+}
+
+TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step", "", float, double) {
+  std::mt19937 random(301);
+  std::vector<std::size_t> sizes(161);
+  for (std::size_t& size : sizes) size = below(random, 3000);
+  const lamina::layout model = model_of(sizes);
+  const auto refresh = GENERATE(0, 1, 2);
+  lamina::compressor_options options;
+  options.drop_ratio = 0.8;
+  options.refresh = refresh == 0   ? lamina::refresh_schedule::every(1)
+                    : refresh == 1 ? lamina::refresh_schedule::every(3)
+                                   : lamina::refresh_schedule::fixed(2);
+  lamina::gradient_compressor<TestType> compressor(model, options);
+  for (int step = 1; step <= 10; ++step) {
+    std::vector<std::vector<TestType>> gradients;
+    for (const std::size_t size : sizes) gradients.push_back(random_integers<TestType>(random, size));
+    const long count = allocations_of([&] {
+      for (std::size_t l = 0; l < sizes.size(); ++l) compressor.accumulate(l, gradients[l]);
+      compressor.select();
+      compressor.encode();
+      compressor.encode();
+      if (step % 4 != 0) compressor.commit();
+    });
+    if (step > 1) CHECK(count == 0);
+  }
+}
+
+TEST_CASE("allocation: functors, publisher and mean allocate nothing after the first step") {
+  const lamina::layout model = model_of(std::vector<std::size_t>(20, 5000));
+  const std::vector<float> values(5000, 1);
+  lamina::parameter_publisher<float> publisher(model, 2);
+  lamina::selection all(model);
+  for (std::size_t l = 0; l < 20; ++l) all.send(l);
+  const auto layer = [&](std::size_t) -> const auto& {
+    return values;
+  };
+  lamina::gradient_aggregator<float> aggregator(model, 1);
+  lamina::frame_encoder<float> encoder(model);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const auto bytes = encoder.encode(lamina::frame_kind::gradients, step, 0, all, layer).to_bytes();
+    aggregator.add(lamina::decode<float>(bytes, model));
+    const long count = allocations_of([&] {
+      lamina::mean_abs{}(values);
+      for (std::size_t l = 0; l < 20; ++l) aggregator.mean(l, [](std::size_t, std::span<const float>) {});
+      publisher.update(aggregator.arrived());
+      publisher.encode(0, step, layer);
+      publisher.commit(0);
+      publisher.encode_for_all(step, layer);
+      publisher.commit_all();
+      aggregator.next_step();
+    });
+    if (step > 1) CHECK(count == 0);
+  }
+}
+
+TEST_CASE("allocation: decode allocates by the layout, not by what the bytes claim") {
+  const lamina::layout model = model_of({3, 4});
+  lamina::frame_encoder<float> encoder(model);
+  const auto good = encoder
+                        .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
+                                [](std::size_t) { return std::span<const float>(); })
+                        .to_bytes();
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    auto bytes = good;
+    bytes[at] = std::byte{0xff};
+    std::error_code error;
+    CHECK(allocations_of([&] { lamina::decode<float>(bytes, model, error); }) <= 2);
+  }
+}
+
+TEST_CASE("allocation: decode reports that the index cannot be allocated") {
+  const lamina::layout model = model_of({3, 4});
+  lamina::frame_encoder<float> encoder(model);
+  const auto bytes = encoder
+                         .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
+                                 [](std::size_t) { return std::span<const float>(); })
+                         .to_bytes();
+  std::error_code error;
+  granted = 0;
+  const auto view = lamina::decode<float>(bytes, model, error);
+  granted = std::numeric_limits<long>::max();
+  CHECK(error == std::errc::not_enough_memory);
+  CHECK(view.layers() == 0);
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/layout.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "catch.hpp"
+#include "support.hpp"
+
+using namespace lamina_test;
+
+namespace {
+
+constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
+
+// FNV-1a over a string of bytes that is written out first.
+std::uint64_t literal_fingerprint(const std::vector<lamina::layer>& layers) {
+  std::string bytes;
+  const auto put = [&bytes](std::uint64_t number) {
+    for (int i = 0; i < 8; ++i, number /= 256) bytes.push_back(static_cast<char>(number % 256));
+  };
+  put(layers.size());
+  for (const auto& each : layers) {
+    put(each.name.size());
+    bytes += each.name;
+    put(each.shape.size());
+    for (const std::size_t dimension : each.shape) put(dimension);
+  }
+  std::uint64_t hash = 14695981039346656037U;
+  for (const char byte : bytes) {
+    hash ^= static_cast<unsigned char>(byte);
+    hash *= 1099511628211U;
+  }
+  return hash;
+}
+
+std::uint64_t fingerprint(std::vector<lamina::layer> layers) {
+  return lamina::layout(std::move(layers)).fingerprint();
+}
+
+}  // namespace
+
+TEST_CASE("layout: the elements of a layer are the product of its shape") {
+  CHECK(lamina::layer{"scalar", {}}.elements() == 1);
+  CHECK(lamina::layer{"one", {1}}.elements() == 1);
+  CHECK(lamina::layer{"conv", {64, 3, 7, 7}}.elements() == 9408);
+  CHECK(lamina::layer{"limit", {huge}}.elements() == huge);
+}
+
+TEST_CASE("layout: a zero anywhere in the shape makes an empty layer, whatever the rest") {
+  CHECK(lamina::layer{"empty", {0}}.elements() == 0);
+  CHECK(lamina::layer{"empty", {huge, huge, 0}}.elements() == 0);
+  CHECK(lamina::layer{"empty", {0, huge, huge}}.elements() == 0);
+  CHECK(lamina::layer{"empty", {huge, 0, 2}}.elements() == 0);
+}
+
+TEST_CASE("layout: a layer whose size overflows is refused by name") {
+  const lamina::layer too_large{"monster", {huge / 2 + 1, 2}};
+  CHECK(contains(message_of<std::invalid_argument>([&] { too_large.elements(); }), "monster"));
+  CHECK(contains(message_of<std::invalid_argument>([&] { lamina::layout({too_large}); }), "monster"));
+}
+
+TEST_CASE("layout: a layout whose sizes overflow together is refused, naming the layer that does it") {
+  CHECK(lamina::layout({{"a", {huge - 1}}, {"b", {1}}}).elements() == huge);
+  const auto build = [] { lamina::layout({{"a", {huge - 1}}, {"culprit", {2}}, {"c", {1}}}); };
+  CHECK(contains(message_of<std::invalid_argument>(build), "culprit"));
+}
+
+TEST_CASE("layout: an empty name and a name that stands twice are refused") {
+  const auto unnamed = [] { lamina::layout({{"a", {1}}, {"", {1}}}); };
+  CHECK(contains(message_of<std::invalid_argument>(unnamed), "layer 1"));
+  const auto twice = [] { lamina::layout({{"same", {1}}, {"other", {1}}, {"same", {2}}}); };
+  CHECK(contains(message_of<std::invalid_argument>(twice), "'same'"));
+}
+
+TEST_CASE("layout: no layers at all is a layout") {
+  const lamina::layout model({});
+  CHECK(model.layers() == 0);
+  CHECK(model.elements() == 0);
+  CHECK(model.sizes().empty());
+  CHECK(model.fingerprint() == literal_fingerprint({}));
+  CHECK_THROWS_AS(model[0], std::out_of_range);
+}
+
+TEST_CASE("layout: sizes, offsets and N add up") {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    const lamina::layout model = random_model(random);
+    std::size_t sum = 0;
+    REQUIRE(model.sizes().size() == model.layers());
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      REQUIRE(model.offset(l) == sum);
+      REQUIRE(model.sizes()[l] == model[l].elements());
+      sum += model[l].elements();
+    }
+    REQUIRE(model.elements() == sum);
+  }
+}
+
+TEST_CASE("layout: an index beyond the last layer throws out_of_range with the number of layers") {
+  const lamina::layout model = model_of({1, 2, 3});
+  CHECK(model[2].name == "layer2");
+  for (const std::size_t index : {std::size_t{3}, std::size_t{8}, huge}) {
+    CHECK(contains(message_of<std::out_of_range>([&] { model[index]; }), "3 layers"));
+    CHECK(contains(message_of<std::out_of_range>([&] { model.offset(index); }), "3 layers"));
+    CHECK(contains(message_of<std::out_of_range>([&] { model.check_layer(index); }), std::to_string(index)));
+    CHECK(contains(message_of<std::out_of_range>([&] { model.check_size(index, 1); }), "3 layers"));
+  }
+}
+
+TEST_CASE("layout: a wrong size is refused with the name, the shape and both sizes") {
+  const lamina::layout model({{"bias", {}}, {"conv1.weight", {4, 3, 5}}});
+  CHECK_NOTHROW(model.check_size(1, 60));
+  CHECK_NOTHROW(model.check_size(0, 1));
+  const std::string message = message_of<std::invalid_argument>([&] { model.check_size(1, 61); });
+  CHECK(contains(message, "'conv1.weight'"));
+  CHECK(contains(message, "[4, 3, 5]"));
+  CHECK(contains(message, "60 elements"));
+  CHECK(contains(message, "61 elements"));
+}
+
+TEST_CASE("layout: the fingerprint is FNV-1a over names and shapes") {
+  const std::vector<lamina::layer> layers = {{"conv", {64, 3, 7, 7}}, {"bias", {}}, {"\xc3\xa9", {0, 300}}};
+  CHECK(fingerprint(layers) == literal_fingerprint(layers));
+  std::mt19937 random(2);
+  for (int round = 0; round < 20; ++round) {
+    const lamina::layout model = random_model(random);
+    std::vector<lamina::layer> copy;
+    for (std::size_t l = 0; l < model.layers(); ++l) copy.push_back(model[l]);
+    REQUIRE(model.fingerprint() == literal_fingerprint(copy));
+  }
+}
+
+TEST_CASE("layout: the fingerprint of a given model never changes") {
+  CHECK(fingerprint({{"weight", {3, 2}}, {"bias", {2}}}) == 0xefb0f10f83f3ad64);
+}
+
+TEST_CASE("layout: the fingerprint tells models apart") {
+  const std::uint64_t base = fingerprint({{"ab", {2, 3}}, {"c", {1}}});
+  CHECK(base == fingerprint({{"ab", {2, 3}}, {"c", {1}}}));
+  CHECK(base != fingerprint({{"a", {2, 3}}, {"bc", {1}}}));
+  CHECK(base != fingerprint({{"ab", {3, 2}}, {"c", {1}}}));
+  CHECK(base != fingerprint({{"ab", {6}}, {"c", {1}}}));
+  CHECK(base != fingerprint({{"ab", {2, 3}}, {"c", {}}}));
+  CHECK(base != fingerprint({{"c", {1}}, {"ab", {2, 3}}}));
+  CHECK(base != fingerprint({{"ab", {2, 3}}}));
+  CHECK(base != fingerprint({{"ab", {2, 3}}, {"c", {1}}, {"d", {0}}}));
+  CHECK(base != fingerprint({{"ab", {2, 3 + (std::size_t{1} << 40)}}, {"c", {1}}}));
+}

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/server.hpp"
+
+#include <random>
+
+#include "catch.hpp"
+#include "support.hpp"
+
+using namespace lamina_test;
+using lamina::frame_errc;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+template <class T>
+using tensors = std::vector<std::vector<T>>;
+
+// Layers that are empty vectors are not sent.
+template <class T>
+bytes frame_of(const lamina::layout& model, const tensors<T>& layers, std::uint32_t sender,
+               std::uint64_t step = 1, lamina::frame_kind kind = lamina::frame_kind::gradients) {
+  lamina::selection chosen(model);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    if (!layers[l].empty()) chosen.send(l);
+  }
+  lamina::frame_encoder<T> encoder(model);
+  const auto layer = [&](std::size_t l) { return std::span<const T>(layers[l]); };
+  return encoder.encode(kind, step, sender, chosen, layer).to_bytes();
+}
+
+template <class T>
+std::vector<T> mean_of(const lamina::gradient_aggregator<T>& aggregator, std::size_t layer) {
+  std::vector<T> whole;
+  aggregator.mean(layer, [&](std::size_t begin, std::span<const T> part) {
+    REQUIRE(begin == whole.size());
+    REQUIRE_FALSE(part.empty());
+    whole.insert(whole.end(), part.begin(), part.end());
+  });
+  return whole;
+}
+
+template <class Call>
+std::error_code refusal(Call&& call) {
+  try {
+    call();
+  } catch (const lamina::decode_error& error) {
+    return error.code();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("server: the mean is the sum in rank order over W, for any order of arrival", "", float,
+                   double) {
+  const std::size_t workers = 5;  // 1/W is no power of two
+  const lamina::layout model = model_of({1, 100, 4096, 4097, 9000, 0, 30});
+  std::mt19937 random(91);
+  std::vector<tensors<TestType>> sent(workers);
+  for (auto& layers : sent) {
+    for (const std::size_t size : model.sizes()) {
+      layers.push_back(random_fractions<TestType>(random, random() % 4 == 0 ? 0 : size));
+    }
+    layers[6].clear();
+  }
+  std::vector<std::uint32_t> order = {0, 1, 2, 3, 4};
+  do {
+    lamina::gradient_aggregator<TestType> aggregator(model, workers);
+    std::vector<bytes> frames;
+    for (const std::uint32_t w : order) frames.push_back(frame_of(model, sent[w], w));
+    for (const bytes& frame : frames) aggregator.add(lamina::decode<TestType>(frame, model));
+    REQUIRE(aggregator.is_complete());
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      std::vector<TestType> expected;
+      for (const auto& layers : sent) {
+        if (layers[l].empty()) continue;
+        expected.resize(layers[l].size());
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += layers[l][i];
+      }
+      for (TestType& each : expected) each /= TestType(workers);
+      REQUIRE(same_bits(mean_of(aggregator, l), expected));
+      REQUIRE(aggregator.arrived().is_sent(l) == !expected.empty());
+    }
+    // 8 of the 120 orders, spread over them.
+    for (int skip = 0; skip < 14; ++skip) std::ranges::next_permutation(order);
+  } while (std::ranges::next_permutation(order).found && order != std::vector<std::uint32_t>{0, 1, 2, 3, 4});
+}
+
+TEST_CASE("server: rank order matters, so that the test above can fail") {
+  const lamina::layout model = model_of({1});
+  const auto mean_for = [&](const std::vector<float>& values) {
+    lamina::gradient_aggregator<float> aggregator(model, 3);
+    std::vector<bytes> frames;
+    for (std::uint32_t w = 0; w < 3; ++w) frames.push_back(frame_of<float>(model, {{values[w]}}, w));
+    for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
+    return mean_of(aggregator, 0)[0];
+  };
+  CHECK(mean_for({1e8F, -1e8F, 3}) == 1);
+  CHECK(mean_for({3, 1e8F, -1e8F}) == 0);
+}
+
+TEST_CASE("server: a dropped layer counts as zeros, so the mean divides by all workers") {
+  const lamina::layout model = model_of({2, 1});
+  lamina::gradient_aggregator<float> aggregator(model, 4);
+  std::vector<bytes> frames = {frame_of<float>(model, {{}, {}}, 0), frame_of<float>(model, {{4, 8}, {}}, 1),
+                               frame_of<float>(model, {{}, {}}, 2), frame_of<float>(model, {{12, 8}, {}}, 3)};
+  for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
+  CHECK(mean_of(aggregator, 0) == std::vector<float>{4, 4});
+  CHECK(aggregator.arrived().is_dropped(1));
+  CHECK(aggregator.arrived().sent_elements() == 2);
+  CHECK(mean_of(aggregator, 1).empty());  // no block for a layer that did not arrive
+}
+
+TEST_CASE("server: the mean comes in consecutive blocks that cover the layer") {
+  const lamina::layout model = model_of({10000});
+  lamina::gradient_aggregator<float> aggregator(model, 1);
+  std::mt19937 random(92);
+  const auto values = random_fractions<float>(random, 10000);
+  const bytes frame = frame_of<float>(model, {values}, 0);
+  aggregator.add(lamina::decode<float>(frame, model));
+  CHECK(same_bits(mean_of(aggregator, 0), values));
+}
+
+TEST_CASE("server: frames of other steps, kinds and senders are refused by name and change nothing") {
+  const lamina::layout model = model_of({1, 1});
+  lamina::gradient_aggregator<float> aggregator(model, 2, 7);
+  CHECK(aggregator.step() == 7);
+  CHECK(aggregator.workers() == 2);
+  const auto offer = [&](const bytes& frame) { aggregator.add(lamina::decode<float>(frame, model)); };
+  const bytes good = frame_of<float>(model, {{8}, {}}, 0, 7);
+  offer(good);
+  const auto refused = [&](std::uint32_t sender, std::uint64_t step,
+                           lamina::frame_kind kind = lamina::frame_kind::gradients) {
+    const bytes frame = frame_of<float>(model, {{100}, {100}}, sender, step, kind);
+    const std::string message = message_of<lamina::decode_error>([&] { offer(frame); });
+    CHECK(contains(message, "sender " + std::to_string(sender)));
+    CHECK(contains(message, "step " + std::to_string(step)));
+    CHECK(contains(message, "7"));  // the step that is expected
+    const std::error_code code = refusal([&] { offer(frame); });
+    CHECK_FALSE(aggregator.is_complete());
+    CHECK(aggregator.arrived().is_dropped(1));
+    CHECK(aggregator.arrived().sent_elements() == 1);
+    CHECK(aggregator.step() == 7);
+    return code;
+  };
+  CHECK(refused(1, 7, lamina::frame_kind::parameters) == frame_errc::unexpected_kind);
+  CHECK(refused(1, 6) == frame_errc::unexpected_step);
+  CHECK(refused(1, 8) == frame_errc::unexpected_step);
+  CHECK(refused(2, 7) == frame_errc::unknown_sender);
+  CHECK(refused(~std::uint32_t{0}, 7) == frame_errc::unknown_sender);
+  CHECK(refused(0, 7) == frame_errc::duplicate_sender);
+  const bytes last = frame_of<float>(model, {{4}, {}}, 1, 7);
+  offer(last);
+  CHECK(aggregator.is_complete());
+  CHECK(mean_of(aggregator, 0) == std::vector<float>{6});
+}
+
+TEST_CASE("server: a frame decoded for another model is refused") {
+  const lamina::layout model = model_of({1});
+  const lamina::layout other = model_of({2});
+  lamina::gradient_aggregator<float> aggregator(model, 1);
+  const bytes frame = frame_of<float>(other, {{1, 2}}, 0);
+  CHECK_THROWS_AS(aggregator.add(lamina::decode<float>(frame, other)), std::invalid_argument);
+  CHECK_THROWS_AS(aggregator.add(lamina::frame_view<float>{}), std::invalid_argument);
+  CHECK_FALSE(aggregator.is_complete());
+  const lamina::layout equal = model_of({1});
+  const bytes good = frame_of<float>(equal, {{1}}, 0);
+  CHECK_NOTHROW(aggregator.add(lamina::decode<float>(good, equal)));
+}
+
+TEST_CASE("server: no mean before all frames are there, none of a layer that does not exist") {
+  const lamina::layout model = model_of({1});
+  lamina::gradient_aggregator<float> aggregator(model, 2);
+  const auto ask = [&](std::size_t l) { aggregator.mean(l, [](std::size_t, std::span<const float>) {}); };
+  CHECK_THROWS_AS(ask(0), std::logic_error);
+  const bytes first = frame_of<float>(model, {{1}}, 0);
+  const bytes second = frame_of<float>(model, {{1}}, 1);
+  aggregator.add(lamina::decode<float>(first, model));
+  CHECK(contains(message_of<std::logic_error>([&] { ask(0); }), "1 of 2 frames"));
+  aggregator.add(lamina::decode<float>(second, model));
+  CHECK_NOTHROW(ask(0));
+  CHECK_THROWS_AS(ask(1), std::out_of_range);
+}
+
+TEST_CASE("server: the next step starts from nothing") {
+  const lamina::layout model = model_of({1, 1});
+  lamina::gradient_aggregator<float> aggregator(model, 1);
+  const bytes first = frame_of<float>(model, {{1}, {}}, 0, 1);
+  aggregator.add(lamina::decode<float>(first, model));
+  aggregator.next_step();
+  CHECK(aggregator.step() == 2);
+  CHECK_FALSE(aggregator.is_complete());
+  CHECK(aggregator.arrived().sent_layers() == 0);
+  CHECK(refusal([&] { aggregator.add(lamina::decode<float>(first, model)); }) == frame_errc::unexpected_step);
+  const bytes second = frame_of<float>(model, {{}, {5}}, 0, 2);
+  aggregator.add(lamina::decode<float>(second, model));
+  CHECK(aggregator.is_complete());
+  CHECK(aggregator.arrived().is_dropped(0));
+  CHECK(mean_of(aggregator, 1) == std::vector<float>{5});
+}
+
+TEST_CASE("server: expect refuses another kind and another step, naming sender and both steps") {
+  const lamina::layout model = model_of({1});
+  const bytes frame = frame_of<float>(model, {{1}}, 3, 41);
+  const auto view = lamina::decode<float>(frame, model);
+  const auto gradients = lamina::frame_kind::gradients;
+  const auto parameters = lamina::frame_kind::parameters;
+  CHECK_NOTHROW(lamina::expect(view, gradients, 41));
+  CHECK(refusal([&] { lamina::expect(view, parameters, 41); }) == frame_errc::unexpected_kind);
+  CHECK(refusal([&] { lamina::expect(view, gradients, 40); }) == frame_errc::unexpected_step);
+  CHECK(refusal([&] { lamina::expect(view, gradients, 42); }) == frame_errc::unexpected_step);
+  const std::string message = message_of<lamina::decode_error>([&] { lamina::expect(view, gradients, 57); });
+  CHECK(contains(message, "sender 3"));
+  CHECK(contains(message, "step 41"));
+  CHECK(contains(message, "step 57"));
+}
+
+TEST_CASE("server: a model without layers goes through") {
+  const lamina::layout model = model_of({});
+  lamina::frame_encoder<float> encoder(model);
+  const auto none = [](std::size_t) { return std::span<const float>(); };
+  const auto bytes =
+      encoder.encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model), none).to_bytes();
+  lamina::gradient_aggregator<float> aggregator(model, 1);
+  aggregator.add(lamina::decode<float>(bytes, model));
+  CHECK(aggregator.is_complete());
+}
+
+TEST_CASE("server: without workers there is no server") {
+  CHECK_THROWS_AS(lamina::parameter_publisher<float>(model_of({1}), 0), std::invalid_argument);
+  CHECK_THROWS_AS(lamina::gradient_aggregator<float>(model_of({1}), 0), std::invalid_argument);
+}
+
+namespace {
+
+// A publisher with parameters that are as many as the model's elements, and what each frame holds.
+struct publishing {
+  lamina::layout model = model_of({2, 1, 0, 3});
+  tensors<float> parameters = {{1, 2}, {3}, {}, {4, 5, 6}};
+  lamina::parameter_publisher<float> publisher;
+
+  explicit publishing(std::size_t workers) : publisher(model, workers) {}
+  auto access() {
+    return [this](std::size_t l) { return std::span<const float>(parameters[l]); };
+  }
+  void update(std::initializer_list<std::size_t> layers) {
+    lamina::selection changed(model);
+    for (const std::size_t l : layers) changed.send(l);
+    publisher.update(changed);
+  }
+  std::vector<std::size_t> layers_in(const lamina::encoded_frame& frame, std::uint64_t step) {
+    const bytes copy = frame.to_bytes();
+    const auto view = lamina::decode<float>(copy, model);
+    CHECK(view.kind() == lamina::frame_kind::parameters);
+    CHECK(view.sender() == 0);
+    CHECK(view.step() == step);
+    std::vector<std::size_t> present;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      CHECK(view.is_dropped(l) == publisher.published().is_dropped(l));
+      if (view.is_dropped(l)) continue;
+      CHECK(same_bits(view.layer(l), parameters[l]));
+      present.push_back(l);
+    }
+    return present;
+  }
+  std::vector<std::size_t> encode(std::size_t worker, std::uint64_t step = 1) {
+    return layers_in(publisher.encode(worker, step, access()), step);
+  }
+  std::vector<std::size_t> encode_for_all(std::uint64_t step = 1) {
+    return layers_in(publisher.encode_for_all(step, access()), step);
+  }
+};
+
+using indices = std::vector<std::size_t>;
+
+}  // namespace
+
+TEST_CASE("publisher: the first frame holds every layer, the next only what was updated since") {
+  publishing server(1);
+  CHECK(server.encode(0, 0) == indices{0, 1, 3});
+  server.publisher.commit(0);
+  CHECK(server.encode(0, 1).empty());
+  server.publisher.commit(0);
+  server.update({1, 2});  // layer 2 is empty
+  CHECK(server.encode(0, 2) == indices{1});
+  server.publisher.commit(0);
+  CHECK(server.encode(0, 3).empty());
+}
+
+TEST_CASE("publisher: each worker is told what it has not seen, whoever caused it") {
+  publishing server(3);
+  server.encode_for_all();
+  server.publisher.commit_all();
+  server.update({0});
+  CHECK(server.encode(0) == indices{0});
+  server.publisher.commit(0);
+  server.update({3});
+  CHECK(server.encode(1) == indices{0, 3});
+  server.publisher.commit(1);
+  CHECK(server.encode(0) == indices{3});
+  server.publisher.commit(0);
+  CHECK(server.encode(1).empty());
+  CHECK(server.encode(2) == indices{0, 3});
+}
+
+TEST_CASE("publisher: until it is committed a frame is repeated") {
+  publishing server(2);
+  CHECK(server.encode(0) == indices{0, 1, 3});
+  CHECK(server.encode(0) == indices{0, 1, 3});  // not seen: raised at commit, not at encode
+  server.publisher.commit(0);
+  server.update({0});
+  CHECK(server.encode(0) == indices{0});  // lost
+  server.update({1});
+  CHECK(server.encode(0) == indices{0, 1});
+  server.publisher.commit(0);
+  CHECK(server.encode(0).empty());
+  CHECK(server.encode(1) == indices{0, 1, 3});
+}
+
+TEST_CASE("publisher: an update between encode and commit is not taken for seen") {
+  publishing server(2);
+  server.encode_for_all();
+  server.publisher.commit_all();
+  server.update({0});
+  server.encode(0);
+  server.update({1});
+  server.update({0});
+  server.publisher.commit(0);
+  CHECK(server.encode(0) == indices{0, 1});
+  server.publisher.commit(0);
+  server.encode_for_all();
+  server.update({3});
+  server.publisher.commit_all();
+  CHECK(server.encode_for_all() == indices{3});
+}
+
+TEST_CASE("publisher: a commit without a frame commits nothing") {
+  publishing server(2);
+  server.publisher.commit(0);
+  server.publisher.commit_all();
+  CHECK(server.encode(0) == indices{0, 1, 3});
+}
+
+TEST_CASE("publisher: a frame for all holds what at least one has not seen") {
+  publishing server(3);
+  CHECK(server.encode_for_all() == indices{0, 1, 3});
+  server.publisher.commit_all();
+  CHECK(server.encode_for_all().empty());
+  server.update({0});
+  server.encode(1);
+  server.publisher.commit(1);
+  CHECK(server.encode_for_all() == indices{0});
+  server.publisher.commit(0);
+  CHECK(server.encode_for_all() == indices{0});  // worker 2 has not had it
+  server.publisher.commit_all();
+  CHECK(server.encode_for_all().empty());
+}
+
+TEST_CASE("publisher: frames point into the parameters") {
+  publishing server(1);
+  const auto segments = server.publisher.encode(0, 1, server.access()).segments();
+  REQUIRE(segments.size() == 4);
+  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(server.parameters[0].data()));
+  CHECK(segments[3].data() == reinterpret_cast<const std::byte*>(server.parameters[3].data()));
+}
+
+TEST_CASE("publisher: a worker that does not exist is refused") {
+  publishing server(2);
+  CHECK_THROWS_AS(server.encode(2), std::out_of_range);
+  CHECK_THROWS_AS(server.publisher.commit(2), std::out_of_range);
+}
+
+TEST_CASE("publisher: random updates, sends and losses leave each worker with just what it missed") {
+  for (std::uint32_t seed = 101; seed < 106; ++seed) {
+    std::mt19937 random(seed);
+    const std::size_t workers = 1 + below(random, 4);
+    publishing server(workers);
+    std::vector<std::vector<bool>> missing(workers, {true, true, false, true});
+    for (int event = 0; event < 400; ++event) {
+      if (random() % 3 == 0) {
+        const std::size_t l = below(random, 4);
+        server.update({l});
+        for (auto& each : missing) each[l] = l != 2;
+      } else {
+        const std::size_t w = below(random, workers);
+        indices expected;
+        for (std::size_t l = 0; l < 4; ++l) {
+          if (missing[w][l]) expected.push_back(l);
+        }
+        REQUIRE(server.encode(w) == expected);
+        if (random() % 2 == 0) {
+          server.publisher.commit(w);
+          missing[w].assign(4, false);
+        }
+      }
+    }
+  }
+}

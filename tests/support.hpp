@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/layout.hpp"
+
+/// What several tests share: random models and gradients, and references that are written as literally as
+/// docs/scheme.md and reduction.hpp say it.
+namespace lamina_test {
+
+/// A random number in [0, limit), the same on every platform (unlike the distributions of <random>).
+inline std::size_t below(std::mt19937& random, std::size_t limit) {
+  return random() % limit;
+}
+
+/// A model with layers "layer0", "layer1", ... of these sizes.
+inline lamina::layout model_of(const std::vector<std::size_t>& sizes) {
+  std::vector<lamina::layer> layers;
+  for (const std::size_t size : sizes) layers.push_back({"layer" + std::to_string(layers.size()), {size}});
+  return lamina::layout(std::move(layers));
+}
+
+/// 1 to 12 layers of 0 to 40 elements, now and then some thousands; at least one layer is not empty.
+inline lamina::layout random_model(std::mt19937& random) {
+  std::vector<std::size_t> sizes(1 + below(random, 12));
+  for (std::size_t& size : sizes) {
+    const std::size_t kind = below(random, 10);
+    size = kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? 4090 + below(random, 5000) : below(random, 41);
+  }
+  sizes[below(random, sizes.size())] = 1 + below(random, 40);
+  return model_of(sizes);
+}
+
+/// Integers in [-magnitude, magnitude].
+template <class T>
+std::vector<T> random_integers(std::mt19937& random, std::size_t count, std::size_t magnitude = 8) {
+  std::vector<T> values(count);
+  for (T& value : values) {
+    value = static_cast<T>(below(random, 2 * magnitude + 1)) - static_cast<T>(magnitude);
+  }
+  return values;
+}
+
+/// Fractions of both signs over some orders of magnitude, so that sums round.
+template <class T>
+std::vector<T> random_fractions(std::mt19937& random, std::size_t count) {
+  std::vector<T> values(count);
+  for (T& value : values) {
+    const T mantissa = static_cast<T>(random()) / T(4294967296.0) + T(random()) * T(1e-19);
+    value = (random() % 2 == 0 ? mantissa : -mantissa) * std::array{T(1e-3), T(1), T(37)}[random() % 3];
+  }
+  return values;
+}
+
+template <class A, class B>
+bool same_bits(const A& a, const B& b) {
+  const auto left = std::as_bytes(std::span(a));
+  const auto right = std::as_bytes(std::span(b));
+  return std::ranges::equal(left, right);
+}
+
+inline bool same_bits(double a, double b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+/// what() of the exception that `call` throws, if it is an `Exception` or derived from it; otherwise a text
+/// that says so.
+template <class Exception, class Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Exception& error) {
+    return error.what();
+  } catch (...) {
+    return "(another exception)";
+  }
+  return "(no exception)";
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Algorithm 1 as written: stable-sort ascending, add up until the sum is greater than R·N.
+inline double literal_algorithm_1(const std::vector<double>& values, const std::vector<std::size_t>& sizes,
+                                  double drop_ratio) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t l) { return values[l]; });
+  const std::size_t all = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+  const double limit = drop_ratio * static_cast<double>(all);
+  std::size_t sum = 0;
+  for (const std::size_t l : order) {
+    sum += sizes[l];
+    if (static_cast<double>(sum) > limit) return values[l];
+  }
+  return -1;
+}
+
+/// The summation order of reduction.hpp, one element after the other.
+template <class T, class Map, class Combine>
+double literal_total(std::span<const T> elements, Map map, Combine combine) {
+  using lane_type = decltype(map(T{}));
+  double total = 0;
+  for (std::size_t begin = 0; begin < elements.size(); begin += 4096) {
+    std::array<lane_type, 64> lane{};
+    const std::size_t end = std::min(elements.size(), begin + 4096);
+    for (std::size_t i = begin; i < end; ++i) {
+      const volatile lane_type mapped = map(elements[i]);  // no contraction to FMA
+      lane[(i - begin) % 64] = combine(lane[(i - begin) % 64], lane_type(mapped));
+    }
+    for (const std::size_t h : {32, 16, 8, 4, 2, 1}) {
+      for (std::size_t j = 0; j < h; ++j) lane[j] = combine(lane[j], lane[j + h]);
+    }
+    total = combine(total, static_cast<double>(lane[0]));
+  }
+  return total;
+}
+
+template <class T>
+double literal_sum_abs(std::span<const T> elements) {
+  return literal_total(
+      elements, [](T x) { return x < 0 ? -x : x; }, [](auto a, auto b) { return a + b; });
+}
+template <class T>
+double literal_sum(std::span<const T> elements) {
+  return literal_total(
+      elements, [](T x) { return x; }, [](auto a, auto b) { return a + b; });
+}
+template <class T>
+double literal_sum_squares(std::span<const T> elements) {
+  return literal_total(
+      elements, [](T x) { return double(x) * double(x); }, [](auto a, auto b) { return a + b; });
+}
+template <class T>
+double literal_mean_abs(std::span<const T> elements) {
+  return elements.empty() ? 0 : literal_sum_abs(elements) / static_cast<double>(elements.size());
+}
+
+}  // namespace lamina_test
