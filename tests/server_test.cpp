@@ -364,6 +364,43 @@ TEST_CASE("publisher: frames point into the parameters") {
   CHECK(segments[3].data() == reinterpret_cast<const std::byte*>(server.parameters[3].data()));
 }
 
+TEST_CASE("publisher: a selection of another model is refused and changes nothing") {
+  const lamina::layout model = model_of({1, 1, 1});
+  lamina::parameter_publisher<float> publisher(model, 1);
+  const std::vector<float> one(1);
+  const auto layer = [&](std::size_t) -> const auto& {
+    return one;
+  };
+  publisher.encode(0, 1, layer);
+  publisher.commit(0);
+  for (const auto& other : {model_of({1, 1, 2}), model_of({1})}) {
+    lamina::selection changed(other);
+    changed.send(0);
+    CHECK_THROWS_AS(publisher.update(changed), std::invalid_argument);
+  }
+  publisher.encode(0, 2, layer);
+  CHECK(publisher.published().sent_layers() == 0);
+}
+
+TEST_CASE("publisher: an encode that threw leaves nothing to commit") {
+  const lamina::layout model = model_of({2, 2});
+  lamina::parameter_publisher<float> publisher(model, 2);
+  const std::vector<float> three(3);
+  const std::vector<float> two(2);
+  const auto wrong = [&](std::size_t) -> const auto& {
+    return three;
+  };
+  const auto right = [&](std::size_t) -> const auto& {
+    return two;
+  };
+  CHECK_THROWS_AS(publisher.encode(0, 1, wrong), std::invalid_argument);
+  CHECK_THROWS_AS(publisher.encode_for_all(1, wrong), std::invalid_argument);
+  publisher.commit(0);
+  publisher.commit_all();
+  publisher.encode_for_all(1, right);
+  CHECK(publisher.published().sent_layers() == 2);
+}
+
 TEST_CASE("publisher: a worker that does not exist is refused") {
   publishing server(2);
   CHECK_THROWS_AS(server.encode(2), std::out_of_range);

@@ -50,7 +50,7 @@ std::vector<std::string> class_names(const fs::path& directory) {
 std::vector<labelled_file> list_class(const fs::path& folder, std::int64_t label) {
   std::vector<labelled_file> files;
   for (const fs::path& entry : sorted_entries(folder)) {
-    if (!is_jpeg_name(entry)) continue;
+    if (!is_jpeg_name(entry) || !fs::is_regular_file(entry)) continue;
     if (fs::file_size(entry) == 0) throw std::runtime_error("the image " + entry.string() + " is empty");
     files.push_back({entry, label});
   }

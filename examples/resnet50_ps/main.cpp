@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <functional>
+#include <lamina/error.hpp>
 #include <string>
 #include <thread>
 
@@ -99,7 +101,33 @@ lamina::compressor_options compression_of(const options& given, const place& her
   return compression;
 }
 
-// One training run and its evaluation; every rank takes part, the server knows the result.
+// Says why and ends the other ranks too, which may wait for this one for ever.
+[[noreturn]] void end_all_ranks(const place& here, const std::string& reason) {
+  fmt::print(stderr, "resnet50_ps: rank {} ({}): {}\n", here.rank,
+             here.is_server() ? "the server" : "a worker", reason);
+  std::fflush(stderr);
+  MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+  std::abort();
+}
+
+// Trains and evaluates. Returns the correct predictions of this rank.
+std::uint64_t take_part(const options& given, const place& here, const data_sets& data, bool layer_dropping,
+                        transport& link, replica& local,
+                        const std::function<void(const step_metrics&)>& record) {
+  if (here.is_server()) {
+    serve(
+        link, local.model, [&](std::size_t l) { return local[l]; },
+        {given.steps, {given.learning_rate, given.momentum}}, record);
+    return 0;
+  }
+  batch_stream batches(data.train, here.part(), given.batch_images, given.seed);
+  work(link, local, [&] { return batches.next(); },
+       {given.steps, compression_of(given, here, layer_dropping)});
+  average_running_statistics(link, local);
+  return count_correct(local, data.test, here.part(), evaluation_batch_images);
+}
+
+// One run from beginning to end; every rank takes part, the server knows the result.
 run_result train(const options& given, const place& here, const data_sets& data, bool layer_dropping,
                  step_log* log) {
   torch::manual_seed(given.seed);
@@ -109,26 +137,30 @@ run_result train(const options& given, const place& here, const data_sets& data,
   transport link(MPI_COMM_WORLD, max_frame_bytes, std::chrono::seconds(given.timeout_seconds));
 
   run_result result{layer_dropping ? "with" : "without", {}, 0};
-  std::uint64_t correct = 0;
-  if (here.is_server()) {
-    log->begin_run(result.name);
-    serve(
-        link, local.model, [&](std::size_t l) { return local[l]; },
-        {given.steps, {given.learning_rate, given.momentum}},
-        [&](const step_metrics& step) {
+  if (here.is_server()) log->begin_run(result.name);
+  try {
+    const std::uint64_t correct =
+        take_part(given, here, data, layer_dropping, link, local, [&](const step_metrics& step) {
           log->record(step);
           result.steps.push_back(step);
         });
-  } else {
-    batch_stream batches(data.train, here.part(), given.batch_images, given.seed);
-    work(link, local, [&] { return batches.next(); },
-         {given.steps, compression_of(given, here, layer_dropping)});
-    average_running_statistics(link, local);
-    correct = count_correct(local, data.test, here.part(), evaluation_batch_images);
+    const std::uint64_t tested = data.test->size().value() / here.workers() * here.workers();
+    result.test_accuracy = static_cast<double>(link.sum_over_ranks(correct)) / static_cast<double>(tested);
+  } catch (const lamina::non_finite_gradient& error) {
+    end_all_ranks(here, fmt::format("{}; training has diverged, try a lower --learning-rate", error.what()));
+  } catch (const std::exception& error) {
+    // Here and not further out: MPI may still be writing into what unwinding would free.
+    end_all_ranks(here, error.what());
   }
-  const std::uint64_t tested = data.test->size().value() / here.workers() * here.workers();
-  result.test_accuracy = static_cast<double>(link.sum_over_ranks(correct)) / static_cast<double>(tested);
   return result;
+}
+
+void check_data(const options& given, const place& here, const data_sets& data) {
+  if (data.test->size().value() < here.workers()) {
+    throw std::invalid_argument(
+        fmt::format("{} test images are too few for {} workers", data.test->size().value(), here.workers()));
+  }
+  if (!here.is_server()) batch_stream(data.train, here.part(), given.batch_images, given.seed);
 }
 
 int run(const options& given, const place& here) {
@@ -138,7 +170,7 @@ int run(const options& given, const place& here) {
     check_place(given, here);
     torch::set_num_threads(thread_count(given, here));
     data = open_data(given.data, {given.image_size_pixels, given.seed});
-    if (!here.is_server()) batch_stream(data.train, here.part(), given.batch_images, given.seed);
+    check_data(given, here, data);
     if (here.is_server()) log = std::make_unique<step_log>(given.steps, given.interval, given.log);
   });
   if (!prepared) return EXIT_FAILURE;
@@ -168,12 +200,7 @@ int guarded_main(int argc, char** argv) {
     }
     return run(command.options, here);
   } catch (const std::exception& error) {
-    // The others may wait for this rank for ever: end them too.
-    fmt::print(stderr, "resnet50_ps: rank {} ({}): {}\n", here.rank,
-               here.is_server() ? "the server" : "a worker", error.what());
-    std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    return EXIT_FAILURE;
+    end_all_ranks(here, error.what());
   }
 }
 

@@ -2,6 +2,7 @@
 #include "options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -14,6 +15,20 @@ const CLI::Validator finite(
       double value = 0;
       const bool number = CLI::detail::lexical_cast(text, value);
       return number && !std::isfinite(value) ? text + " is not a finite number" : std::string();
+    },
+    "");
+
+// Before CLI11 converts it: a minus would wrap around.
+const CLI::Validator counted(
+    [](const std::string& text) {
+      const bool digits =
+          !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+      return digits ? std::string() : text + " is not a whole number from 0 up";
+    },
+    "");
+const CLI::Validator at_least_one(
+    [](const std::string& text) {
+      return text.find_first_of("123456789") == std::string::npos ? text + " is less than 1" : std::string();
     },
     "");
 
@@ -35,7 +50,7 @@ parsed parse_options(int argc, char** argv) {
       ->check(CLI::Range(0, 4096));
   app.add_flag("--small-stem", given.small_stem,
                "3x3 first convolution without pooling, for small images; slower");
-  app.add_option("--steps", given.steps, "steps of each run")->check(CLI::PositiveNumber);
+  app.add_option("--steps", given.steps, "steps of each run")->check(counted)->check(at_least_one);
   app.add_option("--batch", given.batch_images, "images a worker in each step")
       ->check(CLI::Range(2, 1 << 20));
   app.add_option("--drop-ratio", given.drop_ratio,
@@ -43,8 +58,10 @@ parsed parse_options(int argc, char** argv) {
       ->check(finite)
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--refresh", given.refresh_steps,
-                 "steps between searches for the threshold; the paper has 100; 0: the first step alone");
-  app.add_option("--threshold", given.threshold, "a threshold of your own, never searched")
+                 "steps between searches for the threshold; the paper has 100; 0: the first step alone")
+      ->check(counted);
+  app.add_option("--threshold", given.threshold,
+                 "a threshold of your own, never searched; in place of --drop-ratio")
       ->check(finite)
       ->excludes("--refresh");
   app.add_option("--learning-rate", given.learning_rate,
@@ -54,25 +71,30 @@ parsed parse_options(int argc, char** argv) {
   app.add_option("--momentum", given.momentum, "of SGD at the server; layers that nobody sent are frozen")
       ->check(finite)
       ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--seed", given.seed, "of the parameters, the data and their order");
+  app.add_option("--seed", given.seed, "of the parameters, the data and their order")->check(counted);
   app.add_option("--runs", given.runs, "layer dropping: both, with or without")
       ->check(CLI::IsMember({"both", "with", "without"}));
-  app.add_option("--interval", given.interval, "steps between printed lines")->check(CLI::PositiveNumber);
+  app.add_option("--interval", given.interval, "steps between printed lines")
+      ->check(counted)
+      ->check(at_least_one);
   app.add_option("--log", given.log, "write every step to this file, as lines of JSON");
   app.add_option("--workers", given.workers,
                  "how many workers to start (./run reads it; default 2); mpirun starts one more rank");
   app.add_option("--threads", given.threads,
                  "threads a worker; 0: the machine's cores shared among its workers")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--timeout", given.timeout_seconds, "seconds to wait for a peer before giving up")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--timeout", given.timeout_seconds,
+                 "seconds to wait for a peer's step or evaluation before giving up")
+      ->check(counted)
+      ->check(at_least_one);
 
   try {
     app.parse(argc, argv);
     if (given.learning_rate == 0) given.learning_rate = given.data == "synthetic" ? 0.03F : 0.01F;
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
-    result.exit_code = app.exit(error, text, text);
+    const int code = app.exit(error, text, text);
+    result.exit_code = code == 0 ? 0 : 2;  // the usual status for a command line that is wrong
     result.message = text.str();
   }
   return result;

@@ -306,6 +306,12 @@ frame_view<T> decode(std::span<const std::byte> bytes, const layout& model) {
   return view;
 }
 
+/// A frame that is gone when decode returns cannot be viewed: keep the bytes.
+template <element T>
+frame_view<T> decode(std::vector<std::byte>&&, const layout&) = delete;
+template <element T>
+frame_view<T> decode(std::vector<std::byte>&&, const layout&, std::error_code&) = delete;
+
 /// Throws decode_error with unexpected_kind or unexpected_step unless the frame is of this kind and step:
 /// late, early and replayed frames are refused by it.
 template <element T>

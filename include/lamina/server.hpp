@@ -141,8 +141,11 @@ class parameter_publisher {
     if (workers == 0) throw std::invalid_argument("a parameter server needs at least one worker");
   }
 
-  /// The parameters of these layers have changed.
+  /// The parameters of these layers have changed. Throws std::invalid_argument for a selection of another layout.
   void update(const selection& layers) {
+    if (layers.model().fingerprint() != unseen_.model().fingerprint()) {
+      throw std::invalid_argument("the selection is of another layout than the publisher's");
+    }
     ++clock_;
     for (std::size_t l = 0; l < updated_at_.size(); ++l) {
       if (layers.is_sent(l)) updated_at_[l] = clock_;
@@ -153,15 +156,17 @@ class parameter_publisher {
   /// into; the frame is valid until the next encode. Throws std::out_of_range for the worker.
   template <class Parameters>
   const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
-    encoded_at_.at(worker) = clock_;
-    return encode_since(seen_[worker], step, parameters);
+    const encoded_frame& frame = encode_since(seen_.at(worker), step, parameters);
+    encoded_at_[worker] = clock_;  // only now: an encode that threw has nothing to commit
+    return frame;
   }
 
   /// One frame for all workers: every layer that at least one of them has not seen.
   template <class Parameters>
   const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
+    const encoded_frame& frame = encode_since(*std::ranges::min_element(seen_), step, parameters);
     std::ranges::fill(encoded_at_, clock_);
-    return encode_since(*std::ranges::min_element(seen_), step, parameters);
+    return frame;
   }
 
   /// The last frame encoded for this worker has reached it. Until then encode repeats what was in it, so that
