@@ -328,7 +328,12 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
   for (const std::uint32_t number : {2U, 3U, 0x80000001U}) {
     CHECK(refused(flags, number) == frame_errc::nonzero_reserved);
   }
-  for (std::size_t byte = 0; byte < 8; ++byte) {
+  constexpr std::size_t payload_kind = 48;
+  CHECK(refused(payload_kind, std::uint8_t{1}) == frame_errc::bad_payload_size);  // float16, of another size
+  for (const int number : {4, 255}) {
+    CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_payload_type);
+  }
+  for (std::size_t byte = 1; byte < 8; ++byte) {
     CHECK(refused(reserved + byte, std::uint8_t{1}) == frame_errc::nonzero_reserved);
   }
   CHECK(refused(fingerprint, small.model.fingerprint() + 1) == frame_errc::wrong_layout);

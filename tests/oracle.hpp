@@ -158,6 +158,15 @@ auto compressors(lamina::compressor_options options) {
   };
 }
 
+template <class T, class Worker>
+std::vector<tensors<T>> random_gradients_of_all(std::mt19937& random, const cluster<T, Worker>& run) {
+  std::vector<tensors<T>> gradients;
+  for (std::size_t w = 0; w < run.workers(); ++w) {
+    gradients.push_back(random_gradients<T>(random, run.model));
+  }
+  return gradients;
+}
+
 /// Oracle 1: everything sent plus the residual is the sum of the gradients.
 template <class Cluster>
 bool conserves(const Cluster& run) {

@@ -18,15 +18,6 @@ lamina::compressor_options options_with(double ratio, refresh_schedule refresh =
   return options;
 }
 
-template <class T, class Worker>
-std::vector<tensors<T>> random_gradients_of_all(std::mt19937& random, const cluster<T, Worker>& run) {
-  std::vector<tensors<T>> gradients;
-  for (std::size_t w = 0; w < run.workers(); ++w) {
-    gradients.push_back(random_gradients<T>(random, run.model));
-  }
-  return gradients;
-}
-
 // The parts of gradient_compressor, put together wrongly in one of two ways.
 enum class defect { never_clears, never_accumulates };
 

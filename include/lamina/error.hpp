@@ -20,6 +20,7 @@ enum class frame_errc {
   unsupported_version,   ///< written by a version of the format that this library does not read
   wrong_element_type,    ///< for example a frame of double where float is expected
   unknown_kind,          ///< neither gradients nor parameters
+  unknown_payload_type,  ///< elements written in a way that this version does not know
   nonzero_reserved,      ///< a flag or a reserved byte that this version does not define is set
   wrong_layout,          ///< the fingerprint or the number of layers is that of another model
   bad_presence,          ///< a presence bit beyond the last layer, or of an empty layer
@@ -51,6 +52,8 @@ class frame_error_category final : public std::error_category {
         return "frame holds another element type";
       case frame_errc::unknown_kind:
         return "frame is of an unknown kind";
+      case frame_errc::unknown_payload_type:
+        return "frame has an unknown payload type";
       case frame_errc::nonzero_reserved:
         return "frame has an unknown flag or a reserved byte set";
       case frame_errc::wrong_layout:

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "lamina/detail/kernels.hpp"
+#include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
 /// The one summation order that every backend follows, so that a representative value is the same bits
@@ -37,12 +38,12 @@ concept representative = requires(const F& functor, float x, double total, std::
 
 namespace detail {
 
-template <representative F, element T>
-double reduce_contiguous(const F& functor, std::span<const T> elements) {
+template <element T, representative F, class G>
+double reduce_contiguous(const F& functor, std::span<const G> elements) {
   double total = 0;
   for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
     const std::size_t count = std::min(block_elements, elements.size() - begin);
-    total = functor.combine(total, block_total<T>(functor, count, read_only<T>{elements.data() + begin}));
+    total = functor.combine(total, block_total<T>(functor, count, read_only<T, G>{elements.data() + begin}));
   }
   return elements.empty() ? 0.0 : functor.finish(total, elements.size());
 }
@@ -57,7 +58,7 @@ double reduce_range(const F& functor, const Range& range) {
   for (auto it = std::ranges::begin(range); it != std::ranges::end(range);) {
     std::size_t count = 0;
     for (; count < block.size() && it != std::ranges::end(range); ++it) block[count++] = *it;
-    total = functor.combine(total, block_total<T>(functor, count, read_only<T>{block.data()}));
+    total = functor.combine(total, block_total<T>(functor, count, read_only<T, T>{block.data()}));
     elements += count;
   }
   return elements == 0 ? 0.0 : functor.finish(total, elements);
@@ -79,9 +80,11 @@ double representative_value(const F& functor, const Tensor& tensor) {
     if constexpr (detail::is_variant<std::remove_const_t<decltype(elements)>>) {
       return std::visit([&](auto span) { return representative_value(functor, span); }, elements);
     } else {
-      using T = std::remove_const_t<typename decltype(elements)::element_type>;
-      static_assert(element<T>, "lamina: the element type must be float or double");
-      return detail::reduce_contiguous<F, T>(functor, elements);
+      using G = std::remove_const_t<typename decltype(elements)::element_type>;
+      static_assert(element<G> || half_element<G>,
+                    "lamina: the element type must be float, double, lamina::float16 or lamina::bfloat16");
+      using T = std::conditional_t<element<G>, G, float>;
+      return detail::reduce_contiguous<T>(functor, std::span<const G>(elements));
     }
   } else if constexpr (detail::element_range<Tensor>) {
     return detail::reduce_range(functor, tensor);

@@ -102,10 +102,14 @@ class gradient_aggregator {
     bool first = true;
     for (const auto& frame : frames_) {
       if (frame->is_dropped(layer)) continue;
-      const std::span<const T> part = frame->layer(layer).subspan(begin, sum.size());
       if (first) {
-        std::ranges::copy(part, sum.begin());
+        frame->copy(layer, begin, sum);
+      } else if (frame->payload() == payload_type::as_is) {
+        const std::span<const T> part = frame->layer(layer).subspan(begin, sum.size());
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
       } else {
+        std::array<T, detail::block_elements> part;
+        frame->copy(layer, begin, std::span(part).first(sum.size()));
         for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
       }
       first = false;

@@ -25,30 +25,36 @@ inline void check_drop_ratio(double drop_ratio) {
   }
 }
 
-/// Algorithm 1 with its working memory kept between calls, so that it allocates only when L grows.
+/// Algorithm 1, and its counterpart for a budget, with the working memory kept between calls, so that it allocates only
+/// when L grows.
 class threshold_search {
  public:
   /// As search_threshold below.
   double operator()(std::span<const double> representative_values, std::span<const std::size_t> layer_sizes,
                     double drop_ratio) {
-    if (representative_values.size() != layer_sizes.size()) {
-      throw std::invalid_argument("threshold search: " + std::to_string(representative_values.size()) +
-                                  " values but " + std::to_string(layer_sizes.size()) + " layer sizes");
-    }
     check_drop_ratio(drop_ratio);
-    std::size_t elements = 0;
-    entries_.clear();
-    for (std::size_t l = 0; l < layer_sizes.size(); ++l) {
-      if (std::isnan(representative_values[l])) {
-        throw std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN");
-      }
-      if (layer_sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
-        throw std::invalid_argument("threshold search: the sum of the layer sizes overflows");
-      }
-      elements += layer_sizes[l];
-      if (layer_sizes[l] > 0) entries_.push_back({representative_values[l], layer_sizes[l]});
+    const std::size_t elements = gather(representative_values, layer_sizes);
+    const double limit = drop_ratio * static_cast<double>(elements);
+    const auto crossing =
+        first_beyond(limit, [](const entry& a, const entry& b) { return a.value < b.value; });
+    return crossing == entries_.end() ? invalid_threshold : crossing->value;
+  }
+
+  /// The smallest threshold at which the layers sent hold at most `most_elements`: as much as a budget allows, largest
+  /// values first. Layers that are tied are sent together or not at all. Infinity if not even the layer with the largest
+  /// value fits. Errors and cost as search_threshold.
+  double within_budget(std::span<const double> representative_values,
+                       std::span<const std::size_t> layer_sizes, double most_elements) {
+    gather(representative_values, layer_sizes);
+    const auto crossing =
+        first_beyond(most_elements, [](const entry& a, const entry& b) { return a.value > b.value; });
+    if (crossing == entries_.end()) return -std::numeric_limits<double>::infinity();
+    // The layers before it, in descending order, fit; those tied with it do not all.
+    double smallest = std::numeric_limits<double>::infinity();
+    for (const entry& each : entries_) {
+      if (each.value > crossing->value) smallest = std::min(smallest, each.value);
     }
-    return smallest_value_beyond(drop_ratio * static_cast<double>(elements));
+    return smallest;
   }
 
  private:
@@ -57,27 +63,49 @@ class threshold_search {
     std::size_t elements;
   };
 
-  // The paper sorts all layers. Only one value is wanted, so this narrows the range that holds it as a
-  // quickselect does: linear in L on average. Ties share one value, hence their order does not matter.
-  double smallest_value_beyond(double limit_elements) {
-    std::size_t below = 0;  // elements of the layers that are known to lie below the threshold
+  // Fills entries_ with the layers that are not empty; returns N.
+  std::size_t gather(std::span<const double> values, std::span<const std::size_t> sizes) {
+    if (values.size() != sizes.size()) {
+      throw std::invalid_argument("threshold search: " + std::to_string(values.size()) + " values but " +
+                                  std::to_string(sizes.size()) + " layer sizes");
+    }
+    std::size_t elements = 0;
+    entries_.clear();
+    for (std::size_t l = 0; l < sizes.size(); ++l) {
+      if (std::isnan(values[l])) {
+        throw std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN");
+      }
+      if (sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
+        throw std::invalid_argument("threshold search: the sum of the layer sizes overflows");
+      }
+      elements += sizes[l];
+      if (sizes[l] > 0) entries_.push_back({values[l], sizes[l]});
+    }
+    return elements;
+  }
+
+  // The first layer in `order` with which the sum of the sizes is greater than the limit. The paper sorts all layers.
+  // Only one value is wanted, so this narrows the range that holds it as a quickselect does: linear in L on average.
+  // Ties share one value, hence their order does not matter.
+  template <class Order>
+  std::vector<entry>::iterator first_beyond(double limit_elements, const Order& order) {
+    std::size_t before = 0;  // elements of the layers that are known to stand before it
     auto first = entries_.begin();
     auto last = entries_.end();
     while (last - first > 1) {
       const auto middle = first + (last - first) / 2;
-      std::nth_element(first, middle, last, [](const entry& a, const entry& b) { return a.value < b.value; });
-      std::size_t lower_half = below;
+      std::nth_element(first, middle, last, order);
+      std::size_t lower_half = before;
       for (auto it = first; it != middle; ++it) lower_half += it->elements;
       if (static_cast<double>(lower_half) > limit_elements) {
         last = middle;
       } else {
-        below = lower_half;
+        before = lower_half;
         first = middle;
       }
     }
-    if (first == last) return invalid_threshold;
-    const std::size_t through = below + first->elements;
-    return static_cast<double>(through) > limit_elements ? first->value : invalid_threshold;
+    const bool crosses = first != last && static_cast<double>(before + first->elements) > limit_elements;
+    return crosses ? first : entries_.end();
   }
 
   std::vector<entry> entries_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,24 +11,18 @@
 #include <vector>
 
 #include "lamina/codec.hpp"
+#include "lamina/detail/gradient.hpp"
+#include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/threshold.hpp"
+#include "lamina/selector.hpp"
+#include "lamina/state.hpp"
 
 namespace lamina {
-
-struct compressor_options {
-  /// R in [0, 1]: the share of the elements to hold back in a step. 0 turns layer dropping off; 1 sends
-  /// everything, as Algorithm 1 finds no threshold then.
-  double drop_ratio = 0.95;
-  /// When the threshold is searched again. Every step by default: the search is cheap and a threshold that is
-  /// not renewed goes stale as gradients shrink. The paper renews it every 100 steps.
-  refresh_schedule refresh = refresh_schedule::every(1);
-  /// This worker's index in [0, W), written into its frames.
-  std::uint32_t sender = 0;
-};
 
 /// A worker's side: residual, threshold and codec together. Each step:
 ///
@@ -36,103 +31,155 @@ struct compressor_options {
 ///     send frame.segments();
 ///     compressor.commit();                                          // once the send has completed
 ///
-/// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode
-/// again, and no gradient is lost. Not for concurrent use. Allocates nothing after the first step.
+/// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode again, and no
+/// gradient is lost. Not for concurrent use. Allocates nothing after the first step.
+///
+/// Decides by layer, or by part of a layer where options.part_elements says so: values, selection, residual and frames
+/// are over parts().
 template <element T, representative Representative = mean_abs>
 class gradient_compressor {
  public:
-  /// Throws std::invalid_argument for a drop ratio outside [0, 1] or a model without layers.
+  /// Throws std::invalid_argument, naming the option, for one outside its range, and for a model without layers.
   explicit gradient_compressor(const layout& model, compressor_options options = {},
                                Representative functor = {})
       : options_(options),
         functor_(std::move(functor)),
-        residual_(model),
-        values_(model.layers()),
-        accumulated_(model.layers()),
-        selection_(model),
-        encoder_(model),
-        threshold_(options.refresh.fixed_threshold().value_or(invalid_threshold)) {
-    check_drop_ratio(options.drop_ratio);
+        partition_(model, options.part_elements),
+        residual_(parts(), {.check = options.check, .momentum = options.momentum}),
+        selector_(parts(), options),
+        encoder_(parts()),
+        values_(parts().layers()),
+        accumulated_(parts().layers()) {
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
+    if (options.source == threshold_source::fresh) fresh_values_.resize(parts().layers());
   }
 
-  /// Adds the gradient of one layer to its residual and gives the layer's new value. The first call after
-  /// select(), encode() or commit() begins the next step. Errors as residual_accumulator::accumulate; other
+  /// Adds the gradient of one layer to its residual and gives the value of the layer, or of its last part. The first
+  /// call after select(), encode() or commit() begins the next step. Errors as residual_accumulator::accumulate; other
   /// layers keep what they have, so after a refused gradient go on with the next batch in the same step.
-  template <class Tensor>
-  double accumulate(std::size_t layer, const Tensor& gradient) {
-    const double value = residual_.accumulate(layer, gradient, functor_);
-    if (phase_ != phase::accumulating) begin_step();
-    values_[layer] = value;
-    accumulated_[layer] = 1;
-    return value;
+  template <class Tensor, execution Execution = sequential>
+  double accumulate(std::size_t layer, const Tensor& gradient, const Execution& execution = {}) {
+    partition_.model().check_layer(layer);
+    return detail::visit_gradient<T>(gradient, [&](auto from) {
+      partition_.model().check_size(layer, from.size());
+      const std::size_t first = partition_.first(layer);
+      const std::size_t last = partition_.first(layer + 1);
+      const auto piece = [&](std::size_t part) {
+        return from.subspan((part - first) * partition_.part_elements(), parts().sizes()[part]);
+      };
+      if (last - first >
+          1) {  // a layer is refused whole, so all of its parts are looked at before any is added
+        for (std::size_t part = first; part < last; ++part) residual_.verify(part, piece(part));
+      }
+      double value = 0;
+      for (std::size_t part = first; part < last; ++part)
+        value = accumulate_part(part, piece(part), execution);
+      return value;
+    });
   }
 
-  /// q_l of each layer after the last accumulate: L values. A layer that was sent since counts until it is
-  /// accumulated again.
+  /// q of each part after the last accumulate. A part that was sent since counts until it is accumulated again.
   std::span<const double> values() const noexcept { return values_; }
 
-  /// Decides which layers go out; called again in the same step, gives the same. Throws std::logic_error,
-  /// naming the layer, if one has no gradient yet in this step (empty layers need none), or if the step was
-  /// committed already.
+  /// Decides which parts go out; called again in the same step, gives the same. Throws std::logic_error, naming the
+  /// layer, if one has no gradient yet in this step (empty layers need none), or if the step was committed already;
+  /// std::invalid_argument if a value is NaN.
   const selection& select() {
-    require_open_step("select");
-    if (phase_ != phase::accumulating) return selection_;
-    require_all_accumulated();
-    if (options_.drop_ratio > 0 && options_.refresh.due(step_)) {
-      threshold_ = search_(values_, model().sizes(), options_.drop_ratio);
-    }
-    if (sends_everything()) {
-      selection_.send_all();
-    } else {
-      selection_.apply_threshold(values_, threshold_);
-    }
-    phase_ = phase::selected;
-    return selection_;
+    return decide(values_, options_.source == threshold_source::fresh ? fresh_values_ : values_);
   }
 
-  /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode.
-  /// Selects first if that was not done. Throws std::logic_error as select().
+  /// The same by values that all workers have agreed on, mostly the mean of their values(): they then choose the same
+  /// parts, and what one sends is what the server publishes. The library does not communicate; average with one small
+  /// allreduce. Throws also for a number of values other than parts().layers().
+  const selection& select(std::span<const double> agreed_values) {
+    return decide(agreed_values, agreed_values);
+  }
+
+  /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects
+  /// first if that was not done. Throws as select().
   const encoded_frame& encode() {
     require_open_step("encode");
     select();
-    const encoded_frame& frame = encoder_.encode(frame_kind::gradients, step_, options_.sender, selection_,
-                                                 [this](std::size_t l) { return residual_[l]; });
+    encoder_.encode(
+        frame_kind::gradients, step_, options_.sender, selector_.chosen(),
+        [this](std::size_t part) { return residual_[part]; }, options_.payload);
     phase_ = phase::encoded;
-    return frame;
+    return encoder_.frame();
   }
 
-  /// The frame has reached its receiver: clears the residual of the layers in it. Throws std::logic_error
-  /// unless a frame was encoded and not committed yet.
+  /// The frame has reached its receiver: takes what was sent out of the residual. Throws std::logic_error unless a frame
+  /// was encoded and not committed yet.
   void commit() {
     if (phase_ != phase::encoded) {
       throw std::logic_error("commit: no frame to commit in step " + std::to_string(step_) +
                              "; call encode() before, and commit() once for it");
     }
-    for (std::size_t l = 0; l < model().layers(); ++l) {
-      if (selection_.is_sent(l)) residual_.clear(l);
+    std::size_t segment = 1;
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      if (selector_.chosen().is_dropped(part)) continue;
+      if (options_.payload == payload_type::as_is) {
+        residual_.clear(part);
+      } else {
+        residual_.subtract(part, options_.payload, encoder_.frame().segments()[segment].data());
+      }
+      ++segment;
     }
+    selector_.commit(step_);
+    phase_ = phase::committed;
+  }
+
+  /// Everything a later step depends on, as bytes with a checksum; see state.hpp. Between steps alone: throws
+  /// std::logic_error while gradients of a step wait to be encoded. A frame that was encoded and not committed counts as
+  /// lost.
+  std::vector<std::byte> save() const {
+    if (phase_ == phase::accumulating || phase_ == phase::selected) {
+      throw std::logic_error("save: step " + std::to_string(step_) +
+                             " has gradients that were not encoded yet");
+    }
+    return save_state<T>(residual_, selector_.remember(), step_);
+  }
+
+  /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
+  /// Throws decode_error, and changes nothing, for bytes that are damaged or of another model.
+  void load(std::span<const std::byte> bytes) {
+    step_ = load_state<T>(bytes, residual_, selector_);
     phase_ = phase::committed;
   }
 
   /// t, counted from 1; 0 before the first accumulate.
   std::uint64_t step() const noexcept { return step_; }
   /// λ as of the last select().
-  double threshold() const noexcept { return threshold_; }
+  double threshold() const noexcept { return selector_.threshold(); }
   const residual_accumulator<T>& residual() const noexcept { return residual_; }
-  const layout& model() const noexcept { return residual_.model(); }
+  /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
+  const layout& model() const noexcept { return partition_.model(); }
+  const layout& parts() const noexcept { return partition_.parts(); }
 
  private:
   enum class phase { accumulating, selected, encoded, committed };
 
-  // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
-  bool sends_everything() const {
-    return options_.drop_ratio == 0 || (options_.drop_ratio == 1 && !options_.refresh.fixed_threshold());
+  template <class G, class Execution>
+  double accumulate_part(std::size_t part, std::span<const G> gradient, const Execution& execution) {
+    const double value = residual_.accumulate(part, gradient, functor_, execution);
+    if (phase_ != phase::accumulating) begin_step();
+    values_[part] = value;
+    accumulated_[part] = 1;
+    if (!fresh_values_.empty()) fresh_values_[part] = detail::reduce_contiguous<T>(functor_, gradient);
+    return value;
+  }
+
+  const selection& decide(std::span<const double> values, std::span<const double> search_values) {
+    require_open_step("select");
+    if (phase_ != phase::accumulating) return selector_.chosen();
+    require_all_accumulated();
+    selector_.decide(step_, values, search_values);
+    phase_ = phase::selected;
+    return selector_.chosen();
   }
 
   void begin_step() {
     ++step_;
-    accumulated_.assign(accumulated_.size(), 0);
+    std::ranges::fill(accumulated_, 0);
     phase_ = phase::accumulating;
   }
 
@@ -145,9 +192,9 @@ class gradient_compressor {
   }
 
   void require_all_accumulated() const {
-    for (std::size_t l = 0; l < accumulated_.size(); ++l) {
-      if (accumulated_[l] == 0 && model().sizes()[l] > 0) {
-        throw std::logic_error("step " + std::to_string(step_) + ": layer '" + model()[l].name +
+    for (std::size_t part = 0; part < accumulated_.size(); ++part) {
+      if (accumulated_[part] == 0 && parts().sizes()[part] > 0) {
+        throw std::logic_error("step " + std::to_string(step_) + ": layer '" + parts()[part].name +
                                "' has no gradient yet; accumulate every layer before select() or encode()");
       }
     }
@@ -155,13 +202,13 @@ class gradient_compressor {
 
   compressor_options options_;
   Representative functor_;
+  partition partition_;
   residual_accumulator<T> residual_;
-  std::vector<double> values_;
-  std::vector<char> accumulated_;
-  selection selection_;
+  layer_selector selector_;
   frame_encoder<T> encoder_;
-  threshold_search search_;
-  double threshold_;
+  std::vector<double> values_;
+  std::vector<double> fresh_values_;  // empty unless the threshold comes from them
+  std::vector<char> accumulated_;
   std::uint64_t step_ = 0;
   phase phase_ = phase::committed;
 };

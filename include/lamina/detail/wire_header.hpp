@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +38,8 @@ struct wire_header {
   std::uint64_t fingerprint = 0;
   std::uint64_t layers = 0;
   std::uint64_t payload_bytes = 0;
-  std::uint64_t reserved = 0;
+  std::uint8_t payload_type = 0;
+  std::array<std::uint8_t, 7> reserved{};
   std::uint64_t checksum = 0;
 };
 static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, checksum) == checksum_offset);

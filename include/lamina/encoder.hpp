@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/detail/checksum.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina {
+
+enum class frame_kind : std::uint8_t { gradients = 1, parameters = 2 };
+
+/// Whether frames are written with a checksum: needs xxHash's header where lamina is compiled.
+inline constexpr bool checksums_available = detail::checksum::available;
+
+/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
+/// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its
+/// next frame.
+class encoded_frame {
+ public:
+  /// The pieces in order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
+  std::span<const std::span<const std::byte>> segments() const noexcept { return segments_; }
+  std::size_t size_bytes() const noexcept { return size_bytes_; }
+
+  /// Writes the frame in one piece. Throws std::invalid_argument unless `to` has size_bytes() bytes.
+  void copy_to(std::span<std::byte> to) const {
+    if (to.size() != size_bytes_) {
+      throw std::invalid_argument("the frame has " + std::to_string(size_bytes_) + " bytes, the buffer " +
+                                  std::to_string(to.size()));
+    }
+    for (const auto segment : segments_) {
+      std::memcpy(to.data(), segment.data(), segment.size());
+      to = to.subspan(segment.size());
+    }
+  }
+  /// The frame in one piece of its own.
+  std::vector<std::byte> to_bytes() const {
+    std::vector<std::byte> bytes(size_bytes_);
+    copy_to(bytes);
+    return bytes;
+  }
+
+ private:
+  template <element T>
+  friend class frame_encoder;
+  std::vector<std::span<const std::byte>> segments_;
+  std::size_t size_bytes_ = 0;
+};
+
+/// Builds frames of one layout. Allocates only in its first frame.
+template <element T>
+class frame_encoder {
+ public:
+  explicit frame_encoder(const layout& model)
+      : model_(model), prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
+    frame_.segments_.reserve(model.layers() + 1);
+  }
+
+  /// A frame with the layers that `chosen` sends. `layer_elements(l)` gives layer l as a std::span<const T>
+  /// of n_l elements; it is called for the layers sent, in order.
+  ///
+  /// \param sender  the worker's index in [0, W) in a gradient frame, 0 in the server's
+  /// \return the frame, valid until the next call
+  /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer
+  ///
+  /// Cost: O(L) and, for the checksum, one read of what is sent. No copy as_is; other payload types are written to a
+  /// buffer of the encoder.
+  template <class LayerElements>
+  const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
+                              const selection& chosen, LayerElements&& layer_elements,
+                              payload_type type = payload_type::as_is) {
+    if (chosen.model().fingerprint() != model_.fingerprint()) {
+      throw std::invalid_argument("the selection is of another layout than the frame");
+    }
+    frame_.segments_.assign(1, prefix_);
+    if (type != payload_type::as_is) converted_.resize(std::max(converted_.size(), bytes_of(chosen, type)));
+    std::size_t payload_bytes = 0;
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (chosen.is_dropped(l)) continue;
+      const std::span<const T> elements = layer_elements(l);
+      model_.check_size(l, elements.size());
+      if (type == payload_type::as_is) {
+        frame_.segments_.push_back(std::as_bytes(elements));
+      } else {
+        std::byte* to = converted_.data() + payload_bytes;
+        detail::encode_payload(type, elements, to);
+        frame_.segments_.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
+      }
+      payload_bytes += frame_.segments_.back().size();
+    }
+    frame_.size_bytes_ = prefix_.size() + payload_bytes;
+
+    detail::wire_header header;
+    header.element_type = detail::element_code<T>;
+    header.kind = static_cast<std::uint8_t>(kind);
+    header.flags = checksums_available ? detail::flag_checksum : 0;
+    header.sender = sender;
+    header.step = step;
+    header.fingerprint = model_.fingerprint();
+    header.layers = model_.layers();
+    header.payload_type = static_cast<std::uint8_t>(type);
+    header.payload_bytes = payload_bytes;
+    detail::write_header(prefix_, header);
+    const auto bitmap = std::as_bytes(chosen.bitmap());
+    std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes);
+
+    header.checksum = frame_checksum();
+    detail::write_header(prefix_, header);
+    return frame_;
+  }
+
+  /// The frame of the last encode.
+  const encoded_frame& frame() const noexcept { return frame_; }
+
+ private:
+  std::size_t bytes_of(const selection& chosen, payload_type type) const {
+    std::size_t bytes = 0;
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (chosen.is_sent(l)) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
+    }
+    return bytes;
+  }
+
+  std::uint64_t frame_checksum() const noexcept {
+    detail::checksum sum;
+    sum.add(std::span(prefix_).first(detail::checksum_offset));
+    sum.add(std::span(prefix_).subspan(detail::wire_header_bytes));
+    for (const auto segment : frame_.segments().subspan(1)) sum.add(segment);
+    return sum.value();
+  }
+
+  layout model_;
+  std::vector<std::byte> prefix_;
+  std::vector<std::byte> converted_;  // layers in a payload type other than as_is
+  encoded_frame frame_;
+};
+
+}  // namespace lamina

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+
+/// Half-width storage: gradients that come as fp16 or bf16, and payloads that are sent so. Arithmetic is done in float
+/// or double; these types only hold bits. A framework's own half type is used by viewing its memory as one of them.
+namespace lamina {
+
+/// IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits.
+struct float16 {
+  std::uint16_t bits = 0;
+  bool operator==(const float16&) const = default;
+};
+
+/// The upper half of a float: 1 sign, 8 exponent and 7 mantissa bits.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+  bool operator==(const bfloat16&) const = default;
+};
+
+template <class H>
+concept half_element = std::same_as<H, float16> || std::same_as<H, bfloat16>;
+
+/// The value, exactly. Infinity and NaN stay what they are. Does not depend on the flushing of denormals.
+constexpr float to_float(float16 half) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half.bits & 0x8000U) << 16U;
+  const std::uint32_t exponent = (half.bits >> 10U) & 0x1fU;
+  const std::uint32_t mantissa = half.bits & 0x3ffU;
+  const float denormal = static_cast<float>(mantissa) * 0x1p-24F;
+  const std::uint32_t widened = exponent == 0x1fU ? 0xffU : exponent + (127U - 15U);
+  const std::uint32_t normal = (widened << 23U) | (mantissa << 13U);
+  return std::bit_cast<float>(sign | (exponent == 0 ? std::bit_cast<std::uint32_t>(denormal) : normal));
+}
+
+constexpr float to_float(bfloat16 half) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(half.bits) << 16U);
+}
+
+namespace detail {
+
+// Drops the lower `dropped` bits of a number's bits, rounding to nearest, ties to even.
+constexpr std::uint32_t round_bits(std::uint32_t bits, unsigned dropped) noexcept {
+  return (bits + (1U << (dropped - 1U)) - 1U + ((bits >> dropped) & 1U)) >> dropped;
+}
+
+}  // namespace detail
+
+/// The nearest value of the type, ties to even; a finite number beyond its range becomes its largest number and not
+/// infinity, since what a payload does not say stays in the residual. `value` must be finite.
+template <half_element Half>
+constexpr Half saturating_round(float value) noexcept {
+  const std::uint32_t all = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((all >> 16U) & 0x8000U);
+  const std::uint32_t magnitude = all & 0x7fffffffU;
+  std::uint32_t rounded = 0;
+  if constexpr (std::same_as<Half, bfloat16>) {
+    constexpr std::uint32_t largest = 0x7f7fU;
+    rounded = detail::round_bits(magnitude, 16);
+    rounded = rounded > largest ? largest : rounded;
+  } else {
+    constexpr std::uint32_t largest = 0x7bffU;
+    constexpr std::uint32_t smallest_normal = 0x38800000U;  // 2^-14
+    if (magnitude >= smallest_normal) {
+      rounded = detail::round_bits(magnitude - ((127U - 15U) << 23U), 13);
+      rounded = rounded > largest ? largest : rounded;
+    } else {
+      // A multiple of 2^-24. Adding 2^23 rounds to the nearest integer, and leaves it in the mantissa.
+      const float integer = std::bit_cast<float>(magnitude) * 0x1p24F + 0x1p23F;
+      rounded = std::bit_cast<std::uint32_t>(integer) - 0x4b000000U;
+    }
+  }
+  return {static_cast<std::uint16_t>(sign | rounded)};
+}
+
+}  // namespace lamina

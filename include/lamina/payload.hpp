@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "lamina/half.hpp"
+#include "lamina/tensor.hpp"
+
+/// How the elements of a layer that is sent are written. What rounding takes away is not lost: it goes back into the
+/// residual, exactly, so everything sent plus the residual is still the sum of the gradients.
+namespace lamina {
+
+enum class payload_type : std::uint8_t {
+  as_is = 0,     ///< the layer's own type; nothing is copied. The paper's choice, and the default.
+  float16 = 1,   ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later
+  bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
+  int8 =
+      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale
+};
+
+/// Elements that share one scale in payload_type::int8.
+inline constexpr std::size_t int8_block_elements = 64;
+
+/// Bytes of a layer of `elements` elements of T on the wire.
+template <element T>
+constexpr std::size_t payload_bytes(payload_type type, std::size_t elements) noexcept {
+  switch (type) {
+    case payload_type::float16:
+    case payload_type::bfloat16:
+      return elements * 2;
+    case payload_type::int8:
+      return elements + elements / int8_block_elements + (elements % int8_block_elements != 0);
+    default:
+      return elements * sizeof(T);
+  }
+}
+
+namespace detail {
+
+// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is
+// what is left over.
+inline constexpr int scale_bias = 127;
+inline constexpr int smallest_scale = -120;  // products stay clear of denormals
+inline constexpr int largest_scale = 120;
+
+template <element T>
+std::uint8_t int8_scale(std::span<const T> block) noexcept {
+  T largest = 0;
+  for (const T x : block) largest = std::max(largest, std::abs(x));
+  int exponent = 0;
+  std::frexp(largest, &exponent);  // largest < 2^exponent, hence largest / 2^(exponent - 7) < 128
+  int scale = exponent - 7;
+  if (largest > T(127) * std::ldexp(T(1), scale)) ++scale;
+  return static_cast<std::uint8_t>(std::clamp(scale, smallest_scale, largest_scale) + scale_bias);
+}
+
+template <element T>
+T scale_value(std::uint8_t byte) noexcept {
+  return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23U));
+}
+
+template <element T>
+std::int8_t to_int8(T x, T inverse_scale) noexcept {
+  return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
+}
+
+template <half_element Half, element T>
+void encode_half(std::span<const T> from, std::byte* to) noexcept {
+  for (const T x : from) {
+    // A double beyond float's range would become infinity on the way.
+    const auto narrow = static_cast<float>(std::clamp(x, T(-3e38F), T(3e38F)));
+    const Half half = saturating_round<Half>(narrow);
+    std::memcpy(to, &half, sizeof half);
+    to += sizeof half;
+  }
+}
+
+template <half_element Half, element T>
+void decode_half(const std::byte* from, std::span<T> to) noexcept {
+  for (T& x : to) {
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+    x = to_float(half);
+    from += sizeof half;
+  }
+}
+
+// The scales of all blocks come first, then the integers.
+template <element T>
+void encode_int8(std::span<const T> from, std::byte* to) noexcept {
+  std::byte* integers = to + (payload_bytes<T>(payload_type::int8, from.size()) - from.size());
+  for (std::size_t begin = 0; begin < from.size(); begin += int8_block_elements) {
+    const auto block = from.subspan(begin, std::min(int8_block_elements, from.size() - begin));
+    const std::uint8_t scale = int8_scale(block);
+    *to++ = std::byte{scale};
+    const T inverse = T(1) / scale_value<T>(scale);
+    for (const T x : block) *integers++ = std::bit_cast<std::byte>(to_int8(x, inverse));
+  }
+}
+
+// `begin` is a multiple of int8_block_elements.
+template <element T>
+void decode_int8(const std::byte* layer, std::size_t layer_elements, std::size_t begin,
+                 std::span<T> to) noexcept {
+  const std::byte* scales = layer + begin / int8_block_elements;
+  const std::byte* integers =
+      layer + (payload_bytes<T>(payload_type::int8, layer_elements) - layer_elements) + begin;
+  while (!to.empty()) {
+    const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
+    const auto block = to.first(std::min(int8_block_elements, to.size()));
+    for (T& x : block) x = static_cast<T>(std::bit_cast<std::int8_t>(*integers++)) * scale;
+    to = to.subspan(block.size());
+  }
+}
+
+/// Writes `from` in a type other than as_is; `to` has payload_bytes() bytes.
+template <element T>
+void encode_payload(payload_type type, std::span<const T> from, std::byte* to) noexcept {
+  switch (type) {
+    case payload_type::float16:
+      return encode_half<lamina::float16>(from, to);
+    case payload_type::bfloat16:
+      return encode_half<lamina::bfloat16>(from, to);
+    default:
+      return encode_int8(from, to);
+  }
+}
+
+/// Elements [begin, begin + to.size()) of a layer of `layer_elements`, whatever the type; `begin` is a multiple of
+/// int8_block_elements.
+template <element T>
+void decode_payload(payload_type type, const std::byte* layer, std::size_t layer_elements, std::size_t begin,
+                    std::span<T> to) noexcept {
+  switch (type) {
+    case payload_type::as_is:
+      std::memcpy(to.data(), layer + begin * sizeof(T), to.size_bytes());
+      return;
+    case payload_type::float16:
+      return decode_half<lamina::float16>(layer + begin * 2, to);
+    case payload_type::bfloat16:
+      return decode_half<lamina::bfloat16>(layer + begin * 2, to);
+    case payload_type::int8:
+      return decode_int8(layer, layer_elements, begin, to);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace lamina
