@@ -2,7 +2,10 @@
 #include "lamina/tensor.hpp"
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <limits>
 #include <list>
 #include <span>
 #include <string>
@@ -25,8 +28,29 @@ struct dynamic_tensor {
   std::variant<std::span<float>, std::span<double>> memory;
 };
 
+// A view whose data() is not where its elements begin, as that of an xtensor view.
+struct offset_view {
+  const float* begin() const { return memory + 2; }
+  const float* end() const { return memory + 5; }
+  const float* data() const { return memory; }
+  std::size_t size() const { return 3; }
+
+  const float* memory;
+};
+
+// A contiguous range that a partial specialisation takes over.
+template <class T>
+struct ring : std::vector<T> {
+  using std::vector<T>::vector;
+};
+
 }  // namespace
 
+template <class T>
+requires std::same_as<T, ring<typename T::value_type>>
+struct lamina::tensor_traits<T> {
+  static auto elements(const T& t) { return std::span(t).first(1); }
+};
 template <>
 struct lamina::tensor_traits<handle> {
   static auto elements(const handle& t) { return std::span<float>(t.memory, t.count); }
@@ -87,4 +111,66 @@ TEST_CASE("tensor: an element type known at run time is checked at run time") {
   CHECK_THROWS_AS(lamina::elements_of<float>(tensor), std::invalid_argument);
   const auto read = [&] { lamina::writable_elements_of<float>(tensor); };
   CHECK(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(read), "element type"));
+}
+
+TEST_CASE("tensor: a range begins at its begin(), whatever its data() says") {
+  const std::array<float, 6> memory = {1, 2, 3, 4, 5, 6};
+  const offset_view view{memory.data()};
+  static_assert(std::ranges::contiguous_range<offset_view>);
+  CHECK(lamina::elements_of<float>(view).data() == memory.data() + 2);
+  CHECK(lamina::elements_of<float>(view).size() == 3);
+}
+
+TEST_CASE("tensor: a partial specialisation takes the place of the one for ranges") {
+  CHECK(lamina::elements_of<float>(ring<float>{1, 2, 3}).size() == 1);
+  CHECK(lamina::elements_of<double>(ring<double>{1, 2, 3}).size() == 1);
+}
+
+TEST_CASE("view: a pointer with a shape is a tensor where it points") {
+  std::vector<float> memory(24);
+  const std::vector<std::int64_t> shape = {2, 3, 4};
+  CHECK(lamina::view(memory.data(), shape).data() == memory.data());
+  CHECK(lamina::view(memory.data(), shape).size() == 24);
+  CHECK(lamina::view(memory.data(), {4, 6}).size() == 24);
+  CHECK(lamina::view(memory.data(), {}).size() == 1);
+  CHECK(lamina::view(memory.data(), {4, 0}).empty());
+  static_assert(std::same_as<decltype(lamina::view(memory.data(), {1})), std::span<float>>);
+  const float* constant = memory.data();
+  static_assert(std::same_as<decltype(lamina::view(constant, shape)), std::span<const float>>);
+  lamina::writable_elements_of<float>(lamina::view(memory.data(), shape))[23] = 5;
+  CHECK(memory[23] == 5);
+  CHECK(lamina::elements_of<float>(lamina::view(constant, shape))[23] == 5);
+}
+
+TEST_CASE("view: null pointers, negative dimensions and overflow are refused") {
+  float* const null = nullptr;
+  float one = 1;
+  const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
+  constexpr std::size_t largest = std::numeric_limits<std::size_t>::max();
+  CHECK(lamina::view(null, {0}).empty());
+  CHECK(lamina::view(null, {3, 0}).empty());
+  CHECK(lamina_test::contains(message([&] {
+                                lamina::view(null, {2, 3});
+                              }),
+                              "null pointer where the shape has 6"));
+  CHECK(lamina_test::contains(message([&] { lamina::view(null, {}); }), "null pointer"));
+  CHECK(lamina_test::contains(message([&] {
+                                lamina::view(&one, std::array{3, -1});
+                              }),
+                              "negative dimension -1"));
+  CHECK(lamina_test::contains(message([&] {
+                                lamina::view(&one, std::array{0, -1});
+                              }),
+                              "negative dimension -1"));
+  CHECK(lamina_test::contains(message([&] {
+                                lamina::view(&one, {largest, 2});
+                              }),
+                              "elements of the shape overflows"));
+  CHECK(lamina_test::contains(message([&] {
+                                lamina::view(&one, {largest / 2, 1});
+                              }),
+                              "bytes of the shape overflows"));
+  // A zero counts, wherever it stands, as in layer::elements.
+  CHECK(lamina::view(&one, {largest, 2, 0}).empty());
+  CHECK(lamina::view(&one, {0, largest, 2}).empty());
 }

@@ -2,20 +2,32 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
 #include <ranges>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 /// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
 ///
-/// std::span, std::vector, std::array and every other contiguous range work as they are. Any other type is
+/// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by
+/// `lamina::view(pointer, shape)`. xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is
 /// taught by one short specialisation of tensor_traits:
 ///
-///     template <> struct lamina::tensor_traits<my_tensor> {
+///     struct my_tensor {
+///       float* data;
+///       std::size_t count;
+///     };
+///     template <>
+///     struct lamina::tensor_traits<my_tensor> {
 ///       static auto elements(const my_tensor& t) { return std::span<const float>(t.data, t.count); }
-///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write into it
+///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
 /// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp).
@@ -25,18 +37,19 @@ namespace lamina {
 template <class T>
 concept element = std::same_as<T, float> || std::same_as<T, double>;
 
-/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over its
-/// elements.
+/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the
+/// elements, without a copy. This definition serves every contiguous, sized range; a specialisation, partial
+/// and constrained ones included, takes its place for other types.
+///
+/// A partial specialisation for types that are no tensors may have, instead of `elements`, a nested struct
+/// `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
 template <class Tensor>
-struct tensor_traits;
-
-/// Every contiguous, sized range is a tensor as it is.
-template <class Range>
-requires std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>
-struct tensor_traits<Range> {
-  template <class Self>
-  static auto elements(Self& range) {
-    return std::span(std::ranges::data(range), std::ranges::size(range));
+struct tensor_traits {
+  template <class Range>
+  requires std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>
+  static auto elements(Range& range) {
+    // From begin() and not from data(): that of an xtensor view gives the beginning of what it is a view of.
+    return std::span(std::ranges::begin(range), std::ranges::size(range));
   }
 };
 
@@ -53,51 +66,161 @@ inline constexpr bool is_variant = false;
 template <class... Spans>
 inline constexpr bool is_variant<std::variant<Spans...>> = true;
 
-template <class Tensor>
-constexpr void require_tensor() {
-  static_assert(
-      tensor<Tensor>,
-      "lamina: not a tensor. Pass a contiguous range (std::span, std::vector, ...), include the adapter of "
-      "your library from lamina/adapt/, or specialise lamina::tensor_traits for your type");
-}
+// For a static_assert that fails only where its template is used.
+template <class...>
+inline constexpr bool never = false;
 
-template <class T, class Elements>
-auto narrow_to(const Elements& elements) {
-  if constexpr (is_variant<Elements>) {
-    return std::visit(
-        [](auto span) -> std::span<T> {
-          if constexpr (std::is_convertible_v<decltype(span), std::span<T>>) {
-            return span;
-          } else {
-            throw std::invalid_argument("tensor holds another element type at run time");
-          }
-        },
-        elements);
+template <class Tensor>
+using elements_t = std::remove_cvref_t<decltype(tensor_traits<std::remove_cvref_t<Tensor>>::elements(
+    std::declval<Tensor&>()))>;
+
+// Fails to compile, with a sentence that says what to write instead, unless `Tensor` is a tensor. The deduced
+// return type has the compiler look into it where it is called, before it stumbles over what follows there.
+template <class Tensor>
+constexpr auto require_tensor() {
+  using bare = std::remove_cvref_t<Tensor>;
+  if constexpr (tensor<Tensor>) {
+    if constexpr (!is_variant<elements_t<Tensor>>) {
+      using value = std::remove_cv_t<typename elements_t<Tensor>::element_type>;
+      static_assert(
+          !std::is_pointer_v<value> && !std::ranges::range<value>,
+          "lamina: the elements are pointers or containers, not numbers. Pass the elements of one layer as "
+          "one tensor, layer by layer");
+      static_assert(
+          !std::is_arithmetic_v<value> || element<value>,
+          "lamina: the elements are neither float nor double. Pass a copy in one of them, for example "
+          "std::vector<float>(t.begin(), t.end())");
+    }
+  } else if constexpr (requires { typename tensor_traits<bare>::refusal; }) {
+    static_assert(std::is_empty_v<typename tensor_traits<bare>::refusal>);  // instantiates it
+  } else if constexpr (std::is_pointer_v<bare>) {
+    static_assert(
+        never<Tensor>,
+        "lamina: a pointer does not tell how many elements it points to. Pass lamina::view(pointer, shape) "
+        "or std::span(pointer, count)");
+  } else if constexpr (std::ranges::input_range<Tensor>) {
+    static_assert(
+        never<Tensor>,
+        "lamina: the elements of this range do not lie in one piece of memory. Pass a contiguous copy, for "
+        "example std::vector<float>(t.begin(), t.end())");
   } else {
     static_assert(
-        std::is_convertible_v<Elements, std::span<T>>,
-        "lamina: the tensor's element type differs from the one asked for, or the tensor is const where "
-        "it is written to");
-    return std::span<T>(elements);
+        never<Tensor>,
+        "lamina: not a tensor. Pass a contiguous range (std::span, std::vector, ...), include the adapter of "
+        "your library from lamina/adapt/, or specialise lamina::tensor_traits for your type");
   }
 }
 
+template <class T, class Span>
+constexpr auto require_convertible() {
+  using given = typename Span::element_type;
+  static_assert(
+      std::is_const_v<T> || !std::is_const_v<given>,
+      "lamina: the tensor is const, or a view of const elements, and would be written to. Pass one that may "
+      "be written");
+  static_assert(
+      std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
+      "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
+      "(decode<double>, gradient_compressor<double>, ...) of the tensor's type");
+}
+
+template <class T, class Elements>
+std::span<T> narrow_to(const Elements& elements) {
+  if constexpr (is_variant<Elements>) {
+    return std::visit(
+        []<class Span>(Span span) -> std::span<T> {
+          if constexpr (std::is_convertible_v<Span, std::span<T>>) {
+            return span;
+          } else {
+            throw std::invalid_argument(
+                "the tensor holds another element type at run time than the one asked for: pass a converted "
+                "copy");
+          }
+        },
+        elements);
+  } else if constexpr (std::is_convertible_v<Elements, std::span<T>>) {
+    return elements;
+  } else {
+    require_convertible<T, Elements>();
+    return {};
+  }
+}
+
+// Product of the shape. A zero counts before an overflow: an empty tensor may have any other dimensions.
+template <class Shape>
+constexpr std::size_t checked_product(const Shape& shape) {
+  std::size_t product = 1;
+  bool overflows = false;
+  bool is_empty = false;
+  for (const auto dimension : shape) {
+    if (std::cmp_less(dimension, 0)) {
+      throw std::invalid_argument("the shape has the negative dimension " + std::to_string(dimension));
+    }
+    const auto factor = static_cast<std::size_t>(dimension);
+    if (factor == 0) {
+      is_empty = true;
+    } else if (product > std::numeric_limits<std::size_t>::max() / factor) {
+      overflows = true;
+    } else {
+      product *= factor;
+    }
+  }
+  if (is_empty) return 0;
+  if (overflows) throw std::invalid_argument("the number of elements of the shape overflows");
+  return product;
+}
+
+template <class T, class Shape>
+constexpr std::span<T> checked_view(T* pointer, const Shape& shape) {
+  const std::size_t count = checked_product(shape);
+  if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+    throw std::invalid_argument("the number of bytes of the shape overflows");
+  }
+  if (pointer == nullptr && count > 0) {
+    throw std::invalid_argument("a null pointer where the shape has " + std::to_string(count) + " elements");
+  }
+  return {pointer, count};
+}
+
 }  // namespace detail
+
+/// The tensor of product(shape) elements that begin at `pointer`: a raw pointer with the shape that a
+/// framework gives for it, a range of integers. A shape of {} is one element. Nothing is owned or copied.
+///
+/// Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more
+/// than 0 elements.
+template <class T, std::ranges::input_range Shape>
+requires std::integral<std::ranges::range_value_t<Shape>>
+constexpr std::span<T> view(T* pointer, const Shape& shape) {
+  return detail::checked_view(pointer, shape);
+}
+template <class T>
+constexpr std::span<T> view(T* pointer, std::initializer_list<std::size_t> shape) {
+  return detail::checked_view(pointer, shape);
+}
 
 /// The elements of `tensor` to read, as T. A type that is known only at run time and is not T throws
 /// std::invalid_argument; one that is known at compile time and is not T does not compile.
 template <element T, class Tensor>
 std::span<const T> elements_of(const Tensor& tensor) {
   detail::require_tensor<const Tensor>();
-  return detail::narrow_to<const T>(tensor_traits<Tensor>::elements(tensor));
+  if constexpr (lamina::tensor<const Tensor>) {
+    return detail::narrow_to<const T>(tensor_traits<Tensor>::elements(tensor));
+  } else {
+    return {};
+  }
 }
 
-/// The elements of `tensor` to write. A view (std::span, a framework's tensor handle) may be passed as an
-/// rvalue.
+/// The elements of `tensor` to write; errors as above, and a const tensor does not compile. A view
+/// (std::span, a framework's tensor handle) may be passed as an rvalue.
 template <element T, class Tensor>
 std::span<T> writable_elements_of(Tensor&& tensor) {
   detail::require_tensor<Tensor>();
-  return detail::narrow_to<T>(tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor));
+  if constexpr (lamina::tensor<Tensor>) {
+    return detail::narrow_to<T>(tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor));
+  } else {
+    return {};
+  }
 }
 
 }  // namespace lamina

@@ -29,7 +29,8 @@ auto visit_gradient(const Tensor& gradient, const Visitor& visitor) {
             return visitor(std::span<const G>(span));
           } else {
             throw std::invalid_argument(
-                "the gradient holds another element type at run time than the residual");
+                "the gradient holds another element type at run time than the residual: pass a converted "
+                "copy");
             return visitor(std::span<const T>());  // gives the lambda its type
           }
         },

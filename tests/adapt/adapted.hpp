@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../support.hpp"
+#include "catch.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/tensor.hpp"
+#include "lamina/worker.hpp"
+
+/// What every adapter promises, with REQUIRE alone since torch has a CHECK of its own.
+namespace lamina_test {
+
+/// More elements than one block of reduction.hpp, both signs, sums that round.
+template <class T>
+std::vector<T> adapted_values(std::size_t count = 5000) {
+  std::mt19937 random(7);
+  return random_fractions<T>(random, count);
+}
+
+/// Every functor gives the bits that it gives for a vector of these values.
+template <class T, class Tensor>
+void require_functors(const Tensor& tensor, const std::vector<T>& values) {
+  const auto same = [&](auto functor) { return same_bits(functor(tensor), functor(values)); };
+  REQUIRE(same(lamina::mean_abs{}));
+  REQUIRE(same(lamina::l1_norm{}));
+  REQUIRE(same(lamina::l2_norm{}));
+  REQUIRE(same(lamina::root_mean_square{}));
+  REQUIRE(same(lamina::max_abs{}));
+  REQUIRE(same(lamina::signed_mean{}));
+}
+
+/// The tensor is read at `memory`, where the values lie, and gives functors and residuals the values' bits.
+template <class T, class Tensor>
+void require_readable(const Tensor& tensor, const T* memory, const std::vector<T>& values) {
+  REQUIRE(lamina::elements_of<T>(tensor).data() == memory);
+  REQUIRE(same_bits(lamina::elements_of<T>(tensor), values));
+  require_functors(tensor, values);
+  lamina::residual_accumulator<T> residual(model_of({values.size()}));
+  REQUIRE(same_bits(residual.accumulate(0, tensor), lamina::mean_abs{}(values)));
+  REQUIRE(same_bits(residual[0], values));
+}
+
+/// As above, and frames are restored into the tensor's memory.
+template <class T, class Tensor>
+void require_tensor(Tensor& tensor, const T* memory, const std::vector<T>& values) {
+  require_readable(std::as_const(tensor), memory, values);
+  REQUIRE(lamina::writable_elements_of<T>(tensor).data() == memory);
+
+  const lamina::layout model = model_of({values.size()});
+  lamina::gradient_compressor<T> worker(model, {.drop_ratio = 0});
+  worker.accumulate(0, tensor);
+  const std::vector<std::byte> bytes = worker.encode().to_bytes();
+  std::ranges::fill(lamina::writable_elements_of<T>(tensor), T(1));
+  lamina::decode<T>(bytes, model).restore(0, tensor);
+  REQUIRE(same_bits(std::span(memory, values.size()), values));
+}
+
+}  // namespace lamina_test

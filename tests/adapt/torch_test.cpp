@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// Torch first: its CHECK and Catch2's clash, so the tests say REQUIRE.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+#include "lamina/adapt/torch.hpp"
+
+#include "adapted.hpp"
+
+namespace {
+
+using lamina_test::adapted_values;
+using lamina_test::require_readable;
+using lamina_test::require_tensor;
+
+template <class T>
+constexpr at::ScalarType type_of = std::same_as<T, float> ? at::kFloat : at::kDouble;
+
+template <class T>
+at::Tensor tensor_of(const std::vector<T>& values, at::IntArrayRef shape) {
+  at::Tensor tensor = at::empty(shape, type_of<T>);
+  std::ranges::copy(values, tensor.data_ptr<T>());
+  return tensor;
+}
+
+// Refused to read, to write, by the functors and by accumulate, with a message that holds `sentence`.
+void require_refused(const at::Tensor& tensor, const std::string& sentence) {
+  const auto refused = [&](auto call) {
+    return lamina_test::contains(lamina_test::message_of<std::invalid_argument>(call), sentence);
+  };
+  lamina::residual_accumulator<float> residual(lamina_test::model_of({4}));
+  REQUIRE(refused([&] { lamina::elements_of<float>(tensor); }));
+  REQUIRE(refused([&] { lamina::writable_elements_of<float>(tensor); }));
+  REQUIRE(refused([&] { lamina::mean_abs{}(tensor); }));
+  REQUIRE(refused([&] { residual.accumulate(0, tensor); }));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("torch: a dense CPU tensor is a tensor where it lies", "", float, double) {
+  const auto values = adapted_values<TestType>();
+  at::Tensor tensor = tensor_of(values, {50, 100});
+  require_tensor(tensor, tensor.template data_ptr<TestType>(), values);
+  const std::vector<TestType> second(values.begin() + 100, values.begin() + 200);
+  at::Tensor row = tensor[1];
+  require_tensor(row, tensor.template data_ptr<TestType>() + 100, second);
+  // A handle: also through a const one and an rvalue.
+  const at::Tensor constant = tensor;
+  lamina::writable_elements_of<TestType>(constant)[0] = 5;
+  lamina::writable_elements_of<TestType>(tensor.view({-1}))[1] = 6;
+  REQUIRE(tensor[0][0].template item<TestType>() == 5);
+  REQUIRE(tensor[0][1].template item<TestType>() == 6);
+}
+
+TEST_CASE("torch: tensors without elements and of dimension 0 are tensors") {
+  for (const at::Tensor& empty : {at::empty({0}), at::empty({3, 0, 2}), at::empty({0, 4}).t()}) {
+    REQUIRE(lamina::elements_of<float>(empty).empty());
+    REQUIRE(lamina::mean_abs{}(empty) == 0);
+  }
+  at::Tensor scalar = at::full({}, -3.0F);
+  require_tensor(scalar, scalar.data_ptr<float>(), std::vector<float>{-3});
+  // A dimension of 1 may have any stride.
+  const at::Tensor column = at::ones({4, 3}).t()[0].unsqueeze(0).contiguous().t();
+  REQUIRE(lamina::elements_of<float>(column).size() == 4);
+}
+
+TEST_CASE("torch: a parameter that requires a gradient is written in place, past autograd") {
+  at::Tensor leaf = at::ones({4}).set_requires_grad(true);
+  REQUIRE(c10::GradMode::is_enabled());
+  std::ranges::fill(lamina::writable_elements_of<float>(leaf), 2.0F);
+  REQUIRE(leaf.sum().item<float>() == 8);
+  REQUIRE(leaf.requires_grad());
+  REQUIRE(leaf.is_leaf());
+  REQUIRE(lamina::mean_abs{}(leaf * 2) == 4);  // not a leaf
+}
+
+TEST_CASE("torch: what is no dense float or double CPU tensor is refused with what to call") {
+  require_refused(at::Tensor(), "undefined");
+  require_refused(at::ones({2, 4}).t(), ".contiguous()");
+  require_refused(at::ones({4, 3}).select(1, 0), ".copy_()");
+  require_refused(at::ones({4}).unsqueeze(1).expand({4, 2}), ".contiguous()");
+  require_refused(at::ones({1, 2, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast), ".contiguous()");
+  require_refused(at::ones({4}).to_sparse(), ".to_dense()");
+  require_refused(at::ones({2, 2}).to_sparse_csr(), ".to_dense()");
+  require_refused(at::_neg_view(at::ones({4})), ".resolve_neg()");
+  require_refused(at::empty({4}, at::TensorOptions().device(at::kMeta)), "not on the CPU");
+  for (const at::ScalarType type :
+       {at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
+    require_refused(at::zeros({4}, type), std::string("holds ") + at::toString(type));
+    require_refused(at::zeros({4}, type), ".to(torch::kFloat)");
+  }
+  REQUIRE(lamina::elements_of<float>(at::_neg_view(at::ones({4})).resolve_neg())[0] == -1);
+  REQUIRE_THROWS_AS(lamina::elements_of<float>(at::ones({4}, at::kDouble)), std::invalid_argument);
+  REQUIRE_THROWS_AS(lamina::writable_elements_of<double>(at::ones({4})), std::invalid_argument);
+}
+
+TEST_CASE("torch: the layer of a tensor has its name and shape") {
+  const lamina::layer layer = lamina::layer_of("head", at::ones({10, 64}));
+  REQUIRE(layer.name == "head");
+  REQUIRE(layer.shape == std::vector<std::size_t>{10, 64});
+  REQUIRE(lamina::layer_of("scale", at::ones({})).elements() == 1);
+  const auto undefined = [] { lamina::layer_of("head", at::Tensor()); };
+  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'head'"));
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// EXPECT: lamina: an xtensor view or lazy expression has no elements in one piece of memory. Pass xt::eval(expression); to write into a view, write into an xt::xarray and assign that to the view
+
+#include "../adapt/xtensor_headers.hpp"
+#include "lamina/adapt/xtensor.hpp"
+#include "lamina/residual.hpp"
+
+int main() {
+  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  const xt::xtensor<float, 2> a = {{1, 2, 3}, {4, 5, 6}};
+#ifdef LAMINA_SHOULD_FAIL
+  residual.accumulate(0, xt::view(a, 1, xt::all()));
+#else
+  residual.accumulate(0, xt::eval(xt::view(a, 1, xt::all())));
+#endif
+}
