@@ -1,21 +1,8 @@
 # SPDX-License-Identifier: MIT
-function(run)
-  execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT status EQUAL 0)
-    list(JOIN ARGV " " command)
-    message(FATAL_ERROR "${command}\nended with ${status}:\n${output}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
-
-file(REMOVE_RECURSE "${WORK_DIR}")
-file(COPY "${CONSUMER_SOURCE_DIR}/" DESTINATION "${WORK_DIR}/consumer")
-run("${CMAKE_COMMAND}" --install "${LAMINA_BUILD_DIR}" --prefix "${WORK_DIR}/prefix")
-run("${CMAKE_COMMAND}" -S "${WORK_DIR}/consumer" -B "${WORK_DIR}/build"
-  "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
+# Builds examples/find_package against the installed lamina, outside this tree.
+include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
+file(COPY "${SOURCE_DIR}/examples/find_package/" DESTINATION "${WORK_DIR}/consumer")
+configure("${WORK_DIR}/consumer" "${WORK_DIR}/build" "-DCMAKE_PREFIX_PATH=${PREFIX}")
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
 run("${WORK_DIR}/build/consumer")
-message(STATUS "${output}")
-if(NOT output STREQUAL "lamina ${EXPECTED_VERSION}: threshold 0.3\n")
-  message(FATAL_ERROR "the consumer printed: ${output}")
-endif()
+expect_equal("what the consumer prints" "${output}" "lamina ${VERSION}: threshold 0.3\n")

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+# What cmake --install puts where: headers, the CMake package and lamina.pc, none of them bound to an architecture.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/lamina")
+set(pkgconfig_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
+
+target_include_directories(lamina INTERFACE "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lamina" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(TARGETS lamina EXPORT laminaTargets)
+install(EXPORT laminaTargets NAMESPACE lamina:: DESTINATION "${package_dir}")
+
+configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/laminaConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/laminaConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+install(FILES
+  "${PROJECT_BINARY_DIR}/laminaConfig.cmake"
+  "${PROJECT_BINARY_DIR}/laminaConfigVersion.cmake"
+  "${CMAKE_CURRENT_LIST_DIR}/LaminaComponents.cmake"
+  "${CMAKE_CURRENT_LIST_DIR}/LaminaDependencies.cmake"
+  DESTINATION "${package_dir}")
+
+# Relative to lamina.pc, so that the prefix can be moved.
+file(RELATIVE_PATH include_from_pc
+  "${CMAKE_INSTALL_PREFIX}/${pkgconfig_dir}" "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
+configure_file("${CMAKE_CURRENT_LIST_DIR}/lamina.pc.in" "${PROJECT_BINARY_DIR}/lamina.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/lamina.pc" DESTINATION "${pkgconfig_dir}")
+
+if(LAMINA_INSTALL_SINGLE_HEADER)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/lamina/*.hpp")
+  set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
+  execute_process(COMMAND "${CMAKE_COMMAND}"
+    "-DINCLUDE_DIR=${PROJECT_SOURCE_DIR}/include" "-DOUTPUT=${PROJECT_BINARY_DIR}/lamina_single.hpp"
+    -P "${CMAKE_CURRENT_LIST_DIR}/single_header.cmake" COMMAND_ERROR_IS_FATAL ANY)
+  install(FILES "${PROJECT_BINARY_DIR}/lamina_single.hpp" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+endif()
