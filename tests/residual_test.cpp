@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/residual.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <random>
+#include <thread>
 
 #include "catch.hpp"
 #include "support.hpp"
@@ -259,4 +263,600 @@ TEST_CASE("residual: an index far out of range is refused before anything is rea
   lamina::residual_accumulator<float> residual(model_of({1, 1}));
   CHECK_THROWS_AS(residual[std::size_t{1} << 40], std::out_of_range);
   CHECK_THROWS_AS(residual.clear(std::size_t{1} << 40), std::out_of_range);
+}
+
+namespace {
+
+// Runs the pieces in `threads` threads, whichever thread comes first.
+auto in_threads(std::size_t threads) {
+  return [threads](std::size_t pieces, auto&& work) {
+    std::atomic<std::size_t> next{0};
+    const auto take_pieces = [&] {
+      for (std::size_t i = next++; i < pieces; i = next++) work(i);
+    };
+    std::vector<std::thread> team;
+    for (std::size_t t = 1; t < threads; ++t) team.emplace_back(take_pieces);
+    take_pieces();
+    for (std::thread& each : team) each.join();
+  };
+}
+
+constexpr auto backwards = [](std::size_t pieces, auto&& work) {
+  for (std::size_t i = pieces; i-- > 0;) work(i);
+};
+
+constexpr std::size_t piece_elements = std::size_t{32} * 4096;
+
+template <class T>
+std::vector<T> widened(const auto& halves) {
+  std::vector<T> values;
+  for (const auto half : halves) values.push_back(static_cast<T>(lamina::to_float(half)));
+  return values;
+}
+
+lamina::residual_options with_check(lamina::finite_check check, double momentum = 0) {
+  return {.check = check, .momentum = momentum};
+}
+
+// u <- m u + g, a <- a + u, each rounding by itself; false, and nothing changed, if an element would not be finite.
+template <class T>
+bool literal_add(std::vector<T>& a, std::vector<T>& u, const std::vector<T>& gradient, double momentum) {
+  std::vector<T> new_a = a;
+  std::vector<T> new_u = u;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const volatile T product = static_cast<T>(momentum) * u[i];
+    const volatile T velocity = product + gradient[i];
+    const volatile T sum = a[i] + velocity;
+    new_u[i] = velocity;
+    new_a[i] = sum;
+  }
+  if (!std::ranges::all_of(new_a, [](T each) { return std::isfinite(each); })) return false;
+  a = new_a;
+  u = new_u;
+  return true;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, with any number of threads", "",
+                   float, double) {
+  std::mt19937 random(501);
+  for (const std::size_t elements : {piece_elements - 1, piece_elements, piece_elements + 1,
+                                     piece_elements + 4096, 2 * piece_elements, 3 * piece_elements + 77}) {
+    const lamina::layout model = model_of({5, elements, 7});
+    std::vector<std::vector<TestType>> gradients;
+    for (int step = 0; step < 2; ++step) gradients.push_back(random_fractions<TestType>(random, elements));
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+      for (const double momentum : {0.0, 0.9}) {
+        CAPTURE(elements, momentum);
+        const auto run = [&](const auto& functor, const auto& execution) {
+          lamina::residual_accumulator<TestType> residual(model, with_check(check, momentum));
+          std::vector<double> values;
+          for (const auto& gradient : gradients) {
+            values.push_back(residual.accumulate(1, gradient, functor, execution));
+          }
+          return std::pair(values, copy_of(residual.elements()));
+        };
+        const auto require_same = [&](const auto& functor) {
+          const auto expected = run(functor, lamina::sequential{});
+          const auto require_equal = [&](const auto& execution) {
+            const auto got = run(functor, execution);
+            REQUIRE(same_bits(got.first, expected.first));
+            REQUIRE(same_bits(got.second, expected.second));
+          };
+          for (const std::size_t threads : {1, 2, 3, 7}) require_equal(in_threads(threads));
+          require_equal(backwards);
+          REQUIRE(same_bits(expected.first.back(), functor(std::span(expected.second).subspan(5, elements))));
+        };
+        require_same(lamina::mean_abs{});
+        require_same(lamina::l2_norm{});
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: an execution gets pieces of 32 blocks, and none for a layer of one", "", float,
+                   double) {
+  struct row {
+    std::size_t elements, pieces;
+  };
+  for (const row each : {row{0, 0}, row{1, 0}, row{piece_elements, 0}, row{piece_elements + 1, 2},
+                         row{2 * piece_elements, 2}, row{2 * piece_elements + 1, 3}}) {
+    lamina::residual_accumulator<TestType> residual(model_of({each.elements}),
+                                                    with_check(lamina::finite_check::each_block));
+    std::vector<std::size_t> calls;
+    const auto note = [&](std::size_t pieces, auto&& work) {
+      calls.push_back(pieces);
+      for (std::size_t i = 0; i < pieces; ++i) work(i);
+    };
+    const std::vector<TestType> ones(each.elements, TestType(1));
+    residual.accumulate(0, ones, lamina::mean_abs{}, note);
+    CHECK(calls == (each.pieces == 0 ? std::vector<std::size_t>{} : std::vector<std::size_t>{each.pieces}));
+    CHECK(same_bits(residual[0], ones));
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wherever they stand", "", float,
+                   double) {
+  const std::size_t elements = 3 * piece_elements + 77;
+  const std::vector<TestType> ones(elements, TestType(1));
+  for (const std::size_t place : {std::size_t{0}, piece_elements - 1, piece_elements, 2 * piece_elements + 5,
+                                  3 * piece_elements, elements - 1}) {
+    for (const TestType bad : {nan_value<TestType>, infinity<TestType>, largest<TestType>}) {
+      auto gradient = ones;
+      gradient[place] = bad;
+      lamina::residual_accumulator<TestType> whole(model_of({elements}));
+      lamina::residual_accumulator<TestType> blocks(model_of({elements}),
+                                                    with_check(lamina::finite_check::each_block));
+      auto start = ones;
+      start[place] = largest<TestType>;
+      whole.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
+      blocks.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
+      REQUIRE_THROWS_AS(whole.accumulate(0, gradient, lamina::mean_abs{}, in_threads(3)),
+                        lamina::non_finite_gradient);
+      REQUIRE(same_bits(whole[0], start));
+      blocks.accumulate(0, gradient, lamina::mean_abs{}, in_threads(3));
+      const std::size_t begin = place / 4096 * 4096;
+      const std::size_t count = std::min<std::size_t>(4096, elements - begin);
+      REQUIRE(blocks.left_out_elements() == count);
+      auto expected = start;
+      for (std::size_t i = 0; i < elements; ++i) {
+        if (i < begin || i >= begin + count) expected[i] += gradient[i];
+      }
+      REQUIRE(same_bits(blocks[0], expected));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: half-width gradients add as the same ones widened do, bit for bit", "",
+                   (std::pair<float, lamina::float16>), (std::pair<double, lamina::float16>),
+                   (std::pair<float, lamina::bfloat16>), (std::pair<double, lamina::bfloat16>)) {
+  using T = typename TestType::first_type;
+  using half = typename TestType::second_type;
+  std::mt19937 random(502);
+  std::vector<std::size_t> lengths;
+  for (std::size_t length = 0; length <= 300; ++length) lengths.push_back(length);
+  lengths.insert(lengths.end(), {4032, 4094, 4095, 4096, 4097, 4098, 4160, 8191, 8192, 8193});
+  for (const std::size_t length : lengths) {
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+      for (const double momentum : {0.0, 0.9}) {
+        CAPTURE(length, momentum);
+        lamina::residual_accumulator<T> from_halves(model_of({1, length, 1}), with_check(check, momentum));
+        lamina::residual_accumulator<T> from_wide(model_of({1, length, 1}), with_check(check, momentum));
+        for (int step = 0; step < 4; ++step) {
+          std::vector<half> gradient(length);
+          for (half& each : gradient) {
+            // Any bits below 2^-1 and so: denormals and zeros of both signs among them.
+            each = {static_cast<std::uint16_t>(random())};
+            each.bits &= static_cast<std::uint16_t>(~0x4000U);
+            if (random() % 8 == 0) each.bits &= 0x800f;
+          }
+          const auto wide = widened<T>(gradient);
+          if (step == 3) {
+            REQUIRE(same_bits(from_halves.accumulate(1, gradient, lamina::l2_norm{}),
+                              from_wide.accumulate(1, wide, lamina::l2_norm{})));
+          } else {
+            REQUIRE(same_bits(from_halves.accumulate(1, gradient), from_wide.accumulate(1, wide)));
+          }
+          REQUIRE(same_bits(from_halves.elements(), from_wide.elements()));
+          REQUIRE(same_bits(from_halves.velocity(), from_wide.velocity()));
+        }
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: NaN, infinity and overflow by half-width gradients are refused", "", float,
+                   double) {
+  lamina::residual_accumulator<TestType> residual(model_of({70}));
+  const std::vector<TestType> start(70, largest<TestType>);
+  residual.accumulate(0, start);
+  for (const auto bits : std::initializer_list<std::uint16_t>{0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xffff}) {
+    for (const std::size_t place : {0, 64, 69}) {
+      std::vector<lamina::float16> gradient(70);
+      gradient[place].bits = bits;
+      REQUIRE_THROWS_AS(residual.accumulate(0, gradient), lamina::non_finite_gradient);
+      REQUIRE(same_bits(residual[0], start));
+    }
+  }
+  for (const auto bits : std::initializer_list<std::uint16_t>{0x7f80, 0xff80, 0x7f81, 0x7fc0, 0xffff}) {
+    std::vector<lamina::bfloat16> gradient(70);
+    gradient[69].bits = bits;
+    REQUIRE_THROWS_AS(residual.accumulate(0, gradient), lamina::non_finite_gradient);
+    REQUIRE(same_bits(residual[0], start));
+  }
+  const std::vector<lamina::bfloat16> large(70, lamina::bfloat16{0x7f7f});
+  if (sizeof(TestType) == 4) {
+    REQUIRE_THROWS_AS(residual.accumulate(0, large), lamina::non_finite_gradient);
+  } else {
+    REQUIRE_NOTHROW(residual.accumulate(0, large));
+  }
+  REQUIRE(same_bits(residual[0], start));
+}
+
+TEMPLATE_TEST_CASE("residual: each_block leaves out the whole block of a bad number and adds the others", "",
+                   float, double) {
+  const std::size_t elements = 2 * 4096 + 70;
+  const lamina::layout model = model_of({9, elements, 9});
+  std::mt19937 random(503);
+  for (const double momentum : {0.0, 0.9}) {
+    for (const TestType bad : {nan_value<TestType>, -nan_value<TestType>, infinity<TestType>,
+                               -infinity<TestType>, std::numeric_limits<TestType>::signaling_NaN()}) {
+      for (const std::size_t place :
+           {std::size_t{0}, std::size_t{2000}, std::size_t{4095}, std::size_t{4096}, std::size_t{6000},
+            std::size_t{8191}, std::size_t{8192}, elements - 35, elements - 1}) {
+        CAPTURE(momentum, place);
+        lamina::residual_accumulator<TestType> residual(
+            model, with_check(lamina::finite_check::each_block, momentum));
+        std::vector<TestType> a(elements);
+        std::vector<TestType> u(elements);
+        const std::size_t begin = place / 4096 * 4096;
+        const std::size_t count = std::min<std::size_t>(4096, elements - begin);
+        std::size_t left_out = 0;
+        // Left out of a clear residual, of a filled one, and of one after it was cleared.
+        for (int step = 0; step < 6; ++step) {
+          auto gradient = random_fractions<TestType>(random, elements);
+          const bool is_bad = step % 3 != 1;
+          auto without = gradient;
+          const auto before_a = a;
+          const auto before_u = u;
+          REQUIRE(literal_add(a, u, without, momentum));
+          if (is_bad) {
+            gradient[place] = bad;
+            left_out += count;
+            std::copy_n(before_a.begin() + std::ptrdiff_t(begin), count, a.begin() + std::ptrdiff_t(begin));
+            std::copy_n(before_u.begin() + std::ptrdiff_t(begin), count, u.begin() + std::ptrdiff_t(begin));
+          }
+          const double value = residual.accumulate(1, gradient);
+          REQUIRE(same_bits(residual[1], a));
+          REQUIRE(same_bits(value, literal_mean_abs<TestType>(a)));
+          REQUIRE(residual.left_out_elements() == left_out);
+          if (momentum > 0) REQUIRE(same_bits(residual.velocity().subspan(9, elements), u));
+          REQUIRE(same_bits(residual[0], std::vector<TestType>(9)));
+          REQUIRE(same_bits(residual[2], std::vector<TestType>(9)));
+          if (step == 2) {
+            residual.clear(1);
+            a.assign(elements, TestType(0));
+            u.assign(elements, TestType(0));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: each_block leaves out the blocks that would overflow", "", float, double) {
+  const std::size_t elements = 3 * 4096;
+  lamina::residual_accumulator<TestType> residual(model_of({elements}),
+                                                  with_check(lamina::finite_check::each_block));
+  std::vector<TestType> gradient(elements, TestType(1));
+  gradient[4096 + 17] = largest<TestType> * TestType(0.75);
+  gradient[2 * 4096] = -largest<TestType> * TestType(0.75);
+  residual.accumulate(0, gradient);
+  CHECK(residual.left_out_elements() == 0);
+  auto expected = gradient;
+  gradient[2 * 4096] = largest<TestType> * TestType(0.75);  // back to zero, where there is room
+  const double value = residual.accumulate(0, gradient);
+  CHECK(residual.left_out_elements() == 4096);
+  for (std::size_t i = 0; i < elements; ++i) {
+    if (i / 4096 != 1) expected[i] += gradient[i];
+  }
+  CHECK(same_bits(residual[0], expected));
+  CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
+  // Small gradients on a residual close to the largest number: what fits is added, what does not is left out.
+  lamina::residual_accumulator<TestType> full(model_of({2 * 4096}),
+                                              with_check(lamina::finite_check::each_block));
+  std::vector<TestType> start(2 * 4096, TestType(0));
+  start[0] = largest<TestType>;
+  full.accumulate(0, start);
+  full.accumulate(0, std::vector<TestType>(2 * 4096, TestType(1)));  // rounds to the largest number
+  CHECK(full.left_out_elements() == 0);
+  std::vector<TestType> half_digit(2 * 4096, TestType(1));
+  half_digit[0] = largest<TestType> * std::numeric_limits<TestType>::epsilon();
+  full.accumulate(0, half_digit);
+  CHECK(full.left_out_elements() == 4096);
+  CHECK(full[0][0] == largest<TestType>);
+  CHECK(full[0][1] == 1);
+  CHECK(full[0][4096] == 2);
+}
+
+TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; whole_layer leaves out none",
+                   "", float, double) {
+  lamina::residual_accumulator<TestType> residual(model_of({10, 4096 + 5}),
+                                                  with_check(lamina::finite_check::each_block));
+  std::vector<TestType> first(10, TestType(1));
+  std::vector<TestType> second(4096 + 5, TestType(1));
+  first[3] = nan_value<TestType>;
+  second[4096] = infinity<TestType>;
+  residual.accumulate(0, first);
+  CHECK(residual.left_out_elements() == 10);
+  residual.accumulate(1, second);
+  CHECK(residual.left_out_elements() == 15);
+  second[0] = nan_value<TestType>;
+  residual.accumulate(1, second);
+  CHECK(residual.left_out_elements() == 15 + 4096 + 5);
+  residual.accumulate(1, std::vector<TestType>(4096 + 5, TestType(1)));
+  CHECK(residual.left_out_elements() == 15 + 4096 + 5);
+
+  lamina::residual_accumulator<TestType> whole(model_of({10}));
+  CHECK_THROWS_AS(whole.accumulate(0, first), lamina::non_finite_gradient);
+  CHECK(whole.left_out_elements() == 0);
+}
+
+TEMPLATE_TEST_CASE("residual: momentum is u = m u + g, a += u, each rounded by itself", "", float, double) {
+  std::mt19937 random(504);
+  for (const double momentum : {0.1, 0.5, 0.9, 0.999}) {
+    for (const std::size_t length : {1, 63, 64, 65, 300, 4095, 4096, 4097, 8192 + 70}) {
+      for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+        CAPTURE(momentum, length);
+        lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}),
+                                                        with_check(check, momentum));
+        REQUIRE(residual.velocity().size() == length + 5);
+        std::vector<TestType> a(length);
+        std::vector<TestType> u(length);
+        const std::vector<TestType> ones(3, TestType(1));
+        residual.accumulate(0, ones);
+        for (int step = 0; step < 6; ++step) {
+          const auto gradient = random_fractions<TestType>(random, length);
+          const double value = residual.accumulate(1, gradient);
+          REQUIRE(literal_add(a, u, gradient, momentum));
+          REQUIRE(same_bits(residual[1], a));
+          REQUIRE(same_bits(residual.velocity().subspan(3, length), u));
+          REQUIRE(same_bits(value, literal_mean_abs<TestType>(a)));
+          if (step == 3) {
+            residual.clear(1);
+            a.assign(length, TestType(0));
+            u.assign(length, TestType(0));
+            REQUIRE(same_bits(residual.velocity().subspan(3, length), u));
+          }
+        }
+        REQUIRE(same_bits(residual[0], ones));  // neighbours keep theirs
+        REQUIRE(same_bits(residual.velocity().first(3), ones));
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: subtract takes out what a payload says, and the velocity whole", "", float,
+                   double) {
+  std::mt19937 random(505);
+  for (const auto type :
+       {lamina::payload_type::float16, lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+    const std::size_t length = 2 * 4096 + 70;
+    lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}), {.momentum = 0.5});
+    residual.accumulate(0, std::vector<TestType>(3, TestType(1)));
+    residual.accumulate(1, random_fractions<TestType>(random, length));
+    residual.accumulate(2, std::vector<TestType>(2, TestType(1)));
+    auto expected = copy_of(residual[1]);
+    std::vector<std::byte> wire(lamina::payload_bytes<TestType>(type, length));
+    lamina::detail::encode_payload(type, residual[1], wire.data());
+    std::vector<TestType> sent(length);
+    lamina::detail::decode_payload<TestType>(type, wire.data(), length, 0, sent);
+    residual.subtract(1, type, wire.data());
+    for (std::size_t i = 0; i < length; ++i) expected[i] -= sent[i];
+    CHECK(same_bits(residual[1], expected));
+    CHECK(same_bits(residual.velocity().subspan(3, length), std::vector<TestType>(length)));
+    CHECK(same_bits(residual.velocity().first(3), std::vector<TestType>(3, TestType(1))));
+    CHECK(same_bits(residual[2], std::vector<TestType>(2, TestType(1))));
+    // What stays counts when the next gradient comes.
+    const auto gradient = random_fractions<TestType>(random, length);
+    residual.accumulate(1, gradient);
+    for (std::size_t i = 0; i < length; ++i) expected[i] += gradient[i];
+    CHECK(same_bits(residual[1], expected));
+  }
+}
+
+TEST_CASE("residual: a momentum below 0 or from 1 on is refused, 0 keeps no velocity") {
+  for (const double momentum : {-0.1, 1.0, 1.5, nan_value<double>, infinity<double>, -infinity<double>}) {
+    const auto build = [&] { lamina::residual_accumulator<float>(model_of({1}), {.momentum = momentum}); };
+    CHECK(contains(message_of<std::invalid_argument>(build), "momentum"));
+  }
+  CHECK(lamina::residual_accumulator<float>(model_of({7})).velocity().empty());
+  CHECK(lamina::residual_accumulator<float>(model_of({7}), {.momentum = 0.5}).velocity().size() == 7);
+}
+
+TEMPLATE_TEST_CASE("residual: a clear residual takes a gradient as one of zeros does, -0 included", "", float,
+                   double) {
+  std::mt19937 random(506);
+  std::vector<std::size_t> lengths;
+  for (std::size_t length = 0; length <= 300; ++length) lengths.push_back(length);
+  lengths.insert(lengths.end(), {4095, 4096, 4097, 8192 + 70});
+  for (const std::size_t length : lengths) {
+    auto gradient = random_fractions<TestType>(random, length);
+    for (TestType& each : gradient) {
+      if (random() % 3 == 0) each = random() % 2 == 0 ? -TestType(0) : TestType(0);
+    }
+    const lamina::layout model = model_of({1, length, 1});
+    lamina::residual_accumulator<TestType> fresh(model);
+    lamina::residual_accumulator<TestType> cleared(model);
+    lamina::residual_accumulator<TestType> zeros(model);
+    cleared.accumulate(1, random_fractions<TestType>(random, length));
+    cleared.clear(1);
+    zeros.restore(std::vector<TestType>(length + 2), {});  // known to be anything, so it is read
+    auto expected = gradient;
+    for (TestType& each : expected) each += TestType(0);
+    const double value = zeros.accumulate(1, gradient);
+    REQUIRE(same_bits(zeros[1], expected));
+    REQUIRE(same_bits(fresh.accumulate(1, gradient), value));
+    REQUIRE(same_bits(fresh[1], expected));
+    REQUIRE(same_bits(cleared.accumulate(1, gradient), value));
+    REQUIRE(same_bits(cleared[1], expected));
+    REQUIRE(same_bits(value, literal_mean_abs<TestType>(expected)));
+    // And once more, now that none of them is clear.
+    zeros.accumulate(1, gradient);
+    fresh.accumulate(1, gradient);
+    REQUIRE(same_bits(fresh[1], zeros[1]));
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: many gradients just below what counts as small add up without an alarm", "",
+                   float, double) {
+  const TestType most_small =
+      std::nextafter(sizeof(TestType) == 4 ? TestType(0x1p100F) : TestType(0x1p990), TestType(0));
+  lamina::residual_accumulator<TestType> residual(model_of({3}));
+  // The bounds start just below the room they have, and soon leave it.
+  std::vector<TestType> a = {largest<TestType> / 4 - 64 * most_small, -largest<TestType> / TestType(4.5), 0};
+  residual.restore(a, {});
+  const std::vector<TestType> gradient = {most_small, -most_small, most_small};
+  for (int step = 0; step < 10'000; ++step) {
+    residual.accumulate(0, gradient);
+    for (std::size_t i = 0; i < 3; ++i) a[i] += gradient[i];
+    REQUIRE(same_bits(residual[0], a));
+  }
+  const std::vector<TestType> rest = {(largest<TestType> - a[0]) * TestType(0.999), 0, 0};
+  CHECK_NOTHROW(residual.accumulate(0, rest));
+  CHECK_THROWS_AS(residual.accumulate(0, rest), lamina::non_finite_gradient);
+}
+
+TEMPLATE_TEST_CASE("residual: refuses what would overflow and nothing else, small and huge by turns", "",
+                   float, double) {
+  const double momentum = GENERATE(0.0, 0.5, 0.9, 0.99);
+  const TestType most_small =
+      std::nextafter(sizeof(TestType) == 4 ? TestType(0x1p100F) : TestType(0x1p990), TestType(0));
+  std::mt19937 random(507);
+  int refused = 0;
+  int accepted = 0;
+  for (int run = 0; run < 300; ++run) {
+    CAPTURE(momentum, run);
+    lamina::residual_accumulator<TestType> whole(model_of({3}), {.momentum = momentum});
+    lamina::residual_accumulator<TestType> blocks(model_of({3}),
+                                                  with_check(lamina::finite_check::each_block, momentum));
+    std::vector<TestType> a(3);
+    std::vector<TestType> u(3);
+    for (int step = 0; step < 40; ++step) {
+      const bool huge = random() % 3 == 0;
+      std::vector<TestType> gradient(3);
+      for (TestType& each : gradient) {
+        const TestType share = static_cast<TestType>(below(random, 9)) / 8;
+        each = (huge ? largest<TestType> : most_small) * (random() % 2 == 0 ? share : -share);
+      }
+      const auto before = a;
+      if (literal_add(a, u, gradient, momentum)) {
+        ++accepted;
+        REQUIRE_NOTHROW(whole.accumulate(0, gradient));
+      } else {
+        ++refused;
+        REQUIRE_THROWS_AS(whole.accumulate(0, gradient), lamina::non_finite_gradient);
+      }
+      blocks.accumulate(0, gradient);
+      REQUIRE(same_bits(whole[0], a));
+      REQUIRE(same_bits(blocks[0], a));
+      if (momentum > 0) REQUIRE(same_bits(whole.velocity(), u));
+      if (momentum > 0) REQUIRE(same_bits(blocks.velocity(), u));
+      if (random() % 16 == 0) {
+        whole.clear(0);
+        blocks.clear(0);
+        a.assign(3, TestType(0));
+        u.assign(3, TestType(0));
+      }
+    }
+  }
+  CHECK(refused > 100);
+  CHECK(accepted > 100);
+}
+
+// A velocity near the largest number while the residual itself is small.
+TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residual and the gradient are small",
+                   "", float, double) {
+  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+    lamina::residual_accumulator<TestType> residual(model_of({1}), with_check(check, 0.99));
+    const auto share = [](double of_largest) {
+      return std::vector<TestType>{largest<TestType> * static_cast<TestType>(of_largest)};
+    };
+    residual.accumulate(0, share(-0.75));   // u = a = -0.75 of the largest
+    residual.accumulate(0, share(0.7425));  // u about 0
+    residual.accumulate(0, share(0.95));    // u = 0.95, a = 0.2
+    const auto before = copy_of(residual[0]);
+    REQUIRE(std::abs(before[0]) < largest<TestType> / 4);
+    const std::vector<TestType> zero = {0};  // u = 0.94, a = 1.14 of the largest
+    if (check == lamina::finite_check::whole_layer) {
+      CHECK_THROWS_AS(residual.accumulate(0, zero), lamina::non_finite_gradient);
+    } else {
+      residual.accumulate(0, zero);
+      CHECK(residual.left_out_elements() == 1);
+    }
+    CHECK(std::isfinite(residual[0][0]));
+    CHECK(same_bits(residual[0], before));
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: verify throws as accumulate would, and changes nothing", "", float, double) {
+  const lamina::layout model({{"a", {2}}, {"b", {3}}});
+  lamina::residual_accumulator<TestType> residual(model, {.momentum = 0.5});
+  const std::vector<TestType> start = {1, TestType(0.75) * largest<TestType>, 2};
+  residual.accumulate(1, start);
+  const auto elements = copy_of(residual.elements());
+  const auto velocity = copy_of(residual.velocity());
+  const auto verify = [&](std::size_t layer, std::vector<TestType> gradient) {
+    residual.verify(layer, std::span<const TestType>(gradient));
+    REQUIRE(same_bits(residual.elements(), elements));
+    REQUIRE(same_bits(residual.velocity(), velocity));
+  };
+  const auto both = [&]<class Exception>(std::size_t layer, std::vector<TestType> gradient, Exception*) {
+    const std::string message = message_of<Exception>([&] { verify(layer, gradient); });
+    CHECK(message == message_of<Exception>([&] { residual.accumulate(layer, gradient); }));
+    CHECK_FALSE(contains(message, "exception)"));
+    CHECK(same_bits(residual.elements(), elements));
+    CHECK(same_bits(residual.velocity(), velocity));
+  };
+  both(2, {1}, static_cast<std::out_of_range*>(nullptr));
+  both(1, {1, 2}, static_cast<std::invalid_argument*>(nullptr));
+  both(1, {1, nan_value<TestType>, 2}, static_cast<lamina::non_finite_gradient*>(nullptr));
+  both(0, {1, -infinity<TestType>}, static_cast<lamina::non_finite_gradient*>(nullptr));
+  both(1, {0, largest<TestType> / 2, 0}, static_cast<lamina::non_finite_gradient*>(nullptr));
+  for (int again = 0; again < 3; ++again) {
+    CHECK_NOTHROW(verify(0, {1, 2}));
+    CHECK_NOTHROW(verify(0, {largest<TestType>, largest<TestType>}));
+    CHECK_NOTHROW(verify(1, {1, -largest<TestType>, 1}));
+  }
+  CHECK_NOTHROW(residual.accumulate(0, std::vector<TestType>{1, 2}));
+
+  lamina::residual_accumulator<TestType> blocks(model, with_check(lamina::finite_check::each_block));
+  const std::vector<TestType> bad = {nan_value<TestType>, 1};
+  CHECK_NOTHROW(blocks.verify(0, std::span<const TestType>(bad)));
+  CHECK_THROWS_AS(blocks.verify(1, std::span<const TestType>(bad)), std::invalid_argument);
+}
+
+TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity and wrong sizes are refused",
+                   "", float, double) {
+  const lamina::layout model = model_of({2, 0, 3});
+  lamina::residual_accumulator<TestType> residual(model, {.momentum = 0.5});
+  residual.accumulate(0, std::vector<TestType>{1, 2});
+  residual.accumulate(2, std::vector<TestType>{3, 4, 5});
+  const auto elements = copy_of(residual.elements());
+  const auto velocity = copy_of(residual.velocity());
+  using values = std::vector<TestType>;
+  const values good = {1, -2, 3, TestType(0.75) * largest<TestType>, -TestType(0)};
+  const auto refuses = [&](const values& a, const values& u) {
+    CHECK_THROWS_AS(residual.restore(a, u), std::invalid_argument);
+    CHECK(same_bits(residual.elements(), elements));
+    CHECK(same_bits(residual.velocity(), velocity));
+  };
+  refuses({}, {});
+  refuses({1, 2, 3, 4}, good);
+  refuses({1, 2, 3, 4, 5, 6}, good);
+  refuses(good, {});
+  refuses(good, {1, 2, 3, 4});
+  for (const TestType bad : {nan_value<TestType>, infinity<TestType>, -infinity<TestType>}) {
+    for (std::size_t place = 0; place < 5; ++place) {
+      values broken(5, TestType(1));
+      broken[place] = bad;
+      refuses(broken, good);
+      refuses(good, broken);
+    }
+  }
+  const values u = {5, 6, 7, 8, 9};
+  residual.restore(good, u);
+  CHECK(same_bits(residual.elements(), good));
+  CHECK(same_bits(residual.velocity(), u));
+  CHECK(residual.left_out_elements() == 0);
+  // Restored numbers count when the next gradient comes, in size and in sum.
+  CHECK_THROWS_AS(residual.accumulate(2, values{0, largest<TestType> / 2, 0}), lamina::non_finite_gradient);
+  residual.accumulate(0, values{1, 1});
+  CHECK(same_bits(residual[0], values{1 + 3.5, -2 + 4}));
+
+  lamina::residual_accumulator<TestType> plain(model);
+  CHECK_THROWS_AS(plain.restore(good, u), std::invalid_argument);
+  CHECK_NOTHROW(plain.restore(good, {}));
+  CHECK(same_bits(plain.elements(), good));
 }

@@ -133,7 +133,7 @@ TEST_CASE("threshold: NaN is refused with the layer, wherever it stands") {
   }
 }
 
-TEST_CASE("threshold: R outside [0, 1] and NaN are refused") {
+TEST_CASE("threshold: R below 0, above 1 and NaN are refused") {
   const std::vector<double> values = {1};
   const std::vector<std::size_t> sizes = {1};
   for (const double ratio : {-0.001, 1.001, -1.0, infinity, -infinity, nan_value}) {

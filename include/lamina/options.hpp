@@ -35,7 +35,7 @@ struct compressor_options {
   /// over is saved for a layer that did not fit. Sent never exceeds budget·N·t by more than what the saving may hold,
   /// one step's share and the largest layer. Use it when the network has a price; drop_ratio, warm_up_steps and refresh
   /// then do not count.
-  std::optional<double> byte_budget;
+  std::optional<double> byte_budget = std::nullopt;
   /// A layer that was held back for so many steps is sent whatever its value; 0: never. Use it where a layer with small
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
   std::uint64_t max_age = 0;

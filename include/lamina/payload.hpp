@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 
 #include "lamina/half.hpp"
@@ -18,8 +19,10 @@
 namespace lamina {
 
 enum class payload_type : std::uint8_t {
-  as_is = 0,     ///< the layer's own type; nothing is copied. The paper's choice, and the default.
-  float16 = 1,   ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later
+  as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
+  float16 =
+      1,  ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float)
+          ///< or 2^58 (double) on they are not sent, since what is left over could not be written down
   bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
   int8 =
       3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale
@@ -66,17 +69,30 @@ T scale_value(std::uint8_t byte) noexcept {
   return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23U));
 }
 
+// From here on a number has no digits as fine as those of the payload's largest number, whose multiple of `finest` it is:
+// what is left over after sending that could not be written down. Such a number is not sent at all.
+template <element T>
+constexpr T unsendable_from(double finest) noexcept {
+  const double limit = finest * (sizeof(T) == 4 ? 0x1p24 : 0x1p53);
+  return limit < static_cast<double>(std::numeric_limits<T>::max()) ? static_cast<T>(limit)
+                                                                    : std::numeric_limits<T>::infinity();
+}
+
 template <element T>
 std::int8_t to_int8(T x, T inverse_scale) noexcept {
+  constexpr T unsendable = unsendable_from<T>(0x1p120);
+  if (std::abs(x) >= unsendable) return 0;
   return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
 }
 
 template <half_element Half, element T>
 void encode_half(std::span<const T> from, std::byte* to) noexcept {
+  constexpr T unsendable = unsendable_from<T>(std::same_as<Half, lamina::float16> ? 0x1p5 : 0x1p120);
+  constexpr T largest =
+      std::numeric_limits<float>::max();  // a double beyond it would become infinity on the way
   for (const T x : from) {
-    // A double beyond float's range would become infinity on the way.
-    const auto narrow = static_cast<float>(std::clamp(x, T(-3e38F), T(3e38F)));
-    const Half half = saturating_round<Half>(narrow);
+    const T sendable = std::abs(x) < unsendable ? std::clamp(x, -largest, largest) : T(0);
+    const Half half = saturating_round<Half>(static_cast<float>(sendable));
     std::memcpy(to, &half, sizeof half);
     to += sizeof half;
   }
@@ -140,7 +156,7 @@ void decode_payload(payload_type type, const std::byte* layer, std::size_t layer
                     std::span<T> to) noexcept {
   switch (type) {
     case payload_type::as_is:
-      std::memcpy(to.data(), layer + begin * sizeof(T), to.size_bytes());
+      if (!to.empty()) std::memcpy(to.data(), layer + begin * sizeof(T), to.size_bytes());
       return;
     case payload_type::float16:
       return decode_half<lamina::float16>(layer + begin * 2, to);

@@ -262,8 +262,11 @@ class residual_accumulator {
   template <class G>
   bool is_addable(std::size_t layer, std::size_t begin, const G* from, std::size_t count,
                   std::atomic<bool>& small) const {
-    if (states_[layer].magnitude_bound < room && detail::all_small<T>(count, detail::read_only<T, G>{from}))
+    const layer_state& state = states_[layer];
+    if (state.magnitude_bound < room && state.velocity_bound < room &&
+        detail::all_small<T>(count, detail::read_only<T, G>{from})) {
       return true;
+    }
     small = false;
     return detail::is_finite_magnitude(exact_bounds(layer, begin, from, count).magnitude_bound);
   }
@@ -287,7 +290,7 @@ class residual_accumulator {
       if (!detail::all_small<T>(count, detail::read_only<T, G>{from.data() + begin})) small = false;
     });
     layer_state after = states_[layer];
-    if (small && after.magnitude_bound < room) {
+    if (small && after.magnitude_bound < room && after.velocity_bound < room) {
       raise_bounds(after);
       return after;
     }

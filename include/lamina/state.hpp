@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,11 +26,14 @@ namespace detail {
 
 inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
 
+inline constexpr std::uint8_t state_flag_checksum = 1;
+inline constexpr std::uint8_t state_flag_velocity = 2;
+
 struct state_header {
   std::uint32_t magic = state_magic;
   std::uint16_t version = 1;
   std::uint8_t element_type = 0;
-  std::uint8_t has_velocity = 0;
+  std::uint8_t flags = 0;
   std::uint64_t fingerprint = 0;
   std::uint64_t layers = 0;
   std::uint64_t elements = 0;
@@ -42,14 +46,15 @@ static_assert(sizeof(state_header) == 64 && std::is_trivially_copyable_v<state_h
 
 template <class Value>
 void append(std::vector<std::byte>& bytes, std::span<const Value> values) {
-  const auto more = std::as_bytes(values);
-  bytes.insert(bytes.end(), more.begin(), more.end());
+  const std::size_t end = bytes.size();
+  bytes.resize(end + values.size_bytes());
+  if (!values.empty()) std::memcpy(bytes.data() + end, values.data(), values.size_bytes());
 }
 
 template <class Value>
 std::vector<Value> take(std::span<const std::byte>& bytes, std::size_t count) {
   std::vector<Value> values(count);
-  std::memcpy(values.data(), bytes.data(), count * sizeof(Value));
+  if (count > 0) std::memcpy(values.data(), bytes.data(), count * sizeof(Value));
   bytes = bytes.subspan(count * sizeof(Value));
   return values;
 }
@@ -75,7 +80,8 @@ std::vector<std::byte> save_state(const residual_accumulator<T>& residual,
 
   detail::state_header header;
   header.element_type = detail::element_code<T>;
-  header.has_velocity = residual.velocity().empty() ? 0 : 1;
+  header.flags = (detail::checksum::available ? detail::state_flag_checksum : 0) |
+                 (residual.velocity().empty() ? 0 : detail::state_flag_velocity);
   header.fingerprint = residual.model().fingerprint();
   header.layers = residual.model().layers();
   header.elements = residual.model().elements();
@@ -102,17 +108,26 @@ std::uint64_t load_state(std::span<const std::byte> bytes, residual_accumulator<
   refuse_if(header.version != detail::state_header{}.version, frame_errc::unsupported_version);
   refuse_if(header.element_type != detail::element_code<T>, frame_errc::wrong_element_type);
   const layout& model = residual.model();
+  const std::uint8_t velocity_flag = residual.velocity().empty() ? 0 : detail::state_flag_velocity;
+  refuse_if((header.flags & ~(detail::state_flag_checksum | detail::state_flag_velocity)) != 0,
+            frame_errc::nonzero_reserved);
   refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers() ||
                 header.elements != model.elements() ||
-                header.has_velocity != (residual.velocity().empty() ? 0 : 1),
+                (header.flags & detail::state_flag_velocity) != velocity_flag,
             frame_errc::wrong_layout);
+  const bool has_checksum = (header.flags & detail::state_flag_checksum) != 0;
+  refuse_if(has_checksum && !detail::checksum::available, frame_errc::checksum_unsupported);
 
   auto body = bytes.subspan(sizeof header);
   const std::size_t expected = model.layers() * sizeof(std::uint64_t) +
                                (residual.elements().size() + residual.velocity().size()) * sizeof(T);
   refuse_if(body.size() < expected, frame_errc::truncated);
   refuse_if(body.size() > expected, frame_errc::trailing_bytes);
-  refuse_if(detail::state_checksum(header, body) != header.checksum, frame_errc::checksum_mismatch);
+  refuse_if(header.checksum != (has_checksum ? detail::state_checksum(header, body) : 0),
+            frame_errc::checksum_mismatch);
+  if (std::isnan(header.threshold) || !std::isfinite(header.allowance)) {
+    throw std::invalid_argument("the saved threshold or allowance is not a number");
+  }
 
   layer_selector::memory memory{header.threshold, header.allowance,
                                 detail::take<std::uint64_t>(body, model.layers())};

@@ -140,7 +140,8 @@ class gradient_compressor {
   }
 
   /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
-  /// Throws decode_error, and changes nothing, for bytes that are damaged or of another model.
+  /// Changes nothing and throws decode_error for bytes that are damaged or of another model, std::invalid_argument if
+  /// they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) {
     step_ = load_state<T>(bytes, residual_, selector_);
     phase_ = phase::committed;

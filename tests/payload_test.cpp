@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/payload.hpp"
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <random>
+
+#include "catch.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/server.hpp"
+#include "lamina/worker.hpp"
+#include "support.hpp"
+
+using lamina::frame_errc;
+using lamina::payload_bytes;
+using lamina::payload_type;
+using namespace lamina_test;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+template <class T>
+using tensors = std::vector<std::vector<T>>;
+
+constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                   payload_type::int8};
+constexpr std::array rounding_types = {payload_type::float16, payload_type::bfloat16, payload_type::int8};
+
+template <class T>
+bytes encoded(payload_type type, const std::vector<T>& values) {
+  bytes to(payload_bytes<T>(type, values.size()));
+  lamina::detail::encode_payload(type, std::span<const T>(values), to.data());
+  return to;
+}
+
+template <class T>
+std::vector<T> decoded(payload_type type, const bytes& from, std::size_t elements) {
+  std::vector<T> values(elements);
+  lamina::detail::decode_payload<T>(type, from.data(), elements, 0, values);
+  return values;
+}
+
+template <class T>
+std::vector<T> round_trip(payload_type type, const std::vector<T>& values) {
+  return decoded<T>(type, encoded(type, values), values.size());
+}
+
+int scale_exponent(std::byte scale) {
+  return std::to_integer<int>(scale) - 127;
+}
+
+// Numbers of any size between 2^lowest and 2^highest, both signs, full mantissas.
+template <class T>
+std::vector<T> of_all_sizes(std::mt19937& random, std::size_t count, int lowest, int highest) {
+  std::vector<T> values(count);
+  for (T& value : values) {
+    T mantissa = T(1) + static_cast<T>(random()) * T(0x1p-32) + static_cast<T>(random()) * T(0x1p-64);
+    while (mantissa >= 2) mantissa /= 2;
+    const int exponent = lowest + static_cast<int>(below(random, static_cast<std::size_t>(highest - lowest)));
+    value = std::ldexp(random() % 2 == 0 ? mantissa : -mantissa, exponent);
+  }
+  return values;
+}
+
+// Fractions whose size differs from one int8 block to the next, so that every block has its own scale.
+template <class T>
+std::vector<T> uneven_fractions(std::mt19937& random, std::size_t count) {
+  auto values = random_fractions<T>(random, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = std::ldexp(values[i], static_cast<int>(i / 64 * 7 % 23) - 11);
+  }
+  return values;
+}
+
+// What x - sent lost by rounding (Knuth's two-sum, exact wherever nothing overflows).
+template <class T>
+T lost(T x, T sent) {
+  const volatile T left = x - sent;
+  const volatile T x_again = left + sent;
+  const volatile T sent_again = x_again - left;
+  const volatile T error_of_sent = sent - sent_again;
+  const volatile T error_of_left = x - x_again;
+  return static_cast<T>(left + sent) == x && error_of_sent == 0 && error_of_left == 0 ? T(0) : T(1);
+}
+
+template <class T>
+bool leaves_exact_rest(payload_type type, const std::vector<T>& values) {
+  const std::vector<T> sent = round_trip(type, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const T left = values[i] - sent[i];
+    if (!std::isfinite(sent[i]) || !std::isfinite(left)) return false;
+    if (static_cast<long double>(values[i]) - static_cast<long double>(sent[i]) !=
+            static_cast<long double>(left) ||
+        lost(values[i], sent[i]) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The range in which the type's largest number is a multiple of the last digit of what is cut there.
+template <class T>
+int exact_below_exponent(payload_type type) {
+  if (sizeof(T) == 4) return type == payload_type::float16 ? 28 : 127;
+  return type == payload_type::float16 ? 57 : 172;
+}
+
+template <class T>
+bytes frame_of(const lamina::layout& model, const lamina::selection& chosen, const tensors<T>& layers,
+               payload_type type, std::uint64_t step = 1, std::uint32_t sender = 0) {
+  lamina::frame_encoder<T> encoder(model);
+  return encoder
+      .encode(
+          lamina::frame_kind::gradients, step, sender, chosen,
+          [&](std::size_t l) { return std::span<const T>(layers[l]); }, type)
+      .to_bytes();
+}
+
+template <class T>
+frame_errc refusal(std::span<const std::byte> frame, const lamina::layout& model) {
+  std::error_code error;
+  const auto view = lamina::decode<T>(frame, model, error);
+  CHECK((error ? view.layers() == 0 : view.layers() == model.layers()));
+  return static_cast<frame_errc>(error.value());
+}
+
+}  // namespace
+
+TEST_CASE("payload: bytes of a layer for every type") {
+  struct row {
+    std::size_t elements, halves, int8;
+  };
+  for (const row each : {row{0, 0, 0}, row{1, 2, 2}, row{63, 126, 64}, row{64, 128, 65}, row{65, 130, 67},
+                         row{4096, 8192, 4160}, row{4097, 8194, 4162}}) {
+    CAPTURE(each.elements);
+    CHECK(payload_bytes<float>(payload_type::as_is, each.elements) == 4 * each.elements);
+    CHECK(payload_bytes<double>(payload_type::as_is, each.elements) == 8 * each.elements);
+    for (const payload_type type : {payload_type::float16, payload_type::bfloat16}) {
+      CHECK(payload_bytes<float>(type, each.elements) == each.halves);
+      CHECK(payload_bytes<double>(type, each.elements) == each.halves);
+    }
+    CHECK(payload_bytes<float>(payload_type::int8, each.elements) == each.int8);
+    CHECK(payload_bytes<double>(payload_type::int8, each.elements) == each.int8);
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: encoding writes payload_bytes and not one more", "", float, double) {
+  std::mt19937 random(311);
+  for (const payload_type type : rounding_types) {
+    for (const std::size_t elements : {0, 1, 63, 64, 65, 127, 128, 129, 4096, 4097}) {
+      const auto values = random_fractions<TestType>(random, elements);
+      const std::size_t size = payload_bytes<TestType>(type, elements);
+      bytes guarded(size + 8, std::byte{0xa5});
+      lamina::detail::encode_payload(type, std::span<const TestType>(values), guarded.data());
+      for (std::size_t i = size; i < guarded.size(); ++i) REQUIRE(guarded[i] == std::byte{0xa5});
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: the error of a round trip is bounded by the type's precision", "", float,
+                   double) {
+  std::mt19937 random(312);
+  for (int round = 0; round < 20; ++round) {
+    // A double takes the way over float, which costs 2^-24 once more.
+    const double over_float = sizeof(TestType) == 4 ? 0 : 0x1p-24;
+    const auto in_range = of_all_sizes<TestType>(random, 4097, -14, 15);
+    const auto halves = round_trip(payload_type::float16, in_range);
+    for (std::size_t i = 0; i < in_range.size(); ++i) {
+      REQUIRE(std::abs(halves[i] - in_range[i]) <= (0x1p-11 + over_float) * std::abs(in_range[i]));
+    }
+    const auto tiny = of_all_sizes<TestType>(random, 4097, -60, -14);
+    const auto tiny_halves = round_trip(payload_type::float16, tiny);
+    for (std::size_t i = 0; i < tiny.size(); ++i) {
+      REQUIRE(std::abs(tiny_halves[i] - tiny[i]) <= 0x1p-25);
+    }
+    const auto any = of_all_sizes<TestType>(random, 4097, -126, 127);
+    const auto brain = round_trip(payload_type::bfloat16, any);
+    for (std::size_t i = 0; i < any.size(); ++i) {
+      REQUIRE(std::abs(brain[i] - any[i]) <= (0x1p-8 + over_float) * std::abs(any[i]));
+    }
+    const auto values = of_all_sizes<TestType>(random, 4097, -10, 10);
+    const auto integers = round_trip(payload_type::int8, values);
+    for (std::size_t begin = 0; begin < values.size(); begin += 64) {
+      const std::size_t end = std::min<std::size_t>(values.size(), begin + 64);
+      TestType largest = 0;
+      for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(values[i]));
+      for (std::size_t i = begin; i < end; ++i) {
+        REQUIRE(std::abs(integers[i] - values[i]) <= largest / 127);
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: what the type can write comes back as it was", "", float, double) {
+  const std::vector<TestType> numbers = {0, 1, -1, TestType(0.5), -96, 127, TestType(1.984375)};
+  for (const payload_type type : {payload_type::float16, payload_type::bfloat16}) {
+    CHECK(same_bits(round_trip(type, numbers), numbers));
+  }
+  for (const int exponent : {-120, -40, 0, 40, 110}) {
+    std::vector<TestType> values;
+    for (int i = -127; i <= 127; ++i) values.push_back(std::ldexp(TestType(i), exponent));
+    for (std::size_t begin = 0; begin + 64 <= values.size(); ++begin) {
+      std::vector<TestType> block(values.begin() + std::ptrdiff_t(begin),
+                                  values.begin() + std::ptrdiff_t(begin) + 64);
+      block[17] = values.back();
+      REQUIRE(round_trip(payload_type::int8, block) == block);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: numbers beyond the type's range are cut to its largest of the same sign", "",
+                   float, double) {
+  const TestType big = TestType(1e8F);
+  CHECK(round_trip<TestType>(payload_type::float16, {big, -big}) == std::vector<TestType>{65504, -65504});
+}
+
+TEMPLATE_TEST_CASE("payload: numbers so large that no rest could be written down are not sent", "", float,
+                   double) {
+  const TestType limit = sizeof(TestType) == 4 ? TestType(0x1p29) : TestType(0x1p58);
+  const TestType below = std::nextafter(limit, TestType(0));
+  CHECK(round_trip<TestType>(payload_type::float16, {limit, -limit, below, -below}) ==
+        std::vector<TestType>{0, 0, 65504, -65504});
+  const TestType most = std::numeric_limits<TestType>::max();
+  for (const payload_type type : {payload_type::bfloat16, payload_type::int8}) {
+    const auto sent = round_trip<TestType>(type, {most, -most});
+    CHECK((sent[0] > 0) == (sizeof(TestType) == 4));  // a float's are in reach of both, a double's of neither
+    CHECK(std::isfinite(sent[0]));
+    CHECK(sent[1] == -sent[0]);
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: what is left over is exact", "", float, double) {
+  std::mt19937 random(313);
+  const TestType least = std::numeric_limits<TestType>::denorm_min();
+  const TestType smallest = std::numeric_limits<TestType>::min();
+  for (const payload_type type : rounding_types) {
+    CAPTURE(static_cast<int>(type));
+    for (int round = 0; round < 10; ++round) {
+      CHECK(leaves_exact_rest(type, random_fractions<TestType>(random, 1000)));
+      CHECK(leaves_exact_rest(type, of_all_sizes<TestType>(random, 1000, -20, 18)));
+      // Tiny numbers, then large ones next to tiny ones in the same block.
+      const int lowest = std::numeric_limits<TestType>::min_exponent - 20;
+      CHECK(leaves_exact_rest(type, of_all_sizes<TestType>(random, 1000, lowest, -100)));
+      const int beyond = exact_below_exponent<TestType>(type);
+      CHECK(leaves_exact_rest(type, of_all_sizes<TestType>(random, 1000, beyond - 30, beyond)));
+      // Every element alone in its block too.
+      for (const TestType x : of_all_sizes<TestType>(random, 1000, -140, beyond)) {
+        REQUIRE(leaves_exact_rest<TestType>(type, {x}));
+      }
+    }
+    CHECK(leaves_exact_rest<TestType>(type, std::vector<TestType>(130, TestType(0))));
+    CHECK(leaves_exact_rest<TestType>(type, std::vector<TestType>(130, -TestType(0))));
+    CHECK(
+        leaves_exact_rest<TestType>(type, {least, -least, 3 * least, smallest, -smallest, 0, -TestType(0)}));
+    // Ties: half-way between two numbers that can be written.
+    std::vector<TestType> ties;
+    for (int i = 0; i < 127; ++i) ties.push_back(TestType(i) + TestType(0.5));
+    for (int i = 2048; i < 2100; ++i) ties.push_back(static_cast<TestType>(2 * i + 1));
+    for (int i = 256; i < 300; ++i) ties.push_back(static_cast<TestType>(2 * i + 1));
+    ties.push_back(127);
+    CHECK(leaves_exact_rest(type, ties));
+  }
+}
+
+TEST_CASE("payload: what is left over is exact for every float of a block with large and tiny neighbours") {
+  std::mt19937 random(314);
+  for (const payload_type type : {payload_type::bfloat16, payload_type::int8}) {
+    for (int round = 0; round < 50; ++round) {
+      const auto values = of_all_sizes<float>(random, 640, -149, 127);
+      const auto sent = round_trip(type, values);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const float left = values[i] - sent[i];
+        REQUIRE(lost(values[i], sent[i]) == 0);
+        REQUIRE(std::abs(left) <= std::abs(values[i]));
+      }
+    }
+  }
+}
+
+// Cut at the largest number of the type, whose last digit is below that of the number cut.
+TEST_CASE("payload: what is left over is exact far beyond the type's range too") {
+  CHECK(leaves_exact_rest<float>(payload_type::float16, {0x1p30F}));
+  CHECK(leaves_exact_rest<float>(payload_type::float16, {1e30F, -1e30F}));
+  CHECK(leaves_exact_rest<double>(payload_type::float16, {0x1p60}));
+  CHECK(leaves_exact_rest<double>(payload_type::bfloat16, {1e300, -1e300}));
+  CHECK(leaves_exact_rest<double>(payload_type::int8, {1e300, -1e300}));
+}
+
+TEMPLATE_TEST_CASE("payload: int8 scales are powers of two, as small as the block allows", "", float,
+                   double) {
+  std::mt19937 random(315);
+  for (int round = 0; round < 200; ++round) {
+    const int size = static_cast<int>(below(random, 200)) - 100;
+    const auto values = of_all_sizes<TestType>(random, 64 * 5 + 9, size - 6, size);
+    const bytes wire = encoded(payload_type::int8, values);
+    for (std::size_t block = 0; block < 6; ++block) {
+      TestType largest = 0;
+      for (std::size_t i = 64 * block; i < std::min(values.size(), 64 * block + 64); ++i) {
+        largest = std::max(largest, std::abs(values[i]));
+      }
+      const int exponent = scale_exponent(wire[block]);
+      REQUIRE(largest <= std::ldexp(TestType(127), exponent));
+      REQUIRE(largest > std::ldexp(TestType(127), exponent - 1));
+      REQUIRE(same_bits(static_cast<double>(lamina::detail::scale_value<TestType>(
+                            std::to_integer<std::uint8_t>(wire[block]))),
+                        std::ldexp(1.0, exponent)));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: the largest element of an int8 block never wraps", "", float, double) {
+  const TestType infinity = std::numeric_limits<TestType>::infinity();
+  for (int exponent = -113; exponent <= 119; ++exponent) {
+    for (const double base : {64.0, 63.5, 127.0, 127.25, 127.5, 127.75, 128.0, 126.5, 100.0}) {
+      const TestType exact = std::ldexp(static_cast<TestType>(base), exponent);
+      for (const TestType largest :
+           {exact, std::nextafter(exact, infinity), std::nextafter(exact, TestType(0))}) {
+        for (const TestType signed_largest : {largest, -largest}) {
+          const bytes wire =
+              encoded<TestType>(payload_type::int8, {signed_largest / 3, signed_largest, signed_largest / 7});
+          const int integer = std::bit_cast<std::int8_t>(wire[2]);
+          CAPTURE(base, exponent);
+          REQUIRE((integer < 0) == (signed_largest < 0));
+          REQUIRE(std::abs(integer) >= 64);
+          REQUIRE(std::abs(integer) <= 127);
+        }
+      }
+    }
+  }
+  // Beyond the scales there are: cut or zero, of the same sign.
+  const TestType most = std::numeric_limits<float>::max();
+  const bytes wire = encoded<TestType>(payload_type::int8, {most, -most});
+  CHECK(std::bit_cast<std::int8_t>(wire[1]) == 127);
+  CHECK(std::bit_cast<std::int8_t>(wire[2]) == -127);
+  const TestType least = std::numeric_limits<TestType>::denorm_min();
+  CHECK(round_trip<TestType>(payload_type::int8, {least, -least}) == std::vector<TestType>{0, 0});
+  CHECK(round_trip<TestType>(payload_type::int8, {0, 0}) == std::vector<TestType>{0, 0});
+}
+
+TEMPLATE_TEST_CASE("payload: integers in the middle of an int8 block round to nearest, ties to even", "",
+                   float, double) {
+  const std::vector<TestType> values = {127,
+                                        TestType(0.5),
+                                        TestType(1.5),
+                                        TestType(2.5),
+                                        TestType(-0.5),
+                                        -TestType(1.5),
+                                        TestType(2.75),
+                                        -TestType(3.25)};
+  CHECK(round_trip(payload_type::int8, values) == std::vector<TestType>{127, 0, 2, 2, 0, -2, 3, -3});
+}
+
+TEMPLATE_TEST_CASE("payload: frames of every type hold what encode_payload wrote, size and all", "", float,
+                   double) {
+  std::mt19937 random(316);
+  const lamina::layout model = model_of({3, 0, 64, 65, 4096 + 70, 1, 7});
+  lamina::selection chosen(model);
+  for (const std::size_t l : {0, 2, 3, 4, 6}) chosen.send(l);
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (const payload_type type : every_type) {
+    CAPTURE(static_cast<int>(type));
+    const bytes frame = frame_of(model, chosen, layers, type, 9, 4);
+    std::size_t size = 64 + 64;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (chosen.is_sent(l)) size += payload_bytes<TestType>(type, model.sizes()[l]);
+    }
+    REQUIRE(frame.size() == size);
+    const auto view = lamina::decode<TestType>(frame, model);
+    CHECK(view.payload() == type);
+    CHECK(view.step() == 9);
+    CHECK(view.sender() == 4);
+    CHECK(view.sent_elements() == chosen.sent_elements());
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      std::vector<TestType> out(model.sizes()[l], TestType(-1));
+      view.restore(l, out);
+      CHECK(view.is_dropped(l) == chosen.is_dropped(l));
+      if (chosen.is_dropped(l)) {
+        CHECK(same_bits(out, std::vector<TestType>(out.size())));
+        CHECK(view.bytes_of(l).empty());
+      } else if (type == payload_type::as_is) {
+        CHECK(same_bits(out, layers[l]));
+        CHECK(same_bits(view.layer(l), layers[l]));
+      } else {
+        CHECK(same_bits(out, round_trip(type, layers[l])));
+        CHECK(same_bits(view.bytes_of(l), encoded(type, layers[l])));
+        CHECK_THROWS_AS(view.layer(l), std::logic_error);
+      }
+      CHECK_THROWS_AS(view.restore(l, std::vector<TestType>(out.size() + 1)), std::invalid_argument);
+    }
+    CHECK_THROWS_AS(view.layer(7), std::out_of_range);
+    CHECK_THROWS_AS(view.bytes_of(7), std::out_of_range);
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: one encoder writes frames of different types one after the other", "", float,
+                   double) {
+  std::mt19937 random(317);
+  const lamina::layout model = model_of({100, 200});
+  lamina::frame_encoder<TestType> encoder(model);
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (int round = 0; round < 20; ++round) {
+    const payload_type type = every_type[random() % 4];
+    lamina::selection chosen(model);
+    if (random() % 2 == 0) chosen.send(0);
+    if (random() % 2 == 0) chosen.send(1);
+    const bytes frame = encoder
+                            .encode(
+                                lamina::frame_kind::gradients, 1, 0, chosen,
+                                [&](std::size_t l) { return std::span<const TestType>(layers[l]); }, type)
+                            .to_bytes();
+    REQUIRE(frame == frame_of(model, chosen, layers, type));
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: copy gives any stretch that begins at a block, and refuses others", "", float,
+                   double) {
+  std::mt19937 random(318);
+  const std::size_t elements = 4096 + 200;
+  const lamina::layout model = model_of({5, elements, 10});
+  lamina::selection chosen(model);
+  chosen.send(0);
+  chosen.send(1);
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (const payload_type type : every_type) {
+    CAPTURE(static_cast<int>(type));
+    const bytes frame = frame_of(model, chosen, layers, type);
+    const auto view = lamina::decode<TestType>(frame, model);
+    std::vector<TestType> whole(elements);
+    view.restore(1, whole);
+    for (const std::size_t begin : {0, 64, 4096, 4096 + 192}) {
+      for (const std::size_t count : {0, 1, 63, 64, 65, 104, 200}) {
+        std::vector<TestType> some(count, TestType(-1));
+        if (begin + count > elements) {
+          CHECK_THROWS_AS(view.copy(1, begin, some), std::out_of_range);
+          CHECK(same_bits(some, std::vector<TestType>(count, TestType(-1))));
+        } else {
+          view.copy(1, begin, some);
+          CHECK(same_bits(some, std::span(whole).subspan(begin, count)));
+        }
+      }
+    }
+    std::vector<TestType> one(1);
+    CHECK_THROWS_AS(view.copy(1, 1, one), std::out_of_range);  // not the beginning of a block
+    CHECK_THROWS_AS(view.copy(1, 63, one), std::out_of_range);
+    CHECK_THROWS_AS(view.copy(1, 4352, one), std::out_of_range);  // beyond the end
+    CHECK_THROWS_AS(view.copy(1, std::size_t{0} - 64, one), std::out_of_range);
+    CHECK_THROWS_AS(view.copy(0, 0, std::span(whole).first(6)), std::out_of_range);
+    CHECK_THROWS_AS(view.copy(2, 0, one), std::out_of_range);  // list [0]
+    CHECK_THROWS_AS(view.copy(3, 0, one), std::out_of_range);  // no such layer
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: bytes at an odd address are accepted unless they are viewed as they are", "",
+                   float, double) {
+  std::mt19937 random(319);
+  const lamina::layout model = model_of({70, 200});
+  lamina::selection chosen(model);
+  chosen.send_all();
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (const payload_type type : every_type) {
+    const bytes frame = frame_of(model, chosen, layers, type);
+    bytes shifted(frame.size() + 1);
+    std::ranges::copy(frame, shifted.begin() + 1);
+    const auto odd = std::span<const std::byte>(shifted).subspan(1);
+    if (type == payload_type::as_is) {
+      CHECK(refusal<TestType>(odd, model) == frame_errc::misaligned_buffer);
+      continue;
+    }
+    const auto view = lamina::decode<TestType>(odd, model);
+    for (std::size_t l = 0; l < 2; ++l) {
+      std::vector<TestType> out(model.sizes()[l]);
+      view.restore(l, out);
+      CHECK(same_bits(out, round_trip(type, layers[l])));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: every truncation and every flipped bit of an int8 frame is refused", "", float,
+                   double) {
+  std::mt19937 random(320);
+  const lamina::layout model = model_of({3, 70, 5});
+  lamina::selection chosen(model);
+  chosen.send(0);
+  chosen.send(1);
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (const payload_type type : rounding_types) {
+    bytes frame = frame_of(model, chosen, layers, type);
+    const std::span<const std::byte> whole = frame;
+    CHECK(refusal<TestType>(whole, model) == frame_errc{});
+    for (std::size_t size = 0; size < frame.size(); ++size) {
+      REQUIRE(refusal<TestType>(whole.first(size), model) == frame_errc::truncated);
+    }
+    bytes longer = frame;
+    longer.push_back(std::byte{0});
+    CHECK(refusal<TestType>(longer, model) == frame_errc::trailing_bytes);
+    if (!lamina::checksums_available) continue;
+    for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
+      const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
+      frame[bit / 8] ^= mask;
+      CAPTURE(bit);
+      REQUIRE(refusal<TestType>(frame, model) != frame_errc{});
+      frame[bit / 8] ^= mask;
+    }
+  }
+}
+
+TEST_CASE("payload: a frame of an unknown payload type is refused by that name") {
+  const lamina::layout model = model_of({3});
+  lamina::selection chosen(model);
+  chosen.send_all();
+  bytes frame = frame_of<float>(model, chosen, {{1, 2, 3}}, payload_type::int8);
+  constexpr std::size_t place = offsetof(lamina::detail::wire_header, payload_type);
+  REQUIRE(frame[place] == std::byte{3});
+  for (int unknown = 4; unknown < 256; ++unknown) {
+    frame[place] = static_cast<std::byte>(unknown);
+    REQUIRE(refusal<float>(frame, model) == frame_errc::unknown_payload_type);
+  }
+  // Another known type: the size then tells, before the checksum would.
+  for (const int other : {0, 1, 2}) {
+    frame[place] = static_cast<std::byte>(other);
+    REQUIRE(refusal<float>(frame, model) == frame_errc::bad_payload_size);
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of the decoded layers", "", float,
+                   double) {
+  std::mt19937 random(321);
+  const lamina::layout model = model_of({3, 0, 64, 2 * 4096 + 70, 200, 9});
+  for (int round = 0; round < 20; ++round) {
+    const std::size_t workers = 1 + below(random, 5);
+    lamina::gradient_aggregator<TestType> aggregator(model, workers);
+    std::vector<bytes> frames;
+    for (std::size_t w = 0; w < workers; ++w) {
+      tensors<TestType> layers;
+      for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+      lamina::selection chosen(model);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        if (l != 5 && random() % 3 != 0) chosen.send(l);
+      }
+      frames.push_back(
+          frame_of(model, chosen, layers, every_type[(w + random()) % 4], 1, static_cast<std::uint32_t>(w)));
+    }
+    for (std::size_t w = workers; w-- > 0;) aggregator.add(lamina::decode<TestType>(frames[w], model));
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      std::optional<std::vector<TestType>> expected;
+      for (const bytes& frame : frames) {
+        const auto view = lamina::decode<TestType>(frame, model);
+        if (view.is_dropped(l)) continue;
+        std::vector<TestType> layer(model.sizes()[l]);
+        view.restore(l, layer);
+        if (!expected) {
+          expected = layer;
+        } else {
+          for (std::size_t i = 0; i < layer.size(); ++i) (*expected)[i] += layer[i];
+        }
+      }
+      std::vector<TestType> mean;
+      aggregator.mean(l, [&](std::size_t begin, std::span<const TestType> block) {
+        REQUIRE(begin == mean.size());
+        mean.insert(mean.end(), block.begin(), block.end());
+      });
+      REQUIRE(aggregator.arrived().is_sent(l) == expected.has_value());
+      if (!expected) {
+        REQUIRE(mean.empty());
+        continue;
+      }
+      for (TestType& each : *expected) each /= static_cast<TestType>(workers);
+      REQUIRE(same_bits(mean, *expected));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: what the receiver decodes plus the residual is the sum of the gradients", "",
+                   float, double) {
+  for (const payload_type type : every_type) {
+    // 20,000 in 50 steps stays below 2^24; sums beyond 65,504 are cut by float16, those beyond 256 rounded by bfloat16.
+    for (const std::size_t magnitude : {8, 300, 3000, 20'000}) {
+      CAPTURE(static_cast<int>(type), magnitude);
+      std::mt19937 random(static_cast<std::uint32_t>(330 + magnitude));
+      const lamina::layout model = model_of({1, 63, 64, 65, 0, 4096 + 70, 300});
+      lamina::compressor_options options;
+      options.drop_ratio = 0.6;
+      options.payload = type;
+      lamina::gradient_compressor<TestType> compressor(model, options);
+      tensors<TestType> computed;
+      tensors<TestType> received;
+      for (const std::size_t size : model.sizes()) {
+        computed.emplace_back(size);
+        received.emplace_back(size);
+      }
+      bool left_over = false;
+      for (int step = 0; step < 50; ++step) {
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          // A drift, so that layers that wait grow.
+          auto gradient = random_integers<TestType>(random, model.sizes()[l], magnitude / 2);
+          for (TestType& each : gradient) each += static_cast<TestType>(below(random, magnitude / 2));
+          compressor.accumulate(l, gradient);
+          for (std::size_t i = 0; i < gradient.size(); ++i) computed[l][i] += gradient[i];
+        }
+        const bytes frame = compressor.encode().to_bytes();
+        const auto view = lamina::decode<TestType>(frame, model);
+        REQUIRE(view.payload() == type);
+        compressor.commit();
+        bool conserved = true;
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          std::vector<TestType> sent(model.sizes()[l]);
+          view.restore(l, sent);
+          for (std::size_t i = 0; i < sent.size(); ++i) {
+            received[l][i] += sent[i];
+            conserved = conserved && received[l][i] + compressor.residual()[l][i] == computed[l][i];
+            left_over = left_over || (!view.is_dropped(l) && compressor.residual()[l][i] != 0);
+          }
+        }
+        REQUIRE(conserved);
+      }
+      // The test would be empty where nothing is ever rounded.
+      if (magnitude >= 3000) REQUIRE(left_over == (type != payload_type::as_is));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: a frame that was not committed counts as lost, whatever its type", "", float,
+                   double) {
+  for (const payload_type type : rounding_types) {
+    lamina::compressor_options options;
+    options.drop_ratio = 0;
+    options.payload = type;
+    const lamina::layout model = model_of({2});
+    lamina::gradient_compressor<TestType> compressor(model, options);
+    compressor.accumulate(0, std::vector<TestType>{1000, 4097});
+    const bytes first = compressor.encode().to_bytes();
+    CHECK(compressor.encode().to_bytes() == first);
+    CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{1000, 4097}));
+    compressor.accumulate(0, std::vector<TestType>{1, 2});
+    const bytes frame = compressor.encode().to_bytes();
+    compressor.commit();
+    std::vector<TestType> sent(2);
+    lamina::decode<TestType>(frame, model).restore(0, sent);
+    CHECK(sent[0] + compressor.residual()[0][0] == 1001);
+    CHECK(sent[1] + compressor.residual()[0][1] == 4099);
+    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
+  }
+}
