@@ -120,7 +120,7 @@ double literal_total(std::span<const T> elements, Map map, Combine combine) {
       const volatile lane_type mapped = map(elements[i]);  // no contraction to FMA
       lane[(i - begin) % 64] = combine(lane[(i - begin) % 64], lane_type(mapped));
     }
-    for (const std::size_t h : {32, 16, 8, 4, 2, 1}) {
+    for (std::size_t h = 32; h > 0; h /= 2) {
       for (std::size_t j = 0; j < h; ++j) lane[j] = combine(lane[j], lane[j + h]);
     }
     total = combine(total, static_cast<double>(lane[0]));

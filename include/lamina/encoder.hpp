@@ -67,10 +67,15 @@ class frame_encoder {
     frame_.segments_.reserve(model.layers() + 1);
   }
 
-  /// A frame with the layers that `chosen` sends. `layer_elements(l)` gives layer l as a std::span<const T>
-  /// of n_l elements; it is called for the layers sent, in order.
+  /// A frame with the layers that `chosen` sends.
   ///
-  /// \param sender  the worker's index in [0, W) in a gradient frame, 0 in the server's
+  /// \param kind            what the layers are
+  /// \param step            counted from 1
+  /// \param sender          the worker's index in [0, W) in a gradient frame, 0 in the server's
+  /// \param chosen          which layers, of the encoder's layout
+  /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements; called for the
+  ///                        layers sent, in order
+  /// \param type            how the elements are written
   /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer
   ///

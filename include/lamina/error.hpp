@@ -117,5 +117,7 @@ class non_finite_gradient : public std::domain_error {
 
 }  // namespace lamina
 
+/// \cond
 template <>
 struct std::is_error_code_enum<lamina::frame_errc> : std::true_type {};
+/// \endcond

@@ -20,6 +20,7 @@ namespace lamina {
 /// Both sides build the same partition from the same model; a frame of another partition is refused by its fingerprint.
 class partition {
  public:
+  /// \param model          the layers to cut
   /// \param part_elements  m, a multiple of 4,096, so that the values come from the same blocks; 0: whole layers
   /// \throws std::invalid_argument  m is no multiple of 4,096
   explicit partition(const layout& model, std::size_t part_elements = 0)

@@ -66,9 +66,10 @@ class residual_accumulator {
 
   /// a_l <- a_l + g_l (eq. 1 of the paper), and the representative value of the sum, in one pass.
   ///
-  /// \param layer     index in the layout
-  /// \param gradient  a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
-  /// \param execution runs the blocks of the layer, sequentially unless told otherwise; see execution.hpp
+  /// \param layer           index in the layout
+  /// \param gradient        a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
+  /// \param representative  the functor whose value is wanted
+  /// \param execution       runs the blocks of the layer, sequentially unless told otherwise; see execution.hpp
   /// \return q_l after adding; 0 for an empty layer
   /// \throws std::out_of_range      no such layer
   /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type

@@ -35,8 +35,9 @@ class layer_selector {
     }
   }
 
-  /// Decides step `step`, counted from 1.
+  /// Decides one step.
   ///
+  /// \param step           counted from 1
   /// \param values         q_l, compared with the threshold: L values
   /// \param search_values  what the threshold is searched over; mostly the same
   /// \throws std::invalid_argument  a number of values other than L, or NaN
