@@ -58,7 +58,8 @@ class encoded_frame {
   std::size_t size_bytes_ = 0;
 };
 
-/// Builds frames of one layout. Allocates only in its first frame.
+/// Builds frames of one layout. Allocates in its first frame; with a payload type other than as_is also for
+/// a frame larger than all before it.
 template <element T>
 class frame_encoder {
  public:

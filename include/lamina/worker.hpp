@@ -32,7 +32,8 @@ namespace lamina {
 ///     compressor.commit();                                          // once the send has completed
 ///
 /// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode again, and no
-/// gradient is lost. Not for concurrent use. Allocates nothing after the first step.
+/// gradient is lost. Not for concurrent use. Allocates nothing after the first step, if
+/// the payload goes as_is.
 ///
 /// Decides by layer, or by part of a layer where options.part_elements says so: values, selection, residual and frames
 /// are over parts().
