@@ -32,9 +32,9 @@ struct compressor_options {
   refresh_schedule refresh = refresh_schedule::every(1);
   /// A promise on bytes in place of R: the share of the elements to send, as a mean over the steps, in (0, 1]. Each step
   /// adds that share to an allowance; the layers with the largest values go out as far as it reaches, and what is left
-  /// over is saved for a layer that did not fit. By step t no more than budget·N·t
-  /// elements have been sent, but for what max_age forces out; what may be saved is one step's share and the largest layer. Use it when the network has a price; drop_ratio, warm_up_steps and refresh
-  /// then do not count.
+  /// over is saved for a layer that did not fit: up to one step's share and the largest layer. By step t no more than
+  /// budget·N·t elements have been sent, but for what max_age forces out. Use it when the network has a price;
+  /// drop_ratio, warm_up_steps and refresh then do not count.
   std::optional<double> byte_budget = std::nullopt;
   /// A layer that was held back for so many steps is sent whatever its value; 0: never. Use it where a layer with small
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
