@@ -69,7 +69,7 @@ std::uint64_t checksum_of([[maybe_unused]] const bytes& frame) {
 #if LAMINA_HAS_XXHASH
   bytes covered(frame.begin(), frame.begin() + checksum);
   covered.insert(covered.end(), frame.begin() + bitmap, frame.end());
-  return XXH64(covered.data(), covered.size(), 0);
+  return XXH3_64bits(covered.data(), covered.size());
 #else
   return 0;
 #endif

@@ -62,32 +62,6 @@ TEMPLATE_TEST_CASE("residual: a += g, and the literal value of the sum, in every
   }
 }
 
-TEMPLATE_TEST_CASE("residual: the fused value is the functor's own, for every length and misalignment", "",
-                   float, double) {
-  std::mt19937 random(37);
-  const auto memory = random_fractions<TestType>(random, 8300);
-  std::vector<std::size_t> lengths;
-  for (std::size_t length = 0; length <= 200; ++length) lengths.push_back(length);
-  lengths.insert(lengths.end(), {4095, 4096, 4097, 8191, 8192, 8193});
-  for (const std::size_t length : lengths) {
-    for (std::size_t misaligned = 0; misaligned < 16; ++misaligned) {
-      lamina::residual_accumulator<TestType> residual(model_of({misaligned, length, 7}));
-      const auto gradient = std::span<const TestType>(memory).subspan(16 - misaligned, length);
-      residual.accumulate(1, std::span<const TestType>(memory).first(length));
-      const auto require_fused = [&](const auto& functor) {
-        const double value = residual.accumulate(1, gradient, functor);
-        REQUIRE(same_bits(value, functor(residual[1])));
-      };
-      require_fused(lamina::mean_abs{});
-      require_fused(lamina::l2_norm{});
-      require_fused(lamina::max_abs{});
-      require_fused(lamina::signed_mean{});
-      REQUIRE(same_bits(residual[2], std::vector<TestType>(7)));  // nothing written beyond the layer
-      REQUIRE(same_bits(residual[0], std::vector<TestType>(misaligned)));
-    }
-  }
-}
-
 TEMPLATE_TEST_CASE("residual: integer gradients add up exactly", "", float, double) {
   std::mt19937 random(38);
   lamina::residual_accumulator<TestType> residual(model_of({100}));
@@ -316,6 +290,21 @@ bool literal_add(std::vector<T>& a, std::vector<T>& u, const std::vector<T>& gra
   return true;
 }
 
+// The same element by element; the number of those left out.
+template <class T>
+std::size_t literal_add_each(std::vector<T>& a, std::vector<T>& u, const std::vector<T>& gradient,
+                             double momentum) {
+  std::size_t left_out = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::vector<T> one_a = {a[i]};
+    std::vector<T> one_u = {u[i]};
+    left_out += !literal_add(one_a, one_u, {gradient[i]}, momentum);
+    a[i] = one_a[0];
+    u[i] = one_u[0];
+  }
+  return left_out;
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, with any number of threads", "",
@@ -326,7 +315,7 @@ TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, wi
     const lamina::layout model = model_of({5, elements, 7});
     std::vector<std::vector<TestType>> gradients;
     for (int step = 0; step < 2; ++step) gradients.push_back(random_fractions<TestType>(random, elements));
-    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
       for (const double momentum : {0.0, 0.9}) {
         CAPTURE(elements, momentum);
         const auto run = [&](const auto& functor, const auto& execution) {
@@ -363,7 +352,7 @@ TEMPLATE_TEST_CASE("residual: an execution gets pieces of 32 blocks, and none fo
   for (const row each : {row{0, 0}, row{1, 0}, row{piece_elements, 0}, row{piece_elements + 1, 2},
                          row{2 * piece_elements, 2}, row{2 * piece_elements + 1, 3}}) {
     lamina::residual_accumulator<TestType> residual(model_of({each.elements}),
-                                                    with_check(lamina::finite_check::each_block));
+                                                    with_check(lamina::finite_check::each_element));
     std::vector<std::size_t> calls;
     const auto note = [&](std::size_t pieces, auto&& work) {
       calls.push_back(pieces);
@@ -387,7 +376,7 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
       gradient[place] = bad;
       lamina::residual_accumulator<TestType> whole(model_of({elements}));
       lamina::residual_accumulator<TestType> blocks(model_of({elements}),
-                                                    with_check(lamina::finite_check::each_block));
+                                                    with_check(lamina::finite_check::each_element));
       auto start = ones;
       start[place] = largest<TestType>;
       whole.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
@@ -396,12 +385,10 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
                         lamina::non_finite_gradient);
       REQUIRE(same_bits(whole[0], start));
       blocks.accumulate(0, gradient, lamina::mean_abs{}, in_threads(3));
-      const std::size_t begin = place / 4096 * 4096;
-      const std::size_t count = std::min<std::size_t>(4096, elements - begin);
-      REQUIRE(blocks.left_out_elements() == count);
+      REQUIRE(blocks.left_out_elements() == 1);
       auto expected = start;
       for (std::size_t i = 0; i < elements; ++i) {
-        if (i < begin || i >= begin + count) expected[i] += gradient[i];
+        if (i != place) expected[i] += gradient[i];
       }
       REQUIRE(same_bits(blocks[0], expected));
     }
@@ -418,7 +405,7 @@ TEMPLATE_TEST_CASE("residual: half-width gradients add as the same ones widened 
   for (std::size_t length = 0; length <= 300; ++length) lengths.push_back(length);
   lengths.insert(lengths.end(), {4032, 4094, 4095, 4096, 4097, 4098, 4160, 8191, 8192, 8193});
   for (const std::size_t length : lengths) {
-    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
       for (const double momentum : {0.0, 0.9}) {
         CAPTURE(length, momentum);
         lamina::residual_accumulator<T> from_halves(model_of({1, length, 1}), with_check(check, momentum));
@@ -474,8 +461,8 @@ TEMPLATE_TEST_CASE("residual: NaN, infinity and overflow by half-width gradients
   REQUIRE(same_bits(residual[0], start));
 }
 
-TEMPLATE_TEST_CASE("residual: each_block leaves out the whole block of a bad number and adds the others", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("residual: each_element leaves out the bad number alone, in the residual and the velocity",
+                   "", float, double) {
   const std::size_t elements = 2 * 4096 + 70;
   const lamina::layout model = model_of({9, elements, 9});
   std::mt19937 random(503);
@@ -487,11 +474,9 @@ TEMPLATE_TEST_CASE("residual: each_block leaves out the whole block of a bad num
             std::size_t{8191}, std::size_t{8192}, elements - 35, elements - 1}) {
         CAPTURE(momentum, place);
         lamina::residual_accumulator<TestType> residual(
-            model, with_check(lamina::finite_check::each_block, momentum));
+            model, with_check(lamina::finite_check::each_element, momentum));
         std::vector<TestType> a(elements);
         std::vector<TestType> u(elements);
-        const std::size_t begin = place / 4096 * 4096;
-        const std::size_t count = std::min<std::size_t>(4096, elements - begin);
         std::size_t left_out = 0;
         // Left out of a clear residual, of a filled one, and of one after it was cleared.
         for (int step = 0; step < 6; ++step) {
@@ -503,9 +488,9 @@ TEMPLATE_TEST_CASE("residual: each_block leaves out the whole block of a bad num
           REQUIRE(literal_add(a, u, without, momentum));
           if (is_bad) {
             gradient[place] = bad;
-            left_out += count;
-            std::copy_n(before_a.begin() + std::ptrdiff_t(begin), count, a.begin() + std::ptrdiff_t(begin));
-            std::copy_n(before_u.begin() + std::ptrdiff_t(begin), count, u.begin() + std::ptrdiff_t(begin));
+            left_out += 1;
+            a[place] = before_a[place];
+            u[place] = before_u[place];
           }
           const double value = residual.accumulate(1, gradient);
           REQUIRE(same_bits(residual[1], a));
@@ -525,10 +510,10 @@ TEMPLATE_TEST_CASE("residual: each_block leaves out the whole block of a bad num
   }
 }
 
-TEMPLATE_TEST_CASE("residual: each_block leaves out the blocks that would overflow", "", float, double) {
+TEMPLATE_TEST_CASE("residual: each_element leaves out what would overflow", "", float, double) {
   const std::size_t elements = 3 * 4096;
   lamina::residual_accumulator<TestType> residual(model_of({elements}),
-                                                  with_check(lamina::finite_check::each_block));
+                                                  with_check(lamina::finite_check::each_element));
   std::vector<TestType> gradient(elements, TestType(1));
   gradient[4096 + 17] = largest<TestType> * TestType(0.75);
   gradient[2 * 4096] = -largest<TestType> * TestType(0.75);
@@ -537,15 +522,15 @@ TEMPLATE_TEST_CASE("residual: each_block leaves out the blocks that would overfl
   auto expected = gradient;
   gradient[2 * 4096] = largest<TestType> * TestType(0.75);  // back to zero, where there is room
   const double value = residual.accumulate(0, gradient);
-  CHECK(residual.left_out_elements() == 4096);
+  CHECK(residual.left_out_elements() == 1);
   for (std::size_t i = 0; i < elements; ++i) {
-    if (i / 4096 != 1) expected[i] += gradient[i];
+    if (i != 4096 + 17) expected[i] += gradient[i];
   }
   CHECK(same_bits(residual[0], expected));
   CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
   // Small gradients on a residual close to the largest number: what fits is added, what does not is left out.
   lamina::residual_accumulator<TestType> full(model_of({2 * 4096}),
-                                              with_check(lamina::finite_check::each_block));
+                                              with_check(lamina::finite_check::each_element));
   std::vector<TestType> start(2 * 4096, TestType(0));
   start[0] = largest<TestType>;
   full.accumulate(0, start);
@@ -554,29 +539,32 @@ TEMPLATE_TEST_CASE("residual: each_block leaves out the blocks that would overfl
   std::vector<TestType> half_digit(2 * 4096, TestType(1));
   half_digit[0] = largest<TestType> * std::numeric_limits<TestType>::epsilon();
   full.accumulate(0, half_digit);
-  CHECK(full.left_out_elements() == 4096);
+  CHECK(full.left_out_elements() == 1);
   CHECK(full[0][0] == largest<TestType>);
-  CHECK(full[0][1] == 1);
+  CHECK(full[0][1] == 2);
   CHECK(full[0][4096] == 2);
 }
 
 TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; whole_layer leaves out none",
                    "", float, double) {
   lamina::residual_accumulator<TestType> residual(model_of({10, 4096 + 5}),
-                                                  with_check(lamina::finite_check::each_block));
+                                                  with_check(lamina::finite_check::each_element));
   std::vector<TestType> first(10, TestType(1));
   std::vector<TestType> second(4096 + 5, TestType(1));
   first[3] = nan_value<TestType>;
   second[4096] = infinity<TestType>;
   residual.accumulate(0, first);
-  CHECK(residual.left_out_elements() == 10);
+  CHECK(residual.left_out_elements() == 1);
   residual.accumulate(1, second);
-  CHECK(residual.left_out_elements() == 15);
+  CHECK(residual.left_out_elements() == 2);
   second[0] = nan_value<TestType>;
   residual.accumulate(1, second);
-  CHECK(residual.left_out_elements() == 15 + 4096 + 5);
+  CHECK(residual.left_out_elements() == 4);
   residual.accumulate(1, std::vector<TestType>(4096 + 5, TestType(1)));
-  CHECK(residual.left_out_elements() == 15 + 4096 + 5);
+  CHECK(residual.left_out_elements() == 4);
+  // Every element of a block, and none twice.
+  residual.accumulate(1, std::vector<TestType>(4096 + 5, nan_value<TestType>));
+  CHECK(residual.left_out_elements() == 4 + 4096 + 5);
 
   lamina::residual_accumulator<TestType> whole(model_of({10}));
   CHECK_THROWS_AS(whole.accumulate(0, first), lamina::non_finite_gradient);
@@ -587,7 +575,7 @@ TEMPLATE_TEST_CASE("residual: momentum is u = m u + g, a += u, each rounded by i
   std::mt19937 random(504);
   for (const double momentum : {0.1, 0.5, 0.9, 0.999}) {
     for (const std::size_t length : {1, 63, 64, 65, 300, 4095, 4096, 4097, 8192 + 70}) {
-      for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+      for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
         CAPTURE(momentum, length);
         lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}),
                                                         with_check(check, momentum));
@@ -719,18 +707,20 @@ TEMPLATE_TEST_CASE("residual: refuses what would overflow and nothing else, smal
   for (int run = 0; run < 300; ++run) {
     CAPTURE(momentum, run);
     lamina::residual_accumulator<TestType> whole(model_of({3}), {.momentum = momentum});
-    lamina::residual_accumulator<TestType> blocks(model_of({3}),
-                                                  with_check(lamina::finite_check::each_block, momentum));
+    lamina::residual_accumulator<TestType> each(model_of({3}),
+                                                with_check(lamina::finite_check::each_element, momentum));
     std::vector<TestType> a(3);
     std::vector<TestType> u(3);
+    std::vector<TestType> each_a(3);
+    std::vector<TestType> each_u(3);
+    std::size_t left_out = 0;
     for (int step = 0; step < 40; ++step) {
       const bool huge = random() % 3 == 0;
       std::vector<TestType> gradient(3);
-      for (TestType& each : gradient) {
+      for (TestType& element : gradient) {
         const TestType share = static_cast<TestType>(below(random, 9)) / 8;
-        each = (huge ? largest<TestType> : most_small) * (random() % 2 == 0 ? share : -share);
+        element = (huge ? largest<TestType> : most_small) * (random() % 2 == 0 ? share : -share);
       }
-      const auto before = a;
       if (literal_add(a, u, gradient, momentum)) {
         ++accepted;
         REQUIRE_NOTHROW(whole.accumulate(0, gradient));
@@ -738,16 +728,17 @@ TEMPLATE_TEST_CASE("residual: refuses what would overflow and nothing else, smal
         ++refused;
         REQUIRE_THROWS_AS(whole.accumulate(0, gradient), lamina::non_finite_gradient);
       }
-      blocks.accumulate(0, gradient);
+      each.accumulate(0, gradient);
+      left_out += literal_add_each(each_a, each_u, gradient, momentum);
+      REQUIRE(each.left_out_elements() == left_out);
       REQUIRE(same_bits(whole[0], a));
-      REQUIRE(same_bits(blocks[0], a));
+      REQUIRE(same_bits(each[0], each_a));
       if (momentum > 0) REQUIRE(same_bits(whole.velocity(), u));
-      if (momentum > 0) REQUIRE(same_bits(blocks.velocity(), u));
+      if (momentum > 0) REQUIRE(same_bits(each.velocity(), each_u));
       if (random() % 16 == 0) {
         whole.clear(0);
-        blocks.clear(0);
-        a.assign(3, TestType(0));
-        u.assign(3, TestType(0));
+        each.clear(0);
+        for (auto* values : {&a, &u, &each_a, &each_u}) values->assign(3, TestType(0));
       }
     }
   }
@@ -758,7 +749,7 @@ TEMPLATE_TEST_CASE("residual: refuses what would overflow and nothing else, smal
 // A velocity near the largest number while the residual itself is small.
 TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residual and the gradient are small",
                    "", float, double) {
-  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_block}) {
+  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
     lamina::residual_accumulator<TestType> residual(model_of({1}), with_check(check, 0.99));
     const auto share = [](double of_largest) {
       return std::vector<TestType>{largest<TestType> * static_cast<TestType>(of_largest)};
@@ -780,41 +771,90 @@ TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residua
   }
 }
 
-TEMPLATE_TEST_CASE("residual: verify throws as accumulate would, and changes nothing", "", float, double) {
-  const lamina::layout model({{"a", {2}}, {"b", {3}}});
-  lamina::residual_accumulator<TestType> residual(model, {.momentum = 0.5});
-  const std::vector<TestType> start = {1, TestType(0.75) * largest<TestType>, 2};
-  residual.accumulate(1, start);
+TEMPLATE_TEST_CASE("residual: layers at once give what they give one by one, with any threads", "", float,
+                   double) {
+  std::mt19937 random(508);
+  const double momentum = GENERATE(0.0, 0.9);
+  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+    // Empty layers at the ends and in a row, small ones that share a piece, one that fills several.
+    const lamina::layout model =
+        model_of({0, 3, 0, 0, 70, 4096, 1, 2 * piece_elements + 5, 4097, 0, 9, piece_elements, 5, 0});
+    lamina::residual_accumulator<TestType> one_by_one(model, with_check(check, momentum));
+    std::vector<lamina::residual_accumulator<TestType>> at_once(5, one_by_one);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<std::vector<TestType>> gradients;
+      for (const std::size_t size : model.sizes())
+        gradients.push_back(random_fractions<TestType>(random, size));
+      const auto of = [&](std::size_t layer, const auto& visitor) {
+        visitor(std::span<const TestType>(gradients[layer]));
+      };
+      std::vector<double> expected;
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        expected.push_back(one_by_one.accumulate(l, gradients[l]));
+      }
+      for (std::size_t k = 0; k < at_once.size(); ++k) {
+        std::vector<double> values(model.layers());
+        const std::size_t threads = std::array{1, 2, 3, 7, 64}[k];
+        // In one call, and in two.
+        const std::size_t cut = k == 2 ? 7 : model.layers();
+        at_once[k].accumulate_layers(0, cut, of, std::span(values).first(cut), lamina::mean_abs{},
+                                     in_threads(threads));
+        at_once[k].accumulate_layers(cut, model.layers(), of, std::span(values).subspan(cut),
+                                     lamina::mean_abs{}, in_threads(threads));
+        REQUIRE(same_bits(values, expected));
+        REQUIRE(same_bits(at_once[k].elements(), one_by_one.elements()));
+        REQUIRE(same_bits(at_once[k].velocity(), one_by_one.velocity()));
+      }
+      one_by_one.clear(4);
+      for (auto& each : at_once) each.clear(4);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is refused", "", float, double) {
+  const lamina::layout model({{"a", {2}}, {"b", {3}}, {"c", {1}}});
+  const double momentum = GENERATE(0.0, 0.5);
+  lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
+  residual.accumulate(1, std::vector<TestType>{1, TestType(0.5) * largest<TestType>, 2});
   const auto elements = copy_of(residual.elements());
   const auto velocity = copy_of(residual.velocity());
-  const auto verify = [&](std::size_t layer, std::vector<TestType> gradient) {
-    residual.verify(layer, std::span<const TestType>(gradient));
-    REQUIRE(same_bits(residual.elements(), elements));
-    REQUIRE(same_bits(residual.velocity(), velocity));
+  std::vector<double> values(3, -1);
+  using gradients = std::vector<std::vector<TestType>>;
+  const auto add = [&](const gradients& from, std::span<double> to) {
+    residual.accumulate_layers(
+        0, 3,
+        [&](std::size_t layer, const auto& visitor) { visitor(std::span<const TestType>(from[layer])); }, to);
   };
-  const auto both = [&]<class Exception>(std::size_t layer, std::vector<TestType> gradient, Exception*) {
-    const std::string message = message_of<Exception>([&] { verify(layer, gradient); });
-    CHECK(message == message_of<Exception>([&] { residual.accumulate(layer, gradient); }));
-    CHECK_FALSE(contains(message, "exception)"));
+  const auto message = [&]<class Exception>(const gradients& from, Exception*) {
+    const std::string said = message_of<Exception>([&] { add(from, values); });
     CHECK(same_bits(residual.elements(), elements));
     CHECK(same_bits(residual.velocity(), velocity));
+    CHECK(values == std::vector<double>(3, -1));
+    return said;
   };
-  both(2, {1}, static_cast<std::out_of_range*>(nullptr));
-  both(1, {1, 2}, static_cast<std::invalid_argument*>(nullptr));
-  both(1, {1, nan_value<TestType>, 2}, static_cast<lamina::non_finite_gradient*>(nullptr));
-  both(0, {1, -infinity<TestType>}, static_cast<lamina::non_finite_gradient*>(nullptr));
-  both(1, {0, largest<TestType> / 2, 0}, static_cast<lamina::non_finite_gradient*>(nullptr));
+  auto* not_finite = static_cast<lamina::non_finite_gradient*>(nullptr);
+  auto* invalid = static_cast<std::invalid_argument*>(nullptr);
+  CHECK(contains(message({{1, 2}, {3, 4, 5}, {nan_value<TestType>}}, not_finite), "'c'"));
+  CHECK(contains(message({{1, -infinity<TestType>}, {3, 4, 5}, {6}}, not_finite), "'a'"));
+  CHECK(contains(message({{1, 2}, {3, TestType(0.75) * largest<TestType>, 5}, {6}}, not_finite), "overflow"));
+  CHECK(contains(message({{1, 2}, {3, 4, 5}, {6, 7}}, invalid), "'c'"));
+  CHECK(contains(message_of<std::invalid_argument>([&] {
+                   add({{1, 2}, {3, 4, 5}, {6}}, std::span(values).first(2));
+                 }),
+                 "2 values of 3 layers"));
+  const auto nothing = [](std::size_t, const auto&) {};
+  CHECK_THROWS_AS(residual.accumulate_layers(4, 4, nothing, std::span<double>()), std::out_of_range);
+  CHECK_THROWS_AS(residual.accumulate_layers(2, 1, nothing, std::span<double>()), std::out_of_range);
+  CHECK_THROWS_AS(residual.accumulate_layers(0, 3, nothing, std::span(values)), std::invalid_argument);
+  CHECK_NOTHROW(residual.accumulate_layers(3, 3, nothing, std::span<double>()));
+  // What was refused left no trace in the bounds either.
   for (int again = 0; again < 3; ++again) {
-    CHECK_NOTHROW(verify(0, {1, 2}));
-    CHECK_NOTHROW(verify(0, {largest<TestType>, largest<TestType>}));
-    CHECK_NOTHROW(verify(1, {1, -largest<TestType>, 1}));
+    message({{largest<TestType>, 1}, {3, TestType(0.75) * largest<TestType>, 5}, {6}}, not_finite);
   }
-  CHECK_NOTHROW(residual.accumulate(0, std::vector<TestType>{1, 2}));
-
-  lamina::residual_accumulator<TestType> blocks(model, with_check(lamina::finite_check::each_block));
-  const std::vector<TestType> bad = {nan_value<TestType>, 1};
-  CHECK_NOTHROW(blocks.verify(0, std::span<const TestType>(bad)));
-  CHECK_THROWS_AS(blocks.verify(1, std::span<const TestType>(bad)), std::invalid_argument);
+  add({{1, 2}, {3, 4, 5}, {6}}, values);
+  CHECK(residual[2][0] == 6);
+  CHECK(values[2] == 6);
+  CHECK_NOTHROW(add({{largest<TestType> / 2, 2}, {3, 4, 5}, {6}}, values));
 }
 
 TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity and wrong sizes are refused",

@@ -61,7 +61,7 @@ std::vector<named_options> all_options() {
     o.source = lamina::threshold_source::fresh;
     o.refresh = refresh_schedule::every(3);
   });
-  with("each block", [](auto& o) { o.check = lamina::finite_check::each_block; });
+  with("each element", [](auto& o) { o.check = lamina::finite_check::each_element; });
   with("float16", [](auto& o) { o.payload = payload_type::float16; });
   with("bfloat16", [](auto& o) { o.payload = payload_type::bfloat16; });
   with("int8", [](auto& o) { o.payload = payload_type::int8; });
@@ -72,7 +72,7 @@ std::vector<named_options> all_options() {
     o.part_elements = 4096;
     o.momentum = 0.5;
     o.payload = payload_type::int8;
-    o.check = lamina::finite_check::each_block;
+    o.check = lamina::finite_check::each_element;
   });
   with("warm-up, parts, momentum, bfloat16", [](auto& o) {
     o.warm_up_steps = 15;

@@ -67,7 +67,8 @@ template <class A, class B>
 bool same_bits(const A& a, const B& b) {
   const auto left = std::as_bytes(std::span(a));
   const auto right = std::as_bytes(std::span(b));
-  return std::ranges::equal(left, right);
+  return left.size() == right.size() &&
+         (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
 }
 
 inline bool same_bits(double a, double b) {

@@ -2,6 +2,7 @@
 #include "lamina/worker.hpp"
 
 #include <limits>
+#include <memory>
 #include <random>
 
 #include "catch.hpp"
@@ -24,7 +25,7 @@ tensors<T> random_gradients(std::mt19937& random, const lamina::layout& model) {
 }
 
 template <class Compressor, class T>
-void accumulate_all(Compressor& compressor, const tensors<T>& gradients) {
+void accumulate_each(Compressor& compressor, const tensors<T>& gradients) {
   for (std::size_t l = 0; l < gradients.size(); ++l) compressor.accumulate(l, gradients[l]);
 }
 
@@ -88,7 +89,7 @@ TEMPLATE_TEST_CASE("worker: the frame holds step, sender and the layers at or ab
 
 TEMPLATE_TEST_CASE("worker: commit clears what was sent and nothing else", "", float, double) {
   lamina::gradient_compressor<TestType> compressor(model_of({2, 3}), with_fixed(2));
-  accumulate_all(compressor, tensors<TestType>{{2, 2}, {1, 1, 1}});
+  accumulate_each(compressor, tensors<TestType>{{2, 2}, {1, 1, 1}});
   compressor.encode();
   CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{2, 2}));  // not before commit
   compressor.commit();
@@ -105,7 +106,7 @@ TEMPLATE_TEST_CASE("worker: values are those of the residual, whatever the order
     lamina::gradient_compressor<TestType> backward(model, with_ratio(0.5));
     for (std::uint64_t step = 1; step <= 20; ++step) {
       const auto gradients = random_gradients<TestType>(random, model);
-      accumulate_all(forward, gradients);
+      accumulate_each(forward, gradients);
       for (std::size_t l = model.layers(); l-- > 0;) backward.accumulate(l, gradients[l]);
       for (std::size_t l = 0; l < model.layers(); ++l) {
         REQUIRE(forward.values()[l] == literal_mean_abs<TestType>(forward.residual()[l]));
@@ -136,7 +137,7 @@ TEST_CASE("worker: select decides as Algorithm 1 does on the values and encode s
     const std::vector<std::size_t> sizes(model.sizes().begin(), model.sizes().end());
     lamina::gradient_compressor<float> compressor(model, with_ratio(0.7));
     for (int step = 0; step < 20; ++step) {
-      accumulate_all(compressor, random_gradients<float>(random, model));
+      accumulate_each(compressor, random_gradients<float>(random, model));
       const std::vector<double> values(compressor.values().begin(), compressor.values().end());
       const lamina::selection chosen = compressor.select();
       REQUIRE(compressor.threshold() == literal_algorithm_1(values, sizes, 0.7));
@@ -154,7 +155,7 @@ TEST_CASE("worker: select decides as Algorithm 1 does on the values and encode s
 
 TEST_CASE("worker: select may be called twice, and after encode") {
   lamina::gradient_compressor<float> compressor(model_of({1, 1, 1}), with_ratio(0.5));
-  accumulate_all(compressor, tensors<float>{{1}, {2}, {3}});
+  accumulate_each(compressor, tensors<float>{{1}, {2}, {3}});
   CHECK(compressor.select().sent_layers() == 2);
   CHECK(compressor.select().sent_layers() == 2);
   const bytes frame = compressor.encode().to_bytes();
@@ -167,7 +168,7 @@ TEST_CASE("worker: select may be called twice, and after encode") {
 
 TEST_CASE("worker: encoding copies nothing, the segments lie in the residual") {
   lamina::gradient_compressor<float> compressor(model_of({2, 3, 4}), with_fixed(1));
-  accumulate_all(compressor, tensors<float>{{1, 1}, {0, 0, 0}, {1, 1, 1, 1}});
+  accumulate_each(compressor, tensors<float>{{1, 1}, {0, 0, 0}, {1, 1, 1, 1}});
   const auto segments = compressor.encode().segments();
   REQUIRE(segments.size() == 3);
   CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(compressor.residual()[0].data()));
@@ -187,7 +188,7 @@ TEST_CASE("worker: the threshold is searched when the schedule says so, and stay
   double expected = 0;
   int changes = 0;
   for (int step = 1; step <= 30; ++step) {
-    accumulate_all(compressor, random_gradients<float>(random, model));
+    accumulate_each(compressor, random_gradients<float>(random, model));
     const std::vector<double> values(compressor.values().begin(), compressor.values().end());
     const double fresh = literal_algorithm_1(values, sizes, 0.6);
     if (period == 0 ? step == 1 : (step - 1) % period == 0) expected = fresh;
@@ -207,7 +208,7 @@ TEST_CASE("worker: with a fixed threshold the values decide, whatever R") {
   auto options = with_fixed(1.5);
   options.drop_ratio = 1;
   lamina::gradient_compressor<float> compressor(model_of({1, 1}), options);
-  accumulate_all(compressor, tensors<float>{{1}, {2}});
+  accumulate_each(compressor, tensors<float>{{1}, {2}});
   CHECK(compressor.select().is_dropped(0));
   CHECK(compressor.select().is_sent(1));
   CHECK(compressor.threshold() == 1.5);
@@ -222,7 +223,7 @@ TEST_CASE("worker: R = 0 sends everything whatever the schedule") {
   for (int step = 0; step < 6; ++step) {
     auto gradients = random_gradients<float>(random, model);
     for (auto& each : gradients[0]) each /= static_cast<float>(1 << (3 * step));  // shrinking
-    accumulate_all(compressor, gradients);
+    accumulate_each(compressor, gradients);
     CHECK(compressor.select().sent_elements() == model.elements());
     compressor.encode();
     compressor.commit();
@@ -231,14 +232,14 @@ TEST_CASE("worker: R = 0 sends everything whatever the schedule") {
 
 TEST_CASE("worker: R = 1 finds no threshold and sends everything") {
   lamina::gradient_compressor<float> compressor(model_of({5, 0, 7}), with_ratio(1));
-  accumulate_all(compressor, tensors<float>{{1, 1, 1, 1, 1}, {}, {0, 0, 0, 0, 0, 0, 0}});
+  accumulate_each(compressor, tensors<float>{{1, 1, 1, 1, 1}, {}, {0, 0, 0, 0, 0, 0, 0}});
   CHECK(compressor.select().sent_elements() == 12);
   CHECK(compressor.threshold() == lamina::invalid_threshold);
 }
 
 TEST_CASE("worker: a threshold of -1 that was found is a threshold like any other") {
   lamina::gradient_compressor<float, lamina::signed_mean> compressor(model_of({1, 1}), with_ratio(0.5));
-  accumulate_all(compressor, tensors<float>{{-3}, {-1}});
+  accumulate_each(compressor, tensors<float>{{-3}, {-1}});
   CHECK(compressor.select().is_dropped(0));
   CHECK(compressor.select().is_sent(1));
   CHECK(compressor.threshold() == -1);
@@ -246,7 +247,7 @@ TEST_CASE("worker: a threshold of -1 that was found is a threshold like any othe
 
 TEST_CASE("worker: select after encode changes nothing, the frame can still be committed") {
   lamina::gradient_compressor<float> compressor(model_of({1, 1}), with_ratio(0.5));
-  accumulate_all(compressor, tensors<float>{{1}, {2}});
+  accumulate_each(compressor, tensors<float>{{1}, {2}});
   compressor.encode();
   CHECK(compressor.select().sent_layers() == 1);
   CHECK_NOTHROW(compressor.commit());
@@ -254,9 +255,9 @@ TEST_CASE("worker: select after encode changes nothing, the frame can still be c
 
 TEST_CASE("worker: accumulate after select begins the next step") {
   lamina::gradient_compressor<float> compressor(model_of({1}), with_ratio(0.5));
-  accumulate_all(compressor, tensors<float>{{1}});
+  accumulate_each(compressor, tensors<float>{{1}});
   compressor.select();
-  accumulate_all(compressor, tensors<float>{{1}});
+  accumulate_each(compressor, tensors<float>{{1}});
   CHECK(compressor.step() == 2);
   CHECK(compressor.residual()[0][0] == 2);
 }
@@ -281,8 +282,8 @@ TEST_CASE("worker: the functor given decides") {
   const tensors<float> gradients = {{3}, {1, 1, 1, 1}};
   lamina::gradient_compressor<float> by_mean(model, with_fixed(2));
   lamina::gradient_compressor<float, lamina::l1_norm> by_sum(model, with_fixed(3.5));
-  accumulate_all(by_mean, gradients);
-  accumulate_all(by_sum, gradients);
+  accumulate_each(by_mean, gradients);
+  accumulate_each(by_sum, gradients);
   CHECK(by_mean.select().is_sent(0));
   CHECK(by_mean.select().is_dropped(1));
   CHECK(by_sum.select().is_dropped(0));
@@ -292,7 +293,7 @@ TEST_CASE("worker: the functor given decides") {
 
 TEST_CASE("worker: when a send failed, encoding again gives the same frame") {
   lamina::gradient_compressor<float> compressor(model_of({2, 2}), with_ratio(0.5));
-  accumulate_all(compressor, tensors<float>{{1, 2}, {3, 4}});
+  accumulate_each(compressor, tensors<float>{{1, 2}, {3, 4}});
   const bytes first = compressor.encode().to_bytes();
   CHECK(compressor.encode().to_bytes() == first);
   CHECK_NOTHROW(compressor.commit());
@@ -325,7 +326,7 @@ TEMPLATE_TEST_CASE("worker: with sends that fail at random nothing is lost and n
     for (std::uint64_t step = 1; step <= 40; ++step) {
       const auto gradients = random_gradients<TestType>(random, model);
       add(computed, gradients);
-      accumulate_all(compressor, gradients);
+      accumulate_each(compressor, gradients);
       const bytes frame = compressor.encode().to_bytes();
       REQUIRE(lamina::decode<TestType>(frame, model).step() == step);
       if (random() % 3 != 0) {
@@ -361,7 +362,7 @@ TEST_CASE("worker: commit needs a frame and takes it once") {
 
 TEST_CASE("worker: a late commit after the next step began is refused and clears nothing") {
   lamina::gradient_compressor<float> compressor(model_of({1, 1}), with_fixed(0));
-  accumulate_all(compressor, tensors<float>{{1}, {2}});
+  accumulate_each(compressor, tensors<float>{{1}, {2}});
   compressor.encode();
   compressor.accumulate(0, std::vector<float>{10});
   CHECK_THROWS_AS(compressor.commit(), std::logic_error);
@@ -405,7 +406,7 @@ TEST_CASE("worker: a refused gradient changes nothing, neither residual, value n
   CHECK_THROWS_AS(compressor.accumulate(0, std::vector<float>{1, infinity}), lamina::non_finite_gradient);
   CHECK(compressor.step() == 0);
   CHECK_THROWS_AS(compressor.encode(), std::logic_error);
-  accumulate_all(compressor, tensors<float>{{1, 2}, {3, 4}});
+  accumulate_each(compressor, tensors<float>{{1, 2}, {3, 4}});
   const bytes frame = compressor.encode().to_bytes();
   // Refused before it begins the next step: the frame can still be committed.
   const std::string message = message_of<lamina::non_finite_gradient>([&] {
@@ -439,4 +440,95 @@ TEST_CASE("worker: a layer all zeros at threshold 0 is sent, as a true zero") {
   compressor.accumulate(0, std::vector<float>{0});
   const bytes frame = compressor.encode().to_bytes();
   CHECK_FALSE(lamina::decode<float>(frame, model).is_dropped(0));
+}
+
+TEMPLATE_TEST_CASE("worker: all layers at once do what they do one by one, whatever the options", "", float,
+                   double) {
+  std::mt19937 random(61);
+  const lamina::layout model = model_of({0, 5, 2 * 4096 + 70, 1, 4096, 33});
+  for (const std::size_t part_elements : {0, 4096}) {
+    for (const auto source : {lamina::threshold_source::accumulated, lamina::threshold_source::fresh}) {
+      auto options = with_ratio(0.9);
+      options.part_elements = part_elements;
+      options.source = source;
+      lamina::gradient_compressor<TestType> one_by_one(model, options);
+      lamina::gradient_compressor<TestType> at_once(model, options);
+      const auto backwards = [](std::size_t pieces, auto&& work) {
+        for (std::size_t i = pieces; i-- > 0;) work(i);
+      };
+      for (int step = 0; step < 5; ++step) {
+        const auto gradients = random_gradients<TestType>(random, model);
+        accumulate_each(one_by_one, gradients);
+        const auto values = at_once.accumulate_all(gradients, backwards);
+        REQUIRE(same_bits(values, one_by_one.values()));
+        bytes expected(one_by_one.encode().size_bytes());
+        bytes frame(at_once.encode().size_bytes());
+        one_by_one.encode().copy_to(expected);
+        at_once.encode().copy_to(frame);
+        REQUIRE(frame == expected);
+        one_by_one.commit();
+        at_once.commit();
+      }
+    }
+  }
+}
+
+TEST_CASE("worker: of all layers at once none is added if one is refused, and the step goes on") {
+  const lamina::layout model({{"first", {2}}, {"last", {2}}});
+  lamina::gradient_compressor<float> compressor(model);
+  compressor.accumulate_all(tensors<float>{{1, 2}, {3, 4}});
+  const std::vector<double> values(compressor.values().begin(), compressor.values().end());
+  const auto refused = [&]<class Exception>(const tensors<float>& gradients, const char* named, Exception*) {
+    CHECK(contains(message_of<Exception>([&] { compressor.accumulate_all(gradients); }), named));
+    CHECK(same_bits(compressor.residual().elements(), std::vector<float>{1, 2, 3, 4}));
+    CHECK(same_bits(compressor.values(), values));
+    CHECK(compressor.step() == 1);
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  refused({{1, 2}, {3, infinity}}, "'last'", static_cast<lamina::non_finite_gradient*>(nullptr));
+  refused({{1, 2}, {3, 4, 5}}, "'last'", static_cast<std::invalid_argument*>(nullptr));
+  refused({{1, 2}}, "2 layers, got 1", static_cast<std::invalid_argument*>(nullptr));
+  refused({{1, 2}, {3, 4}, {5}}, "2 layers, got 3", static_cast<std::invalid_argument*>(nullptr));
+  CHECK_NOTHROW(compressor.encode());
+}
+
+// Before an execution begins everything that may throw has thrown.
+TEST_CASE("worker: a layer in parts is refused whole, its parts keep what they have") {
+  lamina::compressor_options options;
+  options.part_elements = 4096;
+  lamina::gradient_compressor<float> compressor(model_of({2 * 4096 + 1}), options);
+  std::vector<float> gradient(2 * 4096 + 1, 1.0F);
+  compressor.accumulate(0, gradient);
+  const std::vector<float> before = gradient;
+  gradient.back() = std::numeric_limits<float>::quiet_NaN();
+  CHECK_THROWS_AS(compressor.accumulate(0, gradient), lamina::non_finite_gradient);
+  CHECK(same_bits(compressor.residual().elements(), before));
+}
+
+TEST_CASE("worker: fresh values are of the elements that were not left out") {
+  lamina::compressor_options options = with_ratio(0.5);
+  options.source = lamina::threshold_source::fresh;
+  options.check = lamina::finite_check::each_element;
+  lamina::gradient_compressor<float> compressor(model_of({10, 10}), options);
+  tensors<float> gradients(2, std::vector<float>(10, 1.0F));
+  gradients[0][7] = std::numeric_limits<float>::quiet_NaN();
+  compressor.accumulate_all(gradients);
+  CHECK(compressor.residual().left_out_elements() == 1);
+  CHECK_NOTHROW(compressor.select());
+  CHECK(compressor.threshold() == 1);  // mean |g| of the whole layer, the other being 0.9
+}
+
+TEST_CASE("worker: a copy of one with a frame in flight encodes its own and shares nothing") {
+  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::bfloat16}) {
+    lamina::compressor_options options = with_ratio(0);
+    options.payload = payload;
+    auto original = std::make_unique<lamina::gradient_compressor<float>>(model_of({100}), options);
+    original->accumulate_all(tensors<float>{std::vector<float>(100, 1.001F)});
+    const bytes frame = original->encode().to_bytes();
+    lamina::gradient_compressor<float> copy = *original;
+    original.reset();
+    CHECK_THROWS_AS(copy.commit(), std::logic_error);
+    CHECK(copy.encode().to_bytes() == frame);
+    CHECK_NOTHROW(copy.commit());
+  }
 }

@@ -11,9 +11,10 @@
 
 namespace resnet50_ps {
 
-/// Labelled square colour images. `get(index)` returns one example: `data` is 3 x size x size float32 of
-/// about zero mean and unit variance, `target` the class as an int64 scalar from 0 to classes() - 1. Several
-/// threads may call `get` at once. It throws std::runtime_error for an image that cannot be read.
+/// Labelled square colour images, n of them. `get(k·n + i)` returns image i as it looks on the k-th visit, so that what a
+/// run sees depends on nothing but the indices: `data` is 3 x size x size float32 of about zero mean and unit variance,
+/// `target` the class as an int64 scalar from 0 to classes() - 1. Several threads may call `get` at once. It throws
+/// std::runtime_error for an image that cannot be read.
 class image_set : public torch::data::datasets::Dataset<image_set> {
  public:
   image_set(std::int64_t classes, std::int64_t image_size_pixels)
@@ -21,8 +22,15 @@ class image_set : public torch::data::datasets::Dataset<image_set> {
 
   std::int64_t classes() const { return classes_; }
   std::int64_t image_size_pixels() const { return image_size_pixels_; }
+  torch::data::Example<> get(std::size_t index) final {
+    const std::size_t images = size().value();
+    return view(index % images, index / images);
+  }
 
  private:
+  /// Image `index` < n on this visit.
+  virtual torch::data::Example<> view(std::size_t index, std::size_t visit) = 0;
+
   std::int64_t classes_;
   std::int64_t image_size_pixels_;
 };

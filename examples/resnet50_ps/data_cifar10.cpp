@@ -64,7 +64,7 @@ class cifar10_set : public image_set {
 
   torch::optional<std::size_t> size() const override { return records_.size() / record_bytes; }
 
-  torch::data::Example<> get(std::size_t index) override {
+  torch::data::Example<> view(std::size_t index, std::size_t /*visit*/) override {
     std::uint8_t* record = &records_.at(index * record_bytes);
     const std::int64_t side = native_size_pixels;
     at::Tensor image = at::from_blob(record + 1, {1, 3, side, side}, at::kByte).to(at::kFloat).div_(255);

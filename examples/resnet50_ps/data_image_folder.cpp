@@ -6,7 +6,6 @@
 #include <turbojpeg.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <fstream>
 #include <stdexcept>
@@ -152,18 +151,14 @@ class image_folder_set : public image_set {
  public:
   image_folder_set(std::vector<labelled_file> files, std::int64_t classes, std::int64_t image_size_pixels,
                    std::uint64_t seed, bool augment)
-      : image_set(classes, image_size_pixels),
-        files_(std::move(files)),
-        visits_(files_.size()),
-        seed_(seed),
-        augment_(augment) {}
+      : image_set(classes, image_size_pixels), files_(std::move(files)), seed_(seed), augment_(augment) {}
 
   torch::optional<std::size_t> size() const override { return files_.size(); }
 
-  torch::data::Example<> get(std::size_t index) override {
+  torch::data::Example<> view(std::size_t index, std::size_t visit) override {
     const labelled_file& file = files_.at(index);
     const at::Tensor pixels = decode_jpeg(file.path);
-    const at::Tensor image = augment_ ? random_view(pixels, index) : central_view(pixels);
+    const at::Tensor image = augment_ ? random_view(pixels, index, visit) : central_view(pixels);
     return {(image - mean_) / deviation_, at::scalar_tensor(file.label, at::kLong)};
   }
 
@@ -172,9 +167,8 @@ class image_folder_set : public image_set {
     return crop_and_resize(pixels, central_box(pixels.size(0), pixels.size(1)), image_size_pixels());
   }
 
-  at::Tensor random_view(const at::Tensor& pixels, std::size_t index) {
-    // Each image has its own count, so that what a run sees does not depend on the order of its threads.
-    repeatable_random random(seed_, index, visits_[index]++);
+  at::Tensor random_view(const at::Tensor& pixels, std::size_t index, std::size_t visit) const {
+    repeatable_random random(seed_, index, visit);
     const box area = random_box(pixels.size(0), pixels.size(1), random);
     const at::Tensor image = crop_and_resize(pixels, area, image_size_pixels());
     const bool mirror = random.uniform(0, 1) < 0.5;
@@ -182,7 +176,6 @@ class image_folder_set : public image_set {
   }
 
   std::vector<labelled_file> files_;
-  std::vector<std::atomic<std::uint64_t>> visits_;
   std::uint64_t seed_;
   bool augment_;
   // Of the red, green and blue values, from 0 to 1, of ImageNet's training images.

@@ -135,7 +135,7 @@ class synthetic_set : public image_set {
 
   torch::optional<std::size_t> size() const override { return images_; }
 
-  torch::data::Example<> get(std::size_t index) override {
+  torch::data::Example<> view(std::size_t index, std::size_t /*visit*/) override {
     const std::size_t label = index % image_classes.size();
     const std::int64_t side = image_size_pixels();
     repeatable_random random(seed_, stream_, index);

@@ -7,33 +7,27 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <lamina/error.hpp>
 #include <string>
 #include <thread>
 
-#include "batches.hpp"
 #include "data.hpp"
+#include "in_process_link.hpp"
 #include "metrics.hpp"
-#include "model.hpp"
+#include "mpi_link.hpp"
 #include "options.hpp"
-#include "replica.hpp"
-#include "server.hpp"
-#include "transport.hpp"
-#include "worker.hpp"
+#include "training.hpp"
 
 namespace resnet50_ps {
 namespace {
 
-constexpr std::size_t evaluation_batch_images = 100;
-
 struct place {
   int rank = 0;
   int ranks = 1;
-  int ranks_on_this_machine = 1;
+  int workers_on_this_machine = 1;
+  MPI_Comm workers = MPI_COMM_NULL;  // without the server; null on the server
+
   bool is_server() const { return rank == 0; }
-  std::size_t workers() const { return static_cast<std::size_t>(ranks - 1); }
-  shard part() const { return {workers(), static_cast<std::size_t>(rank - 1)}; }
 };
 
 place find_place() {
@@ -41,19 +35,20 @@ place find_place() {
   MPI_Comm machine = MPI_COMM_NULL;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &here.rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &here.ranks), "MPI_Comm_size");
+  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, here.is_server() ? MPI_UNDEFINED : 0, here.rank, &here.workers),
+            "MPI_Comm_split");
   check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
             "MPI_Comm_split_type");
-  check_mpi(MPI_Comm_size(machine, &here.ranks_on_this_machine), "MPI_Comm_size");
-  int server_is_here = here.is_server() ? 1 : 0;
-  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &server_is_here, 1, MPI_INT, MPI_MAX, machine), "MPI_Allreduce");
   // The server works while its workers wait and the other way round, so it does not count.
-  here.ranks_on_this_machine -= server_is_here;
+  const int worker = here.is_server() ? 0 : 1;
+  check_mpi(MPI_Allreduce(&worker, &here.workers_on_this_machine, 1, MPI_INT, MPI_SUM, machine),
+            "MPI_Allreduce");
   check_mpi(MPI_Comm_free(&machine), "MPI_Comm_free");
   return here;
 }
 
-// Runs `prepare` on every rank. If it throws anywhere, the first rank that failed says why, and all get
-// false: they can then end in order instead of waiting for each other.
+// Runs `prepare` on every rank. If it throws anywhere, the first rank that failed says why, and all get false: they can
+// then end in order instead of waiting for each other.
 template <class Prepare>
 bool all_succeed(const place& here, Prepare prepare) {
   std::string problem;
@@ -68,123 +63,112 @@ bool all_succeed(const place& here, Prepare prepare) {
   return first_failed == here.ranks;
 }
 
-void check_place(const options& given, const place& here) {
+// Over MPI the ranks are the server and the workers; in one process, a single rank plays them all.
+std::size_t worker_count(const options& given, const place& here) {
+  if (given.transport == "inprocess") {
+    if (here.ranks > 1) {
+      throw std::invalid_argument(
+          fmt::format("--transport inprocess needs one process, but mpirun started {}", here.ranks));
+    }
+    return given.workers.value_or(2);
+  }
   if (here.ranks < 2) {
     throw std::invalid_argument(
         "one rank alone cannot train: rank 0 is the server, so start at least two, as in mpirun -n 3 "
-        "resnet50_ps");
+        "resnet50_ps, or play them all in this one with --transport inprocess");
   }
-  if (given.workers && *given.workers != here.workers()) {
+  const auto workers = static_cast<std::size_t>(here.ranks - 1);
+  if (given.workers && *given.workers != workers) {
     throw std::invalid_argument(fmt::format("--workers {} needs {} ranks, but mpirun started {}",
                                             *given.workers, *given.workers + 1, here.ranks));
   }
+  return workers;
 }
 
 int thread_count(const options& given, const place& here) {
   if (given.threads > 0) return given.threads;
-  if (here.is_server()) return 1;
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  return std::max(1, cores / std::max(1, here.ranks_on_this_machine));
+  if (given.transport == "inprocess") return cores;  // one works at a time
+  return here.is_server() ? 1 : std::max(1, cores / std::max(1, here.workers_on_this_machine));
 }
 
-lamina::compressor_options compression_of(const options& given, const place& here, bool layer_dropping) {
-  lamina::compressor_options compression;
-  compression.sender = static_cast<std::uint32_t>(here.rank - 1);
-  compression.drop_ratio = layer_dropping ? given.drop_ratio : 0;
-  if (given.threshold) {
-    compression.refresh = lamina::refresh_schedule::fixed(*given.threshold);
-  } else if (given.refresh_steps == 0) {
-    compression.refresh = lamina::refresh_schedule::first_step_only();
-  } else {
-    compression.refresh = lamina::refresh_schedule::every(given.refresh_steps);
-  }
-  return compression;
+std::string reason_for(const std::exception& error) {
+  return dynamic_cast<const lamina::non_finite_gradient*>(&error) == nullptr
+             ? error.what()
+             : fmt::format("{}; training has diverged, try a lower --learning-rate", error.what());
 }
 
 // Says why and ends the other ranks too, which may wait for this one for ever.
 [[noreturn]] void end_all_ranks(const place& here, const std::string& reason) {
   fmt::print(stderr, "resnet50_ps: rank {} ({}): {}\n", here.rank,
-             here.is_server() ? "the server" : "a worker", reason);
+             here.is_server() ? "the server" : "worker " + std::to_string(here.rank - 1), reason);
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   std::abort();
 }
 
-// Trains and evaluates. Returns the correct predictions of this rank.
-std::uint64_t take_part(const options& given, const place& here, const data_sets& data, bool layer_dropping,
-                        transport& link, replica& local,
-                        const std::function<void(const step_metrics&)>& record) {
-  if (here.is_server()) {
-    serve(
-        link, local.model, [&](std::size_t l) { return local[l]; },
-        {given.steps, {given.learning_rate, given.momentum}}, record);
-    return 0;
-  }
-  batch_stream batches(data.train, here.part(), given.batch_images, given.seed);
-  work(link, local, [&] { return batches.next(); },
-       {given.steps, compression_of(given, here, layer_dropping)});
-  average_running_statistics(link, local);
-  return count_correct(local, data.test, here.part(), evaluation_batch_images);
-}
-
-// One run from beginning to end; every rank takes part, the server knows the result.
-run_result train(const options& given, const place& here, const data_sets& data, bool layer_dropping,
-                 step_log* log) {
-  torch::manual_seed(given.seed);
-  const model_options network{data.train->classes(), given.small_stem ? stem::small : stem::standard};
-  replica local{torch::nn::AnyModule(resnet50(network))};
-  const std::size_t max_frame_bytes = local.model.elements() * sizeof(float) + local.model.layers() + 4096;
-  transport link(MPI_COMM_WORLD, max_frame_bytes, std::chrono::seconds(given.timeout_seconds));
-
-  run_result result{layer_dropping ? "with" : "without", {}, 0};
-  if (here.is_server()) log->begin_run(result.name);
-  try {
-    const std::uint64_t correct =
-        take_part(given, here, data, layer_dropping, link, local, [&](const step_metrics& step) {
-          log->record(step);
-          result.steps.push_back(step);
-        });
-    const std::uint64_t tested = data.test->size().value() / here.workers() * here.workers();
-    result.test_accuracy = static_cast<double>(link.sum_over_ranks(correct)) / static_cast<double>(tested);
-  } catch (const lamina::non_finite_gradient& error) {
-    end_all_ranks(here, fmt::format("{}; training has diverged, try a lower --learning-rate", error.what()));
-  } catch (const std::exception& error) {
-    // Here and not further out: MPI may still be writing into what unwinding would free.
-    end_all_ranks(here, error.what());
-  }
+run_result train_in_process(const training& run) {
+  run_result result;
+  run_in_process(
+      run.workers,
+      [&](server_link& link) {
+        torch::set_num_threads(thread_count(run.given, {}));  // counts for this thread alone
+        result = train_as_server(link, run);
+      },
+      [&](worker_link& link) {
+        torch::set_num_threads(thread_count(run.given, {}));
+        train_as_worker(link, run);
+      });
   return result;
 }
 
-void check_data(const options& given, const place& here, const data_sets& data) {
-  if (data.test->size().value() < here.workers()) {
-    throw std::invalid_argument(
-        fmt::format("{} test images are too few for {} workers", data.test->size().value(), here.workers()));
+// The server knows the result.
+run_result train_over_mpi(const training& run, const place& here) {
+  try {
+    // When a worker hangs, the others wait for the server as long as the server for it: the server speaks first.
+    const mpi_link_options link_options = {
+        .max_message_bytes = std::size_t{1} << 40,
+        .timeout = std::chrono::seconds(run.given.timeout_seconds) * (here.is_server() ? 1 : 2)};
+    if (here.is_server()) {
+      mpi_server_link link(MPI_COMM_WORLD, link_options);
+      return train_as_server(link, run);
+    }
+    mpi_worker_link link(MPI_COMM_WORLD, here.workers, link_options);
+    train_as_worker(link, run);
+    return {};
+  } catch (const std::exception& error) {
+    // Here, where the reason is known; the other ranks may wait for this one for ever.
+    end_all_ranks(here, reason_for(error));
   }
-  if (!here.is_server()) batch_stream(data.train, here.part(), given.batch_images, given.seed);
 }
 
 int run(const options& given, const place& here) {
-  data_sets data;
-  std::unique_ptr<step_log> log;
+  training described{.given = given, .data = {}, .workers = 1, .layer_dropping = given.runs == "with"};
   const bool prepared = all_succeed(here, [&] {
-    check_place(given, here);
+    described.workers = worker_count(given, here);
     torch::set_num_threads(thread_count(given, here));
-    data = open_data(given.data, {given.image_size_pixels, given.seed});
-    check_data(given, here, data);
-    if (here.is_server()) log = std::make_unique<step_log>(given.steps, given.interval, given.log);
+    described.data = open_data(given.data, {given.image_size_pixels, given.seed});
+    if (here.is_server()) check_output(described);  // the files are on its machine
+    check_training(described);
   });
   if (!prepared) return EXIT_FAILURE;
 
   if (here.is_server()) {
+    const data_sets& data = described.data;
     fmt::print(
         "ResNet-50 v1, {}: {} training and {} test images of {} classes, {} x {} pixels; {} workers x {} "
         "images\n",
         given.data, data.train->size().value(), data.test->size().value(), data.train->classes(),
-        data.train->image_size_pixels(), data.train->image_size_pixels(), here.workers(), given.batch_images);
+        data.train->image_size_pixels(), data.train->image_size_pixels(), described.workers,
+        given.batch_images);
   }
   std::vector<run_result> results;
-  if (given.runs != "with") results.push_back(train(given, here, data, false, log.get()));
-  if (given.runs != "without") results.push_back(train(given, here, data, true, log.get()));
+  for (const bool layer_dropping : {false, true}) {
+    if (given.runs == (layer_dropping ? "without" : "with")) continue;
+    described.layer_dropping = layer_dropping;
+    results.push_back(given.transport == "inprocess" ? train_in_process(described)
+                                                     : train_over_mpi(described, here));
+  }
   if (here.is_server()) print_table(results);
   return EXIT_SUCCESS;
 }
@@ -200,7 +184,7 @@ int guarded_main(int argc, char** argv) {
     }
     return run(command.options, here);
   } catch (const std::exception& error) {
-    end_all_ranks(here, error.what());
+    end_all_ranks(here, reason_for(error));
   }
 }
 

@@ -38,58 +38,151 @@ parsed parse_options(int argc, char** argv) {
   parsed result;
   options& given = result.options;
   CLI::App app(
-      "Trains ResNet-50 v1 with a synchronous parameter server over MPI, without and with layer dropping, on "
+      "Trains ResNet-50 v1 with a parameter server, without and with layer dropping, on the same data from "
       "the same "
-      "data from the same start. Rank 0 is the server, every other rank a worker.");
+      "start. Over MPI rank 0 is the server and every other rank a worker.");
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default();
 
-  app.add_option("--data", given.data, "cifar10:DIR, imagefolder:DIR or synthetic");
+  const std::string data = "Data and network";
+  app.add_option("--data", given.data, "cifar10:DIR, imagefolder:DIR or synthetic")->group(data);
   app.add_option("--image-size", given.image_size_pixels,
                  "pixels a side; 0: the data set's own (32, 224, 32)")
-      ->check(CLI::Range(0, 4096));
+      ->check(CLI::Range(0, 4096))
+      ->group(data);
   app.add_flag("--small-stem", given.small_stem,
-               "3x3 first convolution without pooling, for small images; slower");
-  app.add_option("--steps", given.steps, "steps of each run")->check(counted)->check(at_least_one);
+               "3x3 first convolution without pooling, for small images; slower")
+      ->group(data);
   app.add_option("--batch", given.batch_images, "images a worker in each step")
-      ->check(CLI::Range(2, 1 << 20));
+      ->check(CLI::Range(2, 1 << 20))
+      ->group(data);
+  app.add_option("--steps", given.steps, "steps of each run")
+      ->check(counted)
+      ->check(at_least_one)
+      ->group(data);
+  app.add_option("--seed", given.seed, "of the parameters, the data and their order")
+      ->check(counted)
+      ->group(data);
+
+  const std::string dropping = "Layer dropping";
+  app.add_option("--runs", given.runs, "layer dropping: both, with or without")
+      ->check(CLI::IsMember({"both", "with", "without"}))
+      ->group(dropping);
   app.add_option("--drop-ratio", given.drop_ratio,
                  "R: share of the elements to hold back; 0 sends everything")
       ->check(finite)
-      ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--refresh", given.refresh_steps,
-                 "steps between searches for the threshold; the paper has 100; 0: the first step alone")
-      ->check(counted);
-  app.add_option("--threshold", given.threshold,
-                 "a threshold of your own, never searched; in place of --drop-ratio")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(dropping);
+  app.add_option("--drop-warm-up", given.drop_warm_up_steps, "steps in which R grows to that")
+      ->check(counted)
+      ->group(dropping);
+  CLI::Option* refresh =
+      app.add_option("--refresh", given.refresh_steps,
+                     "steps between searches for the threshold; the paper has 100; 0: the first step alone")
+          ->check(counted)
+          ->group(dropping);
+  CLI::Option* threshold = app.add_option("--threshold", given.threshold,
+                                          "a threshold of your own, never searched; in place of --drop-ratio")
+                               ->check(finite)
+                               ->excludes(refresh)
+                               ->group(dropping);
+  app.add_option("--budget", given.byte_budget,
+                 "share of the bytes to send, kept to over time; in place of --drop-ratio")
       ->check(finite)
-      ->excludes("--refresh");
+      ->check(CLI::Range(1e-6, 1.0))
+      ->excludes(refresh)
+      ->excludes(threshold)
+      ->group(dropping);
+  app.add_option("--selection", given.selection,
+                 "local: each worker decides; agreed: all by their mean values")
+      ->check(CLI::IsMember({"local", "agreed"}))
+      ->group(dropping);
+  app.add_option("--max-age", given.max_age_steps,
+                 "steps after which a layer held back is sent anyway; 0: never")
+      ->check(counted)
+      ->group(dropping);
+  app.add_option("--part-elements", given.part_elements,
+                 "cut larger layers into parts of so many elements, a multiple of 4096; 0: whole layers")
+      ->check(counted)
+      ->group(dropping);
+  app.add_option("--residual-momentum", given.residual_momentum,
+                 "momentum correction in the residual; then without --momentum at the server")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 0.9999))
+      ->group(dropping);
+  app.add_option("--payload", given.payload, "how the elements sent are written")
+      ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8"}))
+      ->group(dropping);
+
+  const std::string server = "The server";
+  app.add_option("--mode", given.mode, "sync: waits for all workers; async: applies each frame when it comes")
+      ->check(CLI::IsMember({"sync", "async"}))
+      ->group(server);
+  app.add_option("--transport", given.transport,
+                 "mpi, or inprocess: server and workers in turn in one process, with the same bits at the "
+                 "same --threads")
+      ->check(CLI::IsMember({"mpi", "inprocess"}))
+      ->group(server);
   app.add_option("--learning-rate", given.learning_rate,
-                 "of SGD at the server; 0: 0.03 for synthetic, 0.01 for photographs")
+                 "of SGD; 0: 0.03 for synthetic, 0.01 for photographs")
       ->check(finite)
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--momentum", given.momentum, "of SGD at the server; layers that nobody sent are frozen")
+      ->check(CLI::NonNegativeNumber)
+      ->group(server);
+  app.add_option("--schedule", given.schedule,
+                 "of the learning rate: constant, step:EVERY:GAMMA, milestones:S1,S2:GAMMA, cosine, "
+                 "cosine:FINAL_FRACTION")
+      ->group(server);
+  app.add_option("--warm-up", given.warm_up_steps, "steps in which the learning rate grows from zero")
+      ->check(counted)
+      ->group(server);
+  app.add_option("--momentum", given.momentum, "of SGD; layers that nobody sent are frozen")
       ->check(finite)
-      ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--seed", given.seed, "of the parameters, the data and their order")->check(counted);
-  app.add_option("--runs", given.runs, "layer dropping: both, with or without")
-      ->check(CLI::IsMember({"both", "with", "without"}));
+      ->check(CLI::Range(0.0, 0.9999))
+      ->group(server);
+  app.add_flag("--nesterov", given.nesterov, "Nesterov's momentum")->group(server);
+  app.add_option("--weight-decay", given.weight_decay, "of SGD, on layers that arrived")
+      ->check(finite)
+      ->check(CLI::NonNegativeNumber)
+      ->group(server);
+  app.add_option("--evaluate-every", given.evaluation_period_steps,
+                 "steps between evaluations; 0: at the end alone")
+      ->check(counted)
+      ->group(server);
+
+  const std::string run = "The run";
+  CLI::Option* output =
+      app.add_option("--output", given.output, "directory for the metrics of each run, which ./plot draws")
+          ->group(run);
+  app.add_option("--checkpoint-every", given.checkpoint_period_steps,
+                 "steps between checkpoints in the output directory, and one at the end; 0: none")
+      ->check(counted)
+      ->needs(output)
+      ->group(run);
+  app.add_flag("--resume", given.resume, "go on from the newest checkpoint in the output directory")
+      ->needs(output)
+      ->group(run);
   app.add_option("--interval", given.interval, "steps between printed lines")
       ->check(counted)
-      ->check(at_least_one);
-  app.add_option("--log", given.log, "write every step to this file, as lines of JSON");
+      ->check(at_least_one)
+      ->group(run);
   app.add_option("--workers", given.workers,
-                 "how many workers to start (./run reads it; default 2); mpirun starts one more rank");
+                 "how many workers to start (./run reads it; default 2); mpirun starts one more rank")
+      ->check(counted)
+      ->check(at_least_one)
+      ->group(run);
   app.add_option("--threads", given.threads,
                  "threads a worker; 0: the machine's cores shared among its workers")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->group(run);
   app.add_option("--timeout", given.timeout_seconds,
                  "seconds to wait for a peer's step or evaluation before giving up")
       ->check(counted)
-      ->check(at_least_one);
+      ->check(CLI::Range(1, 1'000'000))
+      ->group(run);
 
   try {
     app.parse(argc, argv);
+    for (int i = 1; i < argc; ++i) given.command_line += (i > 1 ? " " : "") + std::string(argv[i]);
     if (given.learning_rate == 0) given.learning_rate = given.data == "synthetic" ? 0.03F : 0.01F;
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;

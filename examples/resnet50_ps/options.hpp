@@ -9,23 +9,47 @@ namespace resnet50_ps {
 
 /// What to run: the command line, with its defaults.
 struct options {
+  // Data and network.
   std::string data = "synthetic";
   std::int64_t image_size_pixels = 0;
   bool small_stem = false;
-  std::uint64_t steps = 150;
   std::size_t batch_images = 32;
+  std::uint64_t steps = 150;
+  std::uint64_t seed = 1;
+
+  // Layer dropping.
+  std::string runs = "both";  ///< both, without or with layer dropping
   double drop_ratio = 0.95;
+  std::uint64_t drop_warm_up_steps = 0;
   std::uint64_t refresh_steps = 1;  ///< 0: in the first step alone
   std::optional<double> threshold;
-  float learning_rate = 0;  ///< 0: what suits the data set
+  std::optional<double> byte_budget;
+  std::string selection = "local";  ///< local or agreed
+  std::uint64_t max_age_steps = 0;
+  std::size_t part_elements = 0;
+  double residual_momentum = 0;
+  std::string payload = "as_is";
+
+  // The server.
+  std::string mode = "sync";      ///< sync or async
+  std::string transport = "mpi";  ///< mpi or inprocess
+  float learning_rate = 0;        ///< 0: what suits the data set
+  std::string schedule = "constant";
+  std::uint64_t warm_up_steps = 0;
   float momentum = 0.0F;
-  std::uint64_t seed = 1;
-  std::string runs = "both";  ///< both, without or with layer dropping
+  bool nesterov = false;
+  float weight_decay = 0;
+  std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end alone
+
+  // The run.
+  std::string output;                         ///< directory; empty: none is written
+  std::uint64_t checkpoint_period_steps = 0;  ///< 0: no checkpoints
+  bool resume = false;
   std::uint64_t interval = 15;
-  std::string log;
   std::optional<std::size_t> workers;
   int threads = 0;  ///< a worker; 0: the machine's cores shared among its workers
   std::uint64_t timeout_seconds = 600;
+  std::string command_line;
 };
 
 struct parsed {

@@ -1,34 +1,46 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <lamina/worker.hpp>
+#include <span>
+#include <vector>
 
 #include "batches.hpp"
+#include "link.hpp"
 #include "replica.hpp"
-#include "transport.hpp"
 
 namespace resnet50_ps {
 
 struct worker_options {
   std::uint64_t steps = 0;
   lamina::compressor_options compression;
+  /// The workers average their layers' values and so all select the same layers.
+  bool agrees_on_selection = false;
+  std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end alone
+  std::uint64_t hash_period_steps =
+      100;  ///< how often the server gets the hash of the replica; 0: at the end alone
+  std::uint64_t checkpoint_period_steps = 0;  ///< how often the server gets the worker's state; 0: never
+  bool resumes = false;  ///< the server begins by sending the worker's state of a checkpoint
 };
 
-/// Runs one worker for `steps` steps: takes the parameters into the replica, computes the gradients of a
-/// batch, sends the layers that layer dropping selects. `pulled` is called each time new parameters stand in
-/// the replica, `steps` + 1 times in all. Throws lamina::decode_error for a bad frame,
-/// lamina::non_finite_gradient when training diverges, mpi_error for a lost server.
-void work(transport& link, replica& local, const std::function<batch_stream::batch()>& next_batch,
-          const worker_options& options, const std::function<void(std::uint64_t step)>& pulled = {});
+/// What the loop calls; all but the first may be empty.
+struct worker_tasks {
+  std::function<batch_stream::batch()> next_batch;
+  /// Evaluates the replica: sets the report's counts of test images.
+  std::function<void(step_report&)> evaluate;
+  /// New parameters stand in the replica: those that `step` begins with; called `steps` + 1 times in all.
+  std::function<void(std::uint64_t step)> pulled;
+  /// What a checkpoint holds of the worker beside its compressor; and takes it up again.
+  std::function<std::vector<std::byte>()> save;
+  std::function<void(std::span<const std::byte>)> load;
+};
 
-/// Correct predictions of the replica over the images, in evaluation mode.
-std::uint64_t count_correct(replica& local, const std::shared_ptr<image_set>& images, shard part,
-                            std::size_t batch_images);
-
-/// Replaces the running statistics of batch normalisation by their mean over the workers: they are local to a
-/// worker while it trains.
-void average_running_statistics(transport& link, replica& local);
+/// Runs one worker for `steps` steps: takes the parameters into the replica, computes the gradients of a batch, sends the
+/// layers that layer dropping selects; at the end a last report. Throws lamina::decode_error for a bad frame,
+/// lamina::non_finite_gradient when training diverges, link_error for a lost server.
+void work(worker_link& link, replica& local, const worker_tasks& tasks, const worker_options& options);
 
 }  // namespace resnet50_ps

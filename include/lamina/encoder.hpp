@@ -63,6 +63,15 @@ class encoded_frame {
 template <element T>
 class frame_encoder {
  public:
+  /// A copy has no frame yet: the original's points into the original.
+  frame_encoder(const frame_encoder& other) : frame_encoder(other.model_) {}
+  frame_encoder& operator=(const frame_encoder& other) {
+    *this = frame_encoder(other);
+    return *this;
+  }
+  frame_encoder(frame_encoder&&) noexcept = default;
+  frame_encoder& operator=(frame_encoder&&) noexcept = default;
+
   explicit frame_encoder(const layout& model)
       : model_(model), prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
     frame_.segments_.reserve(model.layers() + 1);

@@ -32,6 +32,12 @@ class partition {
   const layout& parts() const noexcept { return parts_; }
   /// The parts of `layer` are [first(layer), first(layer + 1)); throws std::out_of_range beyond L.
   std::size_t first(std::size_t layer) const { return first_.at(layer); }
+  /// The layer that a part is of, and where in the layer it begins. Cost: O(log L). Throws std::out_of_range.
+  std::size_t layer_of(std::size_t part) const {
+    parts_.check_layer(part);
+    return static_cast<std::size_t>(std::ranges::upper_bound(first_, part) - first_.begin()) - 1;
+  }
+  std::size_t begin(std::size_t part) const { return (part - first_[layer_of(part)]) * part_elements_; }
   /// Elements of all parts of a layer but its last; 0: layers are whole.
   std::size_t part_elements() const noexcept { return part_elements_; }
 

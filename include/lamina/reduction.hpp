@@ -43,7 +43,24 @@ double reduce_contiguous(const F& functor, std::span<const G> elements) {
   double total = 0;
   for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
     const std::size_t count = std::min(block_elements, elements.size() - begin);
-    total = functor.combine(total, block_total<T>(functor, count, read_only<T, G>{elements.data() + begin}));
+    total = functor.combine(
+        total, reduce_block<T, G>(functor, count, read_only<T, G>{elements.data() + begin}).total);
+  }
+  return elements.empty() ? 0.0 : functor.finish(total, elements.size());
+}
+
+/// The same with zeros in the place of elements that are not finite.
+template <element T, representative F, class G>
+double reduce_finite(const F& functor, std::span<const G> elements) {
+  std::array<T, block_elements> block;
+  double total = 0;
+  for (std::size_t begin = 0; begin < elements.size(); begin += block.size()) {
+    const std::size_t count = std::min(block.size(), elements.size() - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      const T each = load_as<T, T>(elements.data() + begin + i);
+      block[i] = all_finite<T>(std::array{each}) ? each : T(0);
+    }
+    total = functor.combine(total, reduce_block<T, T>(functor, count, read_only<T>{block.data()}).total);
   }
   return elements.empty() ? 0.0 : functor.finish(total, elements.size());
 }
@@ -58,7 +75,7 @@ double reduce_range(const F& functor, const Range& range) {
   for (auto it = std::ranges::begin(range); it != std::ranges::end(range);) {
     std::size_t count = 0;
     for (; count < block.size() && it != std::ranges::end(range); ++it) block[count++] = *it;
-    total = functor.combine(total, block_total<T>(functor, count, read_only<T, T>{block.data()}));
+    total = functor.combine(total, reduce_block<T, T>(functor, count, read_only<T>{block.data()}).total);
     elements += count;
   }
   return elements == 0 ? 0.0 : functor.finish(total, elements);

@@ -4,7 +4,9 @@
 #include <random>
 
 #include "catch.hpp"
+#include "kernel_cases.hpp"
 #include "lamina/execution.hpp"
+#include "lamina/residual.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
@@ -25,6 +27,37 @@ TEMPLATE_TEST_CASE("openmp: any number of threads gives the same bits as one", "
     REQUIRE(alone.encode().to_bytes() == together.encode().to_bytes());
     alone.commit();
     together.commit();
+  }
+}
+
+// One piece, two, and three with a short block at the end.
+TEMPLATE_TEST_CASE("openmp: each functor follows the literal order with 1, 2, 3 and 7 threads", "", float,
+                   double) {
+  std::mt19937 random(502);
+  for (const std::size_t elements : {65'541, 131'073, 262'210}) {
+    for (const kind of : kinds) {
+      const auto gradient = values_of<TestType>(of, random, elements);
+      auto sum = gradient;
+      for (TestType& each : sum) each = (TestType(0) + each) + each;  // a clear residual has no -0
+      const auto expected = literal_values(sum);
+      for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+        lamina::residual_accumulator<TestType> residual(model_of({3, elements}), {.check = check});
+        for_each_functor([&](std::size_t f, const auto& functor) {
+          for (const int threads : {1, 2, 3, 7}) {
+            const auto where = [&] {
+              return functor_names[f] + (" with threads: " + std::to_string(threads)) +
+                     ", elements: " + std::to_string(elements) +
+                     ", kind: " + std::to_string(static_cast<int>(of));
+            };
+            residual.clear(1);
+            residual.accumulate(1, gradient, functor, lamina::openmp{threads});
+            require_same_bits(residual.accumulate(1, gradient, functor, lamina::openmp{threads}), expected[f],
+                              where);
+            require_same_bits(residual[1], sum, where);
+          }
+        });
+      }
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include <turbojpeg.h>
+#include "temporary_directory.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -30,23 +31,6 @@ using byte_vector = std::vector<std::uint8_t>;
 using example = torch::data::Example<>;
 
 // ---- Helpers ----
-
-class temporary_directory {
- public:
-  temporary_directory() {
-    std::string name = (fs::temp_directory_path() / "lamina_data_test_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make the directory " + name);
-    path_ = name;
-  }
-  ~temporary_directory() { fs::remove_all(path_); }
-  temporary_directory(const temporary_directory&) = delete;
-  temporary_directory& operator=(const temporary_directory&) = delete;
-
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 void write_file(const fs::path& path, const byte_vector& bytes) {
   fs::create_directories(path.parent_path());
@@ -341,14 +325,17 @@ TEST_CASE("training images are cropped at random, repeatably from the seed, and 
   const data_sets sets = open_folder(directory.path(), 32, 7);
   const data_sets again = open_folder(directory.path(), 32, 7);
   const data_sets other = open_folder(directory.path(), 32, 8);
-  const example first = sets.train->get(0), second = sets.train->get(0), neighbour = sets.train->get(1);
+  const std::size_t images = sets.train->size().value();
+  const example first = sets.train->get(0), second = sets.train->get(images), neighbour = sets.train->get(1);
   REQUIRE(!same(first, second));
   REQUIRE(!same(first, neighbour));
+  REQUIRE(label_of(first) == label_of(second));
   REQUIRE(same(neighbour, again.train->get(1)));  // The order of the reads must not count.
   REQUIRE(same(first, again.train->get(0)));
-  REQUIRE(same(second, again.train->get(0)));
+  REQUIRE(same(first, sets.train->get(0)));
+  REQUIRE(same(second, again.train->get(images)));
   REQUIRE(!same(first, other.train->get(0)));
-  REQUIRE(same(sets.test->get(0), sets.test->get(0)));
+  REQUIRE(same(sets.test->get(0), sets.test->get(sets.test->size().value())));
   REQUIRE(same(sets.test->get(0), other.test->get(1)));
 }
 
@@ -362,7 +349,8 @@ TEST_CASE("some training images are mirrored, and no test image") {
     return (one.data[0][16][31] > one.data[0][16][0]).item<bool>();
   };
   int mirrored = 0;
-  for (int i = 0; i < 100; ++i) mirrored += grows_to_the_right(sets.train->get(0)) ? 0 : 1;
+  for (std::size_t i = 0; i < 100; ++i)
+    mirrored += grows_to_the_right(sets.train->get(i)) ? 0 : 1;  // one image
   REQUIRE(mirrored > 25);
   REQUIRE(mirrored < 75);
   REQUIRE(grows_to_the_right(sets.test->get(0)));

@@ -15,24 +15,24 @@
 
 namespace lamina::detail {
 
-/// XXH64 (seed 0) over bytes that come in pieces. Without xxHash's header frames are written without a
+/// XXH3 (64 bits, seed 0) over bytes that come in pieces. Without xxHash's header frames are written without a
 /// checksum, and the frame says so.
 class checksum {
  public:
 #if LAMINA_HAS_XXHASH
   static constexpr bool available = true;
   checksum() noexcept {
-    XXH64_reset(&state_, 0);
+    XXH3_64bits_reset(&state_);
   }
   void add(std::span<const std::byte> bytes) noexcept {
-    if (!bytes.empty()) XXH64_update(&state_, bytes.data(), bytes.size());
+    if (!bytes.empty()) XXH3_64bits_update(&state_, bytes.data(), bytes.size());
   }
   std::uint64_t value() const noexcept {
-    return XXH64_digest(&state_);
+    return XXH3_64bits_digest(&state_);
   }
 
  private:
-  XXH64_state_t state_;
+  XXH3_state_t state_;
 #else
   static constexpr bool available = false;
   void add(std::span<const std::byte>) noexcept {}

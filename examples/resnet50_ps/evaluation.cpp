@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#include "evaluation.hpp"
+
+#include <algorithm>
+
+#include "metrics.hpp"
+
+namespace resnet50_ps {
+
+std::uint64_t correct_within(std::int64_t first, const torch::Tensor& logits, const torch::Tensor& target) {
+  const torch::Tensor best = std::get<1>(logits.topk(std::min(first, logits.size(1)), 1));
+  return static_cast<std::uint64_t>(best.eq(target.unsqueeze(1)).sum().item<std::int64_t>());
+}
+
+void evaluate(worker_link& link, replica& local, const std::shared_ptr<image_set>& images,
+              std::size_t batch_images, step_report& report) {
+  const stopwatch whole;
+  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
+    if (buffer.is_floating_point()) link.mean_over_workers(lamina::writable_elements_of<float>(buffer));
+  }
+  const torch::NoGradGuard no_gradients;
+  local.network.ptr()->eval();
+  for_each_batch(images, {link.workers(), link.worker()}, batch_images,
+                 [&](const batch_stream::batch& batch) {
+                   const torch::Tensor logits = local.network.forward(batch.data);
+                   report.test_images += static_cast<std::uint64_t>(batch.target.size(0));
+                   report.test_top1 += correct_within(1, logits, batch.target);
+                   report.test_top5 += correct_within(5, logits, batch.target);
+                 });
+  report.evaluation_seconds = whole.seconds();
+}
+
+}  // namespace resnet50_ps

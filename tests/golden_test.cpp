@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// Bits written down once: every machine, compiler and instruction set computes these values and writes these frames.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "catch.hpp"
+#include "kernel_cases.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/worker.hpp"
+#include "support.hpp"
+
+using namespace lamina_test;
+
+namespace {
+
+// The same numbers everywhere: integers of the mantissa's width times powers of two, so that nothing rounds.
+template <class T>
+std::vector<T> golden_values(std::uint32_t seed, std::size_t count) {
+  std::mt19937 random(seed);
+  std::vector<T> values(count);
+  for (T& value : values) {
+    std::int64_t integer = static_cast<std::int32_t>(random()) / 256;
+    if (sizeof(T) == 8) integer = integer * (1 << 28) + static_cast<std::int64_t>(random() % (1U << 28U));
+    value =
+        std::ldexp(static_cast<T>(integer), (sizeof(T) == 8 ? -56 : -28) + static_cast<int>(random() % 12));
+  }
+  return values;
+}
+
+template <lamina::half_element Half>
+std::vector<Half> golden_halves(std::uint32_t seed, std::size_t count) {
+  std::mt19937 random(seed);
+  std::vector<Half> halves(count);
+  // Magnitudes below 2, denormals and zeros of both signs among them.
+  for (Half& half : halves) half.bits = static_cast<std::uint16_t>(random() & 0xbfffU);
+  return halves;
+}
+
+template <class G>
+std::vector<G> golden(std::uint32_t seed, std::size_t count) {
+  if constexpr (lamina::half_element<G>) {
+    return golden_halves<G>(seed, count);
+  } else {
+    return golden_values<G>(seed, count);
+  }
+}
+
+// FNV-1a, continued from the hash of what came before.
+std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash = 0xcbf29ce484222325) {
+  for (const std::byte each : bytes) hash = (hash ^ static_cast<std::uint8_t>(each)) * 0x100000001b3;
+  return hash;
+}
+
+template <class G>
+constexpr std::size_t column = std::is_same_v<G, float>             ? 0
+                               : std::is_same_v<G, double>          ? 1
+                               : std::is_same_v<G, lamina::float16> ? 2
+                                                                    : 3;
+
+// Two whole blocks and 1,808 elements: 28 rows of lanes and 16 lanes.
+constexpr std::size_t golden_elements = 10'000;
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("golden: the value of each functor", "", float, double, lamina::float16,
+                   lamina::bfloat16) {
+  // A column for each type of this test.
+  constexpr std::uint64_t expected[functor_names.size()][4] = {
+      {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07, 0x3f97dd59652bd3c3},  // mean_abs
+      {0x40e9916e90000000, 0x40eae877a2e3c810, 0x409eaa77a0000000, 0x406d21b3a0000000},  // l1_norm
+      {0x4092e77f2c4c0f4c, 0x4093d44ea3a4c027, 0x404699901d4de4c6, 0x402e761a33511dfd},  // l2_norm
+      {0x4028328e4d2e280f, 0x402961ac569570d5, 0x3fdced85443abe6f, 0x3fc37ec9169a50a2},  // root_mean_square
+      {0x404fee3380000000, 0x404ffe6164bac63c, 0x3ffff80000000000, 0x3fffc00000000000},  // max_abs
+      {0xbfd29bfded288ce7, 0x3fbd82a70f6f09b2, 0x3f5695706f694467, 0x3f3644a31f8a0903},  // signed_mean
+      {0x413655f398000000, 0x4138933bea1a5850, 0x409fec0e28000000, 0x406cff2500000000},  // own_square_sum
+      {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07,
+       0x3f97dd59652bd3c3},  // own_scalar_mean_abs
+  };
+  const auto values = golden<TestType>(2020, golden_elements);
+  for_each_functor([&](std::size_t f, const auto& functor) {
+    INFO(functor_names[f]);
+    CHECK(std::bit_cast<std::uint64_t>(functor(values)) == expected[f][column<TestType>]);
+  });
+}
+
+// Frames of three steps, and the residual that they leave, with momentum: a threshold between the layers, rounding, and
+// what it leaves over.
+TEMPLATE_TEST_CASE("golden: the frames of a worker and the residual behind them", "", float, double) {
+  struct row {
+    lamina::payload_type type;
+    std::array<std::uint64_t, 2> frames, checksum, residual;  // of float, of double
+  };
+  constexpr row rows[] = {
+      {lamina::payload_type::as_is,
+       {0x40e4fbfe1f72c9d5, 0x552d1f7b20c54db2},
+       {0x26dc95274dc9fa80, 0x33428458b2e6190b},
+       {0xdb98f84499702565, 0x49b1c0d3b17da107}},
+      {lamina::payload_type::float16,
+       {0x3128ef9e150b4f6e, 0xdaa63d360c783332},
+       {0xdeb8703884a7c81f, 0x31414ddc530b1061},
+       {0xd9a9097b1920b8f3, 0x9d88c412f86e53d3}},
+      {lamina::payload_type::bfloat16,
+       {0xf64e3ac86b0bfe4a, 0xda9330e517c65476},
+       {0x1d1b3446be2aa0d2, 0xc13512fec5eeaae1},
+       {0x68079d6888e2dcaf, 0x291fe2bbcd97b615}},
+      {lamina::payload_type::int8,
+       {0x74c6b77294d76cec, 0xdb846953beedd897},
+       {0x184279cbbe5ce71c, 0xbf78c1e723343954},
+       {0x8bc80b9a3e7aefb8, 0x5f6f42291293f28b}},
+  };
+  constexpr std::size_t c = column<TestType>;
+  const lamina::layout model = model_of({5000, 0, 70, 4096, 1});
+  for (const row& expected : rows) {
+    lamina::gradient_compressor<TestType> worker(
+        model, {.drop_ratio = 0.5, .momentum = 0.9, .payload = expected.type, .sender = 3});
+    std::uint64_t frames = hash_of({});
+    std::uint64_t checksum = 0;
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        worker.accumulate(l, golden<TestType>(static_cast<std::uint32_t>(100 * step + l), model.sizes()[l]));
+      }
+      std::vector<std::byte> frame = worker.encode().to_bytes();
+      worker.commit();
+      std::memcpy(&checksum, frame.data() + 56, sizeof checksum);
+      // Frames that go without a checksum differ in this field and in the flags.
+      std::fill_n(frame.begin() + 56, 8, std::byte{0});
+      std::fill_n(frame.begin() + 8, 4, std::byte{0});
+      frames = hash_of(frame, frames);
+    }
+    INFO("payload type " << static_cast<int>(expected.type));
+    CHECK(frames == expected.frames[c]);
+    if (lamina::checksums_available) CHECK(checksum == expected.checksum[c]);
+    CHECK(hash_of(std::as_bytes(worker.residual().elements())) == expected.residual[c]);
+  }
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What becomes of a run whose ranks die, stop, or fall silent: fault_test.py PROGRAM MPIRUN..."""
+
+import os
+import pathlib
+import signal
+import tempfile
+import time
+
+from runs import DEADLINE_SECONDS, command, ranks_of, require, run, start, steps_done, wait_for
+
+
+def after_steps(output: pathlib.Path, steps: int, *more: str):
+    mpirun = start(command(output, *more, steps=1000))
+    wait_for(lambda: steps_done(output) >= steps, mpirun, f"step {steps}")
+    return mpirun
+
+
+def dies(output: pathlib.Path, rank: int, after_seconds: float) -> None:
+    """At any moment of a step: the run ends within 10 s, with an error."""
+    mpirun = after_steps(output, 2)
+    time.sleep(after_seconds)
+    os.kill(ranks_of(mpirun)[rank], signal.SIGKILL)
+    killed_at = time.monotonic()
+    mpirun.communicate(timeout=DEADLINE_SECONDS)
+    require(mpirun.returncode != 0, f"rank {rank} was killed and the run ended with status 0")
+    require(time.monotonic() - killed_at < 10, f"rank {rank} was killed and the run went on for more than 10 s")
+
+
+def falls_silent(output: pathlib.Path, rank: int, said: str) -> None:
+    mpirun = after_steps(output, 2, "--timeout", "3")
+    ranks = ranks_of(mpirun)
+    os.kill(ranks[rank], signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        # mpirun itself waits for the stopped rank to obey, so what counts is what the others say.
+        line = mpirun.stderr.readline()
+        require(time.monotonic() - stopped_at < 10, "nobody noticed a silent rank within 10 s")
+        require(said in line, f"expected {said!r}, got {line!r}")
+    finally:
+        for process in ranks:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        mpirun.communicate(timeout=DEADLINE_SECONDS)
+    require(mpirun.returncode != 0, "a run with a silent rank ended with status 0")
+
+
+def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
+    """A worker that stops for a while and goes on changes nothing but the time."""
+    mpirun = start(command(output))
+    wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
+    worker = ranks_of(mpirun)[1]
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(worker, signal.SIGCONT)
+    _, errors = mpirun.communicate(timeout=DEADLINE_SECONDS)
+    require(mpirun.returncode == 0, errors)
+
+    require(run(command(undisturbed)).returncode == 0, "the undisturbed run failed")
+    losses = [[line.split('"accuracy"')[0] for line in (each / "with" / "metrics.jsonl").read_text().splitlines()]
+              for each in (output, undisturbed)]
+    require(losses[0][:-1] == losses[1][:-1], "a pause changed what was computed")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        at = pathlib.Path(directory)
+        dies(at / "server", 0, 0)
+        dies(at / "early", 1, 0.05)
+        dies(at / "later", 2, 0.15)
+        falls_silent(at / "silent_worker", 2, "worker 1")  # sent to or waited for, as it happens
+        falls_silent(at / "silent_server", 0, "the server")
+        pauses(at / "paused", at / "undisturbed")
+
+
+main()

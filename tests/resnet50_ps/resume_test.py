@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Kills real runs of the parameter server and resumes them: resume_test.py PROGRAM MPIRUN..."""
+
+import json
+import os
+import pathlib
+import signal
+import tempfile
+import time
+
+from runs import DEADLINE_SECONDS, PROGRAM, TRAINING, checkpoints, command, ranks_of, require, run, start, wait_for
+
+EVERY_3 = ["--checkpoint-every", "3"]
+
+
+def kill_after_first_checkpoint(output: pathlib.Path) -> None:
+    mpirun = start(command(output, *EVERY_3))
+    wait_for(lambda: checkpoints(output), mpirun, "a checkpoint")
+    os.kill(ranks_of(mpirun)[-1], signal.SIGKILL)
+    killed_at = time.monotonic()
+    mpirun.communicate(timeout=DEADLINE_SECONDS)
+    require(mpirun.returncode != 0, "a run that lost a worker ended with status 0")
+    require(time.monotonic() - killed_at < 10, "a run that lost a worker went on for more than 10 s")
+
+
+def lines(output: pathlib.Path) -> list[dict]:
+    """The metrics without what depends on the clock, or on the model being sent whole after a resume."""
+    read = [json.loads(line) for line in (output / "with" / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if "seconds" not in key and key != "sent_down"} for line in read]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        whole, killed = pathlib.Path(directory) / "whole", pathlib.Path(directory) / "killed"
+        # In one process here and over MPI there: both give the same bits.
+        uninterrupted = run([PROGRAM, *TRAINING, *EVERY_3, "--steps", "7", "--output", str(whole), "--transport", "inprocess"])
+        require(uninterrupted.returncode == 0, uninterrupted.stderr)
+
+        kill_after_first_checkpoint(killed)
+        other = run(command(killed, *EVERY_3, "--resume", "--drop-ratio", "0.5"))
+        require(other.returncode != 0 and "is of another run" in other.stderr, other.stderr)
+        shorter = run(command(killed, *EVERY_3, "--resume", steps=2))
+        require(shorter.returncode != 0 and "is beyond --steps 2" in shorter.stderr, shorter.stderr)
+        empty = run(command(pathlib.Path(directory) / "empty", *EVERY_3, "--resume"))
+        require(empty.returncode != 0 and "there is no checkpoint to resume from" in empty.stderr, empty.stderr)
+
+        # A newer one that is damaged: the one before it is taken, and that is said.
+        damaged = killed / "with" / "checkpoint-000000000005.lamina"
+        damaged.write_bytes(checkpoints(killed)[-1].read_bytes()[:-1000])
+        resumed = run(command(killed, *EVERY_3, "--resume"))
+        require(resumed.returncode == 0, resumed.stderr)
+        require(str(damaged) in resumed.stderr, "the damaged checkpoint was passed over in silence: " + resumed.stderr)
+        require("resumed after step" in resumed.stdout, resumed.stdout)
+        require(lines(killed) == lines(whole), "the metrics differ")
+        require(checkpoints(killed)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
+                "the last checkpoints differ")
+
+
+main()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""Real runs of the parameter server under mpirun, for the tests that kill and stop them."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
+TRAINING = ["--runs", "with", "--batch", "4", "--momentum", "0.9", "--learning-rate", "0.001", "--threads", "1",
+            "--interval", "1"]
+DEADLINE_SECONDS = 120
+
+
+def command(output: pathlib.Path, *more: str, steps: int = 7) -> list[str]:
+    """Two workers."""
+    return [*MPIRUN, "-n", "3", PROGRAM, *TRAINING, "--steps", str(steps), "--output", str(output), *more]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+
+
+def start(arguments: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {what}")
+
+
+def wait_for(condition, mpirun: subprocess.Popen, what: str) -> None:
+    until = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        require(time.monotonic() < until and mpirun.poll() is None, f"{what} did not come")
+        time.sleep(0.02)
+
+
+def ranks_of(mpirun: subprocess.Popen) -> list[int]:
+    """The process ids of the server and of the workers."""
+    ranks = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        for variable in environment:
+            if variable.startswith(b"OMPI_COMM_WORLD_RANK=") and int(parent) == mpirun.pid:
+                ranks[int(variable.split(b"=")[1])] = int(entry.name)
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def steps_done(output: pathlib.Path) -> int:
+    metrics = output / "with" / "metrics.jsonl"
+    return metrics.read_text().count('{"step"') if metrics.exists() else 0
+
+
+def checkpoints(output: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((output / "with").glob("checkpoint-*.lamina"))
