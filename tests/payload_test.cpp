@@ -439,10 +439,16 @@ TEMPLATE_TEST_CASE("payload: copy gives any stretch that begins at a block, and 
         std::vector<TestType> some(count, TestType(-1));
         if (begin + count > elements) {
           CHECK_THROWS_AS(view.copy(1, begin, some), std::out_of_range);
+          CHECK_THROWS_AS(view.read(1, begin, some), std::out_of_range);
           CHECK(same_bits(some, std::vector<TestType>(count, TestType(-1))));
         } else {
+          std::vector<TestType> buffer(count);
+          const std::span<const TestType> read = view.read(1, begin, buffer);
+          CHECK(same_bits(read, std::span(whole).subspan(begin, count)));
+          // As is they are read where they lie.
+          CHECK(read.data() == (type == payload_type::as_is ? view.layer(1).data() + begin : buffer.data()));
           view.copy(1, begin, some);
-          CHECK(same_bits(some, std::span(whole).subspan(begin, count)));
+          CHECK(same_bits(some, read));
         }
       }
     }
@@ -454,6 +460,45 @@ TEMPLATE_TEST_CASE("payload: copy gives any stretch that begins at a block, and 
     CHECK_THROWS_AS(view.copy(0, 0, std::span(whole).first(6)), std::out_of_range);
     CHECK_THROWS_AS(view.copy(2, 0, one), std::out_of_range);  // list [0]
     CHECK_THROWS_AS(view.copy(3, 0, one), std::out_of_range);  // no such layer
+    CHECK_THROWS_AS(view.read(1, 1, one), std::out_of_range);
+    CHECK_THROWS_AS(view.read(1, 4352, one), std::out_of_range);
+    CHECK_THROWS_AS(view.read(2, 0, one), std::out_of_range);
+    CHECK_THROWS_AS(view.read(3, 0, one), std::out_of_range);
+  }
+}
+
+TEMPLATE_TEST_CASE("payload: a layer is walked in consecutive blocks, in place where it is as is", "", float,
+                   double) {
+  std::mt19937 random(312);
+  const lamina::layout model = model_of({1, 4096, 0, 3 * 4096 + 200, 5});
+  lamina::selection chosen(model);
+  chosen.send_all();
+  tensors<TestType> layers;
+  for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
+  for (const payload_type type : every_type) {
+    CAPTURE(static_cast<int>(type));
+    const bytes frame = frame_of(model, chosen, layers, type);
+    const auto view = lamina::decode<TestType>(frame, model);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      std::vector<TestType> restored(model.sizes()[l]);
+      view.restore(l, restored);
+      std::vector<TestType> walked;
+      view.for_each_block(l, [&](std::size_t begin, std::span<const TestType> block) {
+        REQUIRE(begin == walked.size());
+        REQUIRE(block.size() == std::min<std::size_t>(4096, restored.size() - begin));
+        if (type == payload_type::as_is) REQUIRE(block.data() == view.layer(l).data() + begin);
+        walked.insert(walked.end(), block.begin(), block.end());
+      });
+      REQUIRE(same_bits(walked, restored));
+    }
+    chosen.clear();
+    const bytes nothing = frame_of(model, chosen, layers, type);
+    chosen.send_all();
+    const auto fail = [](std::size_t, std::span<const TestType>) {
+      FAIL("a layer that was not sent has no block");
+    };
+    lamina::decode<TestType>(nothing, model).for_each_block(1, fail);
+    CHECK_THROWS_AS(view.for_each_block(5, fail), std::out_of_range);
   }
 }
 

@@ -111,6 +111,126 @@ TEST_CASE("server: a dropped layer counts as zeros, so the mean divides by all w
   CHECK(mean_of(aggregator, 1).empty());  // no block for a layer that did not arrive
 }
 
+TEMPLATE_TEST_CASE(
+    "server: leaders and closed steps: the sum of the frames present over the workers behind them", "", float,
+    double) {
+  const lamina::layout model = model_of({1, 4096 + 30, 0, 7, 3});
+  std::mt19937 random(93);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::size_t> workers_of(1 + below(random, 5));
+    for (std::size_t& workers : workers_of) workers = 1 + below(random, 4);
+    lamina::gradient_aggregator<TestType> aggregator(model, workers_of);
+    std::size_t all_workers = 0;
+    for (const std::size_t workers : workers_of) all_workers += workers;
+    REQUIRE(aggregator.senders() == workers_of.size());
+    REQUIRE(aggregator.workers() == all_workers);
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      std::vector<std::uint32_t> order;
+      for (std::uint32_t sender = 0; sender < workers_of.size(); ++sender) {
+        if (random() % 3 != 0) order.push_back(sender);
+      }
+      if (order.empty()) order.push_back(0);
+      std::size_t workers_present = 0;
+      std::vector<tensors<TestType>> sent;
+      std::vector<bytes> frames;
+      for (const std::uint32_t sender : order) {
+        workers_present += workers_of[sender];
+        sent.emplace_back();
+        for (const std::size_t size : model.sizes()) {
+          sent.back().push_back(random_fractions<TestType>(random, random() % 3 == 0 ? 0 : size));
+        }
+        sent.back()[4].clear();
+        frames.push_back(frame_of(model, sent.back(), sender, step));
+      }
+      for (std::size_t i = frames.size(); i-- > 0;) {
+        aggregator.add(lamina::decode<TestType>(frames[i], model));
+      }
+      const bool complete = order.size() == workers_of.size();
+      REQUIRE(aggregator.is_complete() == complete);
+      if (!complete || random() % 2 == 0) aggregator.close();
+      REQUIRE(aggregator.is_complete() == complete);
+      REQUIRE(aggregator.workers_present() == workers_present);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        std::vector<TestType> expected;
+        for (const auto& layers : sent) {
+          expected.resize(std::max(expected.size(), layers[l].size()));
+          for (std::size_t i = 0; i < layers[l].size(); ++i) expected[i] += layers[l][i];
+        }
+        for (TestType& each : expected) each /= static_cast<TestType>(workers_present);
+        REQUIRE(same_bits(mean_of(aggregator, l), expected));
+        REQUIRE(aggregator.arrived().is_sent(l) == !expected.empty());
+      }
+      aggregator.next_step();
+      REQUIRE(aggregator.workers_present() == 0);
+    }
+  }
+}
+
+TEST_CASE("server: the mean over leaders is the mean over their workers") {
+  const lamina::layout model = model_of({2});
+  const std::vector<std::vector<float>> of_worker = {{1, -2}, {5, 7}, {3, 0}, {-8, 4}};
+  lamina::gradient_aggregator<float> by_worker(model, 4);
+  std::vector<bytes> frames;
+  for (std::uint32_t w = 0; w < 4; ++w) frames.push_back(frame_of<float>(model, {of_worker[w]}, w));
+  for (const bytes& frame : frames) by_worker.add(lamina::decode<float>(frame, model));
+  lamina::gradient_aggregator<float> by_leader(model, {3, 1});
+  const bytes last = frame_of<float>(model, {{-8, 4}}, 1);
+  const bytes sum_of_three = frame_of<float>(model, {{9, 5}}, 0);
+  by_leader.add(lamina::decode<float>(sum_of_three, model));
+  by_leader.add(lamina::decode<float>(last, model));
+  CHECK(mean_of(by_leader, 0) == std::vector<float>{0.25F, 2.25F});
+  CHECK(mean_of(by_worker, 0) == std::vector<float>{0.25F, 2.25F});
+}
+
+TEST_CASE("server: a sender that stands for no worker is refused by name") {
+  const lamina::layout model = model_of({1});
+  using workers = std::vector<std::size_t>;
+  const auto refusal_of = [&](const workers& workers_of_sender) {
+    return message_of<std::invalid_argument>(
+        [&] { lamina::gradient_aggregator<float>(model, workers_of_sender); });
+  };
+  CHECK(contains(refusal_of({3, 0, 1}), "sender 1"));
+  CHECK(contains(refusal_of({0}), "sender 0"));
+  CHECK(contains(refusal_of({}), "at least one worker"));
+  const lamina::gradient_aggregator<float> one_leader(model, workers{3}, 7);
+  CHECK(one_leader.senders() == 1);
+  CHECK(one_leader.workers() == 3);
+  CHECK(one_leader.step() == 7);
+}
+
+TEST_CASE("server: a closed step takes no more frames, and the next is open again") {
+  const lamina::layout model = model_of({1, 1});
+  lamina::gradient_aggregator<float> aggregator(model, 3);
+  const auto ask = [&] { aggregator.mean(0, [](std::size_t, std::span<const float>) {}); };
+  const auto close = [&] { aggregator.close(); };
+  CHECK(contains(message_of<std::logic_error>(close), "step 1"));
+  CHECK_THROWS_AS(ask(), std::logic_error);  // refusing to close has not closed
+  const bytes first = frame_of<float>(model, {{8}, {}}, 2);
+  const bytes late = frame_of<float>(model, {{100}, {100}}, 1);
+  aggregator.add(lamina::decode<float>(first, model));
+  CHECK_THROWS_AS(ask(), std::logic_error);
+  close();
+  CHECK_NOTHROW(close());
+  const auto add_late = [&] { aggregator.add(lamina::decode<float>(late, model)); };
+  const std::string message = message_of<std::logic_error>(add_late);
+  CHECK(contains(message, "sender 1"));
+  CHECK(contains(message, "step 1"));
+  CHECK(mean_of(aggregator, 0) == std::vector<float>{8});  // over one worker
+  CHECK(aggregator.arrived().is_dropped(1));
+  CHECK_FALSE(aggregator.is_complete());
+
+  aggregator.next_step();
+  CHECK(refusal(add_late) == frame_errc::unexpected_step);
+  CHECK_THROWS_AS(close(), std::logic_error);
+  std::vector<bytes> frames;
+  for (std::uint32_t w = 0; w < 3; ++w) frames.push_back(frame_of<float>(model, {{3}, {}}, w, 2));
+  aggregator.add(lamina::decode<float>(frames[0], model));
+  aggregator.add(lamina::decode<float>(frames[1], model));
+  CHECK_THROWS_AS(ask(), std::logic_error);  // waits for all again
+  aggregator.add(lamina::decode<float>(frames[2], model));
+  CHECK(mean_of(aggregator, 0) == std::vector<float>{3});
+}
+
 TEST_CASE("server: the mean comes in consecutive blocks that cover the layer") {
   const lamina::layout model = model_of({10000});
   lamina::gradient_aggregator<float> aggregator(model, 1);

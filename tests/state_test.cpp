@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/state.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
+#include <ranges>
 #include <string>
 #include <utility>
 
 #include "catch.hpp"
 #include "lamina/codec.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
@@ -402,4 +406,382 @@ TEST_CASE("state: a residual that is not finite is refused even with a good chec
   const bytes before = compressor.save();
   CHECK_THROWS_AS(compressor.load(saved), std::exception);
   CHECK(compressor.save() == before);
+}
+
+namespace {
+
+// The saved states of W workers after the same step, each with its own gradients.
+template <class T>
+std::vector<bytes> saved_by(std::size_t workers, const lamina::layout& model,
+                            const compressor_options& options, int steps = 5) {
+  std::vector<bytes> states;
+  for (std::uint32_t w = 0; w < workers; ++w) {
+    states.push_back(running<T>(model, options, 500 + w, steps).save());
+  }
+  return states;
+}
+
+lamina::detail::state_header header_of(const bytes& saved) {
+  lamina::detail::state_header header;
+  std::memcpy(&header, saved.data(), sizeof header);
+  return header;
+}
+
+// The state with another header, or with another number at a place behind it, under a good checksum.
+void write_header(bytes& saved, lamina::detail::state_header header) {
+  if (header.checksum != 0) {
+    header.checksum = lamina::detail::state_checksum(header, std::span(saved).subspan(sizeof header));
+  }
+  std::memcpy(saved.data(), &header, sizeof header);
+}
+bytes with_header(bytes saved, const std::function<void(lamina::detail::state_header&)>& change) {
+  auto header = header_of(saved);
+  change(header);
+  write_header(saved, header);
+  return saved;
+}
+template <class Number>
+bytes with_number(bytes saved, std::size_t place, Number number) {
+  std::memcpy(saved.data() + place, &number, sizeof number);
+  write_header(saved, header_of(saved));
+  return saved;
+}
+
+// A compressor that has sent nothing: its residual is what was accumulated.
+template <class T>
+bytes state_with_residual(const lamina::layout& model, const tensors<T>& residual) {
+  compressor_options options;
+  options.refresh = refresh_schedule::fixed(std::numeric_limits<double>::infinity());
+  compressor_of<T> compressor(model, options);
+  one_step(compressor, residual);
+  return compressor.save();
+}
+
+// A range that makes its states while it is walked.
+struct range_of_copies {
+  struct iterator {
+    using value_type = bytes;
+    using difference_type = std::ptrdiff_t;
+    bytes operator*() const { return {}; }
+    iterator& operator++() { return *this; }
+    iterator operator++(int) { return *this; }
+    bool operator==(const iterator&) const { return true; }
+  };
+  iterator begin() const { return {}; }
+  iterator end() const { return {}; }
+};
+
+// What merging says when it throws: a decode_error with this code or, without one, std::invalid_argument.
+std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout& model,
+                          frame_errc code = {}) {
+  try {
+    lamina::merge_states<float>(states, model);
+  } catch (const lamina::decode_error& error) {
+    CHECK(error.code() == code);
+    return error.what();
+  } catch (const std::invalid_argument& error) {
+    CHECK(code == frame_errc{});
+    return error.what();
+  }
+  return "(merged)";
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("state: merged for another number of workers, what is pending is the same", "", float,
+                   double) {
+  const lamina::layout model = small_model();
+  const std::size_t saved_workers = 4;
+  for (const std::size_t part_elements : {0, 4096}) {
+    for (const double momentum : {0.0, 0.5}) {
+      compressor_options options;
+      options.drop_ratio = 0.7;
+      options.part_elements = part_elements;
+      options.momentum = momentum;
+      std::mt19937 random(501);
+      std::vector<bytes> states;
+      std::vector<TestType> residuals(model.elements());  // the sum over the workers
+      std::vector<TestType> velocities(momentum == 0 ? 0 : model.elements());
+      const auto add_memory = [](const compressor_of<TestType>& worker, auto& a, auto& u) {
+        for (std::size_t i = 0; i < a.size(); ++i) a[i] += worker.residual().elements()[i];
+        for (std::size_t i = 0; i < u.size(); ++i) u[i] += worker.residual().velocity()[i];
+      };
+      const auto integers = [&] {
+        tensors<TestType> gradients;
+        for (const std::size_t size : model.sizes()) {
+          gradients.push_back(random_integers<TestType>(random, size));
+        }
+        return gradients;
+      };
+      for (std::size_t w = 0; w < saved_workers; ++w) {
+        compressor_of<TestType> worker(model, options);
+        for (int step = 0; step < 7; ++step) one_step(worker, integers());
+        add_memory(worker, residuals, velocities);
+        states.push_back(worker.save());
+      }
+      REQUIRE(std::ranges::count(residuals, TestType(0)) < std::ssize(residuals));
+      const lamina::layout parts = lamina::partition(model, part_elements).parts();
+      const bytes merged = lamina::merge_states<TestType>(states, parts);
+      REQUIRE(merged.size() == states[0].size());
+
+      for (const std::size_t workers : {2, 8, 3, 1}) {
+        CAPTURE(part_elements, momentum, workers);
+        std::vector<compressor_of<TestType>> resumed(workers, compressor_of<TestType>(model, options));
+        std::vector<TestType> a(residuals.size());
+        std::vector<TestType> u(velocities.size());
+        for (auto& worker : resumed) {
+          worker.load(merged);
+          REQUIRE(worker.step() == 7);
+          add_memory(worker, a, u);
+        }
+        const auto same_mean = [&](const auto& before, const auto& after) {
+          bool same = true;
+          for (std::size_t i = 0; i < before.size(); ++i) {
+            same = same && before[i] * static_cast<TestType>(workers) ==
+                               after[i] * static_cast<TestType>(saved_workers);
+          }
+          return same;
+        };
+        REQUIRE(same_mean(residuals, a));
+        REQUIRE(same_mean(velocities, u));
+
+        // And as the run goes on, it arrives: without momentum, what is sent plus what is left is what there was.
+        if (momentum != 0) continue;
+        for (int step = 8; step <= 20; ++step) {
+          for (auto& worker : resumed) {
+            const auto gradients = integers();
+            std::size_t i = 0;
+            for (const auto& layer : gradients) {
+              for (const TestType each : layer) a[i++] += each;
+            }
+            const bytes frame = one_step(worker, gradients);
+            const auto view = lamina::decode<TestType>(frame, parts);
+            REQUIRE(view.step() == static_cast<std::uint64_t>(step));
+            for (std::size_t part = 0; part < parts.layers(); ++part) {
+              view.for_each_block(part, [&](std::size_t begin, std::span<const TestType> block) {
+                for (std::size_t k = 0; k < block.size(); ++k) a[parts.offset(part) + begin + k] -= block[k];
+              });
+            }
+          }
+        }
+        std::vector<TestType> left(a.size());
+        for (const auto& worker : resumed) add_memory(worker, left, velocities);
+        REQUIRE(a == left);
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("state: merging copies of one state gives that state, whatever the options", "", float,
+                   double) {
+  const lamina::layout model = small_model();
+  for (const auto& [name, options] : all_options()) {
+    const auto compressor = running<TestType>(model, options, 511, 7);
+    const bytes saved = compressor.save();
+    for (const std::size_t workers : {1, 2, 3, 5, 7}) {
+      CAPTURE(name, workers);
+      const std::vector<bytes> copies(workers, saved);
+      REQUIRE(lamina::merge_states<TestType>(copies, compressor.parts()) == saved);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("state: the merged residual is the mean, summed in the order of the workers", "", float,
+                   double) {
+  const lamina::layout model = small_model();
+  compressor_options options;
+  options.drop_ratio = 0.7;
+  options.momentum = 0.9;
+  std::vector<TestType> residuals(model.elements());
+  std::vector<TestType> velocities(model.elements());
+  const auto states = saved_by<TestType>(3, model, options);
+  compressor_of<TestType> compressor(model, options);
+  for (const bytes& saved : states) {
+    compressor.load(saved);
+    for (std::size_t i = 0; i < model.elements(); ++i) {
+      residuals[i] += compressor.residual().elements()[i];
+      velocities[i] += compressor.residual().velocity()[i];
+    }
+  }
+  for (std::size_t i = 0; i < model.elements(); ++i) {
+    residuals[i] /= 3;
+    velocities[i] /= 3;
+  }
+  compressor.load(lamina::merge_states<TestType>(states, model));
+  CHECK(same_bits(compressor.residual().elements(), residuals));
+  CHECK(same_bits(compressor.residual().velocity(), velocities));
+
+  const lamina::layout one = model_of({1});
+  const auto merged_of = [&](const std::vector<TestType>& values) {
+    std::vector<bytes> saved;
+    for (const TestType value : values) saved.push_back(state_with_residual<TestType>(one, {{value}}));
+    compressor_of<TestType> worker(one);
+    worker.load(lamina::merge_states<TestType>(saved, one));
+    return worker.residual()[0][0];
+  };
+  const TestType huge = sizeof(TestType) == 4 ? TestType(1e8) : TestType(1e17);
+  CHECK(merged_of({huge, -huge, 3}) == 1);
+  CHECK(merged_of({3, huge, -huge}) == 0);
+}
+
+TEST_CASE("state: merged threshold and allowance are means, and an invalid threshold stays invalid") {
+  const lamina::layout model = model_of({3, 2});
+  const bytes saved = running<float>(model, {}, 521).save();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto merged = [&](const std::vector<double>& thresholds) {
+    std::vector<bytes> states;
+    for (const double threshold : thresholds) {
+      states.push_back(with_header(saved, [&](auto& header) {
+        header.threshold = threshold;
+        header.allowance = 8 * threshold;
+        if (!std::isfinite(threshold)) header.allowance = 2;
+      }));
+    }
+    compressor_of<float> compressor(model);
+    const bytes state = lamina::merge_states<float>(states, model);
+    compressor.load(state);
+    CHECK(same_bits(compressor.threshold(), header_of(state).threshold));
+    return std::pair(header_of(state).threshold, header_of(state).allowance);
+  };
+  CHECK(merged({1, 2, 6}) == std::pair(3.0, 24.0));
+  CHECK(merged({0.1, 0.1, 0.1}) == std::pair(0.1, 0.8));  // their rounded sum over 3 is another number
+  CHECK(merged({5, -1, 5, 5}) == std::pair(-1.0, 28.0));
+  CHECK(merged({-1, -3}) == std::pair(-1.0, -16.0));
+  CHECK(merged({infinity, 4}) == std::pair(infinity, 17.0));
+  CHECK(merged({-infinity, infinity, 2}).first == -1);  // budgets of which one held everything back
+}
+
+TEST_CASE("state: after merging no layer waits for longer than max_age, whichever worker held it back") {
+  const lamina::layout model = model_of({1, 1, 1});
+  compressor_options options;
+  options.max_age = 5;
+  options.refresh = refresh_schedule::fixed(100);
+  const auto worker_that_sends = [&](const std::vector<std::size_t>& layer_of_step) {
+    compressor_of<float> worker(model, options);
+    for (const std::size_t layer : layer_of_step) {
+      tensors<float> gradients(3, std::vector<float>(1));
+      gradients[layer][0] = 1000;
+      one_step(worker, gradients);
+    }
+    return worker.save();
+  };
+  const std::vector<bytes> states = {worker_that_sends({0, 1, 2, 0}), worker_that_sends({2, 1, 0, 1})};
+  compressor_of<float> resumed(model, options);
+  resumed.load(lamina::merge_states<float>(states, model));
+  std::vector<std::vector<std::size_t>> sent;
+  for (int step = 5; step <= 8; ++step) {
+    const bytes frame = one_step<float>(resumed, {{1}, {1}, {1}});
+    const auto view = lamina::decode<float>(frame, model);
+    sent.emplace_back();
+    for (std::size_t l = 0; l < 3; ++l) {
+      if (!view.is_dropped(l)) sent.back().push_back(l);
+    }
+  }
+  // Layer 0 was last sent in steps 4 and 3, layer 1 in 2 and 4, layer 2 in 3 and 1.
+  CHECK(sent == std::vector<std::vector<std::size_t>>{{}, {2}, {1}, {0}});
+}
+
+TEST_CASE("state: states to merge may be spans, at any address, but not copies that are gone") {
+  const lamina::layout model = small_model();
+  const auto states = saved_by<float>(3, model, {});
+  const bytes merged = lamina::merge_states<float>(states, model);
+  std::vector<bytes> shifted;
+  std::vector<std::span<const std::byte>> spans;
+  for (const bytes& saved : states) {
+    shifted.push_back(bytes(1));
+    shifted.back().insert(shifted.back().end(), saved.begin(), saved.end());
+  }
+  for (const bytes& each : shifted) spans.push_back(std::span(each).subspan(1));
+  CHECK(lamina::merge_states<float>(spans, model) == merged);
+  STATIC_REQUIRE(lamina::detail::saved_states<std::vector<bytes>>);
+  STATIC_REQUIRE(std::ranges::input_range<range_of_copies>);
+  STATIC_REQUIRE_FALSE(lamina::detail::saved_states<range_of_copies>);
+}
+
+TEST_CASE("state: merging refuses what loading refuses, and says which state it is") {
+  const lamina::layout model = model_of({3, 0, 5});
+  compressor_options heavy;
+  heavy.momentum = 0.9;
+  const auto good = saved_by<float>(3, model, {});
+  const auto changed = [&](const auto& change) { return with_header(good[1], change); };
+  bytes cut = good[1];
+  cut.pop_back();
+  bytes longer = good[1];
+  longer.push_back(std::byte{0});
+  bytes damaged = good[1];
+  damaged.back() ^= std::byte{1};
+  std::vector<std::pair<bytes, frame_errc>> cases = {
+      {{}, frame_errc::truncated},
+      {cut, frame_errc::truncated},
+      {longer, frame_errc::trailing_bytes},
+      {changed([](auto& header) { ++header.magic; }), frame_errc::bad_magic},
+      {changed([](auto& header) { ++header.version; }), frame_errc::unsupported_version},
+      {changed([](auto& header) { ++header.element_type; }), frame_errc::wrong_element_type},
+      {changed([](auto& header) { header.flags |= 4; }), frame_errc::nonzero_reserved},
+      {changed([](auto& header) { ++header.fingerprint; }), frame_errc::wrong_layout},
+      {changed([](auto& header) { ++header.layers; }), frame_errc::wrong_layout},
+      {changed([](auto& header) { ++header.elements; }), frame_errc::wrong_layout}};
+  if (lamina::checksums_available) cases.emplace_back(damaged, frame_errc::checksum_mismatch);
+  for (const auto& [bad, code] : cases) {
+    CAPTURE(static_cast<int>(code));
+    for (const std::size_t place : {0, 1, 2}) {
+      auto states = good;
+      states[place] = bad;
+      CHECK(contains(merge_refusal(states, model, code), "saved state " + std::to_string(place)));
+    }
+  }
+
+  // With velocity and without.
+  const auto with_velocity = saved_by<float>(3, model, heavy);
+  CHECK(merge_refusal(with_velocity, model) == "(merged)");
+  CHECK(contains(merge_refusal({good[0], good[1], with_velocity[2]}, model, frame_errc::wrong_layout),
+                 "saved state 2"));
+  CHECK(
+      contains(merge_refusal({with_velocity[0], good[1], with_velocity[2]}, model, frame_errc::wrong_layout),
+               "saved state 1"));
+  CHECK(contains(merge_refusal(good, model_of({3, 5}), frame_errc::wrong_layout), "saved state 0"));
+}
+
+TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbers that are not finite") {
+  const lamina::layout model = model_of({3, 2});
+  const auto good = saved_by<float>(3, model, {});
+  CHECK(merge_refusal(good, model) == "(merged)");
+  CHECK(contains(merge_refusal({}, model), "no saved state"));
+
+  const std::string steps = merge_refusal({good[0], good[1], saved_by<float>(1, model, {}, 6)[0]}, model);
+  CHECK(contains(steps, "saved state 0 is of step 5"));
+  CHECK(contains(steps, "saved state 2 of step 6"));
+
+  const float nan_value = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float largest = std::numeric_limits<float>::max();
+  compressor_options heavy;
+  heavy.momentum = 0.5;
+  for (const auto& options : {compressor_options{}, heavy}) {
+    const auto saved = saved_by<float>(2, model, options);
+    for (std::size_t place = 64 + 2 * 8; place < saved[0].size(); place += 4) {
+      CAPTURE(place);
+      for (const float bad : {nan_value, infinity, -infinity}) {
+        const bytes broken = with_number(saved[1], place, bad);
+        CHECK(contains(merge_refusal({saved[0], broken}, model), "saved state 1 holds NaN"));
+        CHECK(contains(merge_refusal({broken}, model), "saved state 0 holds NaN"));
+        CHECK(contains(merge_refusal({broken, broken}, model), "saved state 0 holds NaN"));
+      }
+      const bytes large = with_number(saved[0], place, largest);
+      const bytes nearly = with_number(saved[1], place, largest / 2);
+      CHECK(contains(merge_refusal({large, nearly}, model), "overflow"));
+      CHECK(merge_refusal({large, large}, model) == "(merged)");
+    }
+  }
+
+  const auto with = [&](double threshold, double allowance) {
+    return with_header(good[1], [&](auto& header) {
+      header.threshold = threshold;
+      header.allowance = allowance;
+    });
+  };
+  CHECK(contains(merge_refusal({good[0], with(std::nan(""), 0)}, model), "saved state 1"));
+  CHECK(contains(merge_refusal({good[0], with(1, INFINITY)}, model), "saved state 1"));
+  const double most = std::numeric_limits<double>::max();
+  CHECK(contains(merge_refusal({with(1, most), with(1, most / 2)}, model), "overflow"));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/kernels.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
@@ -51,7 +53,7 @@ class frame_view {
     return begins_[layer] == begins_[layer + 1];
   }
   /// The n_l elements of a layer that was sent, where they lie; an empty span for list [0]. Throws std::out_of_range,
-  /// and std::logic_error if the payload is not as_is: copy() and restore() read every type.
+  /// and std::logic_error if the payload is not as_is: copy(), read() and restore() read every type.
   std::span<const T> layer(std::size_t layer) const {
     check_layer(layer);
     if (type_ != payload_type::as_is)
@@ -67,13 +69,30 @@ class frame_view {
   /// Copies elements [begin, begin + to.size()) of a layer that was sent; `begin` is a multiple of int8_block_elements.
   /// Throws std::out_of_range if they are not there.
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
-    if (is_dropped(layer) || begin % int8_block_elements != 0 || begin > model_->sizes()[layer] ||
-        to.size() > model_->sizes()[layer] - begin) {
-      throw std::out_of_range("elements " + std::to_string(begin) + " to " +
-                              std::to_string(begin + to.size()) + " of layer " + std::to_string(layer) +
-                              " are not in the frame");
-    }
+    check_elements(layer, begin, to.size());
     detail::decode_payload<T>(type_, bytes_of(layer).data(), model_->sizes()[layer], begin, to);
+  }
+  /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
+  /// copied. Throws as copy().
+  std::span<const T> read(std::size_t layer, std::size_t begin, std::span<T> buffer) const {
+    if (type_ != payload_type::as_is) {
+      copy(layer, begin, buffer);
+      return buffer;
+    }
+    check_elements(layer, begin, buffer.size());
+    return this->layer(layer).subspan(begin, buffer.size());
+  }
+  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: a std::span<const T> of up
+  /// to 4,096 elements from `begin` on, where they lie if the payload is as_is, and valid during the call otherwise.
+  /// List [0] gives no block. Throws std::out_of_range. Allocates nothing.
+  template <class Consume>
+  void for_each_block(std::size_t layer, Consume&& consume) const {
+    if (is_dropped(layer)) return;
+    std::array<T, detail::block_elements> buffer;
+    const std::size_t elements = model_->sizes()[layer];
+    for (std::size_t begin = 0; begin < elements; begin += buffer.size()) {
+      consume(begin, read(layer, begin, std::span(buffer).first(std::min(buffer.size(), elements - begin))));
+    }
   }
   /// Copies a layer into `out`, a tensor of n_l elements to write; list [0] becomes zeros. Throws
   /// std::out_of_range, or std::invalid_argument if `out` has another size, before anything is written.
@@ -100,6 +119,14 @@ class frame_view {
     if (layer >= layers()) {
       throw std::out_of_range("layer index " + std::to_string(layer) + " is out of range: the frame has " +
                               std::to_string(layers()) + " layers");
+    }
+  }
+
+  void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
+    if (is_dropped(layer) || begin % int8_block_elements != 0 || begin > model_->sizes()[layer] ||
+        count > model_->sizes()[layer] - begin) {
+      throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(begin + count) +
+                              " of layer " + std::to_string(layer) + " are not in the frame");
     }
   }
 

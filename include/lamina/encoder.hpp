@@ -81,7 +81,7 @@ class frame_encoder {
   ///
   /// \param kind            what the layers are
   /// \param step            counted from 1
-  /// \param sender          the worker's index in [0, W) in a gradient frame, 0 in the server's
+  /// \param sender          the worker's index in [0, W), or a leader's among the leaders; 0 in the server's frames
   /// \param chosen          which layers, of the encoder's layout
   /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements; called for the
   ///                        layers sent, in order

@@ -31,7 +31,7 @@ enum class frame_errc {
   misaligned_buffer,     ///< the bytes do not start at a multiple of the element's alignment
   unexpected_kind,       ///< a parameter frame where a gradient frame belongs, or the other way round
   unexpected_step,       ///< a frame of another step: late, early or replayed
-  unknown_sender,        ///< a sender outside [0, workers)
+  unknown_sender,        ///< a sender outside [0, senders)
   duplicate_sender,      ///< a second frame of one sender in the same step
 };
 

@@ -5,10 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
@@ -19,9 +21,10 @@
 
 namespace lamina {
 
-/// The server's receiving side, synchronous: the mean of the gradient frames of W workers in one step.
+/// The server's receiving side, synchronous: the mean of the workers' gradients in one step, from one frame of each
+/// sender. A sender is a worker, or the leader of a node, whose frame is the sum over the node's workers.
 ///
-///     aggregator.add(decode<T>(bytes, model));   // W times, in any order
+///     aggregator.add(decode<T>(bytes, model));   // once for each sender, in any order
 ///     for each layer l:
 ///       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) { update from element `begin` on });
 ///     aggregator.next_step();
@@ -30,46 +33,75 @@ namespace lamina {
 template <element T>
 class gradient_aggregator {
  public:
-  /// Throws std::invalid_argument if there are no workers.
+  /// Each worker sends for itself. Throws std::invalid_argument if there are no workers.
   gradient_aggregator(const layout& model, std::size_t workers, std::uint64_t first_step = 1)
-      : model_(model), frames_(workers), arrived_(model), step_(first_step) {
-    if (workers == 0) throw std::invalid_argument("a parameter server needs at least one worker");
+      : gradient_aggregator(model, std::vector<std::size_t>(workers, 1), first_step) {}
+  /// The frame of sender i is a sum over `workers_of_sender[i]` workers. Throws std::invalid_argument if there are no
+  /// senders, and naming the sender, if one stands for no worker. A single sender wants its vector written out:
+  /// `{3}` alone is the number 3, three workers that send for themselves.
+  gradient_aggregator(const layout& model, std::vector<std::size_t> workers_of_sender,
+                      std::uint64_t first_step = 1)
+      : model_(model),
+        workers_of_(std::move(workers_of_sender)),
+        frames_(workers_of_.size()),
+        arrived_(model),
+        step_(first_step) {
+    if (workers_of_.empty()) throw std::invalid_argument("a parameter server needs at least one worker");
+    for (std::size_t sender = 0; sender < workers_of_.size(); ++sender) {
+      if (workers_of_[sender] == 0) {
+        throw std::invalid_argument("sender " + std::to_string(sender) + " stands for no worker");
+      }
+    }
   }
 
-  /// Takes the frame of one worker. Throws decode_error with unexpected_kind, unexpected_step, unknown_sender
-  /// or duplicate_sender and changes nothing; std::invalid_argument if the frame was decoded for another
-  /// layout.
+  /// Takes the frame of one sender. Throws decode_error with unexpected_kind, unexpected_step, unknown_sender or
+  /// duplicate_sender and changes nothing; std::invalid_argument if the frame was decoded for another layout, and
+  /// std::logic_error if the step was closed.
   void add(frame_view<T> frame) {
     if (!frame.is_of(model_)) {
       throw std::invalid_argument("the frame was decoded for another layout than the aggregator's");
     }
     expect(frame, frame_kind::gradients, step_);
     const std::string sender = "sender " + std::to_string(frame.sender()) + ", step " + std::to_string(step_);
+    if (is_closed_) throw std::logic_error("add: the step is closed: " + sender);
     if (frame.sender() >= frames_.size())
       throw decode_error(make_error_code(frame_errc::unknown_sender), sender);
     std::optional<frame_view<T>>& place = frames_[frame.sender()];
     if (place) throw decode_error(make_error_code(frame_errc::duplicate_sender), sender);
     place.emplace(std::move(frame));
     ++frames_present_;
+    workers_present_ += workers_of_[place->sender()];
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (!place->is_dropped(l)) arrived_.send(l);
     }
   }
 
-  /// Whether all W frames of this step are there.
+  /// The step goes on without the senders that have not come: mean() is over the workers behind the frames that are
+  /// there, and add() takes no more until next_step(). A sender that was left out must not commit: its gradients then
+  /// stay in its residual and come later. Throws std::logic_error if no frame is there.
+  void close() {
+    if (frames_present_ == 0) {
+      throw std::logic_error("close: no frame has arrived in step " + std::to_string(step_));
+    }
+    is_closed_ = true;
+  }
+
+  /// Whether the frames of all senders are there, in this step.
   bool is_complete() const noexcept { return frames_present_ == frames_.size(); }
-  /// The layers that at least one worker sent in this step: to be updated and published; all others stay
+  /// The layers that at least one sender sent in this step: to be updated and published; all others stay
   /// untouched, optimizer state included.
   const selection& arrived() const noexcept { return arrived_; }
 
-  /// G_l = (1/W) Σ_w a_{w,l}, summed in the order of the workers' indices, so that the order of arrival does
-  /// not matter; list [0] contributes zeros and costs nothing. Calls `consume(begin, mean)` with consecutive
-  /// blocks: a std::span<const T> with the mean of the elements from `begin` on. A layer that did not arrive
-  /// gives no block. Throws std::logic_error before all frames are there, std::out_of_range for the index.
+  /// G_l = (1/W) Σ_s a_{s,l} over the senders s whose frames are there, W being the number of workers behind them: the
+  /// mean divides by workers, not by leaders. Summed in the order of the senders' indices, so that the order of arrival
+  /// does not matter; list [0] contributes zeros and costs nothing. Calls `consume(begin, mean)` with consecutive
+  /// blocks: a std::span<const T> with the mean of the elements from `begin` on. A layer that did not arrive gives no
+  /// block. Throws std::logic_error before all frames are there, unless the step was closed; std::out_of_range for the
+  /// index.
   template <class Consume>
   void mean(std::size_t layer, Consume&& consume) const {
     model_.check_layer(layer);
-    if (!is_complete()) {
+    if (!is_complete() && !is_closed_) {
       throw std::logic_error("mean: " + std::to_string(frames_present_) + " of " +
                              std::to_string(frames_.size()) + " frames have arrived in step " +
                              std::to_string(step_));
@@ -80,45 +112,53 @@ class gradient_aggregator {
       const std::size_t count = std::min(block.size(), model_.sizes()[layer] - begin);
       const std::span<T> sum = std::span(block).first(count);
       sum_block(layer, begin, sum);
-      for (T& element : sum) element /= static_cast<T>(frames_.size());
+      for (T& element : sum) element /= static_cast<T>(workers_present_);
       consume(begin, std::span<const T>(sum));
     }
   }
 
-  /// Forgets the frames and waits for those of the next step.
+  /// Forgets the frames and waits for those of the next step, from all senders.
   void next_step() {
     std::ranges::fill(frames_, std::nullopt);
     frames_present_ = 0;
+    workers_present_ = 0;
+    is_closed_ = false;
     arrived_.clear();
     ++step_;
   }
 
   /// The step whose frames are accepted.
   std::uint64_t step() const noexcept { return step_; }
-  std::size_t workers() const noexcept { return frames_.size(); }
+  /// The frames to expect in a step, and the workers behind them.
+  std::size_t senders() const noexcept { return frames_.size(); }
+  std::size_t workers() const noexcept {
+    return std::accumulate(workers_of_.begin(), workers_of_.end(), std::size_t{0});
+  }
+  /// The workers behind the frames that are there: what mean() divides by.
+  std::size_t workers_present() const noexcept { return workers_present_; }
 
  private:
   void sum_block(std::size_t layer, std::size_t begin, std::span<T> sum) const {
     bool first = true;
     for (const auto& frame : frames_) {
-      if (frame->is_dropped(layer)) continue;
+      if (!frame || frame->is_dropped(layer)) continue;
       if (first) {
         frame->copy(layer, begin, sum);
-      } else if (frame->payload() == payload_type::as_is) {
-        const std::span<const T> part = frame->layer(layer).subspan(begin, sum.size());
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
-      } else {
-        std::array<T, detail::block_elements> part;
-        frame->copy(layer, begin, std::span(part).first(sum.size()));
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+        first = false;
+        continue;
       }
-      first = false;
+      std::array<T, detail::block_elements> buffer;
+      const std::span<const T> part = frame->read(layer, begin, std::span(buffer).first(sum.size()));
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
     }
   }
 
   layout model_;
+  std::vector<std::size_t> workers_of_;
   std::vector<std::optional<frame_view<T>>> frames_;
   std::size_t frames_present_ = 0;
+  std::size_t workers_present_ = 0;
+  bool is_closed_ = false;
   selection arrived_;
   std::uint64_t step_;
 };
