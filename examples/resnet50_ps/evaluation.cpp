@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "metrics.hpp"
+#include "records/metrics.hpp"
 
 namespace resnet50_ps {
 
@@ -12,15 +12,15 @@ std::uint64_t correct_within(std::int64_t first, const torch::Tensor& logits, co
   return static_cast<std::uint64_t>(best.eq(target.unsqueeze(1)).sum().item<std::int64_t>());
 }
 
-void evaluate(worker_link& link, replica& local, const std::shared_ptr<image_set>& images,
+void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_set>& images,
               std::size_t batch_images, step_report& report) {
   const stopwatch whole;
   for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
-    if (buffer.is_floating_point()) link.mean_over_workers(lamina::writable_elements_of<float>(buffer));
+    if (buffer.is_floating_point()) peers.average(lamina::writable_elements_of<float>(buffer));
   }
   const torch::NoGradGuard no_gradients;
   local.network.ptr()->eval();
-  for_each_batch(images, {link.workers(), link.worker()}, batch_images,
+  for_each_batch(images, {peers.workers(), peers.worker()}, batch_images,
                  [&](const batch_stream::batch& batch) {
                    const torch::Tensor logits = local.network.forward(batch.data);
                    report.test_images += static_cast<std::uint64_t>(batch.target.size(0));

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "batches.hpp"
-#include "link.hpp"
+#include "data/batches.hpp"
 #include "replica.hpp"
+#include "transport/link.hpp"
 
 namespace resnet50_ps {
 
@@ -15,7 +15,7 @@ std::uint64_t correct_within(std::int64_t first, const torch::Tensor& logits, co
 
 /// Evaluates the replica on one worker's share of the images and sets the report's counts. All workers call it: the
 /// running statistics of batch normalisation, which are local to a worker while it trains, are averaged over them first.
-void evaluate(worker_link& link, replica& local, const std::shared_ptr<image_set>& images,
+void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_set>& images,
               std::size_t batch_images, step_report& report);
 
 }  // namespace resnet50_ps

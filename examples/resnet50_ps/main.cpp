@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Trains ResNet-50 with a parameter server over MPI; see --help. Rank 0 is the server, the others are
-// workers.
+// Trains ResNet-50 over MPI; see --help. Rank 0 is the server, the others are workers; in an allreduce all are.
 #include <fmt/format.h>
 #include <torch/utils.h>
 
@@ -11,12 +10,12 @@
 #include <string>
 #include <thread>
 
-#include "data.hpp"
-#include "in_process_link.hpp"
-#include "metrics.hpp"
-#include "mpi_link.hpp"
+#include "data/data.hpp"
 #include "options.hpp"
+#include "records/run_log.hpp"
 #include "training.hpp"
+#include "transport/in_process_transport.hpp"
+#include "transport/mpi_transport.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -24,10 +23,7 @@ namespace {
 struct place {
   int rank = 0;
   int ranks = 1;
-  int workers_on_this_machine = 1;
-  MPI_Comm workers = MPI_COMM_NULL;  // without the server; null on the server
-
-  bool is_server() const { return rank == 0; }
+  std::vector<int> machines = {0};  // of each rank, by the first rank on it
 };
 
 place find_place() {
@@ -35,14 +31,13 @@ place find_place() {
   MPI_Comm machine = MPI_COMM_NULL;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &here.rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &here.ranks), "MPI_Comm_size");
-  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, here.is_server() ? MPI_UNDEFINED : 0, here.rank, &here.workers),
-            "MPI_Comm_split");
   check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
             "MPI_Comm_split_type");
-  // The server works while its workers wait and the other way round, so it does not count.
-  const int worker = here.is_server() ? 0 : 1;
-  check_mpi(MPI_Allreduce(&worker, &here.workers_on_this_machine, 1, MPI_INT, MPI_SUM, machine),
-            "MPI_Allreduce");
+  int first = here.rank;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, machine), "MPI_Allreduce");
+  here.machines.resize(static_cast<std::size_t>(here.ranks));
+  check_mpi(MPI_Allgather(&first, 1, MPI_INT, here.machines.data(), 1, MPI_INT, MPI_COMM_WORLD),
+            "MPI_Allgather");
   check_mpi(MPI_Comm_free(&machine), "MPI_Comm_free");
   return here;
 }
@@ -63,7 +58,7 @@ bool all_succeed(const place& here, Prepare prepare) {
   return first_failed == here.ranks;
 }
 
-// Over MPI the ranks are the server and the workers; in one process, a single rank plays them all.
+// Over MPI the ranks are the server, where there is one, and the workers; in one process, a single rank plays them all.
 std::size_t worker_count(const options& given, const place& here) {
   if (given.transport == "inprocess") {
     if (here.ranks > 1) {
@@ -72,24 +67,42 @@ std::size_t worker_count(const options& given, const place& here) {
     }
     return given.workers.value_or(2);
   }
-  if (here.ranks < 2) {
+  const int servers = given.topology == "allreduce" ? 0 : 1;
+  if (here.ranks < 1 + servers) {
     throw std::invalid_argument(
         "one rank alone cannot train: rank 0 is the server, so start at least two, as in mpirun -n 3 "
         "resnet50_ps, or play them all in this one with --transport inprocess");
   }
-  const auto workers = static_cast<std::size_t>(here.ranks - 1);
+  const auto workers = static_cast<std::size_t>(here.ranks - servers);
   if (given.workers && *given.workers != workers) {
     throw std::invalid_argument(fmt::format("--workers {} needs {} ranks, but mpirun started {}",
-                                            *given.workers, *given.workers + 1, here.ranks));
+                                            *given.workers,
+                                            *given.workers + static_cast<std::size_t>(servers), here.ranks));
   }
   return workers;
 }
 
-int thread_count(const options& given, const place& here) {
-  if (given.threads > 0) return given.threads;
+topology find_topology(const options& given, const place& here) {
+  const std::size_t workers = worker_count(given, here);
+  if (given.topology == "allreduce") return allreduce_topology(workers);
+  if (given.topology == "ps") return flat_topology(workers);
+  if (given.workers_per_node) return hybrid_topology(workers, *given.workers_per_node);
+  if (given.transport == "inprocess") return hybrid_topology(workers, workers);
+  return hybrid_topology(std::vector<std::size_t>(here.machines.begin() + 1, here.machines.end()));
+}
+
+int thread_count(const training& run, const place& here) {
+  if (run.given.threads > 0) return run.given.threads;
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  if (given.transport == "inprocess") return cores;  // one works at a time
-  return here.is_server() ? 1 : std::max(1, cores / std::max(1, here.workers_on_this_machine));
+  if (run.given.transport == "inprocess") return cores;  // one works at a time
+  // The server works while its workers wait and the other way round, so it does not count.
+  if (run.who.is_server(static_cast<std::size_t>(here.rank))) return 1;
+  int workers = 0;
+  for (std::size_t rank = 0; rank < here.machines.size(); ++rank) {
+    const bool is_here = here.machines[rank] == here.machines[static_cast<std::size_t>(here.rank)];
+    workers += is_here && !run.who.is_server(rank) ? 1 : 0;
+  }
+  return std::max(1, cores / workers);
 }
 
 std::string reason_for(const std::exception& error) {
@@ -99,67 +112,77 @@ std::string reason_for(const std::exception& error) {
 }
 
 // Says why and ends the other ranks too, which may wait for this one for ever.
-[[noreturn]] void end_all_ranks(const place& here, const std::string& reason) {
-  fmt::print(stderr, "resnet50_ps: rank {} ({}): {}\n", here.rank,
-             here.is_server() ? "the server" : "worker " + std::to_string(here.rank - 1), reason);
+[[noreturn]] void end_all_ranks(const std::string& who, const std::string& reason) {
+  fmt::print(stderr, "resnet50_ps: {}: {}\n", who, reason);
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   std::abort();
 }
 
+// The same without the others, who go on.
+[[noreturn]] void end_alone(const std::string& who, const std::string& reason) {
+  fmt::print(stderr, "resnet50_ps: {}: {}\n", who, reason);
+  std::fflush(stderr);
+  std::_Exit(EXIT_FAILURE);  // not through MPI_Finalize, where all wait for all
+}
+
 run_result train_in_process(const training& run) {
   run_result result;
-  run_in_process(
-      run.workers,
-      [&](server_link& link) {
-        torch::set_num_threads(thread_count(run.given, {}));  // counts for this thread alone
-        result = train_as_server(link, run);
-      },
-      [&](worker_link& link) {
-        torch::set_num_threads(thread_count(run.given, {}));
-        train_as_worker(link, run);
-      });
+  in_process_options ends{.name_of = [&](std::size_t rank) { return run.who.name_of(rank); }, .on_death = {}};
+  if (run.given.degraded) {
+    ends.on_death = [&](std::size_t rank, const std::exception& error) {
+      fmt::print(stderr, "resnet50_ps: {}: {}\n", run.who.name_of(rank), reason_for(error));
+    };
+  }
+  const auto body = [&](transport& ranks) {
+    torch::set_num_threads(thread_count(run, {}));  // counts for this thread alone
+    run_result mine = train(ranks, run);
+    if (ranks.rank() == 0) result = std::move(mine);
+  };
+  run_in_process(run.who.ranks(), body, ends);
   return result;
 }
 
-// The server knows the result.
+// When a rank hangs, those who wait for it wait for each other as well: the server speaks first.
+int patience_of(const training& run, std::size_t rank) {
+  if (rank == 0) return 1;
+  return run.who.nodes[run.who.node_of(rank)].front() == rank ? 2 : 3;
+}
+
+// Rank 0 knows the result.
 run_result train_over_mpi(const training& run, const place& here) {
+  const auto rank = static_cast<std::size_t>(here.rank);
   try {
-    // When a worker hangs, the others wait for the server as long as the server for it: the server speaks first.
-    const mpi_link_options link_options = {
-        .max_message_bytes = std::size_t{1} << 40,
-        .timeout = std::chrono::seconds(run.given.timeout_seconds) * (here.is_server() ? 1 : 2)};
-    if (here.is_server()) {
-      mpi_server_link link(MPI_COMM_WORLD, link_options);
-      return train_as_server(link, run);
-    }
-    mpi_worker_link link(MPI_COMM_WORLD, here.workers, link_options);
-    train_as_worker(link, run);
-    return {};
+    mpi_transport ranks(MPI_COMM_WORLD,
+                        {.max_message_bytes = std::size_t{1} << 40,
+                         .timeout = std::chrono::seconds(run.given.timeout_seconds) * patience_of(run, rank),
+                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
+    return train(ranks, run);
   } catch (const std::exception& error) {
     // Here, where the reason is known; the other ranks may wait for this one for ever.
-    end_all_ranks(here, reason_for(error));
+    if (!run.given.degraded || rank == 0) end_all_ranks(run.who.name_of(rank), reason_for(error));
+    end_alone(run.who.name_of(rank), reason_for(error));
   }
 }
 
 int run(const options& given, const place& here) {
-  training described{.given = given, .data = {}, .workers = 1, .layer_dropping = given.runs == "with"};
+  training described{.given = given, .data = {}, .who = {}, .layer_dropping = given.runs == "with"};
   const bool prepared = all_succeed(here, [&] {
-    described.workers = worker_count(given, here);
-    torch::set_num_threads(thread_count(given, here));
+    described.who = find_topology(given, here);
+    torch::set_num_threads(thread_count(described, here));
     described.data = open_data(given.data, {given.image_size_pixels, given.seed});
-    if (here.is_server()) check_output(described);  // the files are on its machine
+    if (here.rank == 0) check_output(described);  // the files are on its machine
     check_training(described);
   });
   if (!prepared) return EXIT_FAILURE;
 
-  if (here.is_server()) {
+  if (here.rank == 0) {
     const data_sets& data = described.data;
     fmt::print(
         "ResNet-50 v1, {}: {} training and {} test images of {} classes, {} x {} pixels; {} workers x {} "
         "images\n",
         given.data, data.train->size().value(), data.test->size().value(), data.train->classes(),
-        data.train->image_size_pixels(), data.train->image_size_pixels(), described.workers,
+        data.train->image_size_pixels(), data.train->image_size_pixels(), described.who.workers(),
         given.batch_images);
   }
   std::vector<run_result> results;
@@ -169,7 +192,7 @@ int run(const options& given, const place& here) {
     results.push_back(given.transport == "inprocess" ? train_in_process(described)
                                                      : train_over_mpi(described, here));
   }
-  if (here.is_server()) print_table(results);
+  if (here.rank == 0) print_table(results);
   return EXIT_SUCCESS;
 }
 
@@ -179,12 +202,12 @@ int guarded_main(int argc, char** argv) {
   try {
     const parsed command = parse_options(argc, argv);
     if (command.exit_code) {
-      if (here.is_server()) fmt::print(*command.exit_code == 0 ? stdout : stderr, "{}", command.message);
+      if (here.rank == 0) fmt::print(*command.exit_code == 0 ? stdout : stderr, "{}", command.message);
       return *command.exit_code;
     }
     return run(command.options, here);
   } catch (const std::exception& error) {
-    end_all_ranks(here, reason_for(error));
+    end_all_ranks(fmt::format("rank {}", here.rank), reason_for(error));
   }
 }
 

@@ -39,8 +39,8 @@ parsed parse_options(int argc, char** argv) {
   options& given = result.options;
   CLI::App app(
       "Trains ResNet-50 v1 with a parameter server, without and with layer dropping, on the same data from "
-      "the same "
-      "start. Over MPI rank 0 is the server and every other rank a worker.");
+      "the same start. Over MPI rank 0 is the server and every other rank a worker; in an allreduce, every "
+      "rank is one.");
   app.get_formatter()->column_width(34);
   app.option_defaults()->always_capture_default();
 
@@ -118,6 +118,18 @@ parsed parse_options(int argc, char** argv) {
   app.add_option("--mode", given.mode, "sync: waits for all workers; async: applies each frame when it comes")
       ->check(CLI::IsMember({"sync", "async"}))
       ->group(server);
+  CLI::Option* topology =
+      app.add_option("--topology", given.topology,
+                     "ps: every worker talks to the server; hybrid: the workers of a node sum first, one of "
+                     "them talks to it; allreduce: no server, needs agreed selection")
+          ->check(CLI::IsMember({"ps", "hybrid", "allreduce"}))
+          ->group(server);
+  app.add_option("--workers-per-node", given.workers_per_node,
+                 "workers in a row that make a node of --topology hybrid; without it those of a machine do")
+      ->check(counted)
+      ->check(at_least_one)
+      ->needs(topology)
+      ->group(server);
   app.add_option("--transport", given.transport,
                  "mpi, or inprocess: server and workers in turn in one process, with the same bits at the "
                  "same --threads")
@@ -158,15 +170,31 @@ parsed parse_options(int argc, char** argv) {
       ->check(counted)
       ->needs(output)
       ->group(run);
-  app.add_flag("--resume", given.resume, "go on from the newest checkpoint in the output directory")
-      ->needs(output)
+  CLI::Option* resume =
+      app.add_flag("--resume", given.resume, "go on from the newest checkpoint in the output directory")
+          ->needs(output)
+          ->group(run);
+  app.add_flag("--merge-residuals", given.merge_residuals,
+               "with --resume: take up a checkpoint of another number of workers, which get the mean of its "
+               "residuals")
+      ->needs(resume)
+      ->group(run);
+  app.add_flag("--degraded", given.degraded,
+               "go on without workers that are lost, at a mean over those that are left; see --timeout")
       ->group(run);
   app.add_option("--interval", given.interval, "steps between printed lines")
       ->check(counted)
       ->check(at_least_one)
       ->group(run);
-  app.add_option("--workers", given.workers,
-                 "how many workers to start (./run reads it; default 2); mpirun starts one more rank")
+  app.add_option(
+         "--progress", given.progress_columns,
+         "columns of the terminal, whose last line then shows how far the run is; 0: there is none (./run "
+         "gives it)")
+      ->check(counted)
+      ->group(run);
+  app.add_option(
+         "--workers", given.workers,
+         "how many workers to start (./run reads it; default 2); mpirun starts the server's rank with them")
       ->check(counted)
       ->check(at_least_one)
       ->group(run);
@@ -175,7 +203,7 @@ parsed parse_options(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber)
       ->group(run);
   app.add_option("--timeout", given.timeout_seconds,
-                 "seconds to wait for a peer's step or evaluation before giving up")
+                 "seconds without a sign of a peer, which may be computing, after which it counts as lost")
       ->check(counted)
       ->check(CLI::Range(1, 1'000'000))
       ->group(run);

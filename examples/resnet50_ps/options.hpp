@@ -31,9 +31,11 @@ struct options {
   std::string payload = "as_is";
 
   // The server.
-  std::string mode = "sync";      ///< sync or async
-  std::string transport = "mpi";  ///< mpi or inprocess
-  float learning_rate = 0;        ///< 0: what suits the data set
+  std::string mode = "sync";                    ///< sync or async
+  std::string topology = "ps";                  ///< ps, hybrid or allreduce
+  std::optional<std::size_t> workers_per_node;  ///< of a hybrid one; none: those of each machine
+  std::string transport = "mpi";                ///< mpi or inprocess
+  float learning_rate = 0;                      ///< 0: what suits the data set
   std::string schedule = "constant";
   std::uint64_t warm_up_steps = 0;
   float momentum = 0.0F;
@@ -45,7 +47,10 @@ struct options {
   std::string output;                         ///< directory; empty: none is written
   std::uint64_t checkpoint_period_steps = 0;  ///< 0: no checkpoints
   bool resume = false;
+  bool merge_residuals = false;
+  bool degraded = false;
   std::uint64_t interval = 15;
+  std::size_t progress_columns = 0;
   std::optional<std::size_t> workers;
   int threads = 0;  ///< a worker; 0: the machine's cores shared among its workers
   std::uint64_t timeout_seconds = 600;

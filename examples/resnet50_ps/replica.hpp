@@ -31,7 +31,13 @@ struct replica {
     return whole.subspan(partition.begin(l), model().sizes()[l]);
   }
 
-  /// The gradient of each layer, as the last backward pass left it.
+  /// The elements of the gradient of layer, or part, l of model(), as the last backward pass left them.
+  std::span<float> gradient(std::size_t l) const {
+    const auto whole = lamina::writable_elements_of<float>(parameters[partition.layer_of(l)].grad());
+    return whole.subspan(partition.begin(l), model().sizes()[l]);
+  }
+
+  /// The same of whole layers.
   std::vector<torch::Tensor> gradients() const {
     std::vector<torch::Tensor> all;
     for (const torch::Tensor& each : parameters) all.push_back(each.grad());

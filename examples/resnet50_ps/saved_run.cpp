@@ -3,14 +3,18 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <lamina/state.hpp>
 #include <stdexcept>
 
-#include "checkpoint.hpp"
+#include "checkpoint/checkpoint.hpp"
+#include "transport/link.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -23,6 +27,62 @@ struct worker_head {
   batch_stream::position taken;
   std::int64_t threads = 0;
 };
+
+std::string text_in(const checkpoint_reader& reader, const std::string& section) {
+  const std::vector<std::byte> bytes = reader.read(section);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Workers that were lost have no state in a checkpoint.
+std::string workers_in(const topology& who, std::size_t states) {
+  return states == who.workers() ? workers_of(who) : fmt::format("{} of {}", states, workers_of(who));
+}
+
+// What `before` workers had of their data and statistics, for each of `now`: who had seen k batches each begins where as
+// many images have been seen by all, and the statistics are averaged.
+std::vector<std::byte> merge_workers(const std::vector<std::vector<std::byte>>& before, std::size_t now,
+                                     const replica& local) {
+  std::vector<std::byte> merged = before.front();
+  worker_head head;
+  std::memcpy(&head, merged.data(), sizeof head);
+  head.taken.batches = head.taken.batches * before.size() / now;
+  std::memcpy(merged.data(), &head, sizeof head);
+  std::size_t begin = sizeof head;
+  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
+    const auto statistics = [&](const std::vector<std::byte>& worker) {
+      torch::Tensor read = torch::empty_like(buffer);
+      std::memcpy(read.data_ptr(), worker.data() + begin, buffer.nbytes());
+      return read;
+    };
+    if (buffer.is_floating_point()) {
+      torch::Tensor sum = torch::zeros_like(buffer, torch::kDouble);
+      for (const auto& worker : before) sum += statistics(worker);
+      const torch::Tensor mean = (sum / static_cast<double>(before.size())).to(buffer.scalar_type());
+      std::memcpy(merged.data() + begin, mean.data_ptr(), buffer.nbytes());
+    }
+    begin += buffer.nbytes();
+  }
+  return merged;
+}
+
+// Replaces the states of some workers by those of as many others, which all get the same: the mean of the residuals.
+void merge(std::vector<std::vector<std::byte>>& states, std::size_t workers, const replica& local) {
+  std::vector<std::vector<std::byte>> compressors;
+  std::vector<std::vector<std::byte>> others;
+  std::size_t expected = sizeof(worker_head);
+  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) expected += buffer.nbytes();
+  for (const auto& state : states) {
+    std::vector<std::vector<std::byte>> parts = unpack(state);
+    if (parts.size() != 2 || parts[1].size() != expected)
+      throw std::runtime_error("the checkpoint holds no state of a worker of this model");
+    compressors.push_back(std::move(parts[0]));
+    others.push_back(std::move(parts[1]));
+  }
+  const std::vector<std::span<const std::byte>> views(compressors.begin(), compressors.end());
+  const std::vector<std::vector<std::byte>> merged = {lamina::merge_states<float>(views, local.model()),
+                                                      merge_workers(others, workers, local)};
+  states.assign(workers, pack(merged));
+}
 
 }  // namespace
 
@@ -67,24 +127,34 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
   const options& given = run.given;
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "none"; };
   const bool steps_count = given.schedule.starts_with("cosine");
-  return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; workers {}; ",
-                     model.fingerprint(), given.data, given.image_size_pixels, given.batch_images, given.seed,
-                     run.workers) +
+  return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; ", model.fingerprint(),
+                     given.data, given.image_size_pixels, given.batch_images, given.seed) +
          fmt::format(
              "drop ratio {}, warm-up {}, refresh {}, threshold {}, budget {}, selection {}, max age {}; ",
              given.drop_ratio, given.drop_warm_up_steps, given.refresh_steps, said(given.threshold),
              said(given.byte_budget), given.selection, given.max_age_steps) +
-         fmt::format("residual momentum {}; payload {}; mode {}; learning rate {}, {}{}, warm-up {}; ",
-                     given.residual_momentum, given.payload, given.mode, given.learning_rate, given.schedule,
-                     steps_count ? fmt::format(" to step {}", given.steps) : "", given.warm_up_steps) +
+         fmt::format(
+             "residual momentum {}; payload {}; topology {}, mode {}; learning rate {}, {}{}, warm-up {}; ",
+             given.residual_momentum, given.payload, given.topology, given.mode, given.learning_rate,
+             given.schedule, steps_count ? fmt::format(" to step {}", given.steps) : "",
+             given.warm_up_steps) +
          fmt::format("momentum {}, nesterov {}, weight decay {}", given.momentum, given.nesterov,
                      given.weight_decay);
+}
+
+std::string workers_of(const topology& who) {
+  std::vector<std::size_t> nodes;
+  for (const auto& node : who.nodes) nodes.push_back(node.size());
+  const bool is_flat = std::ranges::all_of(nodes, [](std::size_t size) { return size == 1; });
+  return is_flat || !who.has_server ? fmt::format("{} workers", who.workers())
+                                    : fmt::format("nodes of {} workers", fmt::join(nodes, ", "));
 }
 
 void save_checkpoint(const training& run, const replica& local, const server_state& state) {
   checkpoint_writer writer(directory_of(run), state.step);
   writer.add("configuration", bytes_of(configuration_of(run, local.model())));
-  writer.add_value("workers", static_cast<std::uint64_t>(state.workers.size()));
+  writer.add("workers", bytes_of(workers_in(run.who, state.workers.size())));
+  writer.add_value("states", static_cast<std::uint64_t>(state.workers.size()));
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
     writer.add("parameters/" + local.model()[l].name, std::as_bytes(local[l]));
   }
@@ -102,14 +172,13 @@ bool has_checkpoints(const training& run) {
   return false;
 }
 
-std::optional<server_state> load_checkpoint(const training& run, const replica& local) {
+server_state load_checkpoint(const training& run, const replica& local) {
   const auto newest = newest_checkpoint(
       directory_of(run), [](const std::string& why) { fmt::print(stderr, "resnet50_ps: {}\n", why); });
-  if (!newest) return std::nullopt;
+  if (!newest) return {};
   const checkpoint_reader reader(*newest);
-  const std::vector<std::byte> saved = reader.read("configuration");
-  const std::string before(reinterpret_cast<const char*>(saved.data()), saved.size());
-  if (const std::string now = configuration_of(run, local.model()); now != before) {
+  if (const std::string now = configuration_of(run, local.model()), before = text_in(reader, "configuration");
+      now != before) {
     throw std::runtime_error(fmt::format("the checkpoint {} is of another run\n  it was: {}\n  now is: {}",
                                          newest->string(), before, now));
   }
@@ -124,9 +193,19 @@ std::optional<server_state> load_checkpoint(const training& run, const replica& 
   }
   state.velocity.resize(run.given.momentum > 0 ? local.model().elements() : 0);
   reader.read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
-  state.workers.resize(reader.read_value<std::uint64_t>("workers"));
+  state.workers.resize(reader.read_value<std::uint64_t>("states"));
   for (std::size_t w = 0; w < state.workers.size(); ++w)
     state.workers[w] = reader.read(fmt::format("worker/{}", w));
+
+  const std::string before = text_in(reader, "workers");
+  if (const std::string now = workers_of(run.who); now != before) {
+    if (!run.given.merge_residuals) {
+      throw std::runtime_error(fmt::format(
+          "the checkpoint {} is of {}, not of {}; --merge-residuals takes it up with other workers",
+          newest->string(), before, now));
+    }
+    merge(state.workers, run.who.workers(), local);
+  }
   return state;
 }
 

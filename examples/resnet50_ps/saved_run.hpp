@@ -3,12 +3,11 @@
 
 #include <cstddef>
 #include <lamina/layout.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "batches.hpp"
+#include "data/batches.hpp"
 #include "replica.hpp"
 #include "server.hpp"
 #include "training.hpp"
@@ -19,8 +18,10 @@ namespace resnet50_ps {
 /// Where the run writes; empty if it writes nothing.
 std::string directory_of(const training& run);
 
-/// All that decides what a run computes, as a text that says where two of them differ.
+/// All that decides what a run computes, but for its workers, as a text that says where two of them differ.
 std::string configuration_of(const training& run, const lamina::layout& model);
+/// How many workers, in which nodes.
+std::string workers_of(const topology& who);
 
 /// Of a worker, beside its compressor: where it is in its data, and the running statistics of batch normalisation.
 std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches);
@@ -30,9 +31,10 @@ batch_stream::position load_worker(std::span<const std::byte> bytes, const repli
 
 /// Whether the run's directory holds any.
 bool has_checkpoints(const training& run);
-/// The newest good checkpoint of the run, or none: reads the parameters into the replica. Throws std::runtime_error if it
-/// is of a run with another configuration, or beyond the steps asked for.
-std::optional<server_state> load_checkpoint(const training& run, const replica& local);
+/// The newest good checkpoint of the run, or the beginning if there is none: reads the parameters into the replica. Throws
+/// std::runtime_error if it is of a run with another configuration, or beyond the steps asked for, or of other workers,
+/// unless the run merges their residuals.
+server_state load_checkpoint(const training& run, const replica& local);
 void save_checkpoint(const training& run, const replica& local, const server_state& state);
 
 }  // namespace resnet50_ps

@@ -4,15 +4,20 @@
 #include <fmt/format.h>
 #include <torch/utils.h>
 
+#include <cstring>
 #include <lamina/partition.hpp>
 #include <lamina/version.hpp>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <stdexcept>
 
-#include "batches.hpp"
+#include "allreduce.hpp"
+#include "data/batches.hpp"
 #include "evaluation.hpp"
 #include "model.hpp"
+#include "node.hpp"
 #include "saved_run.hpp"
 #include "server.hpp"
 #include "worker.hpp"
@@ -32,14 +37,13 @@ server_options server_options_of(const training& run) {
                     .nesterov = given.nesterov},
       .learning_rate = parse_schedule(given.schedule, given.learning_rate, given.steps, given.warm_up_steps),
       .checkpoint_period_steps = given.checkpoint_period_steps,
-      .resume = {},
   };
 }
 
-lamina::compressor_options compression_of(const training& run, std::size_t worker) {
+lamina::compressor_options compression_of(const training& run, std::size_t sender) {
   const options& given = run.given;
   lamina::compressor_options compression;
-  compression.sender = static_cast<std::uint32_t>(worker);
+  compression.sender = static_cast<std::uint32_t>(sender);
   compression.part_elements = given.part_elements;
   compression.momentum = given.residual_momentum;
   compression.drop_ratio = 0;
@@ -69,34 +73,164 @@ lamina::compressor_options compression_of(const training& run, std::size_t worke
 // Ranks may come from other builds and other command lines: nothing is sent before they are known to be alike.
 std::string introduction(const training& run, const lamina::layout& model) {
   const options& given = run.given;
-  return fmt::format("lamina {}.{}.{}; {}; steps {}; evaluations every {}; checkpoints every {}; {}",
+  return fmt::format("lamina {}.{}.{}; {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}",
                      LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, run.name(),
-                     given.steps, given.evaluation_period_steps, given.checkpoint_period_steps,
-                     configuration_of(run, model));
+                     workers_of(run.who), given.steps, given.evaluation_period_steps,
+                     given.checkpoint_period_steps, configuration_of(run, model));
 }
 
-// Returns whether the run goes on from a checkpoint.
-bool greet_server(worker_link& link, const training& run, const lamina::layout& model) {
+// Everyone introduces itself to rank 0, which answers with the steps that are done already. Returns them.
+std::uint64_t shake_hands(transport& ranks, const training& run, const lamina::layout& model,
+                          std::uint64_t steps_done) {
   const std::string mine = introduction(run, model);
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(mine));
-  link.send({}, std::span(&bytes, 1));
-  const std::span<const std::byte> answer = link.receive().bytes;
-  if (answer.size() != 1) throw link_error("the server gave no answer to an introduction");
-  return answer[0] == std::byte{1};
-}
-
-void greet_workers(server_link& link, const training& run, const lamina::layout& model, bool resumes) {
-  const std::string mine = introduction(run, model);
-  for (const message& each : link.receive_from_all()) {
+  constexpr std::size_t first = 0;
+  const std::span<const std::byte> introduced = std::as_bytes(std::span(mine));
+  const std::span<const std::byte> answer = std::as_bytes(std::span(&steps_done, 1));
+  if (ranks.rank() > 0) {
+    ranks.send({&first, 1}, {}, {&introduced, 1});
+    const message answered = ranks.receive_from_each({&first, 1})[0];
+    if (answered.bytes.size() != sizeof steps_done)
+      throw link_error("rank 0 gave no answer to an introduction");
+    std::memcpy(&steps_done, answered.bytes.data(), sizeof steps_done);
+    return steps_done;
+  }
+  std::vector<std::size_t> others(ranks.ranks() - 1);
+  std::iota(others.begin(), others.end(), std::size_t{1});
+  for (const message& each : ranks.receive_from_each(others)) {
     const std::string theirs(reinterpret_cast<const char*>(each.bytes.data()), each.bytes.size());
     if (theirs == mine) continue;
-    throw link_error(
-        fmt::format("worker {} was started for another run than the server\n  server: {}\n  worker: {}",
-                    each.worker, mine, theirs));
+    throw link_error(fmt::format("{} was started for another run than {}\n  here:  {}\n  there: {}",
+                                 run.who.name_of(others[each.sender]), run.who.name_of(0), mine, theirs));
   }
-  const std::byte answer{resumes};
-  const std::span<const std::byte> bytes(&answer, 1);
-  link.send_to_all(std::span(&bytes, 1));
+  ranks.send(others, {}, {&answer, 1});
+  return steps_done;
+}
+
+// A worker's part of a run; without a server also that of one.
+struct worker_part {
+  worker_part(const training& run, std::size_t worker_number, replica& trained)
+      : given(run.given),
+        data(run.data),
+        part{run.who.workers(), worker_number},
+        local(trained),
+        batches(std::make_unique<batch_stream>(data.train, part, given.batch_images, given.seed)) {}
+
+  worker_tasks tasks(worker_peers& peers) {
+    return {
+        .next_batch = [this] { return batches->next(); },
+        .evaluate =
+            [this, &peers](step_report& report) {
+              evaluate(peers, local, data.test, evaluation_batch_images, report);
+            },
+        .pulled = {},
+        .save = [this] { return save_worker(local, *batches); },
+        .load =
+            [this](std::span<const std::byte> bytes) {
+              const batch_stream::position taken = load_worker(bytes, local);
+              batches =
+                  std::make_unique<batch_stream>(data.train, part, given.batch_images, given.seed, taken);
+            },
+    };
+  }
+
+  const options& given;
+  const data_sets& data;
+  shard part;
+  replica& local;
+  std::unique_ptr<batch_stream> batches;
+};
+
+worker_options worker_options_of(const training& run, std::size_t sender, std::uint64_t steps_done) {
+  const options& given = run.given;
+  return {
+      .steps = given.steps,
+      .compression = compression_of(run, sender),
+      .agrees_on_selection = run.layer_dropping && given.selection == "agreed",
+      .evaluation_period_steps = given.evaluation_period_steps,
+      .hash_period_steps = given.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
+      .checkpoint_period_steps = given.checkpoint_period_steps,
+      .steps_done = steps_done,
+  };
+}
+
+// What the loops report, printed and kept.
+struct records {
+  records(const training& run, const replica& local, std::uint64_t steps_done)
+      : log({.name = run.name(),
+             .directory = directory_of(run),
+             .command_line = run.given.command_line,
+             .workers = run.who.workers(),
+             .steps = run.given.steps,
+             .interval = run.given.interval,
+             .progress_columns = run.given.progress_columns,
+             .steps_done = steps_done},
+            local.model()),
+        tasks{
+            .record = [this](const step_metrics& step) { log.record(step); },
+            .record_evaluation = [this](std::uint64_t step,
+                                        const evaluation& seen) { log.record_evaluation(step, seen); },
+            .save = [&run, &local](const server_state& state) { save_checkpoint(run, local, state); },
+        } {}
+  records(const records&) = delete;
+  records& operator=(const records&) = delete;
+
+  run_log log;
+  server_tasks tasks;
+};
+
+run_result train_as_server(transport& ranks, const training& run) {
+  const options& given = run.given;
+  const replica local = make_replica(run);
+  server_state from = given.resume ? load_checkpoint(run, local) : server_state();
+  shake_hands(ranks, run, local.model(), from.step);
+  std::vector<client> clients;
+  for (const auto& node : run.who.nodes) clients.push_back({node.front(), node.size()});
+  const auto report_loss = [](const std::string& what) {
+    fmt::print(stderr, "resnet50_ps: {}; the run goes on without it\n", what);
+  };
+  server_link link(ranks, clients, given.degraded ? report_loss : std::function<void(const std::string&)>());
+  records kept(run, local, from.step);
+  const parameter_store parameters = [&](std::size_t l) { return local[l]; };
+  if (given.mode == "sync") {
+    serve(link, local.model(), parameters, server_options_of(run), kept.tasks, std::move(from));
+  } else {
+    serve_asynchronously(link, local.model(), parameters, server_options_of(run), kept.tasks);
+  }
+  return kept.log.result();
+}
+
+void train_as_worker(transport& ranks, const training& run) {
+  constexpr std::size_t server = 0;
+  replica local = make_replica(run);
+  const std::uint64_t steps_done = shake_hands(ranks, run, local.model(), 0);
+  const std::size_t worker = run.who.worker_on(ranks.rank());
+  const std::size_t node = run.who.node_of(ranks.rank());
+  std::vector<std::size_t> members = run.who.nodes[node];
+  const std::size_t leader = members.front();
+  members.erase(members.begin());
+  worker_part part(run, worker, local);
+  const worker_options options = worker_options_of(run, node, steps_done);
+  if (ranks.rank() != leader) {
+    worker_link link(ranks, leader, run.who.workers(), worker);
+    work_as_member(link, local, part.tasks(link), options);
+  } else {
+    node_leader link(ranks, server, run.who.workers(), worker, members, local.model());
+    work(link, local, part.tasks(link), options);
+  }
+}
+
+run_result train_without_server(transport& ranks, const training& run) {
+  replica local = make_replica(run);
+  const bool keeps_records = ranks.rank() == 0;
+  server_state from = keeps_records && run.given.resume ? load_checkpoint(run, local) : server_state();
+  const std::uint64_t steps_done = shake_hands(ranks, run, local.model(), from.step);
+  worker_group group(ranks);
+  worker_part part(run, group.worker(), local);
+  std::optional<records> kept;
+  if (keeps_records) kept.emplace(run, local, steps_done);
+  train_by_allreduce(group, local, part.tasks(group), worker_options_of(run, group.worker(), steps_done),
+                     server_options_of(run), kept ? kept->tasks : server_tasks(), std::move(from));
+  return kept ? kept->log.result() : run_result();
 }
 
 }  // namespace
@@ -108,6 +242,25 @@ replica make_replica(const training& run) {
 }
 
 void check_training(const training& run) {
+  const options& given = run.given;
+  const auto refuse_if = [](bool bad, const std::string& why) {
+    if (bad) throw std::invalid_argument(why);
+  };
+  const bool needs_no_server = given.topology == "allreduce";
+  refuse_if(needs_no_server && given.mode == "async",
+            "--mode async needs a server: not --topology allreduce");
+  refuse_if(needs_no_server && given.selection != "agreed",
+            "--topology allreduce needs --selection agreed: all must send the same layers");
+  refuse_if(needs_no_server && given.payload != "as_is",
+            "--topology allreduce adds numbers up on the way: it needs --payload as_is");
+  refuse_if(given.workers_per_node && given.topology != "hybrid",
+            "--workers-per-node needs --topology hybrid");
+  refuse_if(given.degraded && (needs_no_server || given.mode == "async"),
+            "--degraded needs a server that waits for all: --mode sync, and not --topology allreduce");
+  refuse_if(given.degraded && given.runs == "both",
+            "--degraded needs --runs with or without: who is lost in one run is missing in the other");
+  refuse_if(given.merge_residuals && given.topology == "hybrid",
+            "--merge-residuals needs workers that keep their own: not --topology hybrid");
   if (run.given.mode == "async" && (run.given.checkpoint_period_steps > 0 || run.given.resume)) {
     throw std::invalid_argument("checkpoints need --mode sync: an asynchronous run is in no one state");
   }
@@ -115,11 +268,11 @@ void check_training(const training& run) {
   sgd(lamina::layout({{"any", {1}}}), server.optimizer);
   lamina::partition(lamina::layout({{"any", {1}}}), run.given.part_elements);
   const std::size_t test_images = run.data.test->size().value();
-  if (test_images < run.workers) {
+  if (test_images < run.who.workers()) {
     throw std::invalid_argument(
-        fmt::format("{} test images are too few for {} workers", test_images, run.workers));
+        fmt::format("{} test images are too few for {} workers", test_images, run.who.workers()));
   }
-  batch_stream(run.data.train, {run.workers, 0}, run.given.batch_images, run.given.seed);
+  batch_stream(run.data.train, {run.who.workers(), 0}, run.given.batch_images, run.given.seed);
 }
 
 void check_output(const training& run) {
@@ -137,61 +290,11 @@ void check_output(const training& run) {
   }
 }
 
-run_result train_as_server(server_link& link, const training& run) {
-  const options& given = run.given;
-  const replica local = make_replica(run);
-  server_options serving = server_options_of(run);
-  if (given.resume) serving.resume = load_checkpoint(run, local);
-  greet_workers(link, run, local.model(), serving.resume.has_value());
-  run_log log({.name = run.name(),
-               .directory = directory_of(run),
-               .command_line = given.command_line,
-               .workers = run.workers,
-               .steps = given.steps,
-               .interval = given.interval,
-               .steps_done = serving.resume ? serving.resume->step : 0},
-              local.model());
-  const server_tasks tasks = {
-      .record = [&](const step_metrics& step) { log.record(step); },
-      .record_evaluation = [&](std::uint64_t step,
-                               const evaluation& seen) { log.record_evaluation(step, seen); },
-      .save = [&](const server_state& state) { save_checkpoint(run, local, state); },
-  };
-  const auto serve_as_asked = given.mode == "sync" ? serve : serve_asynchronously;
-  serve_as_asked(
-      link, local.model(), [&](std::size_t l) { return local[l]; }, serving, tasks);
-  return log.result();
-}
-
-void train_as_worker(worker_link& link, const training& run) {
-  const options& given = run.given;
-  replica local = make_replica(run);
-  const bool resumes = greet_server(link, run, local.model());
-  const shard part{link.workers(), link.worker()};
-  auto batches = std::make_unique<batch_stream>(run.data.train, part, given.batch_images, given.seed);
-  const worker_tasks tasks = {
-      .next_batch = [&] { return batches->next(); },
-      .evaluate =
-          [&](step_report& report) { evaluate(link, local, run.data.test, evaluation_batch_images, report); },
-      .pulled = {},
-      .save = [&] { return save_worker(local, *batches); },
-      .load =
-          [&](std::span<const std::byte> bytes) {
-            const batch_stream::position taken = load_worker(bytes, local);
-            batches =
-                std::make_unique<batch_stream>(run.data.train, part, given.batch_images, given.seed, taken);
-          },
-  };
-  const worker_options options = {
-      .steps = given.steps,
-      .compression = compression_of(run, link.worker()),
-      .agrees_on_selection = run.layer_dropping && given.selection == "agreed",
-      .evaluation_period_steps = given.evaluation_period_steps,
-      .hash_period_steps = given.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
-      .checkpoint_period_steps = given.checkpoint_period_steps,
-      .resumes = resumes,
-  };
-  work(link, local, tasks, options);
+run_result train(transport& ranks, const training& run) {
+  if (!run.who.has_server) return train_without_server(ranks, run);
+  if (run.who.is_server(ranks.rank())) return train_as_server(ranks, run);
+  train_as_worker(ranks, run);
+  return {};
 }
 
 }  // namespace resnet50_ps

@@ -4,11 +4,12 @@
 #include <cstddef>
 #include <string>
 
-#include "data.hpp"
-#include "link.hpp"
-#include "metrics.hpp"
+#include "data/data.hpp"
 #include "options.hpp"
+#include "records/run_log.hpp"
 #include "replica.hpp"
+#include "transport/topology.hpp"
+#include "transport/transport.hpp"
 
 namespace resnet50_ps {
 
@@ -16,7 +17,7 @@ namespace resnet50_ps {
 struct training {
   options given;
   data_sets data;
-  std::size_t workers = 1;
+  topology who;
   bool layer_dropping = true;
 
   std::string name() const { return layer_dropping ? "with layer dropping" : "without layer dropping"; }
@@ -30,8 +31,7 @@ void check_training(const training& run);
 /// The same for the output directory: one that --resume finds no checkpoint in, or that holds those of an earlier run.
 void check_output(const training& run);
 
-/// The server's part and a worker's. Both end when training is over; errors as serve() and work().
-run_result train_as_server(server_link& link, const training& run);
-void train_as_worker(worker_link& link, const training& run);
+/// The part of the rank at this end. All end when training is over; rank 0 has the result. Errors as serve() and work().
+run_result train(transport& ranks, const training& run);
 
 }  // namespace resnet50_ps

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "batches.hpp"
-#include "link.hpp"
+#include "data/batches.hpp"
 #include "replica.hpp"
+#include "transport/link.hpp"
 
 namespace resnet50_ps {
 
@@ -23,7 +23,7 @@ struct worker_options {
   std::uint64_t hash_period_steps =
       100;  ///< how often the server gets the hash of the replica; 0: at the end alone
   std::uint64_t checkpoint_period_steps = 0;  ///< how often the server gets the worker's state; 0: never
-  bool resumes = false;  ///< the server begins by sending the worker's state of a checkpoint
+  std::uint64_t steps_done = 0;  ///< of a run that resumes: the server begins by sending the worker's state
 };
 
 /// What the loop calls; all but the first may be empty.
@@ -38,7 +38,7 @@ struct worker_tasks {
   std::function<void(std::span<const std::byte>)> load;
 };
 
-/// Runs one worker for `steps` steps: takes the parameters into the replica, computes the gradients of a batch, sends the
+/// Runs one worker until step `steps`: takes the parameters into the replica, computes the gradients of a batch, sends the
 /// layers that layer dropping selects; at the end a last report. Throws lamina::decode_error for a bad frame,
 /// lamina::non_finite_gradient when training diverges, link_error for a lost server.
 void work(worker_link& link, replica& local, const worker_tasks& tasks, const worker_options& options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "checkpoint.hpp"
+#include "checkpoint/checkpoint.hpp"
 
 #include <fcntl.h>
 #include <sched.h>

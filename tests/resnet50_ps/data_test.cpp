@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "data/data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/map.h>

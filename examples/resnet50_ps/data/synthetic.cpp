@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "data.hpp"
+#include "data/data.hpp"
 
 namespace resnet50_ps {
 namespace {

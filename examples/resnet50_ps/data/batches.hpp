@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "data.hpp"
+#include "data/data.hpp"
 
 namespace resnet50_ps {
 

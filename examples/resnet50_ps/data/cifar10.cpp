@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "data.hpp"
+#include "data/data.hpp"
 
 namespace resnet50_ps {
 namespace {

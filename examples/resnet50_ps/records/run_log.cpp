@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: MIT
-#include "metrics.hpp"
+#include "records/run_log.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
 namespace resnet50_ps {
 namespace {
-
-std::string bar(std::uint64_t done, std::uint64_t all) {
-  constexpr std::size_t width = 10;
-  const auto filled = static_cast<std::size_t>(done * width / all);
-  return fmt::format("[{:#<{}}{:.<{}}]", "", filled, "", width - filled);
-}
 
 step_metrics mean_of(const std::vector<step_metrics>& steps) {
   step_metrics mean;
@@ -39,6 +35,17 @@ step_metrics mean_of(const std::vector<step_metrics>& steps) {
     mean.accuracy += step->accuracy / static_cast<double>(last);
   }
   return mean;
+}
+
+// The median, for which one step that was held up does not count; of the last, since training gets faster and slower.
+double recent_seconds_of(const std::vector<step_metrics>& steps) {
+  std::vector<double> recent;
+  for (auto step = steps.rbegin(); step != steps.rend() && recent.size() < 25; ++step) {
+    recent.push_back(step->total_seconds);
+  }
+  const auto middle = recent.begin() + static_cast<std::ptrdiff_t>(recent.size() / 2);
+  std::nth_element(recent.begin(), middle, recent.end());
+  return *middle;
 }
 
 std::string change(double from, double to) {
@@ -80,66 +87,8 @@ step_metrics step_from(const nlohmann::json& line) {
 
 }  // namespace
 
-void step_summary::add_frame(const message& frame, std::uint64_t staleness_frames) {
-  ++frames_;
-  metrics_.loss += frame.report.loss;
-  metrics_.threshold += frame.report.threshold;
-  metrics_.sent_up += share_of_model(frame.bytes.size());
-  metrics_.staleness += static_cast<double>(staleness_frames);
-  leave_out(frame.report.evaluation_seconds);
-  metrics_.worker_seconds = std::max(metrics_.worker_seconds, frame.report.compute_seconds);
-  correct_ += frame.report.correct;
-  images_ += frame.report.images;
-}
-
-void step_summary::add_arrived(const lamina::selection& layers) {
-  for (std::size_t l = 0; l < model_.layers(); ++l) {
-    if (layers.is_sent(l)) arrived_.send(l);
-  }
-}
-
-void step_summary::add_published(std::size_t bytes, std::size_t workers) {
-  metrics_.sent_down += share_of_model(bytes) * static_cast<double>(workers);
-  published_frames_ += workers;
-}
-
-step_metrics step_summary::finish(std::uint64_t step, float learning_rate) {
-  step_metrics metrics = std::exchange(metrics_, {});
-  const auto frames = static_cast<double>(std::exchange(frames_, 0));
-  metrics.step = step;
-  metrics.learning_rate = learning_rate;
-  metrics.loss /= frames;
-  metrics.threshold /= frames;
-  metrics.sent_up /= frames;
-  metrics.staleness /= frames;
-  metrics.sent_down /= static_cast<double>(std::exchange(published_frames_, 0));
-  metrics.accuracy =
-      static_cast<double>(std::exchange(correct_, 0)) / static_cast<double>(std::exchange(images_, 0));
-  for (std::size_t l = 0; l < model_.layers(); ++l) {
-    if (arrived_.is_sent(l)) metrics.arrived.push_back(l);
-  }
-  arrived_.clear();
-  metrics.total_seconds =
-      std::exchange(since_last_, stopwatch()).seconds() - std::exchange(evaluation_seconds_, 0.0);
-  // The asynchronous server works while its workers do.
-  metrics.communication_seconds =
-      std::max(0.0, metrics.total_seconds - metrics.server_seconds - metrics.worker_seconds);
-  return metrics;
-}
-
-std::optional<evaluation> evaluation_log::add(std::uint64_t step, const step_report& report) {
-  if (report.test_images == 0) return std::nullopt;
-  shares& so_far = open_[step];
-  so_far.sum.images += report.test_images;
-  so_far.sum.top1 += report.test_top1;
-  so_far.sum.top5 += report.test_top5;
-  if (++so_far.workers < workers_) return std::nullopt;
-  const evaluation whole = so_far.sum;
-  open_.erase(step);
-  return whole;
-}
-
-run_log::run_log(run described, const lamina::layout& model) : run_(std::move(described)) {
+run_log::run_log(run described, const lamina::layout& model)
+    : run_(std::move(described)), progress_(run_.progress_columns) {
   result_.name = run_.name;
   fmt::print("\n{}\n", run_.name);
   if (run_.steps_done > 0) fmt::print("resumed after step {}\n", run_.steps_done);
@@ -169,7 +118,8 @@ void run_log::write_config(const lamina::layout& model) const {
   if (!file.flush()) throw std::runtime_error("cannot write " + run_.directory + "/config.json");
 }
 
-// Keeps the lines of the steps that are done; a run that was killed may have gone further, and left half a line.
+// Keeps the lines of the steps that are done; a run that was killed may have gone further, and left half a line. They
+// go into a new file in the place of the old one, so that a kill in between leaves one or the other.
 void run_log::take_up_metrics() {
   const std::string path = run_.directory + "/metrics.jsonl";
   std::vector<std::string> kept;
@@ -188,10 +138,17 @@ void run_log::take_up_metrics() {
         elapsed_seconds_ += result_.steps.back().total_seconds;
       }
     }
+    if (before.bad()) throw std::runtime_error("cannot read " + path);
   }
-  json_.reset(std::fopen(path.c_str(), "w"));
-  if (!json_) throw std::runtime_error("cannot write " + path);
+  const std::string beside = path + ".tmp";
+  json_.reset(std::fopen(beside.c_str(), "w"));
+  if (!json_) throw std::runtime_error("cannot write " + beside);
   for (const std::string& line : kept) write_line(line);
+  // Further lines go into the file that is open, under its new name.
+  if (::fsync(::fileno(json_.get())) == -1) throw std::runtime_error("cannot write " + beside);
+  std::error_code problem;
+  std::filesystem::rename(beside, path, problem);
+  if (problem) throw std::runtime_error("cannot write " + path + ": " + problem.message());
 }
 
 void run_log::write_line(const std::string& line) {
@@ -205,23 +162,25 @@ void run_log::record(const step_metrics& step) {
   elapsed_seconds_ += step.total_seconds;
   result_.steps.push_back(step);
   if (step.step == 1 || step.step == run_.steps || step.step % run_.interval == 0) {
-    fmt::print(
-        "{} {:>{}}/{}  loss {:6.3f}  accuracy {:5.1f} %  sent up {:6.2f} %  down {:6.2f} %  "
-        "seconds: worker {:.3f}  server {:.3f}  communication {:.3f}\n",
-        bar(step.step, run_.steps), step.step, fmt::formatted_size("{}", run_.steps), run_.steps, step.loss,
-        100 * step.accuracy, 100 * step.sent_up, 100 * step.sent_down, step.worker_seconds,
-        step.server_seconds, step.communication_seconds);
-    std::fflush(stdout);
+    progress_.print_above(
+        fmt::format("{} {:>{}}/{}  loss {:6.3f}  accuracy {:5.1f} %  sent up {:6.2f} %  down {:6.2f} %  "
+                    "seconds: worker {:.3f}  server {:.3f}  communication {:.3f}\n",
+                    progress_bar(step.step, run_.steps, 10), step.step, fmt::formatted_size("{}", run_.steps),
+                    run_.steps, step.loss, 100 * step.accuracy, 100 * step.sent_up, 100 * step.sent_down,
+                    step.worker_seconds, step.server_seconds, step.communication_seconds));
   }
+  progress_.draw({.step = step.step,
+                  .steps = run_.steps,
+                  .loss = step.loss,
+                  .seconds_a_step = recent_seconds_of(result_.steps)});
   write_line(json_of(step).dump());
 }
 
 void run_log::record_evaluation(std::uint64_t step, const evaluation& seen) {
   result_.last_evaluation = seen;
   if (step < run_.steps) {
-    fmt::print("after step {}: test accuracy {:.1f} % (top 5: {:.1f} %)\n", step, 100 * seen.top1_accuracy(),
-               100 * seen.top5_accuracy());
-    std::fflush(stdout);
+    progress_.print_above(fmt::format("after step {}: test accuracy {:.1f} % (top 5: {:.1f} %)\n", step,
+                                      100 * seen.top1_accuracy(), 100 * seen.top5_accuracy()));
   }
   const nlohmann::ordered_json line = {{"evaluation_after_step", step},
                                        {"top1", seen.top1_accuracy()},

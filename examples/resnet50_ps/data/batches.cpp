@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "batches.hpp"
+#include "data/batches.hpp"
 
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/map.h>

@@ -5,41 +5,21 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
+
+#include "checkpoint/files.hpp"
+#include "checkpoint/format.hpp"
 
 /// Checkpoint files: named sections of bytes, with checksums. A kill, a power failure or a full disk at any moment
 /// leaves the checkpoints written before as they were. Failed system calls throw std::runtime_error with the file and
 /// the system's reason.
-///
-/// A file, little-endian: a header of 48 bytes (magic, version, step, length of the file, length of the index, checksum
-/// of index and header), the sections one after the other, and the index (for each section its length, its checksum,
-/// the length of its name, its name). Checksums are XXH3 with 64 bits.
 namespace resnet50_ps {
-
-struct checkpoint_header;
-
-/// Owns a descriptor of an open file, or none.
-class file_descriptor {
- public:
-  explicit file_descriptor(int number) noexcept : number_(number) {}
-  file_descriptor(file_descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  file_descriptor& operator=(file_descriptor&&) = delete;
-  ~file_descriptor();
-
-  bool is_open() const noexcept { return number_ >= 0; }
-  int get() const noexcept { return number_; }
-
- private:
-  int number_;
-};
 
 /// Values that can be saved as the bytes they are.
 template <class T>
@@ -111,24 +91,17 @@ class checkpoint_reader {
   }
 
  private:
-  struct section {
-    std::size_t position;  // In the order in which they were added.
-    std::uint64_t offset;
-    std::uint64_t bytes;
-    std::uint64_t checksum;
-  };
-
   checkpoint_header read_header() const;
-  void read_index(const checkpoint_header& header);
+  checkpoint_index read_index(const checkpoint_header& header) const;
   void verify_sections() const;
   void read_at(std::uint64_t offset, std::span<std::byte> bytes) const;
-  const section& find(const std::string& name) const;
+  const checkpoint_section& find(const std::string& name) const;
   [[noreturn]] void refuse(const std::string& why) const;
 
   std::filesystem::path path_;
   file_descriptor file_;
   std::uint64_t step_ = 0;
-  std::map<std::string, section> sections_;
+  checkpoint_index sections_;
 };
 
 /// The checkpoint of the highest step that a checkpoint_reader accepts, if there is any; for each of a higher step

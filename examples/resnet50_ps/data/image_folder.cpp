@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "data.hpp"
+#include "data/data.hpp"
 
 namespace resnet50_ps {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "data.hpp"
+#include "data/data.hpp"
 
 #include <stdexcept>
 

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <lamina/layout.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "records/metrics.hpp"
+#include "records/progress.hpp"
+
+namespace resnet50_ps {
+
+/// One training run from beginning to end.
+struct run_result {
+  std::string name;
+  std::vector<step_metrics> steps;
+  evaluation last_evaluation;
+};
+
+/// Prints steps as they come, on a terminal above a line that says how far the run is, and writes them into a run
+/// directory where one is asked for: config.json says what was run, metrics.jsonl has a line for each step and each
+/// evaluation. `./examples/resnet50_ps/plot DIRECTORY` draws them.
+class run_log {
+ public:
+  struct run {
+    std::string name;
+    std::string directory;  ///< empty: none is written
+    std::string command_line;
+    std::size_t workers = 0;
+    std::uint64_t steps = 0;
+    std::uint64_t interval = 1;        ///< between printed steps
+    std::size_t progress_columns = 0;  ///< of the terminal; 0: it is none
+    std::uint64_t steps_done = 0;      ///< before: what the directory says of later ones is taken out of it
+  };
+
+  /// Throws std::runtime_error, naming the file, if one cannot be written.
+  run_log(run described, const lamina::layout& model);
+
+  void record(const step_metrics& step);
+  void record_evaluation(std::uint64_t step, const evaluation& seen);
+
+  run_result result() const { return result_; }
+
+ private:
+  void write_config(const lamina::layout& model) const;
+  void take_up_metrics();
+  void write_line(const std::string& line);
+
+  run run_;
+  std::unique_ptr<std::FILE, decltype(&std::fclose)> json_{nullptr, &std::fclose};
+  double elapsed_seconds_ = 0;
+  run_result result_;
+  progress_line progress_;
+};
+
+/// The table at the end, in the shape of the paper's Table 1: mean seconds a step, without the first, which sends the
+/// whole model and warms up.
+void print_table(const std::vector<run_result>& runs);
+
+}  // namespace resnet50_ps

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+#include "transport/mpi_transport.hpp"
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+namespace resnet50_ps {
+namespace {
+
+constexpr int announcement_tag = 1;
+constexpr int frame_tag = 2;
+// MPI 3.1 counts in int, so long messages must go in pieces; these are small enough to show that a slow one moves.
+constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+
+using segments = std::vector<std::span<const std::byte>>;
+
+std::size_t size_of(byte_segments bytes) {
+  std::size_t sum = 0;
+  for (const auto segment : bytes) sum += segment.size();
+  return sum;
+}
+
+// The segments, cut wherever a piece is full.
+std::vector<segments> pieces_of(byte_segments bytes) {
+  std::vector<segments> pieces;
+  std::size_t room = 0;
+  for (auto rest : bytes) {
+    while (!rest.empty()) {
+      if (room == 0) {
+        pieces.emplace_back();
+        room = piece_bytes;
+      }
+      const std::size_t count = std::min(room, rest.size());
+      pieces.back().push_back(rest.first(count));
+      rest = rest.subspan(count);
+      room -= count;
+    }
+  }
+  return pieces;
+}
+
+// Segments anywhere in memory as one MPI message.
+class gathered_type {
+ public:
+  explicit gathered_type(const segments& parts) {
+    std::vector<int> lengths;
+    std::vector<MPI_Aint> addresses;
+    for (const auto part : parts) {
+      lengths.push_back(static_cast<int>(part.size()));
+      check_mpi(MPI_Get_address(part.data(), &addresses.emplace_back()), "MPI_Get_address");
+    }
+    check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), addresses.data(),
+                                       MPI_BYTE, &type_),
+              "MPI_Type_create_hindexed");
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  ~gathered_type() { MPI_Type_free(&type_); }  // MPI keeps what a send on its way needs
+  gathered_type(const gathered_type&) = delete;
+  gathered_type& operator=(const gathered_type&) = delete;
+  MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+// How many of them have completed since the last look.
+int complete_some(std::vector<MPI_Request>& requests) {
+  int count = 0;
+  std::vector<int> indices(requests.size());
+  check_mpi(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, indices.data(),
+                         MPI_STATUSES_IGNORE),
+            "MPI_Testsome");
+  return count == MPI_UNDEFINED ? 0 : count;
+}
+
+bool all_complete(const std::vector<MPI_Request>& requests) {
+  return std::ranges::all_of(requests, [](MPI_Request each) { return each == MPI_REQUEST_NULL; });
+}
+
+}  // namespace
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw link_error(std::string(call) + ": " + text.data());
+}
+
+mpi_session::mpi_session(int& argc, char**& argv) {
+  check_mpi(MPI_Init(&argc, &argv), "MPI_Init");
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+mpi_session::~mpi_session() {
+  MPI_Finalize();
+}
+
+struct mpi_transport::outgoing {
+  std::size_t rank = 0;
+  announcement announced;
+  std::vector<MPI_Request> requests;
+};
+
+mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
+    : communicator_(communicator), options_(std::move(options)) {
+  int count = 0;
+  int rank = 0;
+  check_mpi(MPI_Comm_size(communicator, &count), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  rank_ = static_cast<std::size_t>(rank);
+  incoming_.resize(static_cast<std::size_t>(count));
+  for (std::size_t r = 0; r < incoming_.size(); ++r) incoming_[r].rank = r;
+}
+
+// A receive that is left open, for a rank that was lost, must not write into what is gone.
+mpi_transport::~mpi_transport() {
+  for (incoming& each : incoming_) {
+    for (MPI_Request& request : each.requests) {
+      if (request == MPI_REQUEST_NULL) continue;
+      MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+  }
+}
+
+// `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.
+template <class Look, class Lose>
+void mpi_transport::wait_until(Look look, Lose lose) {
+  using clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds longest_nap{200};
+  constexpr std::chrono::milliseconds pause_between_pieces{20};
+  std::chrono::microseconds nap{5};
+  auto last_progress = clock::now();
+  for (progress seen = look(); seen != progress::done; seen = look()) {
+    const auto now = clock::now();
+    if (seen == progress::advanced) last_progress = now;
+    if (now > last_progress + options_.timeout) lose();
+    if (seen == progress::none || now > last_progress + pause_between_pieces) {
+      std::this_thread::sleep_for(nap);
+      nap = std::min(2 * nap, longest_nap);
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void mpi_transport::lose(const std::vector<std::size_t>& ranks, const std::string& doing) {
+  throw peers_lost("nothing heard for " + std::to_string(options_.timeout.count()) + " s while " + doing +
+                       " " + names_of(ranks, options_.name_of),
+                   ranks);
+}
+
+void mpi_transport::post(std::size_t to, const step_report& report, byte_segments bytes) {
+  outgoing& sent = outgoing_.emplace_back();
+  sent.rank = to;
+  sent.announced = {size_of(bytes), report};
+  const int rank = static_cast<int>(to);
+  check_mpi(MPI_Isend(&sent.announced, sizeof sent.announced, MPI_BYTE, rank, announcement_tag, communicator_,
+                      &sent.requests.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Isend");
+  for (const segments& piece : pieces_of(bytes)) {
+    const gathered_type type(piece);
+    check_mpi(MPI_Isend(MPI_BOTTOM, 1, type.get(), rank, frame_tag, communicator_,
+                        &sent.requests.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Isend");
+  }
+}
+
+mpi_transport::progress mpi_transport::advance(outgoing& to) {
+  const bool advanced = complete_some(to.requests) > 0;
+  return all_complete(to.requests) ? progress::done : advanced ? progress::advanced : progress::moving;
+}
+
+mpi_transport::progress mpi_transport::advance(incoming& from) {
+  using phase = incoming::phase;
+  const int rank = static_cast<int>(from.rank);
+  if (from.at == phase::arrived) return progress::done;
+  if (from.at == phase::idle) {
+    from.requests.assign(1, MPI_REQUEST_NULL);
+    check_mpi(MPI_Irecv(&from.announced, sizeof from.announced, MPI_BYTE, rank, announcement_tag,
+                        communicator_, from.requests.data()),
+              "MPI_Irecv");
+    from.at = phase::announcing;
+  }
+  const bool advanced = complete_some(from.requests) > 0;
+  if (!all_complete(from.requests)) {
+    return advanced ? progress::advanced : from.at == phase::arriving ? progress::moving : progress::none;
+  }
+  if (from.at == phase::arriving) {
+    from.at = phase::arrived;
+    return progress::done;
+  }
+
+  const std::size_t total = from.announced.bytes;
+  if (total > options_.max_message_bytes) {
+    throw link_error(options_.name_of(from.rank) + " announces a message of " + std::to_string(total) +
+                     " bytes, more than the " + std::to_string(options_.max_message_bytes) +
+                     " that can be meant");
+  }
+  from.bytes.resize(total);
+  from.requests.clear();
+  for (std::size_t begin = 0; begin < total; begin += piece_bytes) {
+    check_mpi(
+        MPI_Irecv(from.bytes.data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)), MPI_BYTE,
+                  rank, frame_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Irecv");
+  }
+  from.at = total == 0 ? phase::arrived : phase::arriving;
+  return total == 0 ? progress::done : progress::advanced;
+}
+
+mpi_transport::progress mpi_transport::both(progress one, progress other) {
+  if (one == progress::done) return other;
+  return other == progress::done ? one : std::max(one, other);
+}
+
+mpi_transport::progress mpi_transport::sending() {
+  progress all = progress::done;
+  for (outgoing& each : outgoing_) all = both(all, advance(each));
+  return all;
+}
+
+mpi_transport::progress mpi_transport::receiving(std::span<const std::size_t> from) {
+  progress all = progress::done;
+  for (const std::size_t rank : from) all = both(all, advance(incoming_[rank]));
+  return all;
+}
+
+// Gives up what is not yet sent, and says to whom.
+std::vector<std::size_t> mpi_transport::abandon() {
+  std::vector<std::size_t> lost;
+  for (const outgoing& each : outgoing_) {
+    if (!all_complete(each.requests)) lost.push_back(each.rank);
+  }
+  abandoned_.splice(abandoned_.end(), outgoing_);
+  return lost;
+}
+
+std::vector<std::size_t> mpi_transport::missing(std::span<const std::size_t> from) const {
+  std::vector<std::size_t> lost;
+  for (const std::size_t rank : from) {
+    if (incoming_[rank].at != incoming::phase::arrived) lost.push_back(rank);
+  }
+  return lost;
+}
+
+message mpi_transport::take(std::span<const std::size_t> from, std::size_t sender) {
+  incoming& arrived = incoming_[from[sender]];
+  arrived.at = incoming::phase::idle;
+  return {sender, arrived.announced.report, arrived.bytes};
+}
+
+std::vector<message> mpi_transport::take_all(std::span<const std::size_t> from) {
+  std::vector<message> messages;
+  for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
+  return messages;
+}
+
+void mpi_transport::send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) {
+  for (const std::size_t rank : to) post(rank, report, bytes);
+  wait_until([&] { return sending(); }, [&] { lose(abandon(), "sending to"); });
+  outgoing_.clear();
+}
+
+std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
+  wait_until([&] { return receiving(from); }, [&] { lose(missing(from), "waiting for"); });
+  return take_all(from);
+}
+
+message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
+  std::size_t arrived = 0;
+  const auto look = [&] {
+    progress best = progress::none;
+    for (std::size_t k = 0; k < from.size(); ++k) {
+      const std::size_t sender = (any_after_ + k) % from.size();
+      const progress seen = advance(incoming_[from[sender]]);
+      if (seen == progress::done && best != progress::done) arrived = sender;
+      best = std::max(best, seen);
+    }
+    return best;
+  };
+  wait_until(look, [&] { lose(missing(from), "waiting for"); });
+  any_after_ = arrived + 1;
+  return take(from, arrived);
+}
+
+std::vector<message> mpi_transport::exchange(std::span<const std::size_t> with,
+                                             std::span<const std::span<const std::byte>> messages) {
+  for (std::size_t i = 0; i < with.size(); ++i) post(with[i], {}, messages.subspan(i, 1));
+  wait_until([&] { return both(sending(), receiving(with)); },
+             [&] {
+               const std::vector<std::size_t> silent = missing(with);
+               const std::vector<std::size_t> deaf = abandon();
+               lose(silent.empty() ? deaf : silent, "exchanging with");
+             });
+  outgoing_.clear();
+  return take_all(with);
+}
+
+}  // namespace resnet50_ps
