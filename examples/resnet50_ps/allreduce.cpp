@@ -170,6 +170,7 @@ void begin(worker_group& group, replica& local, sgd& optimizer,
     std::memcpy(local[l].data(), next, local[l].size_bytes());
     next += local[l].size_bytes();
   }
+  local.upload();
   if (!parts[1].empty()) std::memcpy(optimizer.velocity().data(), parts[1].data(), parts[1].size());
   if (!parts[2].empty()) load_state(parts[2], &compressor, tasks);
 }
@@ -180,7 +181,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from) {
   const lamina::layout& model = local.model();
-  lamina::gradient_compressor<float> compressor(local.partition.model(), worker.compression);
+  lamina::gradient_compressor<float> compressor(local.partition().model(), worker.compression);
   sgd optimizer(model, server.optimizer);
   kept_layers kept(group, local, optimizer);
   step_summary summary(model);
@@ -199,7 +200,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     if (report.is_last) return;
 
     const stopwatch compute;
-    compute_gradients(local, tasks.next_batch(), report);
+    tasks.compute(step, report);
     compressor.accumulate_all(local.gradients());
     report.compute_seconds = compute.seconds();
 
@@ -213,6 +214,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
       if (chosen.is_sent(l)) kept.add(l, compressor.residual()[l]);
     }
     kept.flush();
+    local.upload();
     compressor.commit();
 
     report.threshold = compressor.threshold();

@@ -2,6 +2,7 @@
 #include "evaluation.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "records/metrics.hpp"
 
@@ -15,17 +16,20 @@ std::uint64_t correct_within(std::int64_t first, const torch::Tensor& logits, co
 void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_set>& images,
               std::size_t batch_images, step_report& report) {
   const stopwatch whole;
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
-    if (buffer.is_floating_point()) peers.average(lamina::writable_elements_of<float>(buffer));
+  const std::vector<torch::Tensor> statistics = local.statistics();
+  for (const torch::Tensor& each : statistics) {
+    if (each.is_floating_point()) peers.average(lamina::writable_elements_of<float>(each));
   }
+  local.set_statistics(statistics);
   const torch::NoGradGuard no_gradients;
-  local.network.ptr()->eval();
+  local.network().ptr()->eval();
   for_each_batch(images, {peers.workers(), peers.worker()}, batch_images,
                  [&](const batch_stream::batch& batch) {
-                   const torch::Tensor logits = local.network.forward(batch.data);
+                   const torch::Tensor target = batch.target.to(local.device());
+                   const torch::Tensor logits = local.network().forward(batch.data.to(local.device()));
                    report.test_images += static_cast<std::uint64_t>(batch.target.size(0));
-                   report.test_top1 += correct_within(1, logits, batch.target);
-                   report.test_top5 += correct_within(5, logits, batch.target);
+                   report.test_top1 += correct_within(1, logits, target);
+                   report.test_top5 += correct_within(5, logits, target);
                  });
   report.evaluation_seconds = whole.seconds();
 }

@@ -91,7 +91,7 @@ void work_as_member(worker_link& leader, replica& local, const worker_tasks& tas
     if (report.is_last) return leader.send(report, {});
 
     const stopwatch compute;
-    compute_gradients(local, tasks.next_batch(), report);
+    tasks.compute(step, report);
     const lamina::encoded_frame& frame =
         encoder.encode(lamina::frame_kind::gradients, step, 0, everything,
                        [&](std::size_t l) -> std::span<const float> { return local.gradient(l); });

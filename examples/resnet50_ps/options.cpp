@@ -198,6 +198,9 @@ parsed parse_options(int argc, char** argv) {
       ->check(counted)
       ->check(at_least_one)
       ->group(run);
+  app.add_option("--device", given.device, "where the workers compute: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->group(run);
   app.add_option("--threads", given.threads,
                  "threads a worker; 0: the machine's cores shared among its workers")
       ->check(CLI::NonNegativeNumber)
@@ -207,6 +210,28 @@ parsed parse_options(int argc, char** argv) {
       ->check(counted)
       ->check(CLI::Range(1, 1'000'000))
       ->group(run);
+
+  const std::string network = "Experiments on a network";
+  CLI::Option* record =
+      app.add_option("--record", given.record, "directory for the gradients of each worker's last six steps")
+          ->group(network);
+  CLI::Option* replay =
+      app.add_option("--replay", given.replay,
+                     "directory of recorded gradients, which the workers send in place of computing any")
+          ->excludes(record)
+          ->group(network);
+  app.add_option("--compute-seconds", given.compute_seconds,
+                 "what it takes a worker to come by its gradients, waited out")
+      ->check(finite)
+      ->check(CLI::NonNegativeNumber)
+      ->needs(replay)
+      ->group(network);
+  app.add_option("--server-seconds", given.server_seconds,
+                 "what it takes the synchronous server to apply them, waited out if it is quicker")
+      ->check(finite)
+      ->check(CLI::NonNegativeNumber)
+      ->needs(replay)
+      ->group(network);
 
   try {
     app.parse(argc, argv);

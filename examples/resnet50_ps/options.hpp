@@ -52,8 +52,16 @@ struct options {
   std::uint64_t interval = 15;
   std::size_t progress_columns = 0;
   std::optional<std::size_t> workers;
-  int threads = 0;  ///< a worker; 0: the machine's cores shared among its workers
+  std::string device = "cpu";  ///< cpu or cuda: where the workers compute
+  int threads = 0;             ///< a worker; 0: the machine's cores shared among its workers
   std::uint64_t timeout_seconds = 600;
+
+  // Experiments on a network.
+  std::string record;  ///< directory; empty: nothing is recorded
+  std::string replay;  ///< directory; empty: gradients are computed
+  double compute_seconds = 0;
+  double server_seconds = 0;
+
   std::string command_line;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/nn/modules/container/any.h>
 
 #include <cstddef>
@@ -10,52 +11,54 @@
 #include <lamina/layout.hpp>
 #include <lamina/partition.hpp>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace resnet50_ps {
 
-/// A torch model as lamina sees it: a layout, and for each layer the tensor that holds its parameters. With parts, the
-/// layout that the server and the workers talk about is of parts of the layers.
-struct replica {
-  explicit replica(torch::nn::AnyModule trained, std::size_t part_elements = 0)
-      : network(std::move(trained)),
-        partition(layout_of(*network.ptr()), part_elements),
-        parameters(network.ptr()->parameters()) {}
+/// A torch model as lamina sees it: a layout, and for each layer the elements of its parameters and of its gradient in the
+/// CPU's memory. With parts, the layout that the server and the workers talk about is of parts of the layers.
+///
+/// On the CPU these are the tensors of the network. A network on another device is mirrored: upload() and download() carry
+/// parameters there and gradients back.
+class replica {
+ public:
+  /// Moves the network to the device. `mirrored` is for tests.
+  explicit replica(torch::nn::AnyModule trained, std::size_t part_elements = 0,
+                   torch::Device device = torch::kCPU, bool mirrored = false);
 
-  const lamina::layout& model() const { return partition.parts(); }
+  torch::nn::AnyModule& network() { return network_; }
+  torch::Device device() const { return device_; }
+  const lamina::partition& partition() const { return partition_; }
+  const lamina::layout& model() const { return partition_.parts(); }
 
-  /// The elements of layer, or part, l of model(), in the tensor's own memory.
-  std::span<float> operator[](std::size_t l) const {
-    const auto whole = lamina::writable_elements_of<float>(parameters[partition.layer_of(l)]);
-    return whole.subspan(partition.begin(l), model().sizes()[l]);
-  }
+  /// The elements of layer, or part, l of model().
+  std::span<float> operator[](std::size_t l) const { return part_of(parameters_, l); }
+  /// The same of its gradient, as of the last download().
+  std::span<float> gradient(std::size_t l) const { return part_of(gradients_, l); }
+  /// The gradients of whole layers.
+  const std::vector<torch::Tensor>& gradients() const { return gradients_; }
+  /// Copies them in place of those of a backward pass.
+  void set_gradients(const std::vector<torch::Tensor>& gradients);
 
-  /// The elements of the gradient of layer, or part, l of model(), as the last backward pass left them.
-  std::span<float> gradient(std::size_t l) const {
-    const auto whole = lamina::writable_elements_of<float>(parameters[partition.layer_of(l)].grad());
-    return whole.subspan(partition.begin(l), model().sizes()[l]);
-  }
+  /// The network computes with what was written to the parameters.
+  void upload();
+  /// The gradients are those of the last backward pass.
+  void download();
 
-  /// The same of whole layers.
-  std::vector<torch::Tensor> gradients() const {
-    std::vector<torch::Tensor> all;
-    for (const torch::Tensor& each : parameters) all.push_back(each.grad());
-    return all;
-  }
-
-  torch::nn::AnyModule network;
-  lamina::partition partition;
-  std::vector<torch::Tensor> parameters;
+  /// What the network keeps beside its parameters, the running statistics of batch normalisation: to read, and, with
+  /// set_statistics(), to write.
+  std::vector<torch::Tensor> statistics() const;
+  void set_statistics(const std::vector<torch::Tensor>& statistics);
 
  private:
-  static lamina::layout layout_of(const torch::nn::Module& module) {
-    std::vector<lamina::layer> layers;
-    for (const auto& item : module.named_parameters()) {
-      layers.push_back(lamina::layer_of(item.key(), item.value()));
-    }
-    return lamina::layout(std::move(layers));
-  }
+  std::span<float> part_of(const std::vector<torch::Tensor>& layers, std::size_t l) const;
+
+  torch::nn::AnyModule network_;
+  lamina::partition partition_;
+  torch::Device device_;
+  bool mirrored_;
+  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> gradients_;
 };
 
 /// A copy of the parameters: for each layer, where its elements lie.

@@ -48,7 +48,7 @@ std::vector<std::byte> merge_workers(const std::vector<std::vector<std::byte>>& 
   head.taken.batches = head.taken.batches * before.size() / now;
   std::memcpy(merged.data(), &head, sizeof head);
   std::size_t begin = sizeof head;
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
+  for (const torch::Tensor& buffer : local.statistics()) {
     const auto statistics = [&](const std::vector<std::byte>& worker) {
       torch::Tensor read = torch::empty_like(buffer);
       std::memcpy(read.data_ptr(), worker.data() + begin, buffer.nbytes());
@@ -70,7 +70,7 @@ void merge(std::vector<std::vector<std::byte>>& states, std::size_t workers, con
   std::vector<std::vector<std::byte>> compressors;
   std::vector<std::vector<std::byte>> others;
   std::size_t expected = sizeof(worker_head);
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) expected += buffer.nbytes();
+  for (const torch::Tensor& buffer : local.statistics()) expected += buffer.nbytes();
   for (const auto& state : states) {
     std::vector<std::vector<std::byte>> parts = unpack(state);
     if (parts.size() != 2 || parts[1].size() != expected)
@@ -94,17 +94,18 @@ std::vector<std::byte> save_worker(const replica& local, const batch_stream& bat
   const worker_head state = {batches.taken(), at::get_num_threads()};
   const auto head = std::as_bytes(std::span(&state, 1));
   std::vector<std::byte> bytes(head.begin(), head.end());
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
+  for (const torch::Tensor& buffer : local.statistics()) {
     const auto* from = static_cast<const std::byte*>(buffer.data_ptr());
     bytes.insert(bytes.end(), from, from + buffer.nbytes());
   }
   return bytes;
 }
 
-batch_stream::position load_worker(std::span<const std::byte> bytes, const replica& local) {
+batch_stream::position load_worker(std::span<const std::byte> bytes, replica& local) {
   worker_head state;
   std::size_t expected = sizeof state;
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) expected += buffer.nbytes();
+  const std::vector<torch::Tensor> statistics = local.statistics();
+  for (const torch::Tensor& each : statistics) expected += each.nbytes();
   if (bytes.size() != expected) {
     throw std::runtime_error(
         fmt::format("the checkpoint has {} bytes of a worker, {} belong", bytes.size(), expected));
@@ -116,10 +117,11 @@ batch_stream::position load_worker(std::span<const std::byte> bytes, const repli
                     state.threads, at::get_num_threads()));
   }
   bytes = bytes.subspan(sizeof state);
-  for (const torch::Tensor& buffer : local.network.ptr()->buffers()) {
-    std::memcpy(buffer.data_ptr(), bytes.data(), buffer.nbytes());
-    bytes = bytes.subspan(buffer.nbytes());
+  for (const torch::Tensor& each : statistics) {
+    std::memcpy(each.data_ptr(), bytes.data(), each.nbytes());
+    bytes = bytes.subspan(each.nbytes());
   }
+  local.set_statistics(statistics);
   return state.taken;
 }
 

@@ -27,7 +27,7 @@ std::string workers_of(const topology& who);
 std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches);
 /// Takes the statistics up. Throws std::runtime_error for bytes of another model, or of a worker with another number of
 /// threads, which round otherwise.
-batch_stream::position load_worker(std::span<const std::byte> bytes, const replica& local);
+batch_stream::position load_worker(std::span<const std::byte> bytes, replica& local);
 
 /// Whether the run's directory holds any.
 bool has_checkpoints(const training& run);

@@ -93,6 +93,7 @@ void serve(server_link& link, const lamina::layout& model, const parameter_store
     publisher.update(aggregator.arrived());
     summary.add_arrived(aggregator.arrived());
     aggregator.next_step();
+    updating.wait_for(options.least_update_seconds);
     summary.add_server_seconds(updating.seconds());
     const step_metrics metrics = summary.finish(step, learning_rate);
     if (tasks.record) tasks.record(metrics);

@@ -28,6 +28,8 @@ struct server_options {
   sgd_options optimizer;
   learning_rate_schedule learning_rate;
   std::uint64_t checkpoint_period_steps = 0;  ///< 0: never
+  double least_update_seconds =
+      0;  ///< an update takes so long, as on another machine: of the synchronous server
 };
 
 /// What the loops call with results; each may be empty.

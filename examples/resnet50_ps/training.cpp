@@ -2,6 +2,7 @@
 #include "training.hpp"
 
 #include <fmt/format.h>
+#include <torch/cuda.h>
 #include <torch/utils.h>
 
 #include <cstring>
@@ -18,14 +19,17 @@
 #include "evaluation.hpp"
 #include "model.hpp"
 #include "node.hpp"
+#include "replay.hpp"
 #include "saved_run.hpp"
 #include "server.hpp"
 #include "worker.hpp"
+#include "worker_step.hpp"
 
 namespace resnet50_ps {
 namespace {
 
 constexpr std::size_t evaluation_batch_images = 100;
+constexpr std::uint64_t recorded_steps = 6;
 
 server_options server_options_of(const training& run) {
   const options& given = run.given;
@@ -37,6 +41,7 @@ server_options server_options_of(const training& run) {
                     .nesterov = given.nesterov},
       .learning_rate = parse_schedule(given.schedule, given.learning_rate, given.steps, given.warm_up_steps),
       .checkpoint_period_steps = given.checkpoint_period_steps,
+      .least_update_seconds = given.server_seconds,
   };
 }
 
@@ -113,14 +118,18 @@ struct worker_part {
         data(run.data),
         part{run.who.workers(), worker_number},
         local(trained),
-        batches(std::make_unique<batch_stream>(data.train, part, given.batch_images, given.seed)) {}
+        batches(std::make_unique<batch_stream>(data.train, part, given.batch_images, given.seed)) {
+    if (!given.record.empty()) recorder.emplace(given.record, part.worker, given.steps, recorded_steps);
+    if (!given.replay.empty())
+      player.emplace(given.replay, part.worker, given.compute_seconds, trained.partition().model());
+  }
 
   worker_tasks tasks(worker_peers& peers) {
     return {
-        .next_batch = [this] { return batches->next(); },
+        .compute = [this](std::uint64_t step, step_report& report) { compute(step, report); },
         .evaluate =
             [this, &peers](step_report& report) {
-              evaluate(peers, local, data.test, evaluation_batch_images, report);
+              if (!player) evaluate(peers, local, data.test, evaluation_batch_images, report);
             },
         .pulled = {},
         .save = [this] { return save_worker(local, *batches); },
@@ -133,11 +142,19 @@ struct worker_part {
     };
   }
 
+  void compute(std::uint64_t step, step_report& report) {
+    if (player) return player->play(local, report);
+    compute_gradients(local, batches->next(), report);
+    if (recorder) recorder->record(step, local);
+  }
+
   const options& given;
   const data_sets& data;
   shard part;
   replica& local;
   std::unique_ptr<batch_stream> batches;
+  std::optional<gradient_recorder> recorder;
+  std::optional<gradient_player> player;
 };
 
 worker_options worker_options_of(const training& run, std::size_t sender, std::uint64_t steps_done) {
@@ -151,6 +168,10 @@ worker_options worker_options_of(const training& run, std::size_t sender, std::u
       .checkpoint_period_steps = given.checkpoint_period_steps,
       .steps_done = steps_done,
   };
+}
+
+torch::Device device_of(const training& run) {
+  return run.given.device == "cuda" ? torch::kCUDA : torch::kCPU;
 }
 
 // What the loops report, printed and kept.
@@ -201,7 +222,7 @@ run_result train_as_server(transport& ranks, const training& run) {
 
 void train_as_worker(transport& ranks, const training& run) {
   constexpr std::size_t server = 0;
-  replica local = make_replica(run);
+  replica local = make_replica(run, device_of(run));
   const std::uint64_t steps_done = shake_hands(ranks, run, local.model(), 0);
   const std::size_t worker = run.who.worker_on(ranks.rank());
   const std::size_t node = run.who.node_of(ranks.rank());
@@ -220,7 +241,7 @@ void train_as_worker(transport& ranks, const training& run) {
 }
 
 run_result train_without_server(transport& ranks, const training& run) {
-  replica local = make_replica(run);
+  replica local = make_replica(run, device_of(run));
   const bool keeps_records = ranks.rank() == 0;
   server_state from = keeps_records && run.given.resume ? load_checkpoint(run, local) : server_state();
   const std::uint64_t steps_done = shake_hands(ranks, run, local.model(), from.step);
@@ -235,10 +256,10 @@ run_result train_without_server(transport& ranks, const training& run) {
 
 }  // namespace
 
-replica make_replica(const training& run) {
+replica make_replica(const training& run, torch::Device device) {
   torch::manual_seed(run.given.seed);
   const model_options network{run.data.train->classes(), run.given.small_stem ? stem::small : stem::standard};
-  return replica{torch::nn::AnyModule(resnet50(network)), run.given.part_elements};
+  return replica{torch::nn::AnyModule(resnet50(network)), run.given.part_elements, device};
 }
 
 void check_training(const training& run) {
@@ -259,6 +280,8 @@ void check_training(const training& run) {
             "--degraded needs a server that waits for all: --mode sync, and not --topology allreduce");
   refuse_if(given.degraded && given.runs == "both",
             "--degraded needs --runs with or without: who is lost in one run is missing in the other");
+  refuse_if(given.device == "cuda" && !torch::cuda::is_available(),
+            "--device cuda: this libtorch finds no CUDA device; use --device cpu");
   refuse_if(given.merge_residuals && given.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
   if (run.given.mode == "async" && (run.given.checkpoint_period_steps > 0 || run.given.resume)) {

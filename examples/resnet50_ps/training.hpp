@@ -24,7 +24,7 @@ struct training {
 };
 
 /// ResNet-50 as the seed makes it, for the server and each worker alike.
-replica make_replica(const training& run);
+replica make_replica(const training& run, torch::Device device = torch::kCPU);
 
 /// Throws std::invalid_argument, naming it, for an option that cannot be meant, before any time is spent.
 void check_training(const training& run);

@@ -9,7 +9,7 @@
 namespace resnet50_ps {
 
 void work(worker_link& link, replica& local, const worker_tasks& tasks, const worker_options& options) {
-  lamina::gradient_compressor<float> compressor(local.partition.model(), options.compression);
+  lamina::gradient_compressor<float> compressor(local.partition().model(), options.compression);
   if (options.steps_done > 0) load_state(link.receive_state(), &compressor, tasks);
   for (std::uint64_t step = options.steps_done + 1;; ++step) {
     pull(link, local, step);
@@ -21,7 +21,7 @@ void work(worker_link& link, replica& local, const worker_tasks& tasks, const wo
     }
 
     const stopwatch compute;
-    compute_gradients(local, tasks.next_batch(), report);
+    tasks.compute(step, report);
     report.compute_seconds = compute.seconds();
     link.add_node(
         step, [&](std::size_t l) { return local.gradient(l); }, report);

@@ -28,7 +28,8 @@ struct worker_options {
 
 /// What the loop calls; all but the first may be empty.
 struct worker_tasks {
-  std::function<batch_stream::batch()> next_batch;
+  /// Fills the gradients of the replica, mostly by compute_gradients(), and the report on its batch.
+  std::function<void(std::uint64_t step, step_report&)> compute;
   /// Evaluates the replica: sets the report's counts of test images.
   std::function<void(step_report&)> evaluate;
   /// New parameters stand in the replica: those that `step` begins with; called `steps` + 1 times in all.

@@ -19,6 +19,7 @@ void pull(worker_link& link, replica& local, std::uint64_t step) {
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
     if (!frame.is_dropped(l)) frame.restore(l, local[l]);
   }
+  local.upload();
 }
 
 step_report report_on_replica(replica& local, std::uint64_t step, const worker_tasks& tasks,
@@ -34,13 +35,15 @@ step_report report_on_replica(replica& local, std::uint64_t step, const worker_t
 }
 
 void compute_gradients(replica& local, const batch_stream::batch& batch, step_report& report) {
-  local.network.ptr()->train();
-  local.network.ptr()->zero_grad();
-  const torch::Tensor logits = local.network.forward(batch.data);
-  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, batch.target);
+  local.network().ptr()->train();
+  local.network().ptr()->zero_grad();
+  const torch::Tensor target = batch.target.to(local.device());
+  const torch::Tensor logits = local.network().forward(batch.data.to(local.device()));
+  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, target);
   loss.backward();
+  local.download();
   report.loss = loss.item<double>();
-  report.correct = correct_within(1, logits, batch.target);
+  report.correct = correct_within(1, logits, target);
   report.images = static_cast<std::uint64_t>(batch.target.size(0));
 }
 

@@ -17,13 +17,14 @@
 #include <vector>
 
 #include "allreduce.hpp"
-#include "transport/in_process_transport.hpp"
-#include "transport/mpi_transport.hpp"
 #include "node.hpp"
 #include "replica.hpp"
 #include "server.hpp"
+#include "transport/in_process_transport.hpp"
+#include "transport/mpi_transport.hpp"
 #include "transport/topology.hpp"
 #include "worker.hpp"
+#include "worker_step.hpp"
 
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
@@ -77,6 +78,7 @@ struct settings {
   bool asynchronous = false;
   bool by_allreduce = false;
   std::size_t workers_per_node = 1;
+  bool mirrored = false;  // as if the networks were on another device
 };
 
 topology topology_of(const settings& given, std::size_t workers) {
@@ -94,7 +96,8 @@ struct diary {
 // Each begins with parameters of its own: the server's first frame must replace the workers'.
 replica make_replica(std::size_t seed, const settings& given) {
   torch::manual_seed(100 + seed);
-  return replica{torch::nn::AnyModule(two_layers()), given.compression.part_elements};
+  return replica{torch::nn::AnyModule(two_layers()), given.compression.part_elements, torch::kCPU,
+                 given.mirrored};
 }
 
 std::vector<float> parameters_of(const replica& local) {
@@ -121,10 +124,10 @@ server_options server_options_of(const settings& given) {
 // `seen.parameters` of a worker are those that each step begins with.
 worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker) {
   const auto random = std::make_shared<at::Generator>(at::make_generator<at::CPUGeneratorImpl>(worker));
-  return {.next_batch =
-              [random] {
+  return {.compute =
+              [&local, random](std::uint64_t, step_report& report) {
                 const torch::Tensor images = torch::randn({8, features}, *random);
-                return batch_stream::batch(images, images.slice(1, 0, classes).argmax(1));
+                compute_gradients(local, {images, images.slice(1, 0, classes).argmax(1)}, report);
               },
           .evaluate = {},
           .pulled =
@@ -132,7 +135,7 @@ worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker) {
                 seen.parameters.push_back(parameters_of(local));
                 if (step == 1) return;  // the gradients of the step before still stand in the tensors
                 const auto gradients = local.gradients();
-                seen.gradients.push_back(flatten(local.partition.model(), [&](std::size_t l) {
+                seen.gradients.push_back(flatten(local.partition().model(), [&](std::size_t l) {
                   return lamina::elements_of<float>(gradients[l]);
                 }));
               },
@@ -471,6 +474,22 @@ TEST_CASE("mpi: an asynchronous server trains, and says how stale the frames are
   // In turn, each frame has seen all but those of the other workers in between.
   for (std::size_t i = 1; i < steps; ++i) {
     REQUIRE(in_process[0].metrics[i].staleness == static_cast<double>(workers - 1));
+  }
+}
+
+TEST_CASE("in process: networks on another device than their parameters and gradients train the same") {
+  if (rank_of_this() != 0) return;
+  std::vector<settings> all(3, with_drop_ratio(0.7));
+  all[1].workers_per_node = 2;
+  all[2].by_allreduce = true;
+  all[2].agreed = true;
+  for (settings& each : all) {
+    const diaries there = run_in_one_process(each, 3);
+    each.mirrored = true;
+    const diaries mirrored = run_in_one_process(each, 3);
+    for (std::size_t step = 0; step <= steps; ++step) {
+      REQUIRE(same_bits(there[0].parameters[step], mirrored[0].parameters[step]));
+    }
   }
 }
 

@@ -4,11 +4,12 @@
 
 import os
 import pathlib
+import resource
 import signal
 import tempfile
 import time
 
-from runs import DEADLINE_SECONDS, command, ranks_of, require, run, start, steps_done, wait_for
+from runs import DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, checkpoints, command, ranks_of, require, run, start, steps_done, wait_for
 
 
 def after_steps(output: pathlib.Path, steps: int, *more: str):
@@ -65,6 +66,41 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
     require(losses[0][:-1] == losses[1][:-1], "a pause changed what was computed")
 
 
+def goes_on_without(output: pathlib.Path) -> None:
+    """--degraded: the others finish without a worker that died, and say so."""
+    arguments = [*MPIRUN, "--enable-recovery", *command(output, "--degraded", "--timeout", "2", ranks=4)[len(MPIRUN):]]
+    mpirun = start(arguments)
+    wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
+    os.kill(ranks_of(mpirun)[2], signal.SIGKILL)
+    _, errors = mpirun.communicate(timeout=DEADLINE_SECONDS)
+    require(mpirun.returncode == 0, errors)
+    require("worker 1; the run goes on without it" in errors, f"the loss was passed over in silence: {errors!r}")
+    require(steps_done(output) == 7, "the run did not go on")
+
+
+def disk_is_full(output: pathlib.Path) -> None:
+    """No file may grow beyond a size, which gives the error that a full disk gives, by another name."""
+    def checkpointing(steps: int, *more: str) -> list[str]:
+        # Without mpirun, which would give its ranks the signal that comes with this error.
+        return [PROGRAM, *TRAINING, "--transport", "inprocess", "--steps", str(steps), "--output", str(output),
+                "--checkpoint-every", "2", *more]
+
+    def allow_no_checkpoint() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, resource.RLIM_INFINITY))
+
+    full = run(checkpointing(3), preexec_fn=allow_no_checkpoint, restore_signals=False)
+    require(full.returncode != 0, "a run that could not write its checkpoint ended with status 0")
+    said = f"cannot write {output / 'with'}"
+    require(said in full.stderr and "File too large" in full.stderr, f"expected {said!r}, got {full.stderr!r}")
+    require(not checkpoints(output) and not list((output / "with").glob("*.tmp*")), "half a checkpoint was left")
+
+    require(run(checkpointing(3)).returncode == 0, "with room the run fails, too")
+    before = [each.read_bytes() for each in checkpoints(output)]
+    again = run(checkpointing(5, "--resume"), preexec_fn=allow_no_checkpoint, restore_signals=False)
+    require(again.returncode != 0 and said in again.stderr, again.stderr)
+    require([each.read_bytes() for each in checkpoints(output)] == before, "the checkpoints from before changed")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
@@ -73,6 +109,8 @@ def main() -> None:
         dies(at / "later", 2, 0.15)
         falls_silent(at / "silent_worker", 2, "worker 1")  # sent to or waited for, as it happens
         falls_silent(at / "silent_server", 0, "the server")
+        goes_on_without(at / "degraded")
+        disk_is_full(at / "full")
         pauses(at / "paused", at / "undisturbed")
 
 

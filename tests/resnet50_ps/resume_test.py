@@ -27,7 +27,30 @@ def kill_after_first_checkpoint(output: pathlib.Path) -> None:
 def lines(output: pathlib.Path) -> list[dict]:
     """The metrics without what depends on the clock, or on the model being sent whole after a resume."""
     read = [json.loads(line) for line in (output / "with" / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in line if "seconds" not in key and key != "sent_down"} for line in read]
+    return [{key: line[key] for key in line if "seconds" not in key and "down" not in key} for line in read]
+
+
+def other_topologies(at: pathlib.Path) -> None:
+    """Nodes, and an allreduce: resumed after 3 steps equals uninterrupted."""
+    for name, ranks, options in [("hybrid", 4, ["--topology", "hybrid", "--workers-per-node", "2"]),
+                                 ("allreduce", 2, ["--topology", "allreduce", "--selection", "agreed"])]:
+        whole, cut = at / name / "whole", at / name / "cut"
+        require(run(command(whole, *EVERY_3, *options, ranks=ranks)).returncode == 0, f"{name} fails")
+        require(run(command(cut, *EVERY_3, *options, ranks=ranks, steps=3)).returncode == 0, f"{name} fails")
+        resumed = run(command(cut, *EVERY_3, *options, "--resume", ranks=ranks))
+        require(resumed.returncode == 0 and "resumed after step 3" in resumed.stdout, resumed.stderr)
+        require(checkpoints(cut)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
+                f"{name}: the last checkpoints differ")
+
+
+def other_workers(at: pathlib.Path) -> None:
+    """Another number of workers is refused, or takes up the mean of the residuals on request."""
+    require(run(command(at, *EVERY_3, steps=3)).returncode == 0, "the run fails")
+    refused = run(command(at, *EVERY_3, "--resume", ranks=4))
+    require(refused.returncode != 0 and "is of 2 workers, not of 3 workers; --merge-residuals" in refused.stderr,
+            refused.stderr)
+    merged = run(command(at, *EVERY_3, "--resume", "--merge-residuals", ranks=4))
+    require(merged.returncode == 0 and "resumed after step 3" in merged.stdout, merged.stderr)
 
 
 def main() -> None:
@@ -55,6 +78,9 @@ def main() -> None:
         require(lines(killed) == lines(whole), "the metrics differ")
         require(checkpoints(killed)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
                 "the last checkpoints differ")
+
+        other_topologies(pathlib.Path(directory))
+        other_workers(pathlib.Path(directory) / "other_workers")
 
 
 main()

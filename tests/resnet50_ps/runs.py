@@ -12,13 +12,13 @@ TRAINING = ["--runs", "with", "--batch", "4", "--momentum", "0.9", "--learning-r
 DEADLINE_SECONDS = 120
 
 
-def command(output: pathlib.Path, *more: str, steps: int = 7) -> list[str]:
-    """Two workers."""
-    return [*MPIRUN, "-n", "3", PROGRAM, *TRAINING, "--steps", str(steps), "--output", str(output), *more]
+def command(output: pathlib.Path, *more: str, steps: int = 7, ranks: int = 3) -> list[str]:
+    """A server and two workers, unless more is said."""
+    return [*MPIRUN, "-n", str(ranks), PROGRAM, *TRAINING, "--steps", str(steps), "--output", str(output), *more]
 
 
-def run(arguments: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+def run(arguments: list[str], **more) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=DEADLINE_SECONDS, **more)
 
 
 def start(arguments: list[str]) -> subprocess.Popen:

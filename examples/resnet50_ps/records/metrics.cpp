@@ -12,6 +12,7 @@ void step_summary::add_report(const step_report& report, std::size_t frame_bytes
   batches_ = merged(batches_, report);
   metrics_.threshold += report.threshold;
   metrics_.sent_up += share_of_model(frame_bytes);
+  metrics_.bytes_up += frame_bytes;
   metrics_.staleness += static_cast<double>(staleness_frames);
 }
 
@@ -23,6 +24,7 @@ void step_summary::add_arrived(const lamina::selection& layers) {
 
 void step_summary::add_published(std::size_t bytes, std::size_t receivers) {
   metrics_.sent_down += share_of_model(bytes) * static_cast<double>(receivers);
+  metrics_.bytes_down += bytes * receivers;
   published_frames_ += receivers;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <lamina/layout.hpp>
 #include <lamina/selection.hpp>
@@ -10,29 +9,22 @@
 #include <optional>
 #include <vector>
 
-#include "transport/link.hpp"
+#include "records/stopwatch.hpp"
+#include "transport/transport.hpp"
 
 namespace resnet50_ps {
-
-/// Seconds since its construction.
-class stopwatch {
- public:
-  double seconds() const { return std::chrono::duration<double>(clock::now() - start_).count(); }
-
- private:
-  using clock = std::chrono::steady_clock;
-  clock::time_point start_ = clock::now();
-};
 
 /// One step as the server saw it: a synchronous one, or W frames of the asynchronous server. Sent fractions are bytes of
 /// frames over bytes of all parameters in float, as means over the workers.
 struct step_metrics {
   std::uint64_t step = 0;
-  double loss = 0;       ///< mean over the workers' batches
-  double accuracy = 0;   ///< on the training batches, before the update
-  double sent_up = 0;    ///< of the gradients
-  double sent_down = 0;  ///< of the parameters that this step began with
-  double threshold = 0;  ///< mean over the workers
+  double loss = 0;               ///< mean over the workers' batches
+  double accuracy = 0;           ///< on the training batches, before the update
+  double sent_up = 0;            ///< of the gradients
+  double sent_down = 0;          ///< of the parameters that this step began with
+  std::uint64_t bytes_up = 0;    ///< of all frames of gradients
+  std::uint64_t bytes_down = 0;  ///< of all frames of parameters
+  double threshold = 0;          ///< mean over the workers
   double staleness =
       0;  ///< frames applied between a worker's pull and its push, mean; 0 for the synchronous server
   float learning_rate = 0;

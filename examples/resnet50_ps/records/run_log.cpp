@@ -59,6 +59,8 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
       {"accuracy", step.accuracy},
       {"sent_up", step.sent_up},
       {"sent_down", step.sent_down},
+      {"bytes_up", step.bytes_up},
+      {"bytes_down", step.bytes_down},
       {"worker_seconds", step.worker_seconds},
       {"server_seconds", step.server_seconds},
       {"communication_seconds", step.communication_seconds},
@@ -203,7 +205,7 @@ void print_table(const std::vector<run_result>& runs) {
     fmt::print(row, run.name, seconds(mean.worker_seconds), seconds(mean.server_seconds),
                seconds(mean.communication_seconds), seconds(mean.total_seconds), percent(mean.sent_up),
                percent(mean.sent_down), seconds(mean.loss), percent(mean.accuracy),
-               percent(run.last_evaluation.top1_accuracy()));
+               run.last_evaluation.images == 0 ? "-" : percent(run.last_evaluation.top1_accuracy()));
   }
   if (means.size() == 2) {
     const auto& [from, to] = std::tie(means[0], means[1]);
@@ -212,6 +214,7 @@ void print_table(const std::vector<run_result>& runs) {
                change(from.communication_seconds, to.communication_seconds),
                change(from.total_seconds, to.total_seconds), change(from.sent_up, to.sent_up),
                change(from.sent_down, to.sent_down), "", "", "");
+    if (runs[1].last_evaluation.images == 0) return;
     fmt::print(
         "\nWith layer dropping {:.1f} % of the bytes went up and {:.1f} % came down; "
         "test accuracy is {:.1f} % with and {:.1f} % without.\n",
