@@ -220,8 +220,10 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     report.threshold = compressor.threshold();
     const std::vector<message> reports = group.gather(report, {});
     if (group.worker() == 0) {
-      for (const message& each : reports) summary.add_report(each.report, frame_bytes);
-      summary.add_published(frame_bytes, 1);
+      // Each worker sends all slices but its own, and then its own to all others.
+      const std::size_t moved_bytes = frame_bytes * (group.workers() - 1) / group.workers();
+      for (const message& each : reports) summary.add_report(each.report, moved_bytes);
+      summary.add_published(moved_bytes, group.workers());
       summary.add_arrived(chosen);
       summary.add_server_seconds(kept.take_update_seconds());
       const step_metrics metrics = summary.finish(step, learning_rate);

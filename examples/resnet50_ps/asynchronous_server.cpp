@@ -69,7 +69,10 @@ void serve_asynchronously(server_link& link, const lamina::layout& model, const 
       });
     }
     publisher.update(layers);
-    summary.add_report(arrived.report, arrived.bytes.size(), applied - answered_at[c]);
+    // Others go on during an evaluation: it is part of the step's time.
+    step_report report = arrived.report;
+    report.evaluation_seconds = 0;
+    summary.add_report(report, arrived.bytes.size(), applied - answered_at[c]);
     summary.add_arrived(layers);
     summary.add_server_seconds(updating.seconds());
     ++applied;

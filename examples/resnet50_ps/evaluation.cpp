@@ -17,8 +17,19 @@ void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_s
               std::size_t batch_images, step_report& report) {
   const stopwatch whole;
   const std::vector<torch::Tensor> statistics = local.statistics();
+  std::vector<float> all;
   for (const torch::Tensor& each : statistics) {
-    if (each.is_floating_point()) peers.average(lamina::writable_elements_of<float>(each));
+    if (!each.is_floating_point()) continue;
+    const auto elements = lamina::elements_of<float>(each);
+    all.insert(all.end(), elements.begin(), elements.end());
+  }
+  peers.average(std::span(all));
+  std::span<const float> rest = all;
+  for (const torch::Tensor& each : statistics) {
+    if (!each.is_floating_point()) continue;
+    const std::span<float> elements = lamina::writable_elements_of<float>(each);
+    std::ranges::copy(rest.first(elements.size()), elements.begin());
+    rest = rest.subspan(elements.size());
   }
   local.set_statistics(statistics);
   const torch::NoGradGuard no_gradients;

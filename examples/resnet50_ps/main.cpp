@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <lamina/error.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -91,18 +93,23 @@ topology find_topology(const options& given, const place& here) {
   return hybrid_topology(std::vector<std::size_t>(here.machines.begin() + 1, here.machines.end()));
 }
 
+// The workers on this machine, of ranks below `end`.
+std::size_t workers_here(const topology& who, const place& here, std::size_t end) {
+  std::size_t workers = 0;
+  for (std::size_t rank = 0; rank < end; ++rank) {
+    const bool is_here = here.machines[rank] == here.machines[static_cast<std::size_t>(here.rank)];
+    workers += is_here && !who.is_server(rank) ? 1 : 0;
+  }
+  return workers;
+}
+
 int thread_count(const training& run, const place& here) {
   if (run.given.threads > 0) return run.given.threads;
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   if (run.given.transport == "inprocess") return cores;  // one works at a time
   // The server works while its workers wait and the other way round, so it does not count.
   if (run.who.is_server(static_cast<std::size_t>(here.rank))) return 1;
-  int workers = 0;
-  for (std::size_t rank = 0; rank < here.machines.size(); ++rank) {
-    const bool is_here = here.machines[rank] == here.machines[static_cast<std::size_t>(here.rank)];
-    workers += is_here && !run.who.is_server(rank) ? 1 : 0;
-  }
-  return std::max(1, cores / workers);
+  return std::max(1, cores / static_cast<int>(workers_here(run.who, here, here.machines.size())));
 }
 
 std::string reason_for(const std::exception& error) {
@@ -119,11 +126,15 @@ std::string reason_for(const std::exception& error) {
   std::abort();
 }
 
-// The same without the others, who go on.
-[[noreturn]] void end_alone(const std::string& who, const std::string& reason) {
-  fmt::print(stderr, "resnet50_ps: {}: {}\n", who, reason);
-  std::fflush(stderr);
-  std::_Exit(EXIT_FAILURE);  // not through MPI_Finalize, where all wait for all
+// Not through MPI_Finalize, where all wait for all, and some may be lost.
+[[noreturn]] void end_alone(int status) {
+  std::fflush(nullptr);
+  std::_Exit(status);
+}
+
+void make_file(const std::string& name) {
+  if (name.empty()) return;
+  if (!std::ofstream(name)) throw std::runtime_error("cannot make the file " + name);
 }
 
 run_result train_in_process(const training& run) {
@@ -143,25 +154,22 @@ run_result train_in_process(const training& run) {
   return result;
 }
 
-// When a rank hangs, those who wait for it wait for each other as well: the server speaks first.
-int patience_of(const training& run, std::size_t rank) {
-  if (rank == 0) return 1;
-  return run.who.nodes[run.who.node_of(rank)].front() == rank ? 2 : 3;
-}
-
 // Rank 0 knows the result.
 run_result train_over_mpi(const training& run, const place& here) {
   const auto rank = static_cast<std::size_t>(here.rank);
   try {
-    mpi_transport ranks(MPI_COMM_WORLD,
-                        {.max_message_bytes = std::size_t{1} << 40,
-                         .timeout = std::chrono::seconds(run.given.timeout_seconds) * patience_of(run, rank),
-                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
+    const auto timeout_of = [&](std::size_t awaited) {
+      return std::chrono::seconds(run.given.timeout_seconds) * run.who.patience(rank, awaited);
+    };
+    mpi_transport ranks(MPI_COMM_WORLD, {.max_message_bytes = std::size_t{1} << 40,
+                                         .timeout_of = timeout_of,
+                                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
     return train(ranks, run);
   } catch (const std::exception& error) {
     // Here, where the reason is known; the other ranks may wait for this one for ever.
-    if (!run.given.degraded || rank == 0) end_all_ranks(run.who.name_of(rank), reason_for(error));
-    end_alone(run.who.name_of(rank), reason_for(error));
+    if (!run.given.degraded) end_all_ranks(run.who.name_of(rank), reason_for(error));
+    fmt::print(stderr, "resnet50_ps: {}: {}\n", run.who.name_of(rank), reason_for(error));
+    end_alone(EXIT_FAILURE);
   }
 }
 
@@ -172,7 +180,9 @@ int run(const options& given, const place& here) {
     torch::set_num_threads(thread_count(described, here));
     described.data = open_data(given.data, {given.image_size_pixels, given.seed});
     if (here.rank == 0) check_output(described);  // the files are on its machine
-    check_training(described);
+    described.place_on_machine = workers_here(described.who, here, static_cast<std::size_t>(here.rank));
+    check_training(described, !described.who.is_server(static_cast<std::size_t>(here.rank)) ||
+                                  given.transport == "inprocess");
   });
   if (!prepared) return EXIT_FAILURE;
 
@@ -192,8 +202,23 @@ int run(const options& given, const place& here) {
     results.push_back(given.transport == "inprocess" ? train_in_process(described)
                                                      : train_over_mpi(described, here));
   }
-  if (here.rank == 0) print_table(results);
+  if (here.rank == 0) {
+    print_table(results);
+    make_file(given.done_file);
+  }
+  if (given.degraded && given.transport == "mpi") end_alone(EXIT_SUCCESS);
   return EXIT_SUCCESS;
+}
+
+// Ranks may be started with different command lines: if one has nothing to run, all end, and the first such says why.
+std::optional<int> first_exit_code(const parsed& command, const place& here) {
+  int first = command.exit_code ? here.rank : here.ranks;
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD), "MPI_Allreduce");
+  if (first == here.ranks) return std::nullopt;
+  int code = command.exit_code.value_or(EXIT_FAILURE);
+  check_mpi(MPI_Bcast(&code, 1, MPI_INT, first, MPI_COMM_WORLD), "MPI_Bcast");
+  if (first == here.rank) fmt::print(code == 0 ? stdout : stderr, "{}", command.message);
+  return code;
 }
 
 int guarded_main(int argc, char** argv) {
@@ -201,10 +226,7 @@ int guarded_main(int argc, char** argv) {
   const place here = find_place();
   try {
     const parsed command = parse_options(argc, argv);
-    if (command.exit_code) {
-      if (here.rank == 0) fmt::print(*command.exit_code == 0 ? stdout : stderr, "{}", command.message);
-      return *command.exit_code;
-    }
+    if (const std::optional<int> code = first_exit_code(command, here)) return *code;
     return run(command.options, here);
   } catch (const std::exception& error) {
     end_all_ranks(fmt::format("rank {}", here.rank), reason_for(error));

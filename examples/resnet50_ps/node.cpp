@@ -2,7 +2,9 @@
 #include "node.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <lamina/codec.hpp>
+#include <string>
 #include <utility>
 
 #include "records/metrics.hpp"
@@ -42,9 +44,14 @@ void node_leader::average(std::span<double> values) {
 
 void node_leader::add_node(std::uint64_t step, const gradient_store& gradients, step_report& report) {
   for (const message& each : members_.collect()) {
+    const std::string name = members_.name_of(each.sender);
+    if (each.report.replica_hash != report.replica_hash) throw other_replica(name, step);
+    // Here, where it is known whose it is: the sum of the node is NaN as well.
+    if (!std::isfinite(each.report.loss))
+      throw link_error(name + ": the loss is not finite in step " + std::to_string(step));
     report = merged(report, each.report);
     if (each.report.is_last) continue;
-    const auto frame = read_from(members_.name_of(each.sender), [&] {
+    const auto frame = read_from(name, [&] {
       auto whole = lamina::decode<float>(each.bytes, model_);
       lamina::expect(whole, lamina::frame_kind::gradients, step);
       return whole;

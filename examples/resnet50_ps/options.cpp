@@ -53,6 +53,9 @@ parsed parse_options(int argc, char** argv) {
   app.add_flag("--small-stem", given.small_stem,
                "3x3 first convolution without pooling, for small images; slower")
       ->group(data);
+  app.add_option("--classes", given.classes, "outputs of the network; 0: as many as the data has classes")
+      ->check(CLI::Range(0, 1 << 20))
+      ->group(data);
   app.add_option("--batch", given.batch_images, "images a worker in each step")
       ->check(CLI::Range(2, 1 << 20))
       ->group(data);
@@ -209,6 +212,11 @@ parsed parse_options(int argc, char** argv) {
                  "seconds without a sign of a peer, which may be computing, after which it counts as lost")
       ->check(counted)
       ->check(CLI::Range(1, 1'000'000))
+      ->group(run);
+
+  app.add_option(
+         "--done-file", given.done_file,
+         "is made when the run has succeeded: mpirun --enable-recovery ends with status 0 in any case")
       ->group(run);
 
   const std::string network = "Experiments on a network";

@@ -13,6 +13,7 @@ struct options {
   std::string data = "synthetic";
   std::int64_t image_size_pixels = 0;
   bool small_stem = false;
+  std::int64_t classes = 0;  ///< of the network; 0: those of the data
   std::size_t batch_images = 32;
   std::uint64_t steps = 150;
   std::uint64_t seed = 1;
@@ -62,6 +63,7 @@ struct options {
   double compute_seconds = 0;
   double server_seconds = 0;
 
+  std::string done_file;
   std::string command_line;
 };
 

@@ -25,7 +25,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 
 struct worker_head {
   batch_stream::position taken;
-  std::int64_t threads = 0;
+  std::int64_t threads = 0;  // 0: any
 };
 
 std::string text_in(const checkpoint_reader& reader, const std::string& section) {
@@ -46,6 +46,7 @@ std::vector<std::byte> merge_workers(const std::vector<std::vector<std::byte>>& 
   worker_head head;
   std::memcpy(&head, merged.data(), sizeof head);
   head.taken.batches = head.taken.batches * before.size() / now;
+  head.threads = 0;  // it is another run from here on
   std::memcpy(merged.data(), &head, sizeof head);
   std::size_t begin = sizeof head;
   for (const torch::Tensor& buffer : local.statistics()) {
@@ -111,7 +112,7 @@ batch_stream::position load_worker(std::span<const std::byte> bytes, replica& lo
         fmt::format("the checkpoint has {} bytes of a worker, {} belong", bytes.size(), expected));
   }
   std::memcpy(&state, bytes.data(), sizeof state);
-  if (state.threads != at::get_num_threads()) {
+  if (state.threads != 0 && state.threads != at::get_num_threads()) {
     throw std::runtime_error(
         fmt::format("the checkpoint was made with {} threads a worker, and now there are {}; see --threads",
                     state.threads, at::get_num_threads()));
@@ -145,11 +146,14 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
 }
 
 std::string workers_of(const topology& who) {
-  std::vector<std::size_t> nodes;
-  for (const auto& node : who.nodes) nodes.push_back(node.size());
-  const bool is_flat = std::ranges::all_of(nodes, [](std::size_t size) { return size == 1; });
-  return is_flat || !who.has_server ? fmt::format("{} workers", who.workers())
-                                    : fmt::format("nodes of {} workers", fmt::join(nodes, ", "));
+  if (!who.has_server || who.nodes.size() == who.workers()) return fmt::format("{} workers", who.workers());
+  std::vector<std::string> nodes;
+  for (const auto& node : who.nodes) {
+    std::vector<std::size_t> workers;
+    for (const std::size_t rank : node) workers.push_back(who.worker_on(rank));
+    nodes.push_back(fmt::format("{}", fmt::join(workers, " ")));
+  }
+  return fmt::format("workers in nodes {}", fmt::join(nodes, ", "));
 }
 
 void save_checkpoint(const training& run, const replica& local, const server_state& state) {
@@ -202,9 +206,10 @@ server_state load_checkpoint(const training& run, const replica& local) {
   const std::string before = text_in(reader, "workers");
   if (const std::string now = workers_of(run.who); now != before) {
     if (!run.given.merge_residuals) {
-      throw std::runtime_error(fmt::format(
-          "the checkpoint {} is of {}, not of {}; --merge-residuals takes it up with other workers",
-          newest->string(), before, now));
+      const std::string hint =
+          run.given.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
+      throw std::runtime_error(
+          fmt::format("the checkpoint {} is of {}, not of {}{}", newest->string(), before, now, hint));
     }
     merge(state.workers, run.who.workers(), local);
   }

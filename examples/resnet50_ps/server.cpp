@@ -43,8 +43,7 @@ void take_reports(const std::vector<message>& messages, std::uint64_t step,
     if (each.report.replica_hash == 0) continue;
     if (expected == 0) expected = expected_hash();
     if (each.report.replica_hash == expected) continue;
-    throw link_error(name_of(each.sender) + " began step " + std::to_string(step) +
-                     " with other parameters than the server's");
+    throw other_replica(name_of(each.sender), step);
   }
   for (const message& each : messages) {
     const auto whole = evaluations.add(step - 1, each.report, messages.size());

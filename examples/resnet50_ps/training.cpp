@@ -78,10 +78,12 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
 // Ranks may come from other builds and other command lines: nothing is sent before they are known to be alike.
 std::string introduction(const training& run, const lamina::layout& model) {
   const options& given = run.given;
-  return fmt::format("lamina {}.{}.{}; {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}",
-                     LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, run.name(),
-                     workers_of(run.who), given.steps, given.evaluation_period_steps,
-                     given.checkpoint_period_steps, configuration_of(run, model));
+  return fmt::format(
+      "lamina {}.{}.{}; {} of runs {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}{}{}",
+      LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, run.name(), given.runs,
+      workers_of(run.who), given.steps, given.evaluation_period_steps, given.checkpoint_period_steps,
+      given.degraded ? "degraded; " : "", given.replay.empty() ? "" : "replayed; ",
+      configuration_of(run, model));
 }
 
 // Everyone introduces itself to rank 0, which answers with the steps that are done already. Returns them.
@@ -170,8 +172,10 @@ worker_options worker_options_of(const training& run, std::size_t sender, std::u
   };
 }
 
+// The workers of a machine share its devices out among themselves.
 torch::Device device_of(const training& run) {
-  return run.given.device == "cuda" ? torch::kCUDA : torch::kCPU;
+  if (run.given.device == "cpu") return torch::kCPU;
+  return {torch::kCUDA, static_cast<c10::DeviceIndex>(run.place_on_machine % torch::cuda::device_count())};
 }
 
 // What the loops report, printed and kept.
@@ -258,11 +262,12 @@ run_result train_without_server(transport& ranks, const training& run) {
 
 replica make_replica(const training& run, torch::Device device) {
   torch::manual_seed(run.given.seed);
-  const model_options network{run.data.train->classes(), run.given.small_stem ? stem::small : stem::standard};
+  const model_options network{run.given.classes > 0 ? run.given.classes : run.data.train->classes(),
+                              run.given.small_stem ? stem::small : stem::standard};
   return replica{torch::nn::AnyModule(resnet50(network)), run.given.part_elements, device};
 }
 
-void check_training(const training& run) {
+void check_training(const training& run, bool is_worker) {
   const options& given = run.given;
   const auto refuse_if = [](bool bad, const std::string& why) {
     if (bad) throw std::invalid_argument(why);
@@ -276,11 +281,16 @@ void check_training(const training& run) {
             "--topology allreduce adds numbers up on the way: it needs --payload as_is");
   refuse_if(given.workers_per_node && given.topology != "hybrid",
             "--workers-per-node needs --topology hybrid");
-  refuse_if(given.degraded && (needs_no_server || given.mode == "async"),
-            "--degraded needs a server that waits for all: --mode sync, and not --topology allreduce");
+  refuse_if(given.degraded && (given.topology != "ps" || given.mode == "async"),
+            "--degraded needs a server that waits for every worker: --mode sync and --topology ps");
+  refuse_if(given.mode == "async" && given.selection == "agreed",
+            "--selection agreed needs workers in step: --mode sync");
   refuse_if(given.degraded && given.runs == "both",
             "--degraded needs --runs with or without: who is lost in one run is missing in the other");
-  refuse_if(given.device == "cuda" && !torch::cuda::is_available(),
+  refuse_if(
+      given.classes > 0 && given.classes < run.data.train->classes(),
+      fmt::format("--classes {} are too few: the data has {}", given.classes, run.data.train->classes()));
+  refuse_if(given.device == "cuda" && is_worker && !torch::cuda::is_available(),
             "--device cuda: this libtorch finds no CUDA device; use --device cpu");
   refuse_if(given.merge_residuals && given.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
@@ -313,11 +323,30 @@ void check_output(const training& run) {
   }
 }
 
-run_result train(transport& ranks, const training& run) {
+namespace {
+
+run_result play(transport& ranks, const training& run) {
   if (!run.who.has_server) return train_without_server(ranks, run);
   if (run.who.is_server(ranks.rank())) return train_as_server(ranks, run);
   train_as_worker(ranks, run);
   return {};
+}
+
+}  // namespace
+
+run_result train(transport& ranks, const training& run) {
+  if (!run.given.degraded) return play(ranks, run);
+  // A rank that is gone is only lost to the others: one that knows why it ends must say so.
+  try {
+    return play(ranks, run);
+  } catch (const peers_lost&) {
+    throw;
+  } catch (const std::exception& error) {
+    std::vector<std::size_t> told = run.who.below(ranks.rank());
+    if (told.empty()) told.push_back(run.who.above(ranks.rank()));
+    send_last_word(ranks, told, error.what());
+    throw;
+  }
 }
 
 }  // namespace resnet50_ps

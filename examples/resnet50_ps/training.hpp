@@ -18,6 +18,7 @@ struct training {
   options given;
   data_sets data;
   topology who;
+  std::size_t place_on_machine = 0;  ///< of this rank, among the workers there
   bool layer_dropping = true;
 
   std::string name() const { return layer_dropping ? "with layer dropping" : "without layer dropping"; }
@@ -27,7 +28,7 @@ struct training {
 replica make_replica(const training& run, torch::Device device = torch::kCPU);
 
 /// Throws std::invalid_argument, naming it, for an option that cannot be meant, before any time is spent.
-void check_training(const training& run);
+void check_training(const training& run, bool is_worker);
 /// The same for the output directory: one that --resume finds no checkpoint in, or that holds those of an earlier run.
 void check_output(const training& run);
 

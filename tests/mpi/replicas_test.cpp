@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <lamina/worker.hpp>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -79,6 +80,10 @@ struct settings {
   bool by_allreduce = false;
   std::size_t workers_per_node = 1;
   bool mirrored = false;  // as if the networks were on another device
+  std::uint64_t hash_period_steps = 10;
+  /// Of a worker, at the beginning of a step.
+  std::function<void(std::size_t worker, std::uint64_t step, replica&)> meddle;
+  std::vector<std::string>* losses = nullptr;  // where the server, which then goes on, says what it lost
 };
 
 topology topology_of(const settings& given, std::size_t workers) {
@@ -91,6 +96,7 @@ struct diary {
       parameters;  // at the beginning of each step and at the end: steps + 1; of the asynchronous server at the ends
   history gradients;                  // of each step; the server has none
   std::vector<step_metrics> metrics;  // of the server
+  std::map<std::uint64_t, evaluation> evaluations;
 };
 
 // Each begins with parameters of its own: the server's first frame must replace the workers'.
@@ -111,7 +117,8 @@ server_tasks server_tasks_of(diary& seen, const replica& local) {
                 seen.parameters.push_back(parameters_of(local));
                 seen.metrics.push_back(step);
               },
-          .record_evaluation = {},
+          .record_evaluation = [&](std::uint64_t step,
+                                   const evaluation& whole) { seen.evaluations[step] = whole; },
           .save = {}};
 }
 
@@ -147,17 +154,19 @@ worker_options worker_options_of(const settings& given, std::size_t sender) {
   worker_options options = {
       .steps = steps, .compression = given.compression, .agrees_on_selection = given.agreed};
   options.compression.sender = static_cast<std::uint32_t>(sender);
-  options.hash_period_steps = given.asynchronous ? 0 : 10;
+  options.hash_period_steps = given.asynchronous ? 0 : given.hash_period_steps;
+  options.evaluation_period_steps = 7;
   return options;
 }
 
-diary play_server(transport& ranks, const settings& given, const topology& who) {
+void play_server(transport& ranks, const settings& given, const topology& who, diary& seen) {
   const replica local = make_replica(0, given);
-  diary seen;
   seen.parameters.push_back(parameters_of(local));
   std::vector<client> clients;
   for (const auto& node : who.nodes) clients.push_back({node.front(), node.size()});
-  server_link link(ranks, clients);
+  std::function<void(const std::string&)> on_loss;
+  if (given.losses != nullptr) on_loss = [&](const std::string& what) { given.losses->push_back(what); };
+  server_link link(ranks, clients, on_loss);
   const parameter_store parameters = [&](std::size_t l) { return local[l]; };
   const server_tasks tasks = server_tasks_of(seen, local);
   if (given.asynchronous) {
@@ -165,44 +174,69 @@ diary play_server(transport& ranks, const settings& given, const topology& who) 
   } else {
     serve(link, local.model(), parameters, server_options_of(given), tasks);
   }
-  return seen;
 }
 
-diary play_worker(transport& ranks, const settings& given, const topology& who) {
+// In place of an evaluation: a mean over the workers, which has one right answer. An asynchronous server has it of those
+// that have got there.
+void check_mean(worker_peers& peers, const settings& given, step_report& report) {
+  const auto workers = static_cast<double>(peers.workers());
+  const double mine = 1 + static_cast<double>(peers.worker());
+  std::vector<double> values = {mine, 10 * mine};
+  peers.average(std::span(values));
+  const double expected = (workers + 1) / 2;
+  const bool is_right = given.asynchronous || given.losses != nullptr ? values[0] >= 1 && values[0] <= workers
+                                                                      : values[0] == expected;
+  if (!is_right || values[1] != 10 * values[0]) throw std::runtime_error("the mean is wrong");
+  report.test_images = 1;
+  report.test_top1 = peers.worker() == 0 ? 1 : 0;
+}
+
+void play_worker(transport& ranks, const settings& given, const topology& who, diary& seen) {
   const std::size_t worker = who.worker_on(ranks.rank());
   const std::size_t node = who.node_of(ranks.rank());
   std::vector<std::size_t> members = who.nodes[node];
   const std::size_t leader = members.front();
   members.erase(members.begin());
   replica local = make_replica(1 + worker, given);
-  diary seen;
-  const worker_tasks tasks = worker_tasks_of(seen, local, worker);
+  worker_tasks tasks = worker_tasks_of(seen, local, worker);
+  if (given.meddle) {
+    tasks.pulled = [&, note = tasks.pulled](std::uint64_t step) {
+      note(step);
+      given.meddle(worker, step, local);
+    };
+  }
   const worker_options options = worker_options_of(given, node);
   if (ranks.rank() != leader) {
     worker_link link(ranks, leader, who.workers(), worker);
+    tasks.evaluate = [&](step_report& report) { check_mean(link, given, report); };
     work_as_member(link, local, tasks, options);
   } else {
     node_leader link(ranks, 0, who.workers(), worker, members, local.model());
+    tasks.evaluate = [&](step_report& report) { check_mean(link, given, report); };
     work(link, local, tasks, options);
   }
-  return seen;
 }
 
-diary play_without_server(transport& ranks, const settings& given) {
+void play_without_server(transport& ranks, const settings& given, diary& seen) {
   worker_group group(ranks);
   replica local = make_replica(ranks.rank(), given);
-  diary seen;
   diary records;
-  train_by_allreduce(group, local, worker_tasks_of(seen, local, group.worker()),
-                     worker_options_of(given, group.worker()), server_options_of(given),
+  worker_tasks tasks = worker_tasks_of(seen, local, group.worker());
+  tasks.evaluate = [&](step_report& report) { check_mean(group, given, report); };
+  train_by_allreduce(group, local, tasks, worker_options_of(given, group.worker()), server_options_of(given),
                      server_tasks_of(records, local), {});
   seen.metrics = records.metrics;
-  return seen;
+  seen.evaluations = records.evaluations;
 }
 
-diary play(transport& ranks, const settings& given, const topology& who) {
-  if (!who.has_server) return play_without_server(ranks, given);
-  return who.is_server(ranks.rank()) ? play_server(ranks, given, who) : play_worker(ranks, given, who);
+void play(transport& ranks, const settings& given, const topology& who, diary& seen) {
+  if (!who.has_server) {
+    play_without_server(ranks, given, seen);
+  } else if (who.is_server(ranks.rank())) {
+    play_server(ranks, given, who, seen);
+  } else {
+    play_worker(ranks, given, who, seen);
+  }
 }
 
 // Models of all ranks, known to rank 0.
@@ -234,10 +268,11 @@ std::string name_of(std::size_t rank) {
 diaries run_over_mpi(const settings& given) {
   // Without a server there is one worker more.
   const topology who = topology_of(given, given.by_allreduce ? ranks() : ranks() - 1);
-  mpi_transport transport(
-      MPI_COMM_WORLD,
-      {.max_message_bytes = 1 << 20, .timeout = std::chrono::seconds(60), .name_of = name_of});
-  diary mine = play(transport, given, who);
+  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 20,
+                                           .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
+                                           .name_of = name_of});
+  diary mine;
+  play(transport, given, who, mine);
   const std::size_t elements = mine.parameters.front().size();
   const auto parameters = gather(mine.parameters, steps + 1, elements);
   const auto gradients = gather(mine.gradients, steps, elements);
@@ -247,14 +282,17 @@ diaries run_over_mpi(const settings& given) {
     if (rank > 0 || !who.has_server) all[rank].gradients = gradients[rank];
   }
   all[0].metrics = mine.metrics;
+  all[0].evaluations = mine.evaluations;
   return all;
 }
 
 diaries run_in_one_process(const settings& given, std::size_t workers) {
   const topology who = topology_of(given, workers);
   diaries all(who.ranks());
-  const auto body = [&](transport& ranks) { all[ranks.rank()] = play(ranks, given, who); };
-  run_in_process(who.ranks(), body, {.name_of = name_of, .on_death = {}});
+  const auto body = [&](transport& ranks) { play(ranks, given, who, all[ranks.rank()]); };
+  in_process_options options{.name_of = name_of, .on_death = {}};
+  if (given.losses != nullptr) options.on_death = [](std::size_t, const std::exception&) {};
+  run_in_process(who.ranks(), body, options);
   return all;
 }
 
@@ -364,7 +402,16 @@ TEST_CASE("mpi: a run in one process is the same to the last bit") {
     if (rank_of_this() != 0) continue;
     INFO("settings " << i);
     const std::size_t workers = all[i].by_allreduce ? ranks() : ranks() - 1;
-    require_equal_runs(over_mpi, run_in_one_process(all[i], workers));
+    const diaries in_process = run_in_one_process(all[i], workers);
+    require_equal_runs(over_mpi, in_process);
+    for (const diaries* run : {&over_mpi, &in_process}) {
+      const auto& evaluations = (*run)[0].evaluations;
+      REQUIRE(evaluations.size() == 4);  // after 7, 14, 21 and 25 steps
+      for (const auto& [step, whole] : evaluations) {
+        REQUIRE(whole.images == workers);
+        REQUIRE(whole.top1 == 1);
+      }
+    }
   }
 }
 
@@ -530,7 +577,8 @@ std::string complaint_about(const std::function<std::vector<std::byte>(const lam
   const settings given = with_drop_ratio(0.7);
   const auto body = [&](transport& ranks) {
     if (ranks.rank() == 0) {
-      play_server(ranks, given, flat_topology(1));
+      diary seen;
+      play_server(ranks, given, flat_topology(1), seen);
       return;
     }
     worker_link link(ranks, 0, 1, 0);
@@ -579,66 +627,41 @@ TEST_CASE("in process: a frame that is damaged, cut, replayed or of another mode
              Catch::StartsWith(blame("")) && Catch::Contains("layout"));
 }
 
-// A run of a server and workers in one process, of which `meddle(worker, step, parameters)` may do anything between the
-// steps. With `losses`, where the server says what it lost, it goes on without.
-diaries run_with(const settings& given, std::size_t workers,
-                 const std::function<void(std::size_t, std::uint64_t, replica&)>& meddle,
-                 std::vector<std::string>* losses = nullptr) {
-  diaries all(workers + 1);
-  const auto body = [&](transport& ranks) {
-    diary& seen = all[ranks.rank()];
-    replica local = make_replica(ranks.rank(), given);
-    if (ranks.rank() == 0) {
-      seen.parameters.push_back(parameters_of(local));
-      std::vector<client> clients;
-      for (std::size_t w = 0; w < workers; ++w) clients.push_back({.rank = w + 1});
-      std::function<void(const std::string&)> on_loss;
-      if (losses != nullptr) on_loss = [&](const std::string& what) { losses->push_back(what); };
-      server_link link(ranks, clients, on_loss);
-      serve(
-          link, local.model(), [&](std::size_t l) { return local[l]; }, server_options_of(given),
-          server_tasks_of(seen, local));
-      return;
-    }
-    const std::size_t worker = ranks.rank() - 1;
-    worker_tasks tasks = worker_tasks_of(seen, local, worker);
-    tasks.pulled = [&, note = tasks.pulled](std::uint64_t step) {
-      note(step);
-      meddle(worker, step, local);
-    };
-    worker_options options = worker_options_of(given, worker);
-    options.hash_period_steps = 3;
-    worker_link link(ranks, 0, workers, worker);
-    work(link, local, tasks, options);
-  };
-  in_process_options options{.name_of = name_of, .on_death = {}};
-  if (losses != nullptr) options.on_death = [](std::size_t, const std::exception&) {};
-  run_in_process(workers + 1, body, options);
-  return all;
-}
-
 TEST_CASE("in process: a replica that differs ends the run, and the worker is named") {
   if (rank_of_this() != 0) return;
-  const auto drift = [](std::size_t worker, std::uint64_t step, replica& local) {
-    if (worker == 1 && step == 4) local[0][0] += 1e-3F;
-  };
-  CHECK_THROWS_WITH(run_with(with_drop_ratio(0.7), 2, drift),
-                    "worker 1 began step 4 with other parameters than the server's");
+  for (const std::size_t workers_per_node : {1, 2, 3}) {
+    for (std::size_t bad = 0; bad < 3; ++bad) {
+      settings given = with_drop_ratio(0.7);
+      given.workers_per_node = workers_per_node;
+      given.hash_period_steps = 3;
+      given.meddle = [&](std::size_t worker, std::uint64_t step, replica& local) {
+        if (worker == bad && step == 4) local[0][0] += 1e-3F;
+      };
+      INFO("worker " << bad << ", nodes of " << workers_per_node);
+      // A leader hears its members before the server hears it: seen from a bad one, all of them differ.
+      const bool leads = bad % workers_per_node == 0 && bad + 1 < 3 && workers_per_node > 1;
+      const std::size_t named = leads ? bad + 1 : bad;
+      CHECK_THROWS_WITH(
+          run_in_one_process(given, 3),
+          "worker " + std::to_string(named) + " began step 4 with other parameters than it was sent");
+    }
+  }
 }
 
 TEST_CASE("in process: a degraded run goes on at the mean over the workers that are left") {
   if (rank_of_this() != 0) return;
   constexpr std::uint64_t last_step = 10;  // of worker 1
-  const auto dies = [](std::size_t worker, std::uint64_t step, replica&) {
-    if (worker == 1 && step == last_step + 1) throw std::runtime_error("worker 1 is dead");
-  };
   for (const bool agreed : {false, true}) {
     settings given = with_drop_ratio(agreed ? 0.7 : 0);
     given.agreed = agreed;  // whose means are over those that are left, too
-    CHECK_THROWS_WITH(run_with(given, 3, dies), "worker 1 is dead");
+    given.meddle = [](std::size_t worker, std::uint64_t step, replica&) {
+      if (worker == 1 && step == last_step + 1) throw std::runtime_error("worker 1 is dead");
+    };
+    CHECK_THROWS_WITH(run_in_one_process(given, 3), "worker 1 is dead");
 
     std::vector<std::string> losses;
-    const diaries run = run_with(given, 3, dies, &losses);
+    given.losses = &losses;
+    const diaries run = run_in_one_process(given, 3);
     REQUIRE(losses == std::vector<std::string>{"waiting for worker 1: gone before the end"});
     REQUIRE(run[0].metrics.size() == steps);
     for (std::size_t step = 0; step <= steps; ++step) {

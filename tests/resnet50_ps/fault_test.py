@@ -66,16 +66,36 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
     require(losses[0][:-1] == losses[1][:-1], "a pause changed what was computed")
 
 
-def goes_on_without(output: pathlib.Path) -> None:
-    """--degraded: the others finish without a worker that died, and say so."""
-    arguments = [*MPIRUN, "--enable-recovery", *command(output, "--degraded", "--timeout", "2", ranks=4)[len(MPIRUN):]]
-    mpirun = start(arguments)
+def goes_on_without(output: pathlib.Path, number: signal.Signals) -> None:
+    """--degraded: the others finish without a worker that died, or fell silent for a while, and say so."""
+    done = output.with_suffix(".done")
+    mpirun = start(degraded(output, "--timeout", "2", "--done-file", str(done)))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
-    os.kill(ranks_of(mpirun)[2], signal.SIGKILL)
+    worker = ranks_of(mpirun)[2]
+    os.kill(worker, number)
+    if number == signal.SIGSTOP:
+        wait_for(lambda: steps_done(output) >= 4, mpirun, "step 4")
+        os.kill(worker, signal.SIGCONT)
     _, errors = mpirun.communicate(timeout=DEADLINE_SECONDS)
-    require(mpirun.returncode == 0, errors)
+    require(mpirun.returncode == 0 and done.exists(), errors)
     require("worker 1; the run goes on without it" in errors, f"the loss was passed over in silence: {errors!r}")
     require(steps_done(output) == 7, "the run did not go on")
+
+
+def fails_degraded(output: pathlib.Path) -> None:
+    """What is no loss ends a degraded run as any other: at once, and for the reason."""
+    done = output.with_suffix(".done")
+    begun_at = time.monotonic()
+    failed = run(degraded(output, "--done-file", str(done), "--learning-rate", "1e30"))
+    require(not done.exists(), "a degraded run that failed counts as done")
+    require("the server: worker" in failed.stderr and "NaN or infinity" in failed.stderr, failed.stderr)
+    require(time.monotonic() - begun_at < 60, "the others waited for one that had failed")
+
+
+def degraded(output: pathlib.Path, *more: str) -> list[str]:
+    options = [option for option in TRAINING if "--learning-rate" not in more or option not in ("--learning-rate", "0.001")]
+    return [*MPIRUN, "--enable-recovery", "-n", "4", PROGRAM, *options, "--steps", "7", "--output", str(output),
+            "--degraded", *more]
 
 
 def disk_is_full(output: pathlib.Path) -> None:
@@ -109,7 +129,9 @@ def main() -> None:
         dies(at / "later", 2, 0.15)
         falls_silent(at / "silent_worker", 2, "worker 1")  # sent to or waited for, as it happens
         falls_silent(at / "silent_server", 0, "the server")
-        goes_on_without(at / "degraded")
+        goes_on_without(at / "dead", signal.SIGKILL)
+        goes_on_without(at / "late", signal.SIGSTOP)
+        fails_degraded(at / "diverging")
         disk_is_full(at / "full")
         pauses(at / "paused", at / "undisturbed")
 

@@ -13,7 +13,18 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
+void heed_last_word(const message& from, const std::string& name) {
+  if (!from.report.is_last_word) return;
+  throw link_error(
+      name + " failed: " + std::string(reinterpret_cast<const char*>(from.bytes.data()), from.bytes.size()));
+}
+
 }  // namespace
+
+void send_last_word(transport& ranks, std::span<const std::size_t> to, const std::string& reason) {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(reason));
+  ranks.send(to, {.is_last_word = true}, {&bytes, 1});
+}
 
 std::vector<std::byte> pack(std::span<const std::vector<std::byte>> strings) {
   std::vector<std::byte> packed;
@@ -93,11 +104,7 @@ void server_link::lose(const peers_lost& loss) {
 }
 
 void server_link::send(std::size_t to, byte_segments bytes) {
-  try {
-    transport_.send(std::span(&clients_[to].rank, 1), {}, bytes);
-  } catch (const peers_lost& loss) {
-    lose(loss);
-  }
+  transport_.send(std::span(&clients_[to].rank, 1), {}, bytes);
 }
 
 void server_link::send_to_all(byte_segments bytes) {
@@ -112,7 +119,10 @@ std::vector<message> server_link::collect() {
   for (;;) {
     try {
       std::vector<message> messages = transport_.receive_from_each(ranks_left_);
-      for (message& each : messages) each.sender = numbers_left_[each.sender];
+      for (message& each : messages) {
+        each.sender = numbers_left_[each.sender];
+        heed_last_word(each, name_of(each.sender));
+      }
       return messages;
     } catch (const peers_lost& loss) {
       lose(loss);
@@ -138,10 +148,12 @@ std::vector<message> server_link::receive_from_all() {
 }
 
 message server_link::receive_from_any() {
+  latest_.resize(clients());
   for (;;) {
     message arrived = transport_.receive_from_any(ranks_left_);
     const auto place = static_cast<std::ptrdiff_t>(arrived.sender);
     arrived.sender = numbers_left_[arrived.sender];
+    heed_last_word(arrived, name_of(arrived.sender));
     if (!arrived.report.asks_for_mean) {
       if (arrived.report.is_last) {
         ranks_left_.erase(ranks_left_.begin() + place);
@@ -149,18 +161,27 @@ message server_link::receive_from_any() {
       }
       return arrived;
     }
-    asking_.push_back(arrived);  // its bytes stay: who asks sends nothing before the answer
-    if (asking_.size() < clients()) continue;
-    std::ranges::sort(asking_, {}, &message::sender);
-    answer(asking_);
-    asking_.clear();
+    latest_[arrived.sender] = {};
+    latest_[arrived.sender].add(arrived);
+    value_sum sum;
+    for (const value_sum& each : latest_) {
+      if (each.workers > 0) sum.add(each.values, each.workers);
+    }
+    for (double& each : sum.values) each /= sum.workers;
+    send(arrived.sender, std::as_bytes(std::span(sum.values)));
   }
+}
+
+std::span<const std::byte> worker_link::receive() {
+  const message arrived = transport_.receive_from_each({&hub_, 1})[0];
+  heed_last_word(arrived, name_of_server());
+  return arrived.bytes;
 }
 
 void worker_link::average_over_clients(std::span<double> values, double weight) {
   const std::array segments = {bytes_of(weight), std::as_bytes(std::span<const double>(values))};
   send({.asks_for_mean = true}, segments);
-  const std::span<const std::byte> mean = transport_.receive_from_each({&hub_, 1})[0].bytes;
+  const std::span<const std::byte> mean = worker_link::receive();
   if (mean.size() != values.size_bytes()) throw link_error("the server sent a mean of other values");
   std::memcpy(values.data(), mean.data(), mean.size());
 }
@@ -172,7 +193,7 @@ void worker_link::send_state(const std::vector<std::byte>& state) {
 }
 
 std::vector<std::byte> worker_link::receive_state() {
-  std::vector<std::vector<std::byte>> states = unpack(transport_.receive_from_each({&hub_, 1})[0].bytes);
+  std::vector<std::vector<std::byte>> states = unpack(worker_link::receive());
   if (states.size() != 1) throw link_error("the server sent no state to resume from");
   return std::move(states[0]);
 }

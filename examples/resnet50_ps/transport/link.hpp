@@ -33,6 +33,14 @@ auto read_from(const std::string& peer, Read&& read) {
   }
 }
 
+/// The replica of `name` is not what it should be.
+inline link_error other_replica(const std::string& name, std::uint64_t step) {
+  return link_error(name + " began step " + std::to_string(step) + " with other parameters than it was sent");
+}
+
+/// Tells others, before this rank ends, why it fails: they then fail for the same reason.
+void send_last_word(transport& ranks, std::span<const std::size_t> to, const std::string& reason);
+
 /// Several byte strings as one, each with its length before it; and back. Throws link_error for bytes that are none.
 std::vector<std::byte> pack(std::span<const std::vector<std::byte>> strings);
 std::vector<std::vector<std::byte>> unpack(std::span<const std::byte> bytes);
@@ -83,13 +91,15 @@ class server_link {
   std::vector<std::size_t> workers_of_clients() const;
   std::string name_of(std::size_t client) const { return transport_.name_of(clients_[client].rank); }
 
+  /// To one client, whose loss ends all.
   void send(std::size_t to, byte_segments bytes);
   void send(std::size_t to, std::span<const std::byte> bytes) { send(to, byte_segments(&bytes, 1)); }
   void send_to_all(byte_segments bytes);
   void send_to_all(std::span<const std::byte> bytes) { send_to_all(byte_segments(&bytes, 1)); }
   /// One message from every client that is left, in their order. message::sender is the client's number.
   std::vector<message> receive_from_all();
-  /// The message of whoever comes first, but for clients whose last one has come.
+  /// The message of whoever comes first, but for clients whose last one has come. A mean is then over what each has
+  /// asked for last, so that nobody waits for the slowest.
   message receive_from_any();
 
   /// As receive_from_all, but what asks for a mean is left to the caller.
@@ -104,7 +114,7 @@ class server_link {
   std::function<void(const std::string&)> on_loss_;
   std::vector<std::size_t> ranks_left_;
   std::vector<std::size_t> numbers_left_;  // of the clients on those ranks
-  std::vector<message> asking_;            // those who wait for the mean that others have not asked for yet
+  std::vector<value_sum> latest_;          // what each client asked to be averaged last
 };
 
 /// For each layer, where the elements of its gradient lie.
@@ -122,7 +132,7 @@ class worker_link : public worker_peers {
     transport_.send(std::span(&hub_, 1), report, bytes);
   }
   /// What the server sent.
-  virtual std::span<const std::byte> receive() { return transport_.receive_from_each({&hub_, 1})[0].bytes; }
+  virtual std::span<const std::byte> receive();
   std::string name_of_server() const { return transport_.name_of(hub_); }
 
   using worker_peers::average;

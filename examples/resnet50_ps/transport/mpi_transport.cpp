@@ -111,23 +111,21 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
   check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
   rank_ = static_cast<std::size_t>(rank);
   incoming_.resize(static_cast<std::size_t>(count));
+  heard_at_.assign(incoming_.size(), std::chrono::steady_clock::now());
   for (std::size_t r = 0; r < incoming_.size(); ++r) incoming_[r].rank = r;
 }
 
-// A receive that is left open, for a rank that was lost, must not write into what is gone.
+// What is still on its way, to or from a rank that was lost, MPI may look at until the process ends.
 mpi_transport::~mpi_transport() {
-  for (incoming& each : incoming_) {
-    for (MPI_Request& request : each.requests) {
-      if (request == MPI_REQUEST_NULL) continue;
-      MPI_Cancel(&request);
-      MPI_Request_free(&request);
-    }
-  }
+  const bool is_open =
+      std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
+  if (is_open) new std::vector<incoming>(std::move(incoming_));
+  if (!abandoned_.empty()) new std::list<outgoing>(std::move(abandoned_));
 }
 
 // `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.
 template <class Look, class Lose>
-void mpi_transport::wait_until(Look look, Lose lose) {
+void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose lose) {
   using clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds longest_nap{200};
   constexpr std::chrono::milliseconds pause_between_pieces{20};
@@ -136,7 +134,7 @@ void mpi_transport::wait_until(Look look, Lose lose) {
   for (progress seen = look(); seen != progress::done; seen = look()) {
     const auto now = clock::now();
     if (seen == progress::advanced) last_progress = now;
-    if (now > last_progress + options_.timeout) lose();
+    if (now > last_progress + timeout) lose();
     if (seen == progress::none || now > last_progress + pause_between_pieces) {
       std::this_thread::sleep_for(nap);
       nap = std::min(2 * nap, longest_nap);
@@ -147,9 +145,15 @@ void mpi_transport::wait_until(Look look, Lose lose) {
 }
 
 void mpi_transport::lose(const std::vector<std::size_t>& ranks, const std::string& doing) {
-  throw peers_lost("nothing heard for " + std::to_string(options_.timeout.count()) + " s while " + doing +
+  throw peers_lost("nothing heard for " + std::to_string(timeout_of(ranks).count()) + " s while " + doing +
                        " " + names_of(ranks, options_.name_of),
                    ranks);
+}
+
+std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> ranks) const {
+  std::chrono::seconds longest{0};
+  for (const std::size_t rank : ranks) longest = std::max(longest, options_.timeout_of(rank));
+  return longest;
 }
 
 void mpi_transport::post(std::size_t to, const step_report& report, byte_segments bytes) {
@@ -260,12 +264,15 @@ std::vector<message> mpi_transport::take_all(std::span<const std::size_t> from) 
 
 void mpi_transport::send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) {
   for (const std::size_t rank : to) post(rank, report, bytes);
-  wait_until([&] { return sending(); }, [&] { lose(abandon(), "sending to"); });
+  wait_until(
+      timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to"); });
   outgoing_.clear();
+  for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
 }
 
 std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
-  wait_until([&] { return receiving(from); }, [&] { lose(missing(from), "waiting for"); });
+  wait_until(
+      timeout_of(from), [&] { return receiving(from); }, [&] { lose(missing(from), "waiting for"); });
   return take_all(from);
 }
 
@@ -275,13 +282,18 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
     progress best = progress::none;
     for (std::size_t k = 0; k < from.size(); ++k) {
       const std::size_t sender = (any_after_ + k) % from.size();
-      const progress seen = advance(incoming_[from[sender]]);
+      const std::size_t rank = from[sender];
+      const progress seen = advance(incoming_[rank]);
       if (seen == progress::done && best != progress::done) arrived = sender;
       best = std::max(best, seen);
+      const auto now = std::chrono::steady_clock::now();
+      // Each by a clock of its own: the others talk on when one is silent.
+      if (seen >= progress::advanced) heard_at_[rank] = now;
+      if (now > heard_at_[rank] + options_.timeout_of(rank)) lose({rank}, "waiting for");
     }
     return best;
   };
-  wait_until(look, [&] { lose(missing(from), "waiting for"); });
+  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for"); });
   any_after_ = arrived + 1;
   return take(from, arrived);
 }
@@ -289,12 +301,13 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
 std::vector<message> mpi_transport::exchange(std::span<const std::size_t> with,
                                              std::span<const std::span<const std::byte>> messages) {
   for (std::size_t i = 0; i < with.size(); ++i) post(with[i], {}, messages.subspan(i, 1));
-  wait_until([&] { return both(sending(), receiving(with)); },
-             [&] {
-               const std::vector<std::size_t> silent = missing(with);
-               const std::vector<std::size_t> deaf = abandon();
-               lose(silent.empty() ? deaf : silent, "exchanging with");
-             });
+  wait_until(
+      timeout_of(with), [&] { return both(sending(), receiving(with)); },
+      [&] {
+        const std::vector<std::size_t> silent = missing(with);
+        const std::vector<std::size_t> deaf = abandon();
+        lose(silent.empty() ? deaf : silent, "exchanging with");
+      });
   outgoing_.clear();
   return take_all(with);
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <span>
@@ -30,7 +31,8 @@ class mpi_session {
 
 struct mpi_transport_options {
   std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce
-  std::chrono::seconds timeout{600};  ///< without a sign of progress, after which a peer counts as lost
+  /// Without a sign of progress from a rank, after which it counts as lost.
+  std::function<std::chrono::seconds(std::size_t rank)> timeout_of;
   rank_names name_of;
 };
 
@@ -79,16 +81,18 @@ class mpi_transport : public transport {
   message take(std::span<const std::size_t> from, std::size_t sender);
   std::vector<message> take_all(std::span<const std::size_t> from);
   template <class Look, class Lose>
-  void wait_until(Look look, Lose lose);
+  void wait_until(std::chrono::seconds timeout, Look look, Lose lose);
+  std::chrono::seconds timeout_of(std::span<const std::size_t> ranks) const;
   [[noreturn]] void lose(const std::vector<std::size_t>& ranks, const std::string& doing);
 
   MPI_Comm communicator_;
   mpi_transport_options options_;
   std::size_t rank_ = 0;
   std::size_t any_after_ = 0;
-  std::vector<incoming> incoming_;  // of every rank
-  std::list<outgoing> outgoing_;    // on their way
-  std::list<outgoing> abandoned_;   // to ranks that are lost: MPI may still look at them
+  std::vector<std::chrono::steady_clock::time_point> heard_at_;  // of each rank, or sent to
+  std::vector<incoming> incoming_;                               // of every rank
+  std::list<outgoing> outgoing_;                                 // on their way
+  std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
 };
 
 }  // namespace resnet50_ps

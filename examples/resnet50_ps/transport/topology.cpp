@@ -25,6 +25,30 @@ std::string topology::name_of(std::size_t rank) const {
   return is_server(rank) ? "the server" : "worker " + std::to_string(worker_on(rank));
 }
 
+std::vector<std::size_t> topology::below(std::size_t rank) const {
+  std::vector<std::size_t> ranks;
+  if (is_server(rank)) {
+    for (const auto& node : nodes) ranks.push_back(node.front());
+  } else if (const auto& node = nodes[node_of(rank)]; node.front() == rank) {
+    ranks.assign(node.begin() + 1, node.end());
+  }
+  return ranks;
+}
+
+std::size_t topology::above(std::size_t rank) const {
+  if (rank == 0) return rank;
+  const std::size_t leader = nodes[node_of(rank)].front();
+  return leader == rank ? 0 : leader;
+}
+
+int topology::patience(std::size_t rank, std::size_t awaited) const {
+  const std::vector<std::size_t> heard = below(rank);
+  if (std::ranges::find(heard, awaited) != heard.end()) return below(awaited).empty() ? 1 : 2;
+  if (!has_server) return 2;
+  // As long as the longest wait that the one above may be in, and once more.
+  return above(rank) == 0 ? (below(rank).empty() && nodes.size() == workers() ? 2 : 3) : 4;
+}
+
 topology flat_topology(std::size_t workers) {
   return hybrid_topology(workers, 1);
 }

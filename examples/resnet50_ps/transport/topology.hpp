@@ -21,6 +21,13 @@ struct topology {
   std::size_t worker_on(std::size_t rank) const { return has_server ? rank - 1 : rank; }
   std::size_t node_of(std::size_t rank) const;
   std::string name_of(std::size_t rank) const;
+  /// The ranks that `rank` hears from: a server's clients, a leader's members, the others of an allreduce for worker 0.
+  std::vector<std::size_t> below(std::size_t rank) const;
+  /// And whom it answers to; of those that answer to nobody, itself.
+  std::size_t above(std::size_t rank) const;
+  /// For how many times as long as others `rank` waits for `awaited`, so that who is next to a silent rank is the first
+  /// to say so: 1 for one with nobody below it, 2 for a leader, and more for those above.
+  int patience(std::size_t rank, std::size_t awaited) const;
 };
 
 topology flat_topology(std::size_t workers);

@@ -50,6 +50,7 @@ struct step_report {
   double evaluation_seconds = 0;
 
   bool asks_for_mean = false;  ///< the bytes are values to be averaged, see worker_link
+  bool is_last_word = false;   ///< the sender has failed; the bytes are its reason
   bool is_last = false;        ///< training is over for this worker: it sends nothing after this
 };
 static_assert(std::is_trivially_copyable_v<step_report>);
@@ -87,7 +88,7 @@ class transport {
                                         std::span<const std::span<const std::byte>> outgoing) = 0;
 };
 
-/// One report for two of them.
+/// One report for two of them, but for the hash of the replica, which is a's.
 inline step_report merged(const step_report& a, const step_report& b) {
   step_report both = a;
   both.images += b.images;
@@ -96,12 +97,14 @@ inline step_report merged(const step_report& a, const step_report& b) {
     both.loss = (a.loss * static_cast<double>(a.images) + b.loss * static_cast<double>(b.images)) /
                 static_cast<double>(both.images);
   }
+  // What the slower one did before is what the others waited for.
+  if (b.evaluation_seconds + b.compute_seconds > a.evaluation_seconds + a.compute_seconds) {
+    both.evaluation_seconds = b.evaluation_seconds;
+  }
   both.compute_seconds = std::max(a.compute_seconds, b.compute_seconds);
-  if (a.replica_hash != b.replica_hash && b.replica_hash != 0) both.replica_hash = b.replica_hash;
   both.test_images += b.test_images;
   both.test_top1 += b.test_top1;
   both.test_top5 += b.test_top5;
-  both.evaluation_seconds = std::max(a.evaluation_seconds, b.evaluation_seconds);
   return both;
 }
 
