@@ -40,8 +40,8 @@ std::string workers_in(const topology& who, std::size_t states) {
 
 // What `before` workers had of their data and statistics, for each of `now`: who had seen k batches each begins where as
 // many images have been seen by all, and the statistics are averaged.
-std::vector<std::byte> merge_workers(const std::vector<std::vector<std::byte>>& before, std::size_t now,
-                                     const replica& local) {
+std::vector<std::byte> merge_data_and_statistics(const std::vector<std::vector<std::byte>>& before,
+                                                 std::size_t now, const replica& local) {
   std::vector<std::byte> merged = before.front();
   worker_head head;
   std::memcpy(&head, merged.data(), sizeof head);
@@ -64,25 +64,6 @@ std::vector<std::byte> merge_workers(const std::vector<std::vector<std::byte>>& 
     begin += buffer.nbytes();
   }
   return merged;
-}
-
-// Replaces the states of some workers by those of as many others, which all get the same: the mean of the residuals.
-void merge(std::vector<std::vector<std::byte>>& states, std::size_t workers, const replica& local) {
-  std::vector<std::vector<std::byte>> compressors;
-  std::vector<std::vector<std::byte>> others;
-  std::size_t expected = sizeof(worker_head);
-  for (const torch::Tensor& buffer : local.statistics()) expected += buffer.nbytes();
-  for (const auto& state : states) {
-    std::vector<std::vector<std::byte>> parts = unpack(state);
-    if (parts.size() != 2 || parts[1].size() != expected)
-      throw std::runtime_error("the checkpoint holds no state of a worker of this model");
-    compressors.push_back(std::move(parts[0]));
-    others.push_back(std::move(parts[1]));
-  }
-  const std::vector<std::span<const std::byte>> views(compressors.begin(), compressors.end());
-  const std::vector<std::vector<std::byte>> merged = {lamina::merge_states<float>(views, local.model()),
-                                                      merge_workers(others, workers, local)};
-  states.assign(workers, pack(merged));
 }
 
 }  // namespace
@@ -124,6 +105,24 @@ batch_stream::position load_worker(std::span<const std::byte> bytes, replica& lo
   }
   local.set_statistics(statistics);
   return state.taken;
+}
+
+std::vector<std::vector<std::byte>> merge_workers(const std::vector<std::vector<std::byte>>& states,
+                                                  std::size_t workers, const replica& local) {
+  std::vector<std::vector<std::byte>> compressors;
+  std::vector<std::vector<std::byte>> others;
+  std::size_t expected = sizeof(worker_head);
+  for (const torch::Tensor& each : local.statistics()) expected += each.nbytes();
+  for (const auto& state : states) {
+    std::vector<std::vector<std::byte>> parts = unpack(state);
+    if (parts.size() != 2 || parts[1].size() != expected)
+      throw std::runtime_error("the checkpoint holds no state of a worker of this model");
+    compressors.push_back(std::move(parts[0]));
+    others.push_back(std::move(parts[1]));
+  }
+  const std::vector<std::vector<std::byte>> merged = {lamina::merge_states<float>(compressors, local.model()),
+                                                      merge_data_and_statistics(others, workers, local)};
+  return {workers, pack(merged)};
 }
 
 std::string configuration_of(const training& run, const lamina::layout& model) {
@@ -211,7 +210,7 @@ server_state load_checkpoint(const training& run, const replica& local) {
       throw std::runtime_error(
           fmt::format("the checkpoint {} is of {}, not of {}{}", newest->string(), before, now, hint));
     }
-    merge(state.workers, run.who.workers(), local);
+    state.workers = merge_workers(state.workers, run.who.workers(), local);
   }
   return state;
 }

@@ -29,6 +29,12 @@ std::vector<std::byte> save_worker(const replica& local, const batch_stream& bat
 /// threads, which round otherwise.
 batch_stream::position load_worker(std::span<const std::byte> bytes, replica& local);
 
+/// The states, as save_state() makes them, that so many workers begin with in place of those that were saved: all get the
+/// mean of the residuals and of the statistics, and begin in the data where as many images have been seen by all. Errors as
+/// lamina::merge_states, and std::runtime_error for states of another model.
+std::vector<std::vector<std::byte>> merge_workers(const std::vector<std::vector<std::byte>>& states,
+                                                  std::size_t workers, const replica& local);
+
 /// Whether the run's directory holds any.
 bool has_checkpoints(const training& run);
 /// The newest good checkpoint of the run, or the beginning if there is none: reads the parameters into the replica. Throws

@@ -2,6 +2,7 @@
 // Runs the loops of examples/resnet50_ps on a small model, under mpirun with any number of workers and in one process.
 // Every rank passes through the same test cases in the same order; only rank 0 asserts.
 #include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 #include <torch/utils.h>
@@ -20,6 +21,7 @@
 #include "allreduce.hpp"
 #include "node.hpp"
 #include "replica.hpp"
+#include "saved_run.hpp"
 #include "server.hpp"
 #include "transport/in_process_transport.hpp"
 #include "transport/mpi_transport.hpp"
@@ -683,6 +685,63 @@ TEST_CASE("in process: a degraded run goes on at the mean over the workers that 
       REQUIRE(same_bits(x, run[0].parameters[step + 1]));
     }
   }
+}
+
+struct normalised_impl : torch::nn::Module {
+  normalised_impl()
+      : linear(register_module("linear", torch::nn::Linear(features, classes))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(classes))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return norm->forward(linear->forward(x)); }
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d norm;
+};
+TORCH_MODULE_IMPL(normalised, normalised_impl);
+
+TEST_CASE(
+    "in process: merged workers get the mean of residuals and statistics, and the same place in the data") {
+  if (rank_of_this() != 0) return;
+  torch::set_num_threads(1);
+  replica local{torch::nn::AnyModule(normalised())};
+  const auto images = open_data("synthetic", {.image_size_pixels = 8, .seed = 1}).train;
+  std::vector<std::vector<std::byte>> states;
+  std::vector<std::vector<float>> residuals;
+  for (const float value : {1.0F, 4.0F}) {
+    lamina::gradient_compressor<float> compressor(local.model(), {.drop_ratio = 0.9});
+    for (std::size_t l = 0; l < local.model().layers(); ++l) {
+      compressor.accumulate(l,
+                            std::vector<float>(local.model().sizes()[l], value * static_cast<float>(l + 1)));
+    }
+    compressor.encode();
+    compressor.commit();
+    residuals.push_back(flatten(local.model(), [&](std::size_t l) { return compressor.residual()[l]; }));
+    std::vector<torch::Tensor> statistics = local.statistics();
+    statistics[0].fill_(value);
+    local.set_statistics(statistics);
+    batch_stream batches(images, {2, states.size()}, 4, 1, {.epochs = 1, .batches = 6});
+    states.push_back(
+        pack(std::vector<std::vector<std::byte>>{compressor.save(), save_worker(local, batches)}));
+  }
+  REQUIRE(residuals[0] != residuals[1]);
+
+  const auto merged = merge_workers(states, 4, local);
+  REQUIRE(merged.size() == 4);
+  for (const auto& each : merged) {
+    const auto parts = unpack(each);
+    lamina::gradient_compressor<float> compressor(local.model(), {.drop_ratio = 0.9});
+    compressor.load(parts.at(0));
+    const auto residual = flatten(local.model(), [&](std::size_t l) { return compressor.residual()[l]; });
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      REQUIRE(residual[i] == (residuals[0][i] + residuals[1][i]) / 2);
+    }
+    const batch_stream::position taken = load_worker(parts.at(1), local);
+    REQUIRE(taken.epochs == 1);
+    REQUIRE(taken.batches == 3);
+    REQUIRE(local.statistics()[0].eq(2.5F).all().item<bool>());
+  }
+  auto other = states;
+  other[1] = pack(std::vector<std::vector<std::byte>>{{}, {}});
+  CHECK_THROWS_WITH(merge_workers(other, 4, local),
+                    "the checkpoint holds no state of a worker of this model");
 }
 
 int main(int argc, char** argv) {

@@ -7,7 +7,7 @@ import sys
 import time
 
 PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
-TRAINING = ["--runs", "with", "--batch", "4", "--momentum", "0.9", "--learning-rate", "0.001", "--threads", "1",
+TRAINING = ["--runs", "with", "--batch", "4", "--image-size", "16", "--momentum", "0.9", "--learning-rate", "0.001", "--threads", "1",
             "--interval", "1"]
 DEADLINE_SECONDS = 120
 

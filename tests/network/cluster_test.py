@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The emulated cluster of benchmarks/network: cluster_test.py. Ends with 77 where it cannot be built."""
+
+import signal
+import subprocess
+import sys
+import time
+
+from here import NETWORK, cluster, require, skip_without_clusters
+
+
+def is_gone() -> bool:
+    namespaces = cluster.sh("ip", "netns", "list")
+    return cluster.SWITCH not in namespaces and cluster.PREFIX not in namespaces
+
+
+def ranks_stand_on_their_machines() -> None:
+    with cluster.Cluster(3, 1e8) as machines:
+        said = machines.mpirun([0, 1, 1, 2], ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"], 60).stdout
+        require(sorted(said.split("\n"))[-4:] == ["0 lamina-m0", "1 lamina-m1", "2 lamina-m1", "3 lamina-m2"], said)
+        for machine in range(3):
+            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, f"port{machine}")):
+                limit = cluster.sh("tc", "-n", namespace, "qdisc", "show", "dev", device)
+                require("tbf" in limit and "rate 100Mbit" in limit, f"no limit both ways: {limit}")
+    require(is_gone(), "a cluster was left behind")
+
+
+def counters_count_what_is_sent() -> None:
+    count = 2_000_000
+    receive = ("import socket; s = socket.create_server(('10.77.0.1', 7000)); c = s.accept()[0]; n = 0\n"
+               "while d := c.recv(65536): n += len(d)\nprint(n)")
+    send = ("import socket, time\nfor _ in range(100):\n  try: c = socket.create_connection(('10.77.0.2', 7000)); break\n"
+            f"  except OSError: time.sleep(0.1)\nc.sendall(bytes({count}))")
+    with cluster.Cluster(2, 1e9) as machines:
+        before = machines.counters(1)
+        receiver = subprocess.Popen(machines.command_on(1, "python3", "-c", receive.replace("10.77.0.1", "10.77.0.2")),
+                                    stdout=subprocess.PIPE, text=True)
+        subprocess.run(machines.command_on(0, "python3", "-c", send), check=True, timeout=60)
+        said, _ = receiver.communicate(timeout=60)
+        counted = machines.counters(1).since(before)
+    payload = counted.received_bytes - 66 * counted.received_packets
+    require(int(said) == count, f"{said} bytes arrived")
+    require(abs(payload / count - 1) < 0.02, f"{payload} bytes were counted of {count}")
+
+
+def interruption_leaves_nothing(number: signal.Signals) -> None:
+    inside = ("import sys, time; sys.path.insert(0, sys.argv[1]); import cluster, signal\n"
+              "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+              "with cluster.Cluster(2, 1e9) as c:\n  print('up', flush=True)\n  c.mpirun([0, 1], ['sleep', '60'], 90)\n")
+    process = subprocess.Popen([sys.executable, "-c", inside, str(NETWORK)], stdout=subprocess.PIPE, text=True)
+    require(process.stdout.readline() == "up\n", "the cluster did not come up")
+    time.sleep(1)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    if number == signal.SIGKILL:  # after which nobody can tidy up but the next one
+        require(not is_gone(), "this test tests nothing")
+        cluster.remove_leftovers()
+    require(is_gone(), f"{number.name} left a cluster behind")
+
+
+def main() -> None:
+    skip_without_clusters()
+    ranks_stand_on_their_machines()
+    counters_count_what_is_sent()
+    interruption_leaves_nothing(signal.SIGTERM)
+    interruption_leaves_nothing(signal.SIGKILL)
+
+
+main()

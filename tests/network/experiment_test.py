@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The experiment of benchmarks/network, small: experiment_test.py PROGRAM. Ends with 77 where there can be no cluster."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from here import NETWORK, python_with_matplotlib, require, skip_without_clusters
+
+
+def main() -> None:
+    skip_without_clusters()
+    with tempfile.TemporaryDirectory() as directory:
+        output = pathlib.Path(directory)
+        done = subprocess.run(
+            [python_with_matplotlib(), str(NETWORK / "experiment.py"), "--program", sys.argv[1], "--output", directory,
+             "--rates", "1 Gb/s", "--topologies", "first", "--rows", "nodes, R = 0.95", "--steps", "5",
+             "--recorded-steps", "6"], capture_output=True, text=True)
+        require(done.returncode == 0, done.stderr)
+        result, = json.loads((output / "results.json").read_text())["results"]
+        require(result["worker_seconds"] >= 0.388 and result["server_seconds"] >= 0.073, f"too quick: {result}")
+        require(0.03 < result["sent_up"] < 0.5, f"layers are not dropped: {result}")
+        # The model goes down once and little more: what the interface counted is what the program said.
+        for way in ("up", "down"):
+            off = result[f"counted_{way}"] / result[f"said_{way}"] - 1
+            require(abs(off) < 0.05, f"{way}: the interface and the program are {100 * off:.1f} % apart")
+        require("| nodes, R = 0.95 |" in (output / "table.md").read_text(), "the table lacks the row")
+        require((output / "step.svg").stat().st_size > 1000, "no picture")
+
+
+main()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""What the tests of benchmarks/network share."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+NETWORK = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "network"
+sys.path.insert(0, str(NETWORK))
+
+import cluster  # noqa: E402
+
+
+def python_with_matplotlib() -> str:
+    for python in (sys.executable, "/usr/bin/python3"):
+        check = "import importlib.util as u, sys; sys.exit(u.find_spec('matplotlib') is None)"
+        if subprocess.run([python, "-c", check], check=False).returncode == 0:
+            return python
+    skip("no matplotlib; cmake/install_packages plots installs it")
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {what}")
+
+
+def skip(why: str) -> None:
+    print(f"skipped: {why}")
+    sys.exit(77)
+
+
+def skip_without_clusters() -> None:
+    if os.geteuid() != 0:
+        skip("an emulated cluster needs root")
+    for tool in ("ip", "tc", "ethtool", "unshare", "mpirun"):
+        if shutil.which(tool) is None:
+            skip(f"the program {tool} is missing")
+    try:
+        with cluster.Cluster(1, 1e9):
+            pass
+    except RuntimeError as error:
+        skip(f"network namespaces or tc tbf are not to be had here: {error}")
