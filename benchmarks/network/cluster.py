@@ -98,6 +98,13 @@ class Cluster:
         sent, received = link["stats64"]["tx"], link["stats64"]["rx"]
         return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
+    @staticmethod
+    def repeated_segments(machine: int) -> tuple[int, int]:
+        """Segments since the cluster was built that TCP received again, and that it sent again: a link on which several
+        send at once loses some, and TCP repeats more than those."""
+        counted = json.loads(sh("ip", "netns", "exec", PREFIX + str(machine), "nstat", "-asj"))["kernel"]
+        return counted.get("TcpExtTCPDSACKOldSent", 0), counted.get("TcpRetransSegs", 0)
+
     def command_on(self, machine: int, *command: str) -> list[str]:
         return ["ip", "netns", "exec", PREFIX + str(machine), "unshare", "--uts", "sh", "-c",
                 f'hostname {PREFIX}{machine} && exec "$@"', "sh", *command]

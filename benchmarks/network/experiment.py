@@ -22,7 +22,8 @@ from settings import PAPER, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
 MODEL_CLASSES = 1000  # as in the paper: 25,557,032 parameters
 HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
 PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
-GOODPUT_SHARE = (PACKET_BYTES - HEADER_BYTES) / PACKET_BYTES
+SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
+GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
 WARM_UP_STEPS = 2  # the first sends the whole model; then residuals are near empty
 
 
@@ -41,7 +42,7 @@ class Result:
     sent_up: float
     sent_down: float
     model_seconds: float | None  # bytes over goodput
-    counted_up: int  # payload at the server's interface, over the whole run
+    counted_up: int  # payload at the server's interface, over the whole run, without what TCP repeated
     counted_down: int
     said_up: int  # the same by the program, of the workers on other machines
     said_down: int
@@ -77,13 +78,14 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
         before = cluster.counters(topology.machines[0])
         cluster.mpirun(topology.machines, [program, *options, "--output", directory], seconds=3600)
         counted = cluster.counters(topology.machines[0]).since(before)
+        repeated = cluster.repeated_segments(topology.machines[0])
         run = pathlib.Path(directory) / row.run_name
         all_steps = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
                      if "step" in line]
         layers = json.loads((run / "config.json").read_text())["model"]["layers"]
     measured = all_steps[WARM_UP_STEPS:] or all_steps
     up, down = median_of(measured, "bytes_up"), median_of(measured, "bytes_down")
-    counted_up, counted_down = payload(counted)
+    counted_up, counted_down = (way - SEGMENT_BYTES * again for way, again in zip(payload(counted), repeated))
     # The parameters that the last step has changed go down after it, in no step's metrics.
     last = len(clients) * sum(4 * layers[index]["elements"] for index in all_steps[-1]["arrived"])
     return Result(

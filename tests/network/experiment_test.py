@@ -26,7 +26,7 @@ def main() -> None:
         # The model goes down once and little more: what the interface counted is what the program said.
         for way in ("up", "down"):
             off = result[f"counted_{way}"] / result[f"said_{way}"] - 1
-            require(abs(off) < 0.05, f"{way}: the interface and the program are {100 * off:.1f} % apart")
+            require(abs(off) < 0.03, f"{way}: the interface and the program are {100 * off:.1f} % apart")
         require("| nodes, R = 0.95 |" in (output / "table.md").read_text(), "the table lacks the row")
         require((output / "step.svg").stat().st_size > 1000, "no picture")
 
