@@ -8,6 +8,7 @@
 #include "server.hpp"
 
 namespace resnet50_ps {
+
 void serve_asynchronously(server_link& link, const lamina::layout& model, const parameter_store& parameters,
                           const server_options& options, const server_tasks& tasks) {
   const std::size_t clients = link.clients();
