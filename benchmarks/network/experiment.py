@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs the rows of the experiment over the emulated cluster; see ./run --help."""
+"""Trains over an emulated cluster with limited rates, and says where the seconds of a step go. What the output directory
+has of other rows stays beside these."""
 
 import argparse
-import dataclasses
 import datetime
 import json
 import pathlib
@@ -17,7 +17,8 @@ import tempfile
 import plots
 import report
 from cluster import Cluster, Counters
-from settings import PAPER, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
+from report import Result
+from settings import QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
 
 MODEL_CLASSES = 1000  # as in the paper: 25,557,032 parameters
 HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
@@ -25,27 +26,6 @@ PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
 GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
 WARM_UP_STEPS = 2  # the first sends the whole model; then residuals are near empty
-
-
-@dataclasses.dataclass
-class Result:
-    row: str
-    topology: str
-    rate: str
-    steps: int
-    worker_seconds: float
-    server_seconds: float
-    communication_seconds: float
-    total_seconds: float
-    bytes_up: float  # a step, of all frames
-    bytes_down: float
-    sent_up: float
-    sent_down: float
-    model_seconds: float | None  # bytes over goodput
-    counted_up: int  # payload at the server's interface, over the whole run, without what TCP repeated
-    counted_down: int
-    said_up: int  # the same by the program, of the workers on other machines
-    said_down: int
 
 
 def median_of(steps: list[dict], key: str) -> float:
@@ -69,16 +49,13 @@ def payload(counted: Counters) -> tuple[int, int]:
 
 def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, work: list[str]) -> Result:
     rate_bits = RATES[rate]
-    clients = topology.clients(row.by_nodes)
-    remote = sum(machine != topology.machines[0] for machine in clients) / len(clients)
-    options = [*row.options, "--steps", str(steps), "--threads", "1", *work]
-    if row.by_nodes:
-        options += ["--topology", "hybrid", "--workers-per-node", str(topology.workers_per_machine)]
-    with tempfile.TemporaryDirectory() as directory, Cluster(len(set(topology.machines)), rate_bits) as cluster:
-        before = cluster.counters(topology.machines[0])
-        cluster.mpirun(topology.machines, [program, *options, "--output", directory], seconds=3600)
-        counted = cluster.counters(topology.machines[0]).since(before)
-        repeated = cluster.repeated_segments(topology.machines[0])
+    ranks = topology.machines_of(row)
+    options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
+    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits) as cluster:
+        before = cluster.counters(ranks[0])
+        cluster.mpirun(ranks, [program, *options, "--output", directory], seconds=3600)
+        counted = cluster.counters(ranks[0]).since(before)
+        repeated = cluster.repeated_segments(ranks[0])
         run = pathlib.Path(directory) / row.run_name
         all_steps = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
                      if "step" in line]
@@ -86,38 +63,49 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
     measured = all_steps[WARM_UP_STEPS:] or all_steps
     up, down = median_of(measured, "bytes_up"), median_of(measured, "bytes_down")
     counted_up, counted_down = (way - SEGMENT_BYTES * again for way, again in zip(payload(counted), repeated))
-    # The parameters that the last step has changed go down after it, in no step's metrics.
-    last = len(clients) * sum(4 * layers[index]["elements"] for index in all_steps[-1]["arrived"])
+    said_up, said_down = (sum(step[key] for step in all_steps) for key in ("bytes_up", "bytes_down"))
+    if row.way == "allreduce":
+        # Its steps begin with the parameters of the first worker.
+        others = [machine for machine in ranks if machine != ranks[0]]
+        said_up, said_down = topology.link_bytes(row, said_up, said_down)
+        said_down += len(others) * sum(4 * layer["elements"] for layer in layers)
+    else:
+        # The parameters that the last step has changed go down after it, in no step's metrics.
+        said_down += len(topology.clients(row)) * sum(4 * layers[index]["elements"] for index in all_steps[-1]["arrived"])
+        said_up, said_down = topology.link_bytes(row, said_up, said_down)
+    to_link, from_link = topology.link_bytes(row, up, down)
+    # A server sends when it has received everything; in an allreduce both ways are busy at once.
+    in_turn = max(to_link, from_link) if row.way == "allreduce" else to_link + from_link
     return Result(
-        row=row.name, topology=topology.name + (", by nodes" if row.by_nodes else ", flat"), rate=rate,
-        steps=len(measured),
-        worker_seconds=median_of(measured, "worker_seconds"), server_seconds=median_of(measured, "server_seconds"),
-        communication_seconds=median_of(measured, "communication_seconds"),
-        total_seconds=median_of(measured, "total_seconds"), bytes_up=up, bytes_down=down,
-        sent_up=median_of(measured, "sent_up"), sent_down=median_of(measured, "sent_down"),
-        model_seconds=None if rate_bits is None else 8 * remote * (up + down) / (rate_bits * GOODPUT_SHARE),
-        counted_up=counted_up, counted_down=counted_down,
-        said_up=round(remote * sum(step["bytes_up"] for step in all_steps)),
-        said_down=round(remote * (last + sum(step["bytes_down"] for step in all_steps))))
+        row=row.name, topology=topology.name_of(row), rate=rate, steps=len(measured),
+        **{key: median_of(measured, key) for key in ("worker_seconds", "server_seconds", "communication_seconds",
+                                                     "node_seconds", "total_seconds", "sent_up", "sent_down")},
+        bytes_up=up, bytes_down=down,
+        model_seconds=None if rate_bits is None else 8 * in_turn / (rate_bits * GOODPUT_SHARE),
+        counted_up=counted_up, counted_down=counted_down, said_up=round(said_up), said_down=round(said_down))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./benchmarks/network/run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="some rows in the first topology at 1 Gb/s alone")
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of every link, each way")
-    parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES),
+    parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=["first", "second"],
                         help="first: a server machine and two machines of two workers; second: four machines of two "
-                             "workers, the server on one of them")
+                             "workers, the server on one of them; pair: a server and a worker")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW",
                         help="of " + ", ".join(ROWS))
     parser.add_argument("--steps", type=int, default=30, help="of each row; those that send everything take a fifth")
     parser.add_argument("--train", action="store_true",
                         help="compute gradients in place of replaying recorded ones at the paper's pace")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/network"),
-                        help="directory for the results and the recorded gradients")
+    parser.add_argument("--output", type=pathlib.Path,
+                        help="directory for the results and the recorded gradients; build/network, or with --train "
+                             "build/network-trained")
     parser.add_argument("--recorded-steps", type=int, default=30, help="of the run whose last gradients are recorded")
     parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.output is None:
+        given.output = pathlib.Path("build/network-trained" if given.train else "build/network")
+    given.shown = [each for each in sys.argv[1:] if each not in ("--program", given.program)]
     if given.steps < WARM_UP_STEPS + 3:
         parser.error(f"--steps needs at least {WARM_UP_STEPS + 3}")
     if given.quick:
@@ -134,6 +122,7 @@ def environment(given: argparse.Namespace) -> dict:
     model = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
              if line.startswith("model name")]
     here = pathlib.Path(__file__).resolve().parent
+    shown = [f'"{each}"' if " " in each else each for each in given.shown]
     return {
         "date": datetime.date.today().isoformat(),
         "commit": first_line("git", "-C", str(here), "describe", "--always", "--dirty"),
@@ -141,6 +130,7 @@ def environment(given: argparse.Namespace) -> dict:
         "kernel": platform.release(),
         "mpi": first_line("mpirun", "--version"),
         "compute": "trained" if given.train else "replayed at the paper's pace",
+        "command": " ".join(["./benchmarks/network/run", *shown]),
     }
 
 
@@ -152,18 +142,22 @@ def main() -> None:
     recording = given.output / "gradients"
     if not given.train:
         record(given.program, recording, given.recorded_steps)
-    results = []
+    results, done = report.read(given.output), set()
     for rate in given.rates:
         for topology in (TOPOLOGIES[name] for name in given.topologies):
             for row in (ROWS[name] for name in given.rows):
-                work = ["--batch", "8"] if given.train else topology.replay_options(recording, row)
+                work = ["--batch", "8"] if given.train else topology.replay_options(recording)
                 work += ["--classes", str(MODEL_CLASSES)]
                 steps = max(WARM_UP_STEPS + 2, given.steps // 5) if row.sends_everything else given.steps
                 print(f"{rate}, {topology.name}, {row.name} ...", flush=True)
-                results.append(run_row(given.program, row, topology, rate, steps, work))
-                print(report.line_of(results[-1]), flush=True)
-    report.write(given.output, results, environment(given), PAPER)
-    plots.draw(given.output, results, PAPER)
+                result = run_row(given.program, row, topology, rate, steps, work)
+                print(report.line_of(result), flush=True)
+                results = report.with_result(results, result)
+                done.add(result.key)
+                report.write(given.output, results, environment(given))
+    print("\n" + report.table([result for result in results if result.key in done]))
+    names = ["results.json", "table.md", *plots.draw(given.output, results)]
+    print(f"Written to {given.output}: {', '.join(names)}")
 
 
 if __name__ == "__main__":

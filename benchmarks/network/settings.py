@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is run: rates, topologies, rows of the table, and what the paper measured."""
+"""What is run: rates, topologies, rows of the table, settings of the study, and what the paper measured."""
 
 import dataclasses
 import pathlib
@@ -11,30 +11,34 @@ RATES = {"100 Mb/s": 1e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10, "unlimited": None}
 class Row:
     name: str
     options: tuple[str, ...]
-    by_nodes: bool = False  # the workers of a machine sum first
+    way: str  # nodes: the workers of a machine sum first; flat: each sends its own; allreduce: there is no server
     sends_everything: bool = False
 
     @property
     def run_name(self) -> str:
         """Of the directory that the harness writes."""
-        return "without" if self.sends_everything else "with"
+        return "with" if "with" in self.options else "without"
 
 
 def _rows() -> list[Row]:
+    agreed = ("--runs", "with", "--selection", "agreed")
     rows = []
-    for by_nodes, where in ((True, "nodes"), (False, "flat")):
-        rows.append(Row(f"{where}, everything", ("--runs", "without"), by_nodes, sends_everything=True))
+    for way in ("nodes", "flat"):
+        rows.append(Row(f"{way}, everything", ("--runs", "without"), way, sends_everything=True))
         for ratio in ("0.9", "0.95", "0.99"):
-            rows.append(Row(f"{where}, R = {ratio}", ("--runs", "with", "--drop-ratio", ratio), by_nodes))
-        rows.append(Row(f"{where}, budget 5.3 %", ("--runs", "with", "--budget", "0.053"), by_nodes))
-        rows.append(Row(f"{where}, agreed, R = 0.95", ("--runs", "with", "--selection", "agreed"), by_nodes))
-        rows.append(Row(f"{where}, agreed, budget 5.3 %",
-                        ("--runs", "with", "--selection", "agreed", "--budget", "0.053"), by_nodes))
+            rows.append(Row(f"{way}, R = {ratio}", ("--runs", "with", "--drop-ratio", ratio), way))
+        rows.append(Row(f"{way}, budget 5.3 %", ("--runs", "with", "--budget", "0.053"), way))
+        rows.append(Row(f"{way}, agreed, R = 0.95", agreed, way))
+        for percent, budget in (("5.3", "0.053"), ("3", "0.03")):
+            rows.append(Row(f"{way}, agreed, budget {percent} %", (*agreed, "--budget", budget), way))
+    rows.append(Row("allreduce, everything", (*agreed, "--drop-ratio", "0"), "allreduce", sends_everything=True))
+    rows.append(Row("allreduce, agreed, R = 0.95", agreed, "allreduce"))
+    rows.append(Row("allreduce, agreed, budget 5.3 %", (*agreed, "--budget", "0.053"), "allreduce"))
     return rows
 
 
 ROWS = {row.name: row for row in _rows()}
-QUICK_ROWS = [f"{where}, {what}" for where in ("nodes", "flat")
+QUICK_ROWS = [f"{way}, {what}" for way in ("nodes", "flat")
               for what in ("everything", "R = 0.95", "agreed, budget 5.3 %")]
 
 
@@ -46,11 +50,34 @@ class Topology:
     compute_seconds: float  # the paper's, without dropping
     server_seconds: float
 
-    def clients(self, by_nodes: bool) -> list[int]:
-        """The machines of those who talk to the server."""
-        return self.machines[1::self.workers_per_machine] if by_nodes else self.machines[1:]
+    def name_of(self, row: Row) -> str:
+        return self.name + {"nodes": ", by nodes", "flat": ", flat", "allreduce": ", allreduce"}[row.way]
 
-    def replay_options(self, recording: pathlib.Path, row: Row) -> list[str]:
+    def machines_of(self, row: Row) -> list[int]:
+        """Of each rank; an allreduce has no server."""
+        return self.machines[1:] if row.way == "allreduce" else self.machines
+
+    def clients(self, row: Row) -> list[int]:
+        """The machines of those who talk to the server."""
+        return self.machines[1::self.workers_per_machine] if row.way == "nodes" else self.machines[1:]
+
+    def options_of(self, row: Row) -> list[str]:
+        if row.way == "nodes":
+            return ["--topology", "hybrid", "--workers-per-node", str(self.workers_per_machine)]
+        return ["--topology", "allreduce"] if row.way == "allreduce" else []
+
+    def link_bytes(self, row: Row, up: float, down: float) -> tuple[float, float]:
+        """What a step's frames put on the busiest link, towards it and away from it: the server's, or any machine's."""
+        if row.way == "allreduce":
+            # Each worker sends a slice to each other one, twice; those on the same machine share memory.
+            workers, here = len(self.machines) - 1, self.workers_per_machine
+            share = (up + down) * here * (workers - here) / (workers * (workers - 1))
+            return share, share
+        clients = self.clients(row)
+        remote = sum(machine != self.machines[0] for machine in clients) / len(clients)
+        return remote * up, remote * down
+
+    def replay_options(self, recording: pathlib.Path) -> list[str]:
         # So small a rate that what is replayed does not make numbers grow.
         return ["--replay", str(recording), "--compute-seconds", str(self.compute_seconds),
                 "--server-seconds", str(self.server_seconds), "--learning-rate", "1e-6"]
@@ -59,13 +86,80 @@ class Topology:
 TOPOLOGIES = {
     "first": Topology("first", [0, 1, 1, 2, 2], 2, 0.388, 0.073),
     "second": Topology("second", [0, 0, 0, 1, 1, 2, 2, 3, 3], 2, 0.222, 0.048),
+    # Not the paper's: one worker and the server, each with a core of its own where there are two.
+    "pair": Topology("pair", [0, 1], 1, 0.388, 0.073),
 }
 
-# Table 1: worker, server, communication and total, in seconds a step. 3.457 s is two models each way at 1 Gb/s: one
-# machine's workers sent as one. Its second network had 56 Gb/s.
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A row of the paper's Table 1, in seconds a step."""
+
+    name: str
+    worker_seconds: float
+    server_seconds: float
+    communication_seconds: float
+    total_seconds: float
+
+
+# 3.457 s is two models each way at 1 Gb/s: one machine's workers sent as one. Its second network had 56 Gb/s, more than
+# can be emulated here.
 PAPER = {
-    ("1 Gb/s", "first, by nodes", "everything"): (0.388, 0.073, 3.457, 3.918),
-    ("1 Gb/s", "first, by nodes", "dropping"): (0.408, 0.085, 0.182, 0.675),
-    ("56 Gb/s", "second, by nodes", "everything"): (0.222, 0.048, 1.951, 2.222),
-    ("56 Gb/s", "second, by nodes", "dropping"): (0.230, 0.060, 0.375, 0.665),
+    ("1 Gb/s", "first, by nodes"): (Published("the paper, everything", 0.388, 0.073, 3.457, 3.918),
+                                    Published("the paper, dropping", 0.408, 0.085, 0.182, 0.675)),
+    ("unlimited", "second, by nodes"): (Published("the paper at 56 Gb/s, everything", 0.222, 0.048, 1.951, 2.222),
+                                        Published("the paper at 56 Gb/s, dropping", 0.230, 0.060, 0.375, 0.665)),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A setting of the convergence study."""
+
+    name: str
+    family: str  # those drawn in one panel, beside the run that sends everything
+    options: tuple[str, ...]
+    baseline: str = "everything"
+
+    @property
+    def sends_everything(self) -> bool:
+        return self.name.startswith("everything")
+
+    @property
+    def file_name(self) -> str:
+        return "".join(each if each.isalnum() or each == "." else "-" for each in self.name)
+
+
+def _trainings() -> list[Training]:
+    plain = ("--learning-rate", "0.01")
+    # With momentum the same rate moves the parameters ten times as far.
+    momentum = ("--learning-rate", "0.005", "--momentum", "0.9")
+    in_residual = ("--learning-rate", "0.005", "--residual-momentum", "0.9")
+
+    def dropping(*options: str, base: tuple[str, ...] = plain) -> tuple[str, ...]:
+        return ("--runs", "with", *base, *options)
+
+    ratios = ("0.9", "0.95", "0.99")
+    agreed = ("--selection", "agreed")
+    with_momentum = "everything, momentum"
+    return [
+        Training("everything", "", ("--runs", "without", *plain)),
+        *(Training(f"R = {ratio}", "local", dropping("--drop-ratio", ratio)) for ratio in ratios),
+        *(Training(f"agreed, R = {ratio}", "agreed", dropping("--drop-ratio", ratio, *agreed)) for ratio in ratios),
+        Training("budget 5.3 %", "budget", dropping("--budget", "0.053")),
+        Training("agreed, budget 5.3 %", "budget", dropping("--budget", "0.053", *agreed)),
+        Training("agreed, budget 3 %", "budget", dropping("--budget", "0.03", *agreed)),
+        *(Training(f"R = {ratio}, refresh 100", "refresh every 100 steps",
+                   dropping("--drop-ratio", ratio, "--refresh", "100")) for ratio in ratios),
+        Training("agreed, R = 0.95, parts", "parts and warm-up",
+                 dropping("--drop-ratio", "0.95", "--part-elements", "65536", *agreed)),
+        Training("agreed, R = 0.99, warm-up", "parts and warm-up",
+                 dropping("--drop-ratio", "0.99", "--drop-warm-up", "100", *agreed)),
+        Training(with_momentum, "momentum", ("--runs", "without", *momentum)),
+        Training("agreed, R = 0.95, momentum", "momentum", dropping("--drop-ratio", "0.95", *agreed, base=momentum),
+                 with_momentum),
+        Training("agreed, R = 0.95, momentum correction", "momentum",
+                 dropping("--drop-ratio", "0.95", *agreed, base=in_residual), with_momentum),
+    ]
+
+
+CONVERGENCE = {training.name: training for training in _trainings()}

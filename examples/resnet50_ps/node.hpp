@@ -28,6 +28,7 @@ class node_leader : public worker_link {
  private:
   server_link members_;
   lamina::layout model_;
+  double handing_on_seconds_ = 0;
 };
 
 /// Runs a member for `options.steps` steps: as work(), but each gradient goes to the leader whole, and none is kept.

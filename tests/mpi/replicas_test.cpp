@@ -629,6 +629,38 @@ TEST_CASE("in process: a frame that is damaged, cut, replayed or of another mode
              Catch::StartsWith(blame("")) && Catch::Contains("layout"));
 }
 
+TEST_CASE("in process: a member of a node that sends other than its gradients ends the run by name") {
+  if (rank_of_this() != 0) return;
+  const settings given = with_drop_ratio(0.7);
+  const topology who = hybrid_topology(2, 2);
+  const auto complaint_about = [&](std::ptrdiff_t bytes_more) -> std::string {
+    const auto body = [&](transport& ranks) {
+      diary seen;
+      if (who.is_server(ranks.rank())) return play_server(ranks, given, who, seen);
+      if (who.worker_on(ranks.rank()) == 0) return play_worker(ranks, given, who, seen);
+      worker_link leader(ranks, who.nodes[0][0], 2, 1);
+      leader.receive();
+      const auto whole =
+          static_cast<std::ptrdiff_t>(make_replica(0, given).model().elements() * sizeof(float));
+      const std::vector<std::byte> made(static_cast<std::size_t>(whole + bytes_more));
+      const std::span<const std::byte> bytes = made;
+      leader.send({.images = 1}, {&bytes, 1});
+      leader.receive();
+      throw std::runtime_error("its gradients were taken");
+    };
+    try {
+      run_in_process(3, body, {.name_of = name_of, .on_death = {}});
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "no complaint";
+  };
+  CHECK_THAT(complaint_about(-4),
+             Catch::StartsWith("worker 1 sent ") && Catch::Contains(" bytes of gradients in step 1, not "));
+  CHECK_THAT(complaint_about(4), Catch::StartsWith("worker 1 sent "));
+  CHECK(complaint_about(0) == "its gradients were taken");
+}
+
 TEST_CASE("in process: a replica that differs ends the run, and the worker is named") {
   if (rank_of_this() != 0) return;
   for (const std::size_t workers_per_node : {1, 2, 3}) {

@@ -22,6 +22,7 @@ def main() -> None:
         require(done.returncode == 0, done.stderr)
         result, = json.loads((output / "results.json").read_text())["results"]
         require(result["worker_seconds"] >= 0.388 and result["server_seconds"] >= 0.073, f"too quick: {result}")
+        require(0 < result["node_seconds"] < result["communication_seconds"], f"the node's share is none: {result}")
         require(0.03 < result["sent_up"] < 0.5, f"layers are not dropped: {result}")
         # The model goes down once and little more: what the interface counted is what the program said.
         for way in ("up", "down"):

@@ -10,6 +10,7 @@ metrics.jsonl: one JSON object a line, of two kinds. A step:
   {"step": 1, "loss": 6.9, "accuracy": 0.01, "sent_up": 0.066, "sent_down": 0.12, "worker_seconds": 0.4,
    "server_seconds": 0.05, "communication_seconds": 0.2, "total_seconds": 0.65, "learning_rate": 0.01,
    "threshold": 0.002, "arrived": [0, 5, 7], "staleness": 0.0}
+(and, of no picture here, "bytes_up", "bytes_down", and "node_seconds", the part of communication that is within a node),
 where "arrived" has the indices of the layers that at least one worker sent, and "threshold" may be null. An evaluation:
   {"evaluation_after_step": 100, "top1": 0.31, "top5": 0.82, "elapsed_seconds": 41.2}
 The elapsed time of a step is the running sum of "total_seconds". JSON has no NaN, writers turn it into

@@ -41,6 +41,7 @@ step_metrics step_summary::finish(std::uint64_t step, float learning_rate) {
   metrics.loss = batches.loss;
   metrics.accuracy = static_cast<double>(batches.correct) / static_cast<double>(batches.images);
   metrics.worker_seconds = batches.compute_seconds;
+  metrics.node_seconds = batches.node_seconds;
   for (std::size_t l = 0; l < model_.layers(); ++l) {
     if (arrived_.is_sent(l)) metrics.arrived.push_back(l);
   }

@@ -32,6 +32,7 @@ struct step_metrics {
   double worker_seconds = 0;         ///< compute of the slowest worker
   double server_seconds = 0;         ///< decode, mean, update, encode
   double communication_seconds = 0;  ///< the rest of the step
+  double node_seconds = 0;           ///< the part of it that is within the slowest node
   double total_seconds = 0;
 };
 

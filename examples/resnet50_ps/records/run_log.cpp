@@ -64,6 +64,7 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
       {"worker_seconds", step.worker_seconds},
       {"server_seconds", step.server_seconds},
       {"communication_seconds", step.communication_seconds},
+      {"node_seconds", step.node_seconds},
       {"total_seconds", step.total_seconds},
       {"learning_rate", step.learning_rate},
       {"threshold", step.threshold},

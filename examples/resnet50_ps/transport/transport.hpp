@@ -38,6 +38,7 @@ class peers_lost : public link_error {
 struct step_report {
   double loss = 0;                 ///< mean over its batch
   double compute_seconds = 0;      ///< from the parameters' arrival to the frame that is ready to send
+  double node_seconds = 0;         ///< sums within its node, and handing parameters on
   double threshold = 0;            ///< λ of this step
   std::uint64_t correct = 0;       ///< images whose class was predicted
   std::uint64_t images = 0;        ///< images in its batch
@@ -102,6 +103,7 @@ inline step_report merged(const step_report& a, const step_report& b) {
     both.evaluation_seconds = b.evaluation_seconds;
   }
   both.compute_seconds = std::max(a.compute_seconds, b.compute_seconds);
+  both.node_seconds = std::max(a.node_seconds, b.node_seconds);
   both.test_images += b.test_images;
   both.test_top1 += b.test_top1;
   both.test_top5 += b.test_top5;
