@@ -77,6 +77,15 @@ worker_group::worker_group(transport& ranks) : worker_peers(ranks.ranks(), ranks
   }
 }
 
+// With one after another, each pair in a round of its own: all at once, they would meet in the queues of the links.
+template <class Outgoing, class Take>
+void worker_group::exchange_with_all(Outgoing outgoing, Take take) {
+  for (std::size_t round = 0; round < workers(); ++round) {
+    const std::size_t other = (round + workers() - worker()) % workers();
+    if (other != worker()) take(other, transport_.exchange(other, std::as_bytes(outgoing(other))));
+  }
+}
+
 template <class T>
 void worker_group::sum(std::span<T> values) {
   const auto slice = [&](std::size_t w) {
@@ -84,27 +93,22 @@ void worker_group::sum(std::span<T> values) {
     return values.subspan(begin, values.size() * (w + 1) / workers() - begin);
   };
   const std::span<T> mine = slice(worker());
-  std::vector<std::span<const std::byte>> outgoing;
-  for (const std::size_t w : others_) outgoing.push_back(std::as_bytes(slice(w)));
-  const std::vector<message> theirs = transport_.exchange(others_, outgoing);
-  std::vector<T> total;
-  for (std::size_t w = 0; w < workers(); ++w) {
-    const std::span<const T> part =
-        w == worker() ? mine : values_in<T>(theirs[w < worker() ? w : w - 1], mine.size());
-    if (w == 0) {
-      total.assign(part.begin(), part.end());
-    } else {
-      std::ranges::transform(total, part, total.begin(), std::plus());
-    }
+  std::vector<std::span<const T>> parts(workers());
+  parts[worker()] = mine;
+  exchange_with_all(slice, [&](std::size_t other, const message& theirs) {
+    parts[other] = values_in<T>(theirs, mine.size());
+  });
+  std::vector<T> total(parts[0].begin(), parts[0].end());
+  for (std::size_t w = 1; w < workers(); ++w) {
+    std::ranges::transform(total, parts[w], total.begin(), std::plus());
   }
   std::ranges::copy(total, mine.begin());
 
-  std::ranges::fill(outgoing, std::as_bytes(mine));
-  const std::vector<message> sums = transport_.exchange(others_, outgoing);
-  for (const message& each : sums) {
-    const std::span<T> to = slice(others_[each.sender]);
-    std::ranges::copy(values_in<T>(each, to.size()), to.begin());
-  }
+  exchange_with_all([&](std::size_t) { return mine; },
+                    [&](std::size_t other, const message& theirs) {
+                      const std::span<T> to = slice(other);
+                      std::ranges::copy(values_in<T>(theirs, to.size()), to.begin());
+                    });
 }
 
 template void worker_group::sum(std::span<float>);

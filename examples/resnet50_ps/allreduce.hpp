@@ -37,6 +37,9 @@ class worker_group : public worker_peers {
   std::vector<std::byte> scatter(const std::function<std::vector<std::byte>(std::size_t worker)>& make);
 
  private:
+  template <class Outgoing, class Take>
+  void exchange_with_all(Outgoing outgoing, Take take);
+
   transport& transport_;
   std::vector<std::size_t> others_;
   std::vector<std::byte> own_;  // what a message of gather() points into

@@ -93,10 +93,9 @@ class in_process_run::end : public transport {
     return take(from, sender);
   }
 
-  std::vector<message> exchange(std::span<const std::size_t> with,
-                                std::span<const std::span<const std::byte>> outgoing) override {
-    for (std::size_t i = 0; i < with.size(); ++i) post(with[i], {}, outgoing.subspan(i, 1));
-    return receive_from_each(with);
+  message exchange(std::size_t with, std::span<const std::byte> bytes) override {
+    post(with, {}, {&bytes, 1});
+    return receive_from_each({&with, 1})[0];
   }
 
  private:

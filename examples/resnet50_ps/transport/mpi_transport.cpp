@@ -298,18 +298,17 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
   return take(from, arrived);
 }
 
-std::vector<message> mpi_transport::exchange(std::span<const std::size_t> with,
-                                             std::span<const std::span<const std::byte>> messages) {
-  for (std::size_t i = 0; i < with.size(); ++i) post(with[i], {}, messages.subspan(i, 1));
+message mpi_transport::exchange(std::size_t with, std::span<const std::byte> bytes) {
+  const std::span<const std::size_t> peer(&with, 1);
+  post(with, {}, {&bytes, 1});
   wait_until(
-      timeout_of(with), [&] { return both(sending(), receiving(with)); },
+      timeout_of(peer), [&] { return both(sending(), receiving(peer)); },
       [&] {
-        const std::vector<std::size_t> silent = missing(with);
-        const std::vector<std::size_t> deaf = abandon();
-        lose(silent.empty() ? deaf : silent, "exchanging with");
+        abandon();
+        lose({with}, "exchanging with");
       });
   outgoing_.clear();
-  return take_all(with);
+  return take(peer, 0);
 }
 
 }  // namespace resnet50_ps
