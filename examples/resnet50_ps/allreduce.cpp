@@ -77,12 +77,13 @@ worker_group::worker_group(transport& ranks) : worker_peers(ranks.ranks(), ranks
   }
 }
 
-// With one after another, each pair in a round of its own: all at once, they would meet in the queues of the links.
+// To one and from one at a time, each round at another distance: all at once would meet in the queues of the links.
 template <class Outgoing, class Take>
 void worker_group::exchange_with_all(Outgoing outgoing, Take take) {
-  for (std::size_t round = 0; round < workers(); ++round) {
-    const std::size_t other = (round + workers() - worker()) % workers();
-    if (other != worker()) take(other, transport_.exchange(other, std::as_bytes(outgoing(other))));
+  for (std::size_t distance = 1; distance < workers(); ++distance) {
+    const std::size_t to = (worker() + distance) % workers();
+    const std::size_t from = (worker() + workers() - distance) % workers();
+    take(from, transport_.exchange(to, std::as_bytes(outgoing(to)), from));
   }
 }
 

@@ -57,8 +57,8 @@ class bad_transport : public transport {
   message receive_from_any(std::span<const std::size_t> from) override {
     return inner_.receive_from_any(from);
   }
-  message exchange(std::size_t with, std::span<const std::byte> bytes) override {
-    return inner_.exchange(with, bytes);
+  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override {
+    return inner_.exchange(to, bytes, from);
   }
 
   void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override {

@@ -93,9 +93,9 @@ class in_process_run::end : public transport {
     return take(from, sender);
   }
 
-  message exchange(std::size_t with, std::span<const std::byte> bytes) override {
-    post(with, {}, {&bytes, 1});
-    return receive_from_each({&with, 1})[0];
+  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override {
+    post(to, {}, {&bytes, 1});
+    return receive_from_each({&from, 1})[0];
   }
 
  private:

@@ -298,17 +298,18 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
   return take(from, arrived);
 }
 
-message mpi_transport::exchange(std::size_t with, std::span<const std::byte> bytes) {
-  const std::span<const std::size_t> peer(&with, 1);
-  post(with, {}, {&bytes, 1});
+message mpi_transport::exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) {
+  const std::span<const std::size_t> sender(&from, 1);
+  post(to, {}, {&bytes, 1});
   wait_until(
-      timeout_of(peer), [&] { return both(sending(), receiving(peer)); },
+      std::max(timeout_of({&to, 1}), timeout_of(sender)), [&] { return both(sending(), receiving(sender)); },
       [&] {
-        abandon();
-        lose({with}, "exchanging with");
+        const std::vector<std::size_t> silent = missing(sender);
+        const std::vector<std::size_t> deaf = abandon();
+        lose(silent.empty() ? deaf : silent, "exchanging with");
       });
   outgoing_.clear();
-  return take(peer, 0);
+  return take(sender, 0);
 }
 
 }  // namespace resnet50_ps

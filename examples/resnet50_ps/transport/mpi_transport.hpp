@@ -50,7 +50,7 @@ class mpi_transport : public transport {
   void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override;
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
   message receive_from_any(std::span<const std::size_t> from) override;
-  message exchange(std::size_t with, std::span<const std::byte> messages) override;
+  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override;
 
  private:
   struct announcement {

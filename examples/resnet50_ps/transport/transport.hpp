@@ -83,9 +83,9 @@ class transport {
   virtual std::vector<message> receive_from_each(std::span<const std::size_t> from) = 0;
   /// The message of whichever comes first; nobody is kept waiting by a busier one.
   virtual message receive_from_any(std::span<const std::size_t> from) = 0;
-  /// Bytes to another rank and a message from it, both on their way at once: for ranks that send to one another, of which
-  /// none could take what comes while it waits for its own to go.
-  virtual message exchange(std::size_t with, std::span<const std::byte> bytes) = 0;
+  /// Bytes to one rank and a message from another, or the same, both on their way at once: for ranks of which none could
+  /// take what comes while it waits for its own to go.
+  virtual message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) = 0;
 };
 
 /// One report for two of them, but for the hash of the replica, which is a's.
