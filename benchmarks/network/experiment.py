@@ -25,6 +25,7 @@ HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
 PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
 GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
+LONGEST_ROW_SECONDS = 24 * 3600
 WARM_UP_STEPS = 2  # the first sends the whole model; then residuals are near empty
 
 
@@ -53,7 +54,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
     with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits) as cluster:
         before = cluster.counters(ranks[0])
-        cluster.mpirun(ranks, [program, *options, "--output", directory], seconds=3600)
+        cluster.mpirun(ranks, [program, *options, "--output", directory], LONGEST_ROW_SECONDS)
         counted = cluster.counters(ranks[0]).since(before)
         repeated = cluster.repeated_segments(ranks[0])
         run = pathlib.Path(directory) / row.run_name
@@ -82,7 +83,8 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
                                                      "node_seconds", "total_seconds", "sent_up", "sent_down")},
         bytes_up=up, bytes_down=down,
         model_seconds=None if rate_bits is None else 8 * in_turn / (rate_bits * GOODPUT_SHARE),
-        counted_up=counted_up, counted_down=counted_down, said_up=round(said_up), said_down=round(said_down))
+        counted_up=counted_up, counted_down=counted_down, said_up=round(said_up), said_down=round(said_down),
+        commit=commit())
 
 
 def parse() -> argparse.Namespace:
@@ -93,7 +95,7 @@ def parse() -> argparse.Namespace:
                         help="first: a server machine and two machines of two workers; second: four machines of two "
                              "workers, the server on one of them; pair: a server and a worker")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW",
-                        help="of " + ", ".join(ROWS))
+                        help="of " + ", ".join(ROWS).replace("%", "%%"))
     parser.add_argument("--steps", type=int, default=30, help="of each row; those that send everything take a fifth")
     parser.add_argument("--train", action="store_true",
                         help="compute gradients in place of replaying recorded ones at the paper's pace")
@@ -115,17 +117,21 @@ def parse() -> argparse.Namespace:
     return given
 
 
-def environment(given: argparse.Namespace) -> dict:
-    def first_line(*command: str) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+def first_line(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
+
+def commit() -> str:
+    return first_line("git", "-C", str(pathlib.Path(__file__).resolve().parent), "describe", "--always", "--dirty")
+
+
+def environment(given: argparse.Namespace) -> dict:
     model = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
              if line.startswith("model name")]
-    here = pathlib.Path(__file__).resolve().parent
     shown = [f'"{each}"' if " " in each else each for each in given.shown]
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": first_line("git", "-C", str(here), "describe", "--always", "--dirty"),
+        "commit": commit(),
         "processor": f"{len(model)} x {model[0] if model else platform.processor()}",
         "kernel": platform.release(),
         "mpi": first_line("mpirun", "--version"),
@@ -139,13 +145,15 @@ def main() -> None:
     # So that an interruption takes the cluster down as an error does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.output.mkdir(parents=True, exist_ok=True)
+    results, done = report.read(given.output), set()
     recording = given.output / "gradients"
     if not given.train:
         record(given.program, recording, given.recorded_steps)
-    results, done = report.read(given.output), set()
     for rate in given.rates:
         for topology in (TOPOLOGIES[name] for name in given.topologies):
             for row in (ROWS[name] for name in given.rows):
+                if row.way == "allreduce" and len(topology.machines_of(row)) < 2:
+                    continue  # there is nobody to exchange with
                 work = ["--batch", "8"] if given.train else topology.replay_options(recording)
                 work += ["--classes", str(MODEL_CLASSES)]
                 steps = max(WARM_UP_STEPS + 2, given.steps // 5) if row.sends_everything else given.steps
@@ -163,7 +171,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         sys.exit(f"benchmarks/network/run: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

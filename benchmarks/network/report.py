@@ -28,6 +28,7 @@ class Result:
     counted_down: int
     said_up: int  # the same by the program, of the workers on other machines
     said_down: int
+    commit: str  # of the sources
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -43,7 +44,10 @@ def read(directory: pathlib.Path) -> list[Result]:
     file = directory / "results.json"
     if not file.exists():
         return []
-    return [Result(**each) for each in json.loads(file.read_text())["results"]]
+    try:
+        return [Result(**each) for each in json.loads(file.read_text())["results"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RuntimeError(f"{file} is not what this version writes ({error}): remove it, or give another --output") from error
 
 
 def with_result(results: list[Result], result: Result) -> list[Result]:
@@ -66,7 +70,7 @@ def _share(counted: int, said: int) -> str:
 
 def cells_of(result: Result) -> tuple[str, ...]:
     model = "" if result.model_seconds is None else f"{result.model_seconds:.3f}"
-    node = f"{result.node_seconds:.3f}" if result.node_seconds else ""
+    node = f"{result.node_seconds:.3f}" if "by nodes" in result.topology else ""
     return (result.row, f"{result.worker_seconds:.3f}", f"{result.server_seconds:.3f}",
             f"{result.communication_seconds:.3f}", node, model, f"{result.total_seconds:.3f}",
             f"{result.bytes_up / 1e6:.1f}", f"{result.bytes_down / 1e6:.1f}", f"{100 * result.sent_up:.2f} %",
@@ -111,9 +115,11 @@ def table(results: list[Result]) -> str:
 def write(directory: pathlib.Path, results: list[Result], environment: dict) -> None:
     """After each row, so that what an interruption cuts short is not lost."""
     file = directory / "results.json"
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    runs = json.loads(file.read_text()).get("runs", []) if file.exists() else []
     if environment not in runs:
         runs.append(environment)
-    file.write_text(json.dumps({"runs": runs, "results": [dataclasses.asdict(result) for result in results]},
-                               indent=1) + "\n")
+    text = json.dumps({"runs": runs, "results": [dataclasses.asdict(result) for result in results]}, indent=1)
+    new = directory / "results.json.new"
+    new.write_text(text + "\n")
+    new.replace(file)
     (directory / "table.md").write_text(table(results))

@@ -39,7 +39,7 @@ def _rows() -> list[Row]:
 
 ROWS = {row.name: row for row in _rows()}
 QUICK_ROWS = [f"{way}, {what}" for way in ("nodes", "flat")
-              for what in ("everything", "R = 0.95", "agreed, budget 5.3 %")]
+              for what in ("everything", "R = 0.95", "agreed, budget 5.3 %", "agreed, budget 3 %")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,35 +130,39 @@ class Training:
 
 
 def _trainings() -> list[Training]:
-    plain = ("--learning-rate", "0.01")
-    # With momentum the same rate moves the parameters ten times as far.
+    # Momentum moves the parameters 1 / (1 - 0.9) times as far for the same rate.
     momentum = ("--learning-rate", "0.005", "--momentum", "0.9")
-    in_residual = ("--learning-rate", "0.005", "--residual-momentum", "0.9")
+    corrected = ("--learning-rate", "0.005", "--residual-momentum", "0.9")
+    plain = ("--learning-rate", "0.01")
 
-    def dropping(*options: str, base: tuple[str, ...] = plain) -> tuple[str, ...]:
+    def dropping(*options: str, base: tuple[str, ...] = momentum) -> tuple[str, ...]:
         return ("--runs", "with", *base, *options)
 
     ratios = ("0.9", "0.95", "0.99")
     agreed = ("--selection", "agreed")
-    with_momentum = "everything, momentum"
+    without_momentum = "everything, no momentum"
     return [
-        Training("everything", "", ("--runs", "without", *plain)),
+        Training("everything", "", ("--runs", "without", *momentum)),
         *(Training(f"R = {ratio}", "local", dropping("--drop-ratio", ratio)) for ratio in ratios),
         *(Training(f"agreed, R = {ratio}", "agreed", dropping("--drop-ratio", ratio, *agreed)) for ratio in ratios),
         Training("budget 5.3 %", "budget", dropping("--budget", "0.053")),
         Training("agreed, budget 5.3 %", "budget", dropping("--budget", "0.053", *agreed)),
         Training("agreed, budget 3 %", "budget", dropping("--budget", "0.03", *agreed)),
+        Training("agreed, budget 3 %, correction", "momentum correction",
+                 dropping("--budget", "0.03", *agreed, base=corrected)),
+        Training("R = 0.95, correction", "momentum correction", dropping("--drop-ratio", "0.95", base=corrected)),
+        Training("agreed, R = 0.95, correction", "momentum correction",
+                 dropping("--drop-ratio", "0.95", *agreed, base=corrected)),
+        Training("agreed, R = 0.95, parts", "parts and warm-up of R",
+                 dropping("--drop-ratio", "0.95", "--part-elements", "65536", *agreed)),
+        Training("agreed, R = 0.99, warm-up", "parts and warm-up of R",
+                 dropping("--drop-ratio", "0.99", "--drop-warm-up", "100", *agreed)),
         *(Training(f"R = {ratio}, refresh 100", "refresh every 100 steps",
                    dropping("--drop-ratio", ratio, "--refresh", "100")) for ratio in ratios),
-        Training("agreed, R = 0.95, parts", "parts and warm-up",
-                 dropping("--drop-ratio", "0.95", "--part-elements", "65536", *agreed)),
-        Training("agreed, R = 0.99, warm-up", "parts and warm-up",
-                 dropping("--drop-ratio", "0.99", "--drop-warm-up", "100", *agreed)),
-        Training(with_momentum, "momentum", ("--runs", "without", *momentum)),
-        Training("agreed, R = 0.95, momentum", "momentum", dropping("--drop-ratio", "0.95", *agreed, base=momentum),
-                 with_momentum),
-        Training("agreed, R = 0.95, momentum correction", "momentum",
-                 dropping("--drop-ratio", "0.95", *agreed, base=in_residual), with_momentum),
+        Training(without_momentum, "no momentum", ("--runs", "without", *plain), without_momentum),
+        Training("R = 0.95, no momentum", "no momentum", dropping("--drop-ratio", "0.95", base=plain), without_momentum),
+        Training("agreed, R = 0.95, no momentum", "no momentum",
+                 dropping("--drop-ratio", "0.95", *agreed, base=plain), without_momentum),
     ]
 
 

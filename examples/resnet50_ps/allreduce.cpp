@@ -87,19 +87,18 @@ void worker_group::exchange_with_all(Outgoing outgoing, Take take) {
   }
 }
 
-template <class T>
-void worker_group::sum(std::span<T> values) {
+void worker_group::sum(std::span<float> values) {
   const auto slice = [&](std::size_t w) {
     const std::size_t begin = values.size() * w / workers();
     return values.subspan(begin, values.size() * (w + 1) / workers() - begin);
   };
-  const std::span<T> mine = slice(worker());
-  std::vector<std::span<const T>> parts(workers());
+  const std::span<float> mine = slice(worker());
+  std::vector<std::span<const float>> parts(workers());
   parts[worker()] = mine;
   exchange_with_all(slice, [&](std::size_t other, const message& theirs) {
-    parts[other] = values_in<T>(theirs, mine.size());
+    parts[other] = values_in<float>(theirs, mine.size());
   });
-  std::vector<T> total(parts[0].begin(), parts[0].end());
+  std::vector<float> total(parts[0].begin(), parts[0].end());
   for (std::size_t w = 1; w < workers(); ++w) {
     std::ranges::transform(total, parts[w], total.begin(), std::plus());
   }
@@ -107,17 +106,27 @@ void worker_group::sum(std::span<T> values) {
 
   exchange_with_all([&](std::size_t) { return mine; },
                     [&](std::size_t other, const message& theirs) {
-                      const std::span<T> to = slice(other);
-                      std::ranges::copy(values_in<T>(theirs, to.size()), to.begin());
+                      const std::span<float> to = slice(other);
+                      std::ranges::copy(values_in<float>(theirs, to.size()), to.begin());
                     });
 }
 
-template void worker_group::sum(std::span<float>);
-template void worker_group::sum(std::span<double>);
-
+// By worker 0, who hears all of them: few values, and it knows at once who is silent.
 void worker_group::average(std::span<double> values) {
-  sum(values);
+  const std::vector<message> asking = gather({}, std::as_bytes(values));
+  if (worker() > 0) {
+    constexpr std::size_t first = 0;
+    const std::span<const double> mean =
+        values_in<double>(transport_.receive_from_each({&first, 1})[0], values.size());
+    std::ranges::copy(mean, values.begin());
+    return;
+  }
+  for (std::size_t w = 1; w < workers(); ++w) {
+    std::ranges::transform(values, values_in<double>(asking[w], values.size()), values.begin(), std::plus());
+  }
   for (double& each : values) each /= static_cast<double>(workers());
+  const std::span<const std::byte> mean = std::as_bytes(values);
+  transport_.send(others_, {}, {&mean, 1});
 }
 
 std::vector<message> worker_group::gather(const step_report& report, std::span<const std::byte> bytes) {

@@ -25,8 +25,7 @@ class worker_group : public worker_peers {
   /// Replaces `values` by their sum over the workers, added in the order of the workers, so the same bits on all of them
   /// and at every run: each worker sums one slice of them and sends it to the others. Moves 2 (W-1)/W of the bytes in
   /// and out of each worker, as few as an allreduce can.
-  template <class T>
-  void sum(std::span<T> values);
+  void sum(std::span<float> values);
 
   using worker_peers::average;
   void average(std::span<double> values) override;

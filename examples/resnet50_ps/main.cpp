@@ -161,9 +161,11 @@ run_result train_over_mpi(const training& run, const place& here) {
     const auto timeout_of = [&](std::size_t awaited) {
       return std::chrono::seconds(run.given.timeout_seconds) * run.who.patience(rank, awaited);
     };
-    mpi_transport ranks(MPI_COMM_WORLD, {.max_message_bytes = std::size_t{1} << 40,
-                                         .timeout_of = timeout_of,
-                                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
+    mpi_transport ranks(MPI_COMM_WORLD,
+                        {.max_message_bytes = std::size_t{1} << 40,
+                         .timeout_of = timeout_of,
+                         .exchange_timeout = std::chrono::seconds(2 * run.given.timeout_seconds),
+                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
     return train(ranks, run);
   } catch (const std::exception& error) {
     // Here, where the reason is known; the other ranks may wait for this one for ever.

@@ -125,6 +125,7 @@ int main(int argc, char** argv) {
   const topology who = flat_topology(static_cast<std::size_t>(ranks - 1));
   mpi_transport good(MPI_COMM_WORLD, {.max_message_bytes = 1 << 30,
                                       .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
+                                      .exchange_timeout = std::chrono::seconds(60),
                                       .name_of = [&](std::size_t rank) { return who.name_of(rank); }});
   bad_transport bad(good, argc > 1 ? argv[1] : "");
   try {

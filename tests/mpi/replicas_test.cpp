@@ -272,6 +272,7 @@ diaries run_over_mpi(const settings& given) {
   const topology who = topology_of(given, given.by_allreduce ? ranks() : ranks() - 1);
   mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 20,
                                            .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
+                                           .exchange_timeout = std::chrono::seconds(60),
                                            .name_of = name_of});
   diary mine;
   play(transport, given, who, mine);

@@ -29,8 +29,8 @@ def dies(output: pathlib.Path, rank: int, after_seconds: float) -> None:
     require(time.monotonic() - killed_at < 10, f"rank {rank} was killed and the run went on for more than 10 s")
 
 
-def falls_silent(output: pathlib.Path, rank: int, said: str) -> None:
-    mpirun = after_steps(output, 2, "--timeout", "3")
+def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str) -> None:
+    mpirun = after_steps(output, 2, "--timeout", "3", *more)
     ranks = ranks_of(mpirun)
     os.kill(ranks[rank], signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -129,6 +129,7 @@ def main() -> None:
         dies(at / "later", 2, 0.15)
         falls_silent(at / "silent_worker", 2, "worker 1")  # sent to or waited for, as it happens
         falls_silent(at / "silent_server", 0, "the server")
+        falls_silent(at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed")
         goes_on_without(at / "dead", signal.SIGKILL)
         goes_on_without(at / "late", signal.SIGSTOP)
         fails_degraded(at / "diverging")

@@ -302,7 +302,7 @@ message mpi_transport::exchange(std::size_t to, std::span<const std::byte> bytes
   const std::span<const std::size_t> sender(&from, 1);
   post(to, {}, {&bytes, 1});
   wait_until(
-      std::max(timeout_of({&to, 1}), timeout_of(sender)), [&] { return both(sending(), receiving(sender)); },
+      options_.exchange_timeout, [&] { return both(sending(), receiving(sender)); },
       [&] {
         const std::vector<std::size_t> silent = missing(sender);
         const std::vector<std::size_t> deaf = abandon();

@@ -33,6 +33,9 @@ struct mpi_transport_options {
   std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce
   /// Without a sign of progress from a rank, after which it counts as lost.
   std::function<std::chrono::seconds(std::size_t rank)> timeout_of;
+  /// In an exchange. The same on all ranks, who wait for one another in a chain: the first whose time is over is then the one
+  /// who waits for the silent rank itself.
+  std::chrono::seconds exchange_timeout;
   rank_names name_of;
 };
 

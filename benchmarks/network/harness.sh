@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+# Sourced by run, converge and scale. start SCRIPT GROUP... -- ARGUMENTS... installs the packages of those groups, builds the
+# training harness, and runs the Python script with it; --help alone needs no build.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+build=$root/build/release
+
+start() {
+  local script=$1 groups=()
+  shift
+  while [[ $1 != -- ]]; do
+    groups+=("$1")
+    shift
+  done
+  shift
+  if [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+    "$root/cmake/install_packages" "${groups[@]}"
+    mkdir -p "$build"
+    if ! { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLAMINA_BUILD_TESTS=OFF &&
+      cmake --build "$build" --parallel 2 --target resnet50_ps; } >"$build/build.log" 2>&1; then
+      tail -n 30 "$build/build.log" >&2
+      exit 1
+    fi
+  fi
+  local python
+  python=$("$root/cmake/python_for_plots")
+  exec "$python" "$here/$script" --program "$build/examples/resnet50_ps/resnet50_ps" "$@"
+}
