@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter  # noqa: E402
 
 import calibration  # noqa: E402
 from plots import COLOURS, finish  # noqa: E402
@@ -137,12 +138,18 @@ def draw(outcomes: dict[str, Outcome], key: str, by_time: bool) -> plt.Figure:
         finish(axes, "seconds at 1 Gb/s" if by_time else "step",
                f"training loss, mean of {WINDOW} steps" if key == "loss" else "test accuracy, %")
         axes.legend(fontsize=6.5, frameon=False)
-        if by_time:
-            axes.set_xscale("log")
+        axes.tick_params(labelbottom=True)
+        for axis, set_scale, is_logarithmic in ((axes.xaxis, axes.set_xscale, by_time),
+                                                (axes.yaxis, axes.set_yscale, key == "loss")):
+            if is_logarithmic:
+                set_scale("log")
+                axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+                axis.set_major_formatter(ScalarFormatter())
+                axis.set_minor_locator(NullLocator())
+        if axes not in panels[:, 0]:
+            axes.set_ylabel("")
     for axes in panels.flat[len(families):]:
         axes.set_visible(False)
-    for axes in panels.flat:
-        axes.label_outer()
     return figure
 
 
