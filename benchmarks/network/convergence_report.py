@@ -127,7 +127,7 @@ def draw(outcomes: dict[str, Outcome], key: str, by_time: bool) -> plt.Figure:
         for number, outcome in enumerate([*baselines, *(each for each in members if each not in baselines)]):
             of_run = [dict(enumerate(run.smoothed(), 1)) if key == "loss" else
                       {step: 100 * top1 for step, top1 in run.top1.items()} for run in outcome.runs]
-            steps = [step for step in of_run[0] if step >= WINDOW or key != "loss"]
+            steps = [step for step in of_run[0] if key != "loss" or step >= min(WINDOW, len(of_run[0]))]
             x = [step * outcome.step_seconds() for step in steps] if by_time else steps
             colour = "#909498" if outcome in baselines else COLOURS[(1, 2, 3, 7)[(number - len(baselines)) % 4]]
             axes.fill_between(x, [min(run[s] for run in of_run) for s in steps],
