@@ -8,11 +8,9 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import signal
-import subprocess
-import sys
 
 import calibration
+import command
 import convergence_report
 from cluster import run_in_group
 from settings import CONVERGENCE, Training
@@ -101,7 +99,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.output.mkdir(parents=True, exist_ok=True)
     # All settings of a seed first, so that a study cut short compares like with like.
     runs = [Run(CONVERGENCE[name], seed, given) for seed in given.seeds for name in given.settings]
@@ -116,9 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
-        sys.exit(f"benchmarks/network/converge: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    command.run("converge", main)

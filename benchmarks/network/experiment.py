@@ -8,12 +8,12 @@ import datetime
 import json
 import pathlib
 import platform
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 
+import command
 import plots
 import report
 from cluster import Cluster, Counters
@@ -117,8 +117,8 @@ def parse() -> argparse.Namespace:
     return given
 
 
-def first_line(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+def first_line(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
 
 def commit() -> str:
@@ -142,8 +142,6 @@ def environment(given: argparse.Namespace) -> dict:
 
 def main() -> None:
     given = parse()
-    # So that an interruption takes the cluster down as an error does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.output.mkdir(parents=True, exist_ok=True)
     results, done = report.read(given.output), set()
     recording = given.output / "gradients"
@@ -169,9 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        sys.exit(f"benchmarks/network/run: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    command.run("run", main)

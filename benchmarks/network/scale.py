@@ -9,10 +9,7 @@ import json
 import math
 import pathlib
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 
 import matplotlib
 
@@ -20,6 +17,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 import calibration  # noqa: E402
+import command  # noqa: E402
 from cluster import run_in_group  # noqa: E402
 from experiment import GOODPUT_SHARE  # noqa: E402
 from plots import finish  # noqa: E402
@@ -221,7 +219,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = calibration.read(given.network)
     given.output.mkdir(parents=True, exist_ok=True)
     measured = unions(given)
@@ -241,9 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
-        sys.exit(f"benchmarks/network/scale: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    command.run("scale", main)
