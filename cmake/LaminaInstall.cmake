@@ -6,7 +6,7 @@ set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/lamina")
 set(pkgconfig_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
 
 target_include_directories(lamina INTERFACE "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lamina" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/lamina" "${PROJECT_SOURCE_DIR}/cuda/lamina" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(TARGETS lamina EXPORT laminaTargets)
 install(EXPORT laminaTargets NAMESPACE lamina:: DESTINATION "${package_dir}")
 

@@ -5,12 +5,15 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <type_traits>
 
+#include "lamina/detail/host_device.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
@@ -54,19 +57,31 @@ inline constexpr int smallest_scale = -120;  // products stay clear of denormals
 inline constexpr int largest_scale = 120;
 
 template <element T>
-std::uint8_t int8_scale(std::span<const T> block) noexcept {
-  T largest = 0;
-  for (const T x : block) largest = std::max(largest, std::abs(x));
-  int exponent = 0;
-  std::frexp(largest, &exponent);  // largest < 2^exponent, hence largest / 2^(exponent - 7) < 128
-  int scale = exponent - 7;
-  if (largest > T(127) * std::ldexp(T(1), scale)) ++scale;
-  return static_cast<std::uint8_t>(std::clamp(scale, smallest_scale, largest_scale) + scale_bias);
+constexpr T scale_value(std::uint8_t byte) noexcept {
+  return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23U));
+}
+
+// The scale of a block whose largest magnitude is given: the smallest with which it fits into 127 integers.
+template <element T>
+constexpr std::uint8_t int8_scale(T largest) noexcept {
+  using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
+  constexpr int exponent_bias = std::numeric_limits<T>::max_exponent - 1;
+  // largest < 2^exponent, hence largest / 2^(exponent - 7) < 128. For 0 any would do: 0. Denormals end at the smallest.
+  const int exponent =
+      largest == 0 ? 0 : static_cast<int>(std::bit_cast<bits>(largest) >> mantissa_bits) - exponent_bias + 1;
+  const auto scale =
+      static_cast<std::uint8_t>(std::clamp(exponent - 7, smallest_scale, largest_scale) + scale_bias);
+  const bool is_largest = scale == largest_scale + scale_bias;
+  return !is_largest && largest > T(127) * scale_value<T>(scale) ? static_cast<std::uint8_t>(scale + 1)
+                                                                 : scale;
 }
 
 template <element T>
-T scale_value(std::uint8_t byte) noexcept {
-  return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23U));
+constexpr std::uint8_t int8_scale(std::span<const T> block) noexcept {
+  T largest = 0;
+  for (const T x : block) largest = std::max(largest, x < 0 ? -x : x);
+  return int8_scale(largest);
 }
 
 // From here on a number has no digits as fine as those of the payload's largest number, whose multiple of `finest` it is:
@@ -79,20 +94,25 @@ constexpr T unsendable_from(double finest) noexcept {
 }
 
 template <element T>
-std::int8_t to_int8(T x, T inverse_scale) noexcept {
+LAMINA_HOST_DEVICE std::int8_t to_int8(T x, T inverse_scale) noexcept {
   constexpr T unsendable = unsendable_from<T>(0x1p120);
-  if (std::abs(x) >= unsendable) return 0;
+  if ((x < 0 ? -x : x) >= unsendable) return 0;
   return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
 }
 
 template <half_element Half, element T>
-void encode_half(std::span<const T> from, std::byte* to) noexcept {
+constexpr Half to_half(T x) noexcept {
   constexpr T unsendable = unsendable_from<T>(std::same_as<Half, lamina::float16> ? 0x1p5 : 0x1p120);
   constexpr T largest =
       std::numeric_limits<float>::max();  // a double beyond it would become infinity on the way
+  const T sendable = (x < 0 ? -x : x) < unsendable ? std::clamp(x, -largest, largest) : T(0);
+  return saturating_round<Half>(static_cast<float>(sendable));
+}
+
+template <half_element Half, element T>
+void encode_half(std::span<const T> from, std::byte* to) noexcept {
   for (const T x : from) {
-    const T sendable = std::abs(x) < unsendable ? std::clamp(x, -largest, largest) : T(0);
-    const Half half = saturating_round<Half>(static_cast<float>(sendable));
+    const Half half = to_half<Half>(x);
     std::memcpy(to, &half, sizeof half);
     to += sizeof half;
   }

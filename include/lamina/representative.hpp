@@ -3,7 +3,9 @@
 
 #include <cmath>
 #include <cstddef>
+#include <type_traits>
 
+#include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold.
@@ -24,11 +26,19 @@ struct callable_representative {
 };
 
 struct sum {
-  static auto combine(const auto& a, const auto& b) { return a + b; }
+  LAMINA_HOST_DEVICE static auto combine(const auto& a, const auto& b) {
+#if defined(__CUDA_ARCH__)
+    // Additions that are not fused with a product before them.
+    using operand = std::remove_cvref_t<decltype(a)>;
+    if constexpr (std::is_same_v<operand, float>) return __fadd_rn(a, b);
+    if constexpr (std::is_same_v<operand, double>) return __dadd_rn(a, b);
+#endif
+    return a + b;
+  }
 };
 
 struct sum_of_magnitudes : sum {
-  static auto map(const auto& x) {
+  LAMINA_HOST_DEVICE static auto map(const auto& x) {
     using std::abs;
     return abs(x);
   }
@@ -36,7 +46,7 @@ struct sum_of_magnitudes : sum {
 
 struct sum_of_squares : sum {
   // In double, where the square of a float is exact.
-  static double map(double x) { return x * x; }
+  LAMINA_HOST_DEVICE static double map(double x) { return x * x; }
 };
 
 }  // namespace detail
@@ -44,41 +54,45 @@ struct sum_of_squares : sum {
 /// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a
 /// layer that drifts steadily negative would never be sent otherwise.
 struct mean_abs : detail::callable_representative<mean_abs>, detail::sum_of_magnitudes {
-  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
+    return total / static_cast<double>(elements);
+  }
 };
 
 /// Sum of the absolute values, as Algorithm 1 of the paper has it: favours large layers.
 struct l1_norm : detail::callable_representative<l1_norm>, detail::sum_of_magnitudes {
-  static double finish(double total, std::size_t) { return total; }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
 };
 
 /// Square root of the sum of squares.
 struct l2_norm : detail::callable_representative<l2_norm>, detail::sum_of_squares {
-  static double finish(double total, std::size_t) { return std::sqrt(total); }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return std::sqrt(total); }
 };
 
 /// Square root of the mean of squares.
 struct root_mean_square : detail::callable_representative<root_mean_square>, detail::sum_of_squares {
-  static double finish(double total, std::size_t elements) {
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
     return std::sqrt(total / static_cast<double>(elements));
   }
 };
 
 /// Largest absolute value.
 struct max_abs : detail::callable_representative<max_abs> {
-  static auto map(const auto& x) { return detail::sum_of_magnitudes::map(x); }
-  static auto combine(const auto& a, const auto& b) {
+  LAMINA_HOST_DEVICE static auto map(const auto& x) { return detail::sum_of_magnitudes::map(x); }
+  LAMINA_HOST_DEVICE static auto combine(const auto& a, const auto& b) {
     using std::max;
     return max(a, b);
   }
-  static double finish(double total, std::size_t) { return total; }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
 };
 
 /// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly
 /// negative is never sent; kept for comparison, not for use.
 struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
-  static auto map(const auto& x) { return x; }
-  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+  LAMINA_HOST_DEVICE static auto map(const auto& x) { return x; }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
+    return total / static_cast<double>(elements);
+  }
 };
 
 }  // namespace lamina

@@ -146,12 +146,12 @@ class refresh_schedule {
   }
 
   /// Whether a search is due in `step`, counted from 1.
-  bool due(std::uint64_t step) const noexcept {
+  constexpr bool due(std::uint64_t step) const noexcept {
     if (fixed_threshold_) return false;
     return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
   }
   /// The threshold of fixed(), if this is one.
-  std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
+  constexpr std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
 
  private:
   refresh_schedule(std::uint64_t period, std::optional<double> fixed_threshold)

@@ -3,9 +3,9 @@
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 set(consumer ${configure} -S "${CMAKE_CURRENT_LIST_DIR}/components" "-DCMAKE_PREFIX_PATH=${PREFIX}")
 
-run_refused("lamina has no component tensorflow, only xtensor, eigen, torch"
+run_refused("lamina has no component tensorflow, only xtensor, eigen, torch, cuda"
   ${consumer} -B "${WORK_DIR}/unknown" -DCOMPONENTS=tensorflow)
-foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch)
+foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch cuda=CUDAToolkit)
   string(REPLACE "=" ";" pair "${pair}")
   list(GET pair 0 component)
   list(GET pair 1 package)

@@ -12,7 +12,8 @@
 
 #include "lamina/half.hpp"
 
-#if !defined(LAMINA_NO_XSIMD) && __has_include(<xsimd/xsimd.hpp>)
+// Not for nvcc: functors run on the device as well, where it knows no SIMD registers.
+#if !defined(LAMINA_NO_XSIMD) && !defined(__CUDACC__) && __has_include(<xsimd/xsimd.hpp>)
 #include <xsimd/xsimd.hpp>
 #define LAMINA_HAS_XSIMD 1
 #else
@@ -308,7 +309,7 @@ T larger_magnitude(T a, T b) {
 }
 
 template <class T>
-bool is_finite_magnitude(T magnitude) {
+constexpr bool is_finite_magnitude(T magnitude) {
   return std::bit_cast<bits_of<T>>(magnitude) < std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
 }
 

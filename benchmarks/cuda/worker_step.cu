@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT
+// What does a worker's step cost on a GPU, beside a copy that moves as many bytes? Without Google Benchmark, which machines
+// with a GPU may lack: all contestants take turns, medians of events on one stream. Prints a table and writes CSV.
+#include <cuda_runtime_api.h>
+#include <thrust/copy.h>
+#include <thrust/device_vector.h>
+#include <thrust/execution_policy.h>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/sort.h>
+#include <thrust/transform.h>
+#include <thrust/transform_reduce.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../model.hpp"
+#include "lamina/cuda/lamina.cuh"
+
+namespace {
+
+using lamina::cuda::check;
+using lamina::cuda::on_stream;
+using device_floats = thrust::device_vector<float>;
+
+struct contestant {
+  std::string name;
+  std::function<void()> run;
+  std::vector<float> milliseconds = {};
+
+  float median() const {
+    std::vector<float> sorted = milliseconds;
+    std::ranges::sort(sorted);
+    return sorted[sorted.size() / 2];
+  }
+};
+
+struct magnitude {
+  __host__ __device__ float operator()(float x) const { return x < 0 ? -x : x; }
+};
+struct plus {
+  __host__ __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct at_or_above {
+  const float* values;
+  float threshold;
+  __device__ bool operator()(std::size_t i) const { return magnitude()(values[i]) >= threshold; }
+};
+struct strided_magnitude {
+  const float* values;
+  std::size_t stride;
+  __device__ float operator()(std::size_t i) const { return magnitude()(values[i * stride]); }
+};
+
+// Interleaved, each alone on the stream: events around one call, the median of all rounds.
+void measure(cudaStream_t stream, std::vector<contestant>& contestants, int rounds) {
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  for (int round = -2; round < rounds; ++round) {
+    for (contestant& each : contestants) {
+      check(cudaEventRecord(begin, stream));
+      each.run();
+      check(cudaEventRecord(end, stream));
+      check(cudaEventSynchronize(end));
+      float milliseconds = 0;
+      check(cudaEventElapsedTime(&milliseconds, begin, end));
+      if (round >= 0) each.milliseconds.push_back(milliseconds);
+    }
+  }
+  check(cudaEventDestroy(begin));
+  check(cudaEventDestroy(end));
+}
+
+struct limit {
+  std::string numerator;
+  double most;
+};
+
+// A model's worker step at 5 % sent. With `baselines` also what others do, which takes longer.
+void compare(const std::string& name, const lamina::layout& model, int rounds, bool baselines,
+             const std::vector<limit>& limits, std::FILE* csv) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const on_stream execution(stream);
+  const auto policy = thrust::cuda::par_nosync.on(stream);
+  const std::size_t elements = model.elements();
+
+  std::vector<device_floats> gradients;
+  std::vector<lamina::cuda::device_tensor> tensors;
+  std::mt19937 random(1);
+  std::vector<float> host;
+  for (const std::size_t count : model.sizes()) {
+    host.resize(count);
+    const float scale = std::exp2(-static_cast<float>(random() % 8));
+    for (float& each : host) each = scale * (static_cast<float>(random()) / 2147483648.0F - 1.0F);
+    gradients.emplace_back(host);
+  }
+  for (auto& each : gradients) tensors.emplace_back(each);
+
+  lamina::cuda::gradient_compressor<float> compressor(model, {.drop_ratio = 0.95});
+  compressor.bind(execution, tensors);
+  thrust::device_vector<std::byte> frame(compressor.largest_frame_bytes());
+  const std::span<std::byte> to(thrust::raw_pointer_cast(frame.data()), frame.size());
+  const auto step = [&] {
+    compressor.accumulate(execution);
+    compressor.select(execution);
+    compressor.encode(execution, to);
+    compressor.commit(execution);
+  };
+  step();
+  execution.wait();
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  step();
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t launchable = nullptr;
+  check(cudaGraphInstantiate(&launchable, graph, 0));
+
+  // Reads and writes what adding to a residual has to: g, a and a again.
+  const std::size_t moved_bytes = 3 * elements * sizeof(float);
+  thrust::device_vector<std::byte> source(moved_bytes / 2);
+  thrust::device_vector<std::byte> target(moved_bytes / 2);
+
+  std::vector<contestant> contestants;
+  contestants.push_back({"copy", [&] {
+                           check(cudaMemcpyAsync(thrust::raw_pointer_cast(target.data()),
+                                                 thrust::raw_pointer_cast(source.data()), moved_bytes / 2,
+                                                 cudaMemcpyDeviceToDevice, stream));
+                         }});
+  contestants.push_back({"step, five launches", step});
+  contestants.push_back({"step, graph", [&] { check(cudaGraphLaunch(launchable, stream)); }});
+  contestants.push_back({"accumulate", [&] { compressor.accumulate(execution); }});
+
+  std::vector<device_floats> residuals;
+  device_floats all, sample;
+  thrust::device_vector<std::size_t> indices;
+  std::vector<float> values(model.layers());
+  if (baselines) {
+    for (const std::size_t count : model.sizes()) residuals.emplace_back(count);
+    contestants.push_back({"a launch a layer with Thrust", [&] {
+                             for (std::size_t l = 0; l < model.layers(); ++l) {
+                               thrust::transform(policy, residuals[l].begin(), residuals[l].end(),
+                                                 gradients[l].begin(), residuals[l].begin(), plus());
+                               values[l] =
+                                   thrust::transform_reduce(policy, residuals[l].begin(), residuals[l].end(),
+                                                            magnitude(), 0.0F, plus());
+                             }
+                           }});
+    all.resize(elements);
+    std::size_t offset = 0;
+    for (const auto& each : gradients) {
+      thrust::copy(each.begin(), each.end(), all.begin() + static_cast<std::ptrdiff_t>(offset));
+      offset += each.size();
+    }
+    // 1 % of the elements, by a threshold from a sorted sample of 1 %, as Deep Gradient Compression selects.
+    const std::size_t sampled = elements / 100;
+    sample.resize(sampled);
+    indices.resize(elements);
+    contestants.push_back(
+        {"sampled top 1 % (Deep Gradient Compression)", [&, sampled] {
+           const float* begin = thrust::raw_pointer_cast(all.data());
+           const thrust::counting_iterator<std::size_t> first(0);
+           thrust::transform(policy, first, first + static_cast<std::ptrdiff_t>(sampled), sample.begin(),
+                             strided_magnitude{begin, 100});
+           thrust::sort(policy, sample.begin(), sample.end());
+           float threshold = 0;
+           check(cudaMemcpyAsync(&threshold,
+                                 thrust::raw_pointer_cast(sample.data()) + sampled - sampled / 100,
+                                 sizeof threshold, cudaMemcpyDeviceToHost, stream));
+           check(cudaStreamSynchronize(stream));
+           thrust::copy_if(policy, first, first + static_cast<std::ptrdiff_t>(elements), indices.begin(),
+                           at_or_above{begin, threshold});
+         }});
+  }
+  measure(stream, contestants, rounds);
+
+  const auto report = compressor.last_step(execution);
+  std::printf("\n%s: %zu layers, %zu elements, %.1f %% sent in the last step\n", name.c_str(), model.layers(),
+              elements, 100.0 * static_cast<double>(report.sent_elements) / static_cast<double>(elements));
+  const float copy = contestants.front().median();
+  for (const contestant& each : contestants) {
+    std::printf("  %-46s %10.1f us  %6.3f of the copy\n", each.name.c_str(), 1e3 * each.median(),
+                each.median() / copy);
+    std::fprintf(csv, "%s,\"%s\",%.3f,%.4f\n", name.c_str(), each.name.c_str(), 1e3 * each.median(),
+                 each.median() / copy);
+  }
+  for (const limit& each : limits) {
+    const auto found = std::ranges::find(contestants, each.numerator, &contestant::name);
+    const double value = found->median() / copy;
+    std::printf("ratio %-44s %6.3f limit %.2f %s\n", (name + ", " + each.numerator + " over a copy").c_str(),
+                value, each.most, value <= each.most ? "ok" : "over");
+  }
+  check(cudaGraphExecDestroy(launchable));
+  check(cudaGraphDestroy(graph));
+  check(cudaStreamDestroy(stream));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+      std::printf("skipped: no CUDA device\n");
+      return 77;
+    }
+    cudaDeviceProp device{};
+    check(cudaGetDeviceProperties(&device, 0));
+    int driver = 0;
+    check(cudaDriverGetVersion(&driver));
+    std::printf("%s, driver for CUDA %d.%d\n", device.name, driver / 1000, driver % 1000 / 10);
+    std::FILE* csv = std::fopen(count > 1 ? arguments[1] : "worker_step.csv", "w");
+    if (csv == nullptr) throw std::runtime_error("cannot write the results");
+    std::fprintf(csv, "model,what,microseconds,ratio to a copy (%s)\n", device.name);
+
+    compare("ResNet-50", lamina_benchmark::read_model("resnet50"), 200, true,
+            {{"step, graph", 1.25}, {"step, five launches", 1.25}}, csv);
+    std::vector<lamina::layer> layers;
+    for (std::size_t l = 0; l < 1000; ++l) layers.push_back({std::to_string(l), {1000, 1000}});
+    std::size_t available = 0;
+    std::size_t total = 0;
+    check(cudaMemGetInfo(&available, &total));
+    if (available > std::size_t{22} << 30U) {
+      compare("10^9 elements", lamina::layout(std::move(layers)), 20, false, {{"step, graph", 1.10}}, csv);
+    } else {
+      std::printf("\n10^9 elements: left out, it needs 22 GiB and %.1f are free\n",
+                  static_cast<double>(available) / 0x1p30);
+    }
+    std::fclose(csv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

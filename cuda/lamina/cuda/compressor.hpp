@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/copy.h>
+#include <thrust/device_vector.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <ranges>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/cuda/detail/accumulate.hpp"
+#include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/cuda/detail/pack.hpp"
+#include "lamina/cuda/detail/select.hpp"
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/encoder.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/selector.hpp"
+
+namespace lamina::cuda {
+
+/// A worker's side on a device: what lamina::gradient_compressor does, with gradients, residual, values, threshold,
+/// selection and frame in the device's memory. Values, thresholds, decisions and bytes are those of the CPU, to the last
+/// bit. A step is
+///
+///     compressor.accumulate(execution);        // a <- a + g over all layers, and their values
+///     compressor.select(execution);            // Algorithm 1
+///     compressor.encode(execution, buffer);    // the frame, in one piece
+///     compressor.commit(execution);            // once it has reached its receiver
+///
+/// where execution is on_stream of stream.cuh, which makes that five launches (seven where the threshold is searched over
+/// fresh gradients), none of which waits for the host or allocates; or with_policy of thrust_execution.hpp. One stream
+/// at a time.
+///
+/// Elements whose sum would not be finite are left out and counted, as by finite_check::each_element, whatever
+/// options.check says, since a refusal would have to wait for the host. A layer whose value is NaN is sent.
+///
+/// A representative of your own needs LAMINA_HOST_DEVICE before its functions. Where its map ends in a product, derive its
+/// combine from that of a functor of lamina or compile with -fmad=false, or the device rounds once where the CPU rounds
+/// twice.
+template <element T, representative F = mean_abs>
+class gradient_compressor {
+ public:
+  /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
+  /// naming the option, for one outside its range or not known here, and for a model without layers.
+  explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
+      : options_(options),
+        functor_(functor),
+        partition_(model, options.part_elements),
+        tables_(parts()),
+        gradients_(partition_) {
+    (void)layer_selector(parts(), options);  // checks the options
+    (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
+                                          {.momentum = options.momentum});
+    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
+    make_memory();
+    make_prefix();
+    make_warm_up();
+  }
+
+  gradient_compressor(const gradient_compressor&) = delete;
+  gradient_compressor& operator=(const gradient_compressor&) = delete;
+  gradient_compressor(gradient_compressor&&) noexcept = default;
+  gradient_compressor& operator=(gradient_compressor&&) noexcept = default;
+
+  /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
+  /// lamina::bfloat16. Waits for the execution and copies the pointers to the device, so bind once, and not while a graph
+  /// is captured. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements
+  /// or an element type other than the model's, and on a stream for memory that is not of its device.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind(const Execution& execution, const Tensors& gradients) {
+    gradients_.bind(execution, gradients);
+  }
+
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. Two launches; moves 3 N elements, 2 N where
+  /// the residual is clear. Throws std::logic_error before the first bind().
+  template <class Execution>
+  void accumulate(const Execution& execution) {
+    const auto at = view("accumulate");
+    if (searches_fresh()) {
+      execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
+      execution.run(detail::finish_kernel<T, F>{at, functor_, fresh_values_.data().get(), nullptr});
+    }
+    const auto momentum = static_cast<T>(options_.momentum);
+    execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::residuals>{at, functor_, momentum});
+    execution.run(detail::finish_kernel<T, F>{at, functor_, values(), is_clear_.data().get()});
+    phase_ = phase::accumulated;
+  }
+
+  /// Decides the step. One launch. Throws std::logic_error unless accumulate() came before.
+  template <class Execution>
+  void select(const Execution& execution) {
+    select(execution, values(), searches_fresh() ? fresh_values_.data().get() : values());
+  }
+  /// The same by L values in device memory that all workers have agreed on, mostly the mean of their values().
+  template <class Execution>
+  void select(const Execution& execution, const double* agreed_values) {
+    execution.require_device_memory(agreed_values, "agreed values");
+    select(execution, agreed_values, agreed_values);
+  }
+
+  /// Writes the frame of this step: to device memory, or to host memory that the device can write, so that no copy
+  /// follows. How long the frame is stands in its header and in last_step(); it has no checksum: finish_frame() adds it.
+  /// One launch. Throws std::logic_error unless select() came before, std::invalid_argument unless `to` is aligned to 64
+  /// bytes and has largest_frame_bytes(), and on a stream for a buffer that the device cannot write.
+  template <class Execution>
+  void encode(const Execution& execution, std::span<std::byte> to) {
+    require(phase_ == phase::selected || phase_ == phase::encoded, "encode", "select()");
+    if (reinterpret_cast<std::uintptr_t>(to.data()) % lamina::detail::payload_alignment_bytes != 0) {
+      throw std::invalid_argument("encode: the buffer is not aligned to 64 bytes");
+    }
+    if (to.size() < largest_frame_bytes()) {
+      throw std::invalid_argument("encode: the buffer has " + std::to_string(to.size()) +
+                                  " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
+    }
+    execution.require_writable(to.data(), "encode");
+    execution.run(detail::pack_kernel<T>{view("encode"), options_.payload, to.data()});
+    phase_ = phase::encoded;
+  }
+
+  /// The frame has reached its receiver: takes what was sent out of the residual. One launch. Throws std::logic_error
+  /// unless encode() came before, once.
+  template <class Execution>
+  void commit(const Execution& execution) {
+    require(phase_ == phase::encoded, "commit", "encode()");
+    execution.run(detail::commit_kernel<T>{view("commit"), options_.payload});
+    phase_ = phase::committed;
+  }
+
+  /// Writes the payload of a frame of this step's selection over the bound tensors, zeros for the layers not sent: after an
+  /// allreduce of the payload each gradient is the mean of what was sent. `payload` begins prefix_bytes() into a
+  /// frame, in device memory. One launch. Throws std::logic_error where half-width gradients are bound or payloads
+  /// are not as_is.
+  template <class Execution>
+  void restore(const Execution& execution, const std::byte* payload) {
+    require(phase_ == phase::encoded || phase_ == phase::committed, "restore", "encode()");
+    if (gradients_.holds_halves() || options_.payload != payload_type::as_is) {
+      throw std::logic_error("restore: gradients and payloads must have the type of the residual");
+    }
+    execution.require_device_memory(payload, "restore");
+    execution.run(detail::restore_kernel<T>{view("restore"), reinterpret_cast<const T*>(payload)});
+  }
+
+  /// What the last step came to.
+  struct report {
+    std::uint64_t step;  ///< counted from 1
+    double threshold;    ///< λ
+    std::size_t sent_elements;
+    std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
+    std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
+  };
+  /// Waits for the execution.
+  template <class Execution>
+  report last_step(const Execution& execution) const {
+    execution.wait();
+    const detail::step_state state = state_[0];
+    return {state.step, state.threshold, state.sent_elements, state.payload_bytes, state.left_out_elements};
+  }
+  /// q of each part after the last accumulate, L in device memory.
+  double* values() noexcept { return values_.data().get(); }
+  /// The residual of a part, copied to the host. Waits for the execution. Throws std::out_of_range.
+  template <class Execution>
+  std::vector<T> residual(const Execution& execution, std::size_t part) const {
+    parts().check_layer(part);
+    execution.wait();
+    std::vector<T> elements(parts().sizes()[part]);
+    if (is_clear_[part] == 0) {
+      const auto begin = residual_.begin() + static_cast<std::ptrdiff_t>(tables_.offset(part));
+      thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(elements.size()), elements.begin());
+    }
+    return elements;
+  }
+
+  /// Bytes before the payload of a frame.
+  std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
+  std::size_t largest_frame_bytes() const noexcept {
+    std::size_t bytes = prefix_bytes();
+    for (const std::size_t elements : parts().sizes()) bytes += payload_bytes<T>(options_.payload, elements);
+    return bytes;
+  }
+  /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
+  const layout& model() const noexcept { return partition_.model(); }
+  const layout& parts() const noexcept { return partition_.parts(); }
+
+ private:
+  enum class phase { committed, accumulated, selected, encoded };
+
+  static void require(bool holds, const char* call, const char* before) {
+    if (!holds) throw std::logic_error(std::string(call) + ": call " + before + " of this step before");
+  }
+
+  template <class Execution>
+  void select(const Execution& execution, const double* values, const double* search_values) {
+    if (phase_ == phase::selected || phase_ == phase::encoded) return;  // called again, gives the same
+    require(phase_ == phase::accumulated, "select", "accumulate()");
+    execution.run(detail::select_kernel<T>{view("select"), options_, values, search_values,
+                                           warm_up_.data().get(), largest_layer_});
+    phase_ = phase::selected;
+  }
+
+  // A budget takes the largest values whatever the source.
+  bool searches_fresh() const noexcept {
+    return options_.source == threshold_source::fresh && !options_.byte_budget;
+  }
+
+  void make_memory() {
+    const std::size_t layers = parts().layers();
+    largest_layer_ = std::ranges::max(parts().sizes());
+    residual_.resize(tables_.padded_elements());
+    if (options_.momentum > 0) velocity_.resize(tables_.padded_elements());
+    values_.resize(layers);
+    if (searches_fresh()) fresh_values_.resize(layers);
+    is_clear_.assign(layers, 1);
+    cleared_in_.resize(layers);
+    payload_begin_.resize(layers);
+    detail::step_state state;
+    state.threshold = options_.refresh.fixed_threshold().value_or(invalid_threshold);
+    state_.assign(1, state);
+  }
+
+  // All of the header that does not change from step to step.
+  void make_prefix() {
+    lamina::detail::wire_header header;
+    header.element_type = lamina::detail::element_code<T>;
+    header.kind = static_cast<std::uint8_t>(frame_kind::gradients);
+    header.sender = options_.sender;
+    header.fingerprint = parts().fingerprint();
+    header.layers = parts().layers();
+    header.payload_type = static_cast<std::uint8_t>(options_.payload);
+    std::vector<std::byte> prefix(lamina::detail::wire_header_bytes +
+                                  lamina::detail::padded_bitmap_bytes(parts().layers()));
+    lamina::detail::write_header(prefix, header);
+    prefix_ = prefix;
+  }
+
+  // By the CPU, whose pow may round another way than the device's.
+  void make_warm_up() {
+    const layer_selector selector(parts(), options_);
+    std::vector<double> ratios;
+    for (std::uint64_t step = 1; step < options_.warm_up_steps; ++step)
+      ratios.push_back(selector.drop_ratio_in(step));
+    warm_up_ = ratios;
+  }
+
+  detail::model_view<T> view(const char* call) {
+    auto at = tables_.template view<T>();
+    at.gradients = gradients_.views(call);
+    at.residual = residual_.data().get();
+    at.velocity = velocity_.empty() ? nullptr : velocity_.data().get();
+    at.is_clear = is_clear_.data().get();
+    at.cleared_in = cleared_in_.data().get();
+    at.payload_begin = payload_begin_.data().get();
+    at.prefix = prefix_.data().get();
+    at.prefix_bytes = prefix_.size();
+    at.bitmap = reinterpret_cast<std::uint8_t*>(at.prefix) + lamina::detail::wire_header_bytes;
+    at.state = state_.data().get();
+    return at;
+  }
+
+  compressor_options options_;
+  F functor_;
+  partition partition_;
+  detail::device_layout tables_;  // of parts()
+  detail::bindings<T> gradients_;
+  std::size_t largest_layer_ = 0;
+  phase phase_ = phase::committed;
+
+  thrust::device_vector<T> residual_;
+  thrust::device_vector<T> velocity_;  // none without momentum
+  thrust::device_vector<double> values_;
+  thrust::device_vector<double> fresh_values_;  // none unless the threshold is searched over them
+  thrust::device_vector<std::uint8_t> is_clear_;
+  thrust::device_vector<std::uint64_t> cleared_in_;
+  thrust::device_vector<std::size_t> payload_begin_;
+  thrust::device_vector<std::byte> prefix_;
+  thrust::device_vector<double> warm_up_;
+  thrust::device_vector<detail::step_state> state_;
+};
+
+}  // namespace lamina::cuda

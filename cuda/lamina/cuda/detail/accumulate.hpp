@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/host_device.hpp"
+#include "lamina/reduction.hpp"
+
+namespace lamina::cuda::detail {
+
+/// The gradients alone, or a <- a + g.
+enum class reduction_of { gradients, residuals };
+
+/// The total of each block in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds
+/// the gradients. Sixteen threads share a block, four lanes each, so that a row of 64 elements is read and written as
+/// 16 neighbouring quads. An element whose sum is not finite is left out and counted, as by
+/// lamina::finite_check::each_element.
+template <element T, representative F, reduction_of Of>
+struct accumulate_kernel {
+  using lane_type = std::remove_cvref_t<decltype(std::declval<const F&>().map(T{}))>;
+
+  static constexpr unsigned threads = 128;
+  // With 85 registers a thread. The 780 teams of ResNet-50 then run at once on the 132 multiprocessors of an H200.
+  static constexpr unsigned teams_at_once = 6;
+  static constexpr auto threads_per_block = static_cast<unsigned>(lanes / 4);
+  static constexpr unsigned blocks_per_team = threads / threads_per_block;
+  // Rows on their way at a time: enough bytes in flight to keep the memory busy, few enough registers for 768 threads
+  // on a multiprocessor.
+  static constexpr unsigned rows_at_once = 4;
+
+  struct shared_memory {
+    lane_type lane[blocks_per_team][lanes];
+  };
+
+  model_view<T> at;
+  F functor;
+  T momentum = 0;
+
+  std::size_t teams() const { return (at.blocks + blocks_per_team - 1) / blocks_per_team; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    for (unsigned item = team.thread(); item < threads; item += team.threads()) {
+      const unsigned row_of_lanes = item / threads_per_block;
+      const unsigned first_lane = 4 * (item % threads_per_block);
+      const std::size_t block = team.index() * blocks_per_team + row_of_lanes;
+      lane_type lane[4] = {};
+      if (block < at.blocks) add_to_lanes(block, first_lane, lane);
+      for (unsigned k = 0; k < 4; ++k) shared.lane[row_of_lanes][first_lane + k] = lane[k];
+    }
+    team.barrier();
+    for (auto half = static_cast<unsigned>(lanes / 2); half > 0; half /= 2) {
+      for (unsigned item = team.thread(); item < blocks_per_team * half; item += team.threads()) {
+        lane_type* lane = shared.lane[item / half] + item % half;
+        lane[0] = functor.combine(lane[0], lane[half]);
+      }
+      team.barrier();
+    }
+    for (unsigned item = team.thread(); item < blocks_per_team; item += team.threads()) {
+      const std::size_t block = team.index() * blocks_per_team + item;
+      if (block < at.blocks) at.block_totals[block] = static_cast<double>(shared.lane[item][0]);
+    }
+  }
+
+ private:
+  LAMINA_HOST_DEVICE void add_to_lanes(std::size_t block, unsigned first_lane, lane_type (&lane)[4]) const {
+    const block_place place = place_of(at, block);
+    const tensor_view gradient = at.gradients[place.layer];
+    if (gradient.type == device_element::float16) {
+      add_to_lanes<lamina::float16>(place, gradient.data, first_lane, lane);
+    } else if (gradient.type == device_element::bfloat16) {
+      add_to_lanes<lamina::bfloat16>(place, gradient.data, first_lane, lane);
+    } else {
+      add_to_lanes<T>(place, gradient.data, first_lane, lane);
+    }
+  }
+
+  template <class G>
+  LAMINA_HOST_DEVICE void add_to_lanes(const block_place& place, const void* data, unsigned first_lane,
+                                       lane_type (&lane)[4]) const {
+    const G* gradient = static_cast<const G*>(data) + place.begin;
+    const bool is_aligned = is_aligned_for_quads(gradient);
+    if constexpr (Of == reduction_of::gradients) {
+      add_to_lanes(gradient_rows<G>{gradient, is_aligned}, place.count, first_lane, lane);
+    } else {
+      const std::size_t offset = at.offsets[place.layer] + place.begin;
+      const sum_rows<G> sums = {gradient, is_aligned, at.residual + offset, at.is_clear[place.layer] != 0};
+      if (at.velocity == nullptr) {
+        add_to_lanes(sums, place.count, first_lane, lane);
+      } else {
+        add_to_lanes(corrected_rows<G>{sums, at.velocity + offset, momentum}, place.count, first_lane, lane);
+      }
+    }
+  }
+
+  // Rows are what is reduced: take<Rows>(i, to, left_out) gives the quads at i, i + 64, ... and writes what changed,
+  // with all loads before the first store, so that they may all be on their way at once; take_one(i, left_out) a
+  // single one.
+  template <class G>
+  struct gradient_rows {
+    static constexpr unsigned at_once = rows_at_once;
+    const G* gradient;
+    bool is_aligned;
+
+    template <unsigned Rows>
+    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
+      quad<G> from[Rows];
+      for (unsigned r = 0; r < Rows; ++r) from[r] = load_quad(gradient + i + r * lanes, is_aligned);
+      for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned k = 0; k < 4; ++k) to[r].at[k] = sum(T(0), widened<T>(from[r].at[k]), left_out);
+      }
+    }
+    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
+      return sum(T(0), widened<T>(gradient[i]), left_out);
+    }
+  };
+
+  template <class G>
+  struct sum_rows {
+    static constexpr unsigned at_once = rows_at_once;
+    const G* gradient;
+    bool is_aligned;
+    T* residual;
+    bool is_clear;
+
+    template <unsigned Rows>
+    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
+      quad<G> from[Rows];
+      for (unsigned r = 0; r < Rows; ++r) from[r] = load_quad(gradient + i + r * lanes, is_aligned);
+      load(i, to);
+      for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned k = 0; k < 4; ++k) to[r].at[k] = sum(to[r].at[k], widened<T>(from[r].at[k]), left_out);
+        store_quad(residual + i + r * lanes, to[r]);
+      }
+    }
+    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
+      return residual[i] = sum(is_clear ? T(0) : residual[i], widened<T>(gradient[i]), left_out);
+    }
+    template <unsigned Rows>
+    LAMINA_HOST_DEVICE void load(std::size_t i, quad<T> (&to)[Rows]) const {
+      for (unsigned r = 0; r < Rows; ++r)
+        to[r] = is_clear ? quad<T>{} : load_quad(residual + i + r * lanes, true);
+    }
+  };
+
+  // With momentum correction: u <- m·u + g, a <- a + u.
+  template <class G>
+  struct corrected_rows {
+    static constexpr unsigned at_once = rows_at_once / 2;
+    sum_rows<G> sums;
+    T* velocity;
+    T momentum;
+
+    template <unsigned Rows>
+    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
+      quad<G> from[Rows];
+      quad<T> moving[Rows];
+      for (unsigned r = 0; r < Rows; ++r) {
+        from[r] = load_quad(sums.gradient + i + r * lanes, sums.is_aligned);
+        moving[r] = load_quad(velocity + i + r * lanes, true);
+      }
+      sums.load(i, to);
+      for (unsigned r = 0; r < Rows; ++r) {
+        for (unsigned k = 0; k < 4; ++k) {
+          to[r].at[k] = corrected(to[r].at[k], widened<T>(from[r].at[k]), moving[r].at[k], left_out);
+        }
+        store_quad(sums.residual + i + r * lanes, to[r]);
+        store_quad(velocity + i + r * lanes, moving[r]);
+      }
+    }
+    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
+      return sums.residual[i] = corrected(sums.is_clear ? T(0) : sums.residual[i],
+                                          widened<T>(sums.gradient[i]), velocity[i], left_out);
+    }
+    LAMINA_HOST_DEVICE T corrected(T before, T gradient, T& moving, unsigned& left_out) const {
+      const T addend = product(momentum, moving) + gradient;
+      if (is_finite(before + addend)) moving = addend;
+      return sum(before, addend, left_out);
+    }
+  };
+
+  template <class Rows>
+  LAMINA_HOST_DEVICE void add_to_lanes(const Rows& from, unsigned count, unsigned first_lane,
+                                       lane_type (&lane)[4]) const {
+    const auto whole = static_cast<unsigned>(count / lanes);
+    unsigned left_out = 0;
+    unsigned row = 0;
+    for (; row + Rows::at_once <= whole; row += Rows::at_once) {
+      add_rows<Rows::at_once>(from, row * lanes + first_lane, lane, left_out);
+    }
+    for (; row < whole; ++row) add_rows<1>(from, row * lanes + first_lane, lane, left_out);
+    for (unsigned k = 0; k < 4; ++k) {
+      const unsigned i = count - count % static_cast<unsigned>(lanes) + first_lane + k;
+      if (i >= count) break;
+      lane[k] = functor.combine(lane[k], rounded(functor.map(from.take_one(i, left_out))));
+    }
+    if (Of == reduction_of::residuals && left_out > 0) count_left_out(left_out);
+  }
+
+  template <unsigned Count, class Rows>
+  LAMINA_HOST_DEVICE void add_rows(const Rows& from, std::size_t i, lane_type (&lane)[4],
+                                   unsigned& left_out) const {
+    quad<T> operands[Count];
+    from.template take<Count>(i, operands, left_out);
+    for (unsigned r = 0; r < Count; ++r) {
+      for (unsigned k = 0; k < 4; ++k)
+        lane[k] = functor.combine(lane[k], rounded(functor.map(operands[r].at[k])));
+    }
+  }
+
+  // before + addend, or `before` if that is not finite.
+  LAMINA_HOST_DEVICE static T sum(T before, T addend, unsigned& left_out) {
+    const T after = before + addend;
+    if (is_finite(after)) return after;
+    ++left_out;
+    return before;
+  }
+
+  LAMINA_HOST_DEVICE void count_left_out(unsigned count) const {
+#if defined(__CUDA_ARCH__)
+    atomicAdd(&at.state->left_out_elements, count);
+#else
+    // Threads of Thrust's CPU systems run teams at the same time.
+    __atomic_fetch_add(&at.state->left_out_elements, count, __ATOMIC_RELAXED);
+#endif
+  }
+};
+
+/// The value of each layer from the totals of its blocks, combined in order: a team a layer.
+template <element T, representative F>
+struct finish_kernel {
+  static constexpr unsigned threads = 128;
+  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned staged = 1024;
+
+  struct shared_memory {
+    double total[staged];
+  };
+
+  model_view<T> at;
+  F functor;
+  double* values;          // L
+  std::uint8_t* is_clear;  // set to no; none where gradients were only looked at
+
+  std::size_t teams() const { return at.layers; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    const std::size_t layer = team.index();
+    const std::size_t last = at.first_block[layer + 1];
+    double total = 0;
+    for (std::size_t first = at.first_block[layer]; first < last; first += staged) {
+      // Through shared memory, since the one thread that adds would wait for each load by itself.
+      const auto count = static_cast<unsigned>(last - first < staged ? last - first : staged);
+      for (unsigned i = team.thread(); i < count; i += team.threads())
+        shared.total[i] = at.block_totals[first + i];
+      team.barrier();
+      if (team.thread() == 0) {
+        for (unsigned i = 0; i < count; ++i) total = functor.combine(total, shared.total[i]);
+      }
+      team.barrier();
+    }
+    if (team.thread() == 0) {
+      values[layer] = at.sizes[layer] == 0 ? 0.0 : functor.finish(total, at.sizes[layer]);
+      if (is_clear != nullptr) is_clear[layer] = 0;
+    }
+  }
+};
+
+}  // namespace lamina::cuda::detail

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/copy.h>
+#include <thrust/device_vector.h>
+
+#include <cstddef>
+#include <ranges>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/device_tensor.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/partition.hpp"
+
+namespace lamina::cuda::detail {
+
+/// Where the tensors of a model's layers are, checked, as a table in device memory.
+template <element T>
+class bindings {
+ public:
+  explicit bindings(const partition& cut) : partition_(cut), views_(cut.parts().layers()) {}
+
+  /// As gradient_compressor::bind.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind(const Execution& execution, const Tensors& tensors) {
+    const layout& model = partition_.model();
+    const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
+    if (count != model.layers()) {
+      throw std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
+                                  std::to_string(count) + " tensors");
+    }
+    std::vector<tensor_view> views;
+    views.reserve(views_.size());
+    bool holds_halves = false;
+    for (std::size_t l = 0; l < count; ++l) {
+      const device_tensor tensor(tensors[l]);
+      require(execution, l, tensor);
+      holds_halves |= tensor.type() != device_element_of<T>::value;
+      for (std::size_t part = partition_.first(l); part < partition_.first(l + 1); ++part) {
+        const auto piece = tensor.part(partition_.begin(part), partition_.parts().sizes()[part]);
+        views.push_back({piece.data(), piece.type()});
+      }
+    }
+    execution.wait();
+    thrust::copy(views.begin(), views.end(), views_.begin());
+    holds_halves_ = holds_halves;
+    is_bound_ = true;
+  }
+
+  /// Throws std::logic_error before the first bind().
+  const tensor_view* views(const char* call) const {
+    if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
+    return views_.data().get();
+  }
+  bool holds_halves() const noexcept { return holds_halves_; }
+
+ private:
+  template <class Execution>
+  void require(const Execution& execution, std::size_t layer, const device_tensor& tensor) const {
+    const std::string& name = partition_.model()[layer].name;
+    partition_.model().check_size(layer, tensor.elements());
+    const bool is_half =
+        tensor.type() == device_element::float16 || tensor.type() == device_element::bfloat16;
+    if (!is_half && tensor.type() != device_element_of<T>::value) {
+      throw std::invalid_argument("the tensor of layer '" + name +
+                                  "' is neither of the residual's type nor half-width");
+    }
+    if (tensor.elements() > 0) execution.require_device_memory(tensor.data(), name.c_str());
+  }
+
+  partition partition_;
+  thrust::device_vector<tensor_view> views_;
+  bool is_bound_ = false;
+  bool holds_halves_ = false;
+};
+
+}  // namespace lamina::cuda::detail

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/host_device.hpp"
+#include "lamina/payload.hpp"
+
+/// The kernels that walk the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
+namespace lamina::cuda::detail {
+
+/// Elements of a layer and how they are written: where element i of a block stands in a payload.
+template <class T>
+struct payload_place {
+  std::byte* layer;
+  std::size_t elements;  // of the layer
+  std::size_t begin;     // of the block
+
+  template <class Written>
+  LAMINA_HOST_DEVICE Written* at(unsigned i) const {
+    return reinterpret_cast<Written*>(layer) + begin + i;
+  }
+  LAMINA_HOST_DEVICE std::uint8_t* scale(unsigned i) const {
+    return reinterpret_cast<std::uint8_t*>(layer) + (begin + i) / int8_block_elements;
+  }
+  LAMINA_HOST_DEVICE std::int8_t* integer(unsigned i) const {
+    const std::size_t scales = lamina::payload_bytes<T>(payload_type::int8, elements) - elements;
+    return reinterpret_cast<std::int8_t*>(layer) + scales + begin + i;
+  }
+};
+
+/// The scale that element i of the block shares with its neighbours.
+template <class T>
+LAMINA_HOST_DEVICE std::uint8_t scale_of(const T* block, unsigned count, unsigned i) {
+  constexpr auto shared = static_cast<unsigned>(int8_block_elements);
+  const unsigned first = i - i % shared;
+  T largest = 0;
+  for (unsigned k = first; k < first + shared && k < count; ++k) {
+    const T magnitude = block[k] < 0 ? -block[k] : block[k];
+    if (magnitude > largest) largest = magnitude;
+  }
+  return lamina::detail::int8_scale(largest);
+}
+
+/// What a payload of this type says of element i of the block.
+template <class T>
+LAMINA_HOST_DEVICE T said_by(payload_type type, const T* block, unsigned count, unsigned i) {
+  switch (type) {
+    case payload_type::float16:
+      return to_float(lamina::detail::to_half<lamina::float16>(block[i]));
+    case payload_type::bfloat16:
+      return to_float(lamina::detail::to_half<lamina::bfloat16>(block[i]));
+    case payload_type::int8: {
+      const T scale = lamina::detail::scale_value<T>(scale_of(block, count, i));
+      return static_cast<T>(lamina::detail::to_int8(block[i], T(1) / scale)) * scale;
+    }
+    default:
+      return block[i];
+  }
+}
+
+/// A team takes this many blocks one after the other; most are of layers that stay behind and cost it one bit each.
+inline constexpr unsigned packed_blocks_per_team = 4;
+
+/// Header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
+template <class T>
+struct pack_kernel {
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned teams_at_once = 1;
+  struct shared_memory {};
+
+  model_view<T> at;
+  payload_type type;
+  std::byte* frame;
+
+  // One more for the prefix.
+  std::size_t teams() const { return 1 + (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    if (team.index() == 0) {
+      for (std::size_t i = team.thread(); i < at.prefix_bytes; i += team.threads()) frame[i] = at.prefix[i];
+      return;
+    }
+    const std::size_t first = (team.index() - 1) * packed_blocks_per_team;
+    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
+      const block_place place = place_of(at, block);
+      if (at.is_sent(place.layer)) pack(team, place);
+    }
+  }
+
+ private:
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void pack(const Team& team, const block_place& place) const {
+    const T* from = at.residual + at.offsets[place.layer] + place.begin;
+    const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
+                                 at.sizes[place.layer], place.begin};
+    for (unsigned i = team.thread(); i < place.count; i += team.threads()) {
+      switch (type) {
+        case payload_type::float16:
+          *to.template at<lamina::float16>(i) = lamina::detail::to_half<lamina::float16>(from[i]);
+          break;
+        case payload_type::bfloat16:
+          *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
+          break;
+        case payload_type::int8: {
+          const std::uint8_t scale = scale_of(from, place.count, i);
+          if (i % int8_block_elements == 0) *to.scale(i) = scale;
+          *to.integer(i) = lamina::detail::to_int8(from[i], T(1) / lamina::detail::scale_value<T>(scale));
+          break;
+        }
+        default:
+          *to.template at<T>(i) = from[i];
+      }
+    }
+  }
+};
+
+/// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is
+/// there; otherwise what rounding took away stays.
+template <class T>
+struct commit_kernel {
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned teams_at_once = 1;
+  struct shared_memory {
+    T said[block_elements];
+  };
+
+  model_view<T> at;
+  payload_type type;
+
+  std::size_t teams() const { return 1 + (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    if (team.index() == 0) {
+      if (team.thread() == 0) at.state->allowance -= static_cast<double>(at.state->sent_elements);
+      return;
+    }
+    const std::size_t first = (team.index() - 1) * packed_blocks_per_team;
+    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
+      const block_place place = place_of(at, block);
+      if (!at.is_sent(place.layer)) continue;
+      if (place.begin == 0 && team.thread() == 0) {
+        at.cleared_in[place.layer] = at.state->step;
+        at.is_clear[place.layer] = type == payload_type::as_is;
+      }
+      const std::size_t offset = at.offsets[place.layer] + place.begin;
+      if (type != payload_type::as_is) subtract(team, shared, at.residual + offset, place.count);
+      if (at.velocity == nullptr) continue;
+      for (unsigned i = team.thread(); i < place.count; i += team.threads()) at.velocity[offset + i] = T(0);
+    }
+  }
+
+ private:
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
+    // Neighbours share a scale: all are read before any is written.
+    for (unsigned i = team.thread(); i < count; i += team.threads())
+      shared.said[i] = said_by(type, block, count, i);
+    team.barrier();
+    for (unsigned i = team.thread(); i < count; i += team.threads()) block[i] -= shared.said[i];
+    team.barrier();
+  }
+};
+
+/// The layers of a frame over the tensors bound, zeros for list [0].
+template <class T>
+struct restore_kernel {
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned teams_at_once = 1;
+  struct shared_memory {};
+
+  model_view<T> at;
+  const T* payload;
+
+  std::size_t teams() const { return (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    const std::size_t first = team.index() * packed_blocks_per_team;
+    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
+      const block_place place = place_of(at, block);
+      T* to = static_cast<T*>(at.gradients[place.layer].data) + place.begin;
+      const bool is_sent = at.is_sent(place.layer);
+      const T* from = is_sent ? payload + at.payload_begin[place.layer] / sizeof(T) + place.begin : nullptr;
+      for (unsigned i = team.thread(); i < place.count; i += team.threads()) to[i] = is_sent ? from[i] : T(0);
+    }
+  }
+};
+
+}  // namespace lamina::cuda::detail

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/device_tensor.hpp"
+#include "lamina/detail/host_device.hpp"
+#include "lamina/detail/kernels.hpp"
+
+/// What the kernels of a step share: where the tables and the memory of a model lie on the device, and how a block of
+/// reduction.hpp is found.
+namespace lamina::cuda::detail {
+
+using lamina::detail::block_elements;
+using lamina::detail::lanes;
+
+/// What is known between steps, and of the last one.
+struct step_state {
+  std::uint64_t step = 0;
+  double threshold = 0;
+  double allowance = 0;
+  std::uint64_t sent_elements = 0;
+  std::uint64_t payload_bytes = 0;
+  unsigned long long left_out_elements = 0;
+};
+
+/// A tensor as kernels see it.
+struct tensor_view {
+  void* data = nullptr;
+  device_element type = device_element::float32;
+};
+
+/// Passed to kernels by value; everything it points to is device memory. L layers (or parts), B blocks.
+template <class T>
+struct model_view {
+  std::size_t layers = 0;
+  std::size_t blocks = 0;
+  std::size_t elements = 0;
+  const std::size_t* sizes = nullptr;             // L
+  const std::size_t* offsets = nullptr;           // L: where a layer begins in the residual
+  const std::size_t* first_block = nullptr;       // L + 1
+  const std::uint32_t* layer_of_block = nullptr;  // B
+  const tensor_view* gradients = nullptr;         // L
+  T* residual = nullptr;
+  T* velocity = nullptr;                 // none without momentum
+  double* block_totals = nullptr;        // B
+  std::uint8_t* is_clear = nullptr;      // L: the residual is zero, whatever its memory holds
+  std::uint64_t* cleared_in = nullptr;   // L: the step in which a layer was last sent
+  std::uint8_t* bitmap = nullptr;        // as on the wire; part of the prefix
+  std::size_t* payload_begin = nullptr;  // L: of the layers sent, in bytes
+  std::byte* prefix = nullptr;           // header and bitmap of the frame
+  std::size_t prefix_bytes = 0;
+  step_state* state = nullptr;
+
+  LAMINA_HOST_DEVICE bool is_sent(std::size_t layer) const {
+    return ((bitmap[layer / 8] >> (layer % 8)) & 1U) != 0;
+  }
+};
+
+/// Where block `block` lies.
+struct block_place {
+  std::size_t layer;
+  std::size_t begin;  // in the layer
+  unsigned count;
+};
+
+template <class T>
+LAMINA_HOST_DEVICE block_place place_of(const model_view<T>& at, std::size_t block) {
+  const std::size_t layer = at.layer_of_block[block];
+  const std::size_t begin = (block - at.first_block[layer]) * block_elements;
+  const std::size_t rest = at.sizes[layer] - begin;
+  return {layer, begin, static_cast<unsigned>(rest < block_elements ? rest : block_elements)};
+}
+
+/// Four elements that are loaded and stored at once, 16 bytes at a time where T has 4 or 8.
+template <class T>
+struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) quad {
+  T at[4];
+};
+
+template <class T>
+LAMINA_HOST_DEVICE bool is_aligned_for_quads(const T* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignof(quad<T>) == 0;
+}
+
+template <class T>
+LAMINA_HOST_DEVICE quad<T> load_quad(const T* from, bool is_aligned) {
+  if (is_aligned) return *reinterpret_cast<const quad<T>*>(from);
+  return {from[0], from[1], from[2], from[3]};
+}
+
+template <class T>
+LAMINA_HOST_DEVICE void store_quad(T* to, const quad<T>& value) {
+  *reinterpret_cast<quad<T>*>(to) = value;
+}
+
+/// A number of the gradient as a T.
+template <class T, class G>
+LAMINA_HOST_DEVICE T widened(G from) {
+  if constexpr (lamina::half_element<G>) {
+    return static_cast<T>(to_float(from));
+  } else {
+    return from;
+  }
+}
+
+}  // namespace lamina::cuda::detail

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "lamina/cuda/error.hpp"
+
+namespace lamina::cuda {
+
+namespace detail {
+
+/// A team that is a thread block.
+class thread_block {
+ public:
+  __device__ std::size_t index() const { return blockIdx.x; }
+  __device__ unsigned thread() const { return threadIdx.x; }
+  __device__ unsigned threads() const { return blockDim.x; }
+  __device__ void barrier() const { __syncthreads(); }
+  __device__ void add(unsigned long long& to, unsigned long long value) const { atomicAdd(&to, value); }
+  __device__ void lower(unsigned long long& to, unsigned long long value) const { atomicMin(&to, value); }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::threads, Kernel::teams_at_once)
+    run_thread_block(const __grid_constant__ Kernel kernel) {
+  __shared__ typename Kernel::shared_memory shared;
+  kernel(thread_block(), shared);
+}
+
+}  // namespace detail
+
+/// Runs the kernels on a stream of the current device, one launch each: nothing is allocated, nothing waits for the
+/// host, and all of it can be captured into a graph.
+class on_stream {
+ public:
+  /// 0: the default stream. Throws cuda_error if there is no device.
+  explicit on_stream(cudaStream_t stream = nullptr) : stream_(stream) { check(cudaGetDevice(&device_)); }
+
+  /// Throws cuda_error if the launch fails.
+  template <class Kernel>
+  void run(const Kernel& kernel) const {
+    const std::size_t teams = kernel.teams();
+    if (teams == 0) return;
+    if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+      throw std::invalid_argument("the model has more blocks than a launch can have");
+    }
+    detail::run_thread_block<<<static_cast<unsigned>(teams), Kernel::threads, 0, stream_>>>(kernel);
+    check(cudaGetLastError());
+  }
+
+  /// Until all that was launched is done. Throws cuda_error if some of it failed.
+  void wait() const { check(cudaStreamSynchronize(stream_)); }
+  cudaStream_t stream() const noexcept { return stream_; }
+  int device() const noexcept { return device_; }
+
+  /// Throws std::invalid_argument, naming `what`, unless `pointer` is memory of this device, or managed.
+  void require_device_memory(const void* pointer, const char* what) const {
+    const cudaPointerAttributes attributes = attributes_of(pointer);
+    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged) {
+      throw std::invalid_argument(std::string(what) +
+                                  ": a pointer to host memory where the device's is wanted");
+    }
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device_) {
+      throw std::invalid_argument(std::string(what) + ": memory of device " +
+                                  std::to_string(attributes.device) + ", where that of device " +
+                                  std::to_string(device_) + " is wanted");
+    }
+  }
+  /// The same, and host memory that the device can write as well: cudaMallocHost, cudaHostRegister.
+  void require_writable(const void* pointer, const char* what) const {
+    const cudaPointerAttributes attributes = attributes_of(pointer);
+    if (attributes.type == cudaMemoryTypeHost && attributes.devicePointer != nullptr) return;
+    require_device_memory(pointer, what);
+  }
+
+ private:
+  static cudaPointerAttributes attributes_of(const void* pointer) {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, pointer));
+    return attributes;
+  }
+
+  cudaStream_t stream_;
+  int device_ = 0;
+};
+
+}  // namespace lamina::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/for_each.h>
+#include <thrust/iterator/counting_iterator.h>
+
+#include <cstddef>
+
+#include "lamina/cuda/detail/team.hpp"
+#include "lamina/detail/host_device.hpp"
+
+namespace lamina::cuda {
+
+namespace detail {
+
+template <class Kernel>
+struct run_serial_team {
+  Kernel kernel;
+  LAMINA_HOST_DEVICE void operator()(std::size_t index) const {
+    typename Kernel::shared_memory shared;
+    kernel(serial_team(index), shared);
+  }
+};
+
+}  // namespace detail
+
+/// Runs the kernels through Thrust with an execution policy: thrust::device, thrust::omp::par, thrust::cpp::par and so on.
+/// Each team is one call, so on a CPU this is a loop over blocks. For a GPU take on_stream of lamina.cuh, whose teams are
+/// thread blocks.
+template <class Policy>
+class with_policy {
+ public:
+  explicit with_policy(Policy policy) : policy_(policy) {}
+
+  template <class Kernel>
+  void run(const Kernel& kernel) const {
+    thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), kernel.teams(),
+                       detail::run_serial_team<Kernel>{kernel});
+  }
+  /// Thrust's algorithms return when they are done.
+  void wait() const {}
+  /// Whether memory is where it should be is known to on_stream alone.
+  void require_device_memory(const void*, const char*) const {}
+  void require_writable(const void*, const char*) const {}
+
+ private:
+  Policy policy_;
+};
+
+}  // namespace lamina::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/device_vector.h>
+
+#include <ranges>
+
+#include "lamina/cuda/detail/accumulate.hpp"
+#include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/representative.hpp"
+
+namespace lamina::cuda {
+
+/// The representative values of many tensors on a device, without a residual: the bits that the functor gives on the
+/// CPU. Elements that are not finite count as zero.
+template <element T, representative F = mean_abs>
+class layer_values {
+ public:
+  /// Allocates tables on the current device.
+  explicit layer_values(const layout& model, F functor = {})
+      : functor_(functor), tables_(model), tensors_(partition(model)), values_(model.layers()) {}
+
+  /// The tensors, one a layer; as gradient_compressor::bind.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind(const Execution& execution, const Tensors& tensors) {
+    tensors_.bind(execution, tensors);
+  }
+  /// Two launches over all layers, one read of the tensors. Throws std::logic_error before the first bind().
+  template <class Execution>
+  void compute(const Execution& execution) {
+    auto at = tables_.template view<T>();
+    at.gradients = tensors_.views("compute");
+    execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
+    execution.run(detail::finish_kernel<T, F>{at, functor_, values(), nullptr});
+  }
+  /// q of each layer as of the last compute(): L in device memory.
+  double* values() noexcept { return values_.data().get(); }
+
+ private:
+  F functor_;
+  detail::device_layout tables_;
+  detail::bindings<T> tensors_;
+  thrust::device_vector<double> values_;
+};
+
+}  // namespace lamina::cuda

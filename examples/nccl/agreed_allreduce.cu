@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// Agreed selection over NCCL: the workers average the values of their layers, hence choose the same, and an allreduce of
+// the chosen layers replaces that of all gradients. One process, a worker for each GPU; one GPU works as well. Each
+// worker pulls the parameters towards a point of its own; together they must end in the middle. Exits with 77, naming the
+// reason, where there is no device.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <thrust/device_vector.h>
+#include <thrust/execution_policy.h>
+#include <thrust/transform.h>
+
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/cuda/lamina.cuh"
+
+namespace {
+
+using lamina::cuda::check;
+using lamina::cuda::on_stream;
+using tensors = std::vector<thrust::device_vector<float>>;
+
+void check(ncclResult_t result) {
+  if (result != ncclSuccess) throw std::runtime_error(std::string("NCCL: ") + ncclGetErrorString(result));
+}
+
+struct difference {
+  __host__ __device__ float operator()(float a, float b) const { return a - b; }
+};
+struct descend {
+  float rate;
+  __host__ __device__ float operator()(float x, float gradient) const { return x - rate * gradient; }
+};
+
+/// One GPU: parameters, gradients and the compressor between them.
+struct worker {
+  worker(const lamina::layout& model, int on_device, float point) : device(on_device) {
+    check(cudaSetDevice(device));
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      parameters.emplace_back(model.sizes()[l], 0.0F);
+      gradients.emplace_back(model.sizes()[l]);
+      // Layers of different strength, so that some wait longer than others.
+      points.emplace_back(model.sizes()[l], point * static_cast<float>(l + 1));
+    }
+    compressor = std::make_unique<lamina::cuda::gradient_compressor<float>>(
+        model, lamina::compressor_options{.drop_ratio = 0.5});
+    frame.resize(compressor->largest_frame_bytes());
+    std::vector<lamina::cuda::device_tensor> bound;
+    for (auto& each : gradients) bound.emplace_back(each);
+    compressor->bind(on_stream(stream), bound);
+  }
+  std::byte* payload() { return thrust::raw_pointer_cast(frame.data()) + compressor->prefix_bytes(); }
+
+  int device;
+  cudaStream_t stream = nullptr;
+  tensors parameters, gradients, points;
+  std::unique_ptr<lamina::cuda::gradient_compressor<float>> compressor;
+  thrust::device_vector<std::byte> frame;
+};
+
+// Calls work(worker) with the device of each set.
+template <class Work>
+void on_each(std::vector<std::unique_ptr<worker>>& workers, const Work& work) {
+  for (auto& each : workers) {
+    check(cudaSetDevice(each->device));
+    work(*each);
+  }
+}
+
+int train(int devices) {
+  const lamina::layout model(
+      {{"embedding", {1000, 64}}, {"hidden", {64, 64}}, {"head", {64, 10}}, {"bias", {10}}});
+  constexpr int steps = 200;
+  constexpr float rate = 0.1F;
+  std::vector<std::unique_ptr<worker>> workers;
+  std::vector<int> ids;
+  for (int d = 0; d < devices; ++d) {
+    workers.push_back(std::make_unique<worker>(model, d, static_cast<float>(d + 1)));
+    ids.push_back(d);
+  }
+  std::vector<ncclComm_t> communicators(workers.size());
+  check(ncclCommInitAll(communicators.data(), devices, ids.data()));
+
+  std::size_t sent_elements = 0;
+  for (int step = 1; step <= steps; ++step) {
+    on_each(workers, [&](worker& each) {
+      const auto policy = thrust::cuda::par_nosync.on(each.stream);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        thrust::transform(policy, each.parameters[l].begin(), each.parameters[l].end(),
+                          each.points[l].begin(), each.gradients[l].begin(), difference());
+      }
+      each.compressor->accumulate(on_stream(each.stream));
+    });
+    check(ncclGroupStart());
+    on_each(workers, [&](worker& each) {
+      double* values = each.compressor->values();
+      check(ncclAllReduce(values, values, model.layers(), ncclDouble, ncclAvg, communicators[each.device],
+                          each.stream));
+    });
+    check(ncclGroupEnd());
+    on_each(workers, [&](worker& each) {
+      const on_stream execution(each.stream);
+      each.compressor->select(execution);
+      each.compressor->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
+    });
+    // NCCL takes its count from the host, so the host waits here, once a step. It is the same for all.
+    check(cudaSetDevice(0));
+    const std::size_t count = workers[0]->compressor->last_step(on_stream(workers[0]->stream)).sent_elements;
+    sent_elements += count;
+    check(ncclGroupStart());
+    on_each(workers, [&](worker& each) {
+      check(ncclAllReduce(each.payload(), each.payload(), count, ncclFloat, ncclAvg,
+                          communicators[each.device], each.stream));
+    });
+    check(ncclGroupEnd());
+    on_each(workers, [&](worker& each) {
+      const on_stream execution(each.stream);
+      each.compressor->commit(execution);
+      each.compressor->restore(execution, each.payload());  // the means, and zeros where nothing was sent
+      const auto policy = thrust::cuda::par_nosync.on(each.stream);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        thrust::transform(policy, each.parameters[l].begin(), each.parameters[l].end(),
+                          each.gradients[l].begin(), each.parameters[l].begin(), descend{rate});
+      }
+      execution.wait();
+    });
+  }
+
+  float furthest = 0;
+  const float middle = static_cast<float>(devices + 1) / 2;
+  on_each(workers, [&](worker& each) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const float parameter = each.parameters[l][0];
+      furthest = std::max(furthest, std::abs(parameter / (middle * static_cast<float>(l + 1)) - 1));
+    }
+  });
+  for (const ncclComm_t each : communicators) check(ncclCommDestroy(each));
+  std::printf("%d GPUs, %d steps: %.1f %% of the elements sent, parameters within %.2g of the middle\n",
+              devices, steps,
+              100.0 * static_cast<double>(sent_elements) / static_cast<double>(model.elements()) / steps,
+              furthest);
+  return furthest < 0.01F ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  int devices = 0;
+  const cudaError_t found = cudaGetDeviceCount(&devices);
+  if (found != cudaSuccess || devices == 0) {
+    std::printf("skipped: no CUDA device (%s)\n", cudaGetErrorString(found));
+    return 77;
+  }
+  try {
+    return train(devices);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

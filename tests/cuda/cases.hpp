@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/copy.h>
+#include <thrust/device_vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/device_tensor.hpp"
+#include "lamina/cuda/frame.hpp"
+#include "lamina/cuda/values.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+/// What the device has to do as the CPU does, for any execution: the tests with Thrust on a CPU and those on a GPU call the
+/// same cases. A case throws std::runtime_error that says what differed; no test framework, since a machine with a GPU may
+/// have none.
+namespace lamina_test {
+
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+template <class G>
+std::vector<G> random_gradient(std::mt19937& random, std::size_t elements, float strength) {
+  std::vector<G> gradient;
+  gradient.reserve(elements);
+  for (const float value : random_fractions<float>(random, elements)) {
+    if constexpr (lamina::half_element<G>) {
+      gradient.push_back(lamina::saturating_round<G>(strength * value));
+    } else {
+      gradient.push_back(static_cast<G>(strength) * static_cast<G>(value));
+    }
+  }
+  return gradient;
+}
+
+/// Device memory that begins at a multiple of 64 bytes.
+class frame_buffer {
+ public:
+  explicit frame_buffer(std::size_t bytes) : memory_(bytes + 63) {
+    auto* begin = thrust::raw_pointer_cast(memory_.data());
+    skipped_ = (64 - reinterpret_cast<std::uintptr_t>(begin) % 64) % 64;
+    bytes_ = {begin + skipped_, bytes};
+  }
+  std::span<std::byte> bytes() const { return bytes_; }
+  std::vector<std::byte> to_host() const {
+    std::vector<std::byte> host(bytes_.size());
+    const auto begin = memory_.begin() + static_cast<std::ptrdiff_t>(skipped_);
+    thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(host.size()), host.begin());
+    return host;
+  }
+
+ private:
+  thrust::device_vector<std::byte> memory_;
+  std::size_t skipped_ = 0;
+  std::span<std::byte> bytes_;
+};
+
+/// Sizes around lanes, rows and blocks.
+inline std::vector<std::size_t> telling_sizes() {
+  return {1, 0, 3, 63, 64, 65, 127, 255, 256, 257, 1000, 4095, 4096, 4097, 4160, 8192, 9000, 20001, 2};
+}
+
+/// Gradients of all layers in device memory, each `skipped` elements behind an aligned place.
+template <class G>
+class device_gradients {
+ public:
+  device_gradients(const lamina::layout& model, std::size_t skipped) : skipped_(skipped) {
+    for (const std::size_t elements : model.sizes()) memory_.emplace_back(elements + skipped);
+  }
+  void set(std::size_t layer, const std::vector<G>& gradient) {
+    thrust::copy(gradient.begin(), gradient.end(),
+                 memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_));
+  }
+  std::vector<G> get(std::size_t layer) const {
+    std::vector<G> host(memory_[layer].size() - skipped_);
+    thrust::copy(memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_), memory_[layer].end(),
+                 host.begin());
+    return host;
+  }
+  std::vector<lamina::cuda::device_tensor> tensors() {
+    std::vector<lamina::cuda::device_tensor> tensors;
+    for (auto& each : memory_) {
+      tensors.push_back(lamina::cuda::device_tensor(each).part(skipped_, each.size() - skipped_));
+    }
+    return tensors;
+  }
+
+ private:
+  std::size_t skipped_;
+  std::vector<thrust::device_vector<G>> memory_;
+};
+
+/// Values, threshold, frame and residual of a device and of the CPU, over steps some of whose frames are lost.
+template <class T, class G, class F = lamina::mean_abs, class Execution>
+void follows_the_cpu(
+    const Execution& execution, const std::vector<std::size_t>& sizes, lamina::compressor_options options,
+    std::size_t steps, std::size_t skipped = 0,
+    const std::function<void(std::size_t step, std::size_t layer, std::vector<G>&)>& change = {}) {
+  const lamina::layout model = model_of(sizes);
+  options.check = lamina::finite_check::each_element;
+  options.sender = 3;
+  lamina::gradient_compressor<T, F> cpu(model, options);
+  lamina::cuda::gradient_compressor<T, F> device(model, options);
+  device_gradients<G> gradients(model, skipped);
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  std::mt19937 random(7);
+  for (std::size_t step = 1; step <= steps; ++step) {
+    const std::string where = "in step " + std::to_string(step);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      auto gradient =
+          random_gradient<G>(random, sizes[l], std::ldexp(1.0F, static_cast<int>(below(random, 6))));
+      if (change) change(step, l, gradient);
+      cpu.accumulate(l, gradient);
+      gradients.set(l, gradient);
+    }
+    device.accumulate(execution);
+    device.select(execution);
+    device.encode(execution, buffer.bytes());
+    const auto report = device.last_step(execution);
+    std::vector<double> values(device.parts().layers());
+    const thrust::device_ptr<double> device_values(device.values());
+    thrust::copy(device_values, device_values + static_cast<std::ptrdiff_t>(values.size()), values.begin());
+    require(same_bits(values, cpu.values()), "the values differ " + where);
+    const auto expected = cpu.encode().to_bytes();
+    require(same_bits(report.threshold, cpu.threshold()), "the thresholds differ " + where);
+    require(report.step == cpu.step(), "the steps differ " + where);
+    require(report.left_out_elements == cpu.residual().left_out_elements(),
+            "other elements were left out " + where);
+    auto bytes = buffer.to_host();
+    require(same_bits(lamina::cuda::finish_frame(bytes), expected), "the frames differ " + where);
+    if (step % 4 == 3) continue;  // this frame was lost
+    cpu.commit();
+    device.commit(execution);
+    for (std::size_t part = 0; part < device.parts().layers(); ++part) {
+      require(same_bits(device.residual(execution, part), cpu.residual()[part]),
+              "the residuals of layer " + device.parts()[part].name + " differ " + where);
+    }
+  }
+}
+
+/// With every option, by name.
+template <class T>
+std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
+  using options = lamina::compressor_options;
+  std::vector<std::pair<std::string, options>> all;
+  const auto add = [&](const std::string& name, const auto& set) {
+    options each{.drop_ratio = 0.7};
+    set(each);
+    all.emplace_back(name, each);
+  };
+  add("drop ratio 0.7", [](options&) {});
+  add("drop ratio 0", [](options& o) { o.drop_ratio = 0; });
+  add("drop ratio 1", [](options& o) { o.drop_ratio = 1; });
+  add("refresh every 3 steps", [](options& o) { o.refresh = lamina::refresh_schedule::every(3); });
+  add("the first threshold kept",
+      [](options& o) { o.refresh = lamina::refresh_schedule::first_step_only(); });
+  add("a fixed threshold", [](options& o) { o.refresh = lamina::refresh_schedule::fixed(8); });
+  add("warm-up", [](options& o) { o.drop_ratio = 0.99, o.warm_up_steps = 5; });
+  add("a budget of 20 %", [](options& o) { o.byte_budget = 0.2; });
+  add("a budget of 1 %", [](options& o) { o.byte_budget = 0.01; });
+  add("a threshold from fresh gradients", [](options& o) { o.source = lamina::threshold_source::fresh; });
+  add("fresh gradients and a budget",
+      [](options& o) { o.source = lamina::threshold_source::fresh, o.byte_budget = 0.2; });
+  add("max_age 2", [](options& o) { o.drop_ratio = 0.95, o.max_age = 2; });
+  add("parts of 4,096", [](options& o) { o.part_elements = 4096; });
+  add("momentum", [](options& o) { o.momentum = 0.9; });
+  add("payload float16", [](options& o) { o.payload = lamina::payload_type::float16; });
+  add("payload bfloat16", [](options& o) { o.payload = lamina::payload_type::bfloat16; });
+  add("payload int8 and momentum",
+      [](options& o) { o.payload = lamina::payload_type::int8, o.momentum = 0.5; });
+  return all;
+}
+
+/// Algorithm 1 and the budget over values given, many layers and few, with ties, zeros of both signs and infinity.
+template <class Execution>
+void searches_as_the_cpu(const Execution& execution, std::size_t layers) {
+  std::mt19937 random(static_cast<unsigned>(layers));
+  std::vector<std::size_t> sizes(layers);
+  for (auto& size : sizes) size = below(random, 5) == 0 ? below(random, 40) : below(random, 3);
+  sizes.back() = 1;
+  const lamina::layout model = model_of(sizes);
+  device_gradients<float> gradients(model, 0);
+  for (const double ratio : {0.0, 0.001, 0.5, 0.95, 0.9999, 1.0}) {
+    for (const bool by_budget : {false, true}) {
+      if (by_budget && ratio == 0) continue;
+      lamina::compressor_options options;
+      (by_budget ? options.byte_budget.emplace() : options.drop_ratio) = ratio;
+      std::vector<double> values(layers);
+      for (double& value : values) {
+        const std::size_t kind = below(random, 8);
+        value = kind == 0   ? -0.0
+                : kind == 1 ? 0.0
+                : kind < 4  ? static_cast<double>(below(random, 7)) - 3
+                            : random_fractions<double>(random, 1)[0];
+      }
+      if (ratio == 0.95) values[below(random, layers)] = std::numeric_limits<double>::infinity();
+      lamina::layer_selector cpu(model, options);
+      const auto chosen = cpu.decide(1, values, values);
+      lamina::cuda::gradient_compressor<float> device(model, options);
+      device.bind(execution, gradients.tensors());
+      const thrust::device_vector<double> device_values = values;
+      device.accumulate(execution);
+      device.select(execution, thrust::raw_pointer_cast(device_values.data()));
+      const frame_buffer buffer(device.largest_frame_bytes());
+      device.encode(execution, buffer.bytes());
+      const auto report = device.last_step(execution);
+      const std::string where =
+          "at " + std::to_string(ratio) + (by_budget ? " as a budget" : " as a drop ratio");
+      require(report.threshold == cpu.threshold(), "the thresholds differ " + where);
+      require(report.sent_elements == chosen.sent_elements(), "other layers are sent " + where);
+      const auto bytes = buffer.to_host();
+      const auto frame =
+          lamina::decode<float>(std::span(bytes).first(device.prefix_bytes() + report.payload_bytes), model);
+      for (std::size_t l = 0; l < layers; ++l) {
+        require(frame.is_dropped(l) == chosen.is_dropped(l),
+                "layer " + std::to_string(l) + " differs " + where);
+      }
+    }
+  }
+}
+
+/// Tensors of every kind that can be bound, and their values without a residual.
+template <class Execution>
+void takes_tensors_of_each_kind(const Execution& execution) {
+  const lamina::layout model = model_of({5000, 6, 4097});
+  std::mt19937 random(1);
+  std::vector<std::vector<float>> host;
+  std::vector<thrust::device_vector<float>> vectors;
+  for (const std::size_t size : model.sizes()) {
+    host.push_back(random_gradient<float>(random, size, 1));
+    vectors.emplace_back(host.back());
+  }
+  lamina::cuda::layer_values<float> values(model);
+  require(contains(message_of<std::logic_error>([&] { values.compute(execution); }), "bind()"),
+          "values were computed of nothing");
+  const auto has_values = [&](const auto& tensors, const std::string& kind) {
+    values.bind(execution, tensors);
+    values.compute(execution);
+    execution.wait();
+    const thrust::device_ptr<double> computed(values.values());
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const double value = computed[static_cast<std::ptrdiff_t>(l)];
+      require(same_bits(value, lamina::mean_abs{}(host[l])),
+              "the value of layer " + std::to_string(l) + " differs, bound as " + kind);
+    }
+  };
+  has_values(vectors, "device_vector");
+  std::vector<std::span<const float>> spans;
+  std::vector<lamina::cuda::device_tensor> tensors;
+  for (auto& each : vectors) spans.emplace_back(thrust::raw_pointer_cast(each.data()), each.size());
+  const std::vector<std::vector<std::size_t>> shapes = {{50, 100}, {3, 2}, {4097}};
+  for (std::size_t l = 0; l < shapes.size(); ++l) tensors.emplace_back(spans[l].data(), shapes[l]);
+  has_values(spans, "span");
+  has_values(tensors, "pointer and shape");
+}
+
+template <class Execution>
+void restores_what_was_sent(const Execution& execution) {
+  const lamina::layout model = model_of({5000, 3, 0, 70, 4096});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0.6});
+  device_gradients<float> gradients(model, 1);
+  std::mt19937 random(1);
+  std::vector<std::vector<float>> written;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    written.push_back(random_gradient<float>(random, model.sizes()[l], static_cast<float>(1 + l)));
+    gradients.set(l, written.back());
+  }
+  device.bind(execution, gradients.tensors());
+  device.accumulate(execution);
+  device.select(execution);
+  const frame_buffer buffer(device.largest_frame_bytes());
+  device.encode(execution, buffer.bytes());
+  device.restore(execution, buffer.bytes().data() + device.prefix_bytes());
+  const auto report = device.last_step(execution);
+  require(report.sent_elements > 0 && report.sent_elements < model.elements(), "all or nothing was sent");
+  const auto bytes = buffer.to_host();
+  const auto frame =
+      lamina::decode<float>(std::span(bytes).first(device.prefix_bytes() + report.payload_bytes), model);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const std::vector<float> expected =
+        frame.is_dropped(l) ? std::vector<float>(model.sizes()[l]) : written[l];
+    require(same_bits(gradients.get(l), expected),
+            "layer " + std::to_string(l) + " was restored as something else");
+  }
+}
+
+/// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
+template <class Execution>
+void refuses_misuse(const Execution& execution) {
+  using compressor = lamina::cuda::gradient_compressor<float>;
+  const lamina::layout model = model_of({100, 5000});
+  const auto refuses = [](const std::string& part, const std::string& message) {
+    require(contains(message, part), "the message should name '" + part + "', but is: " + message);
+  };
+  using bad = std::invalid_argument;
+  using order = std::logic_error;
+  refuses("without layers", message_of<bad>([] { compressor(lamina::layout({})); }));
+  refuses("momentum", message_of<bad>([&] { compressor(model, {.momentum = 1}); }));
+  refuses("drop ratio", message_of<bad>([&] { compressor(model, {.drop_ratio = 2}); }));
+
+  compressor device(model);
+  device_gradients<float> gradients(model, 0);
+  refuses("bind()", message_of<order>([&] { device.accumulate(execution); }));
+  device.bind(execution, gradients.tensors());
+  auto tensors = gradients.tensors();
+  tensors[1] = tensors[1].part(0, 4999);
+  refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
+  tensors.pop_back();
+  refuses("got 1 tensors", message_of<bad>([&] { device.bind(execution, tensors); }));
+  device_gradients<double> wide(model, 0);
+  refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
+
+  const frame_buffer buffer(device.largest_frame_bytes() + 64);
+  const auto enough = buffer.bytes().first(device.largest_frame_bytes());
+  refuses("accumulate()", message_of<order>([&] { device.select(execution); }));
+  device.accumulate(execution);
+  refuses("select()", message_of<order>([&] { device.encode(execution, enough); }));
+  device.select(execution);
+  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
+  refuses("encode()", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  refuses("64", message_of<bad>([&] { device.encode(execution, buffer.bytes().subspan(4)); }));
+  refuses("may have", message_of<bad>([&] { device.encode(execution, enough.first(enough.size() - 1)); }));
+  device.encode(execution, enough);
+  device.commit(execution);
+  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
+
+  device_gradients<lamina::float16> halves(model, 0);
+  device.bind(execution, halves.tensors());
+  device.accumulate(execution);
+  device.select(execution);
+  device.encode(execution, enough);
+  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
+
+  auto bytes = buffer.to_host();
+  refuses("truncated",
+          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(63)); }));
+  refuses("truncated",
+          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(64)); }));
+  bytes[0] = std::byte{0};
+  refuses("magic", message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }));
+}
+
+/// All cases: calls visit(name, function).
+template <class Execution>
+void for_each_case(const Execution& execution,
+                   const std::function<void(const std::string&, const std::function<void()>&)>& visit) {
+  using lamina::bfloat16;
+  using lamina::float16;
+  const auto sizes = telling_sizes();
+  for (const auto& [name, options] : all_options<float>()) {
+    visit("float, " + name, [&] { follows_the_cpu<float, float>(execution, sizes, options, 9); });
+    visit("double, " + name, [&] { follows_the_cpu<double, double>(execution, sizes, options, 5); });
+  }
+  const lamina::compressor_options plain{.drop_ratio = 0.7};
+  visit("gradients of float16", [&] { follows_the_cpu<float, float16>(execution, sizes, plain, 5); });
+  visit("gradients of bfloat16", [&] { follows_the_cpu<float, bfloat16>(execution, sizes, plain, 5); });
+  visit("gradients of bfloat16, momentum",
+        [&] { follows_the_cpu<float, bfloat16>(execution, sizes, {.drop_ratio = 0.7, .momentum = 0.9}, 5); });
+  for (const std::size_t skipped : {1, 2, 3}) {
+    visit("gradients " + std::to_string(skipped) + " elements off", [&, skipped] {
+      follows_the_cpu<float, float>(execution, sizes, plain, 3, skipped);
+      follows_the_cpu<double, double>(execution, sizes, plain, 3, skipped);
+      follows_the_cpu<float, float16>(execution, sizes, plain, 3, skipped);
+    });
+  }
+  visit("l2_norm", [&] { follows_the_cpu<float, float, lamina::l2_norm>(execution, sizes, plain, 3); });
+  visit("l2_norm of double",
+        [&] { follows_the_cpu<double, double, lamina::l2_norm>(execution, sizes, plain, 3); });
+  visit("max_abs", [&] { follows_the_cpu<float, float, lamina::max_abs>(execution, sizes, plain, 3); });
+  visit("signed_mean",
+        [&] { follows_the_cpu<float, float, lamina::signed_mean>(execution, sizes, plain, 3); });
+  visit("NaN, infinity and overflow are left out", [&] {
+    const auto spoil = [](std::size_t step, std::size_t layer, std::vector<float>& gradient) {
+      if (gradient.empty()) return;
+      using limits = std::numeric_limits<float>;
+      const float bad[] = {limits::quiet_NaN(), limits::infinity(), -limits::infinity(), limits::max()};
+      const std::size_t n = gradient.size();
+      for (const std::size_t at : {std::size_t{0}, n / 2, n - 1}) {
+        if ((layer + at) % 2 == step % 2) gradient[at] = bad[(layer + step) % 4];
+      }
+    };
+    follows_the_cpu<float, float>(execution, sizes, plain, 9, 0, spoil);
+    follows_the_cpu<float, float>(execution, sizes, {.drop_ratio = 0.7, .momentum = 0.9}, 9, 0, spoil);
+  });
+  for (const std::size_t layers : {1, 2, 7, 8, 9, 161, 1024, 1025, 9000}) {
+    visit("search over " + std::to_string(layers) + " layers",
+          [&, layers] { searches_as_the_cpu(execution, layers); });
+  }
+  visit("tensors of each kind", [&] { takes_tensors_of_each_kind(execution); });
+  visit("restore", [&] { restores_what_was_sent(execution); });
+  visit("misuse", [&] { refuses_misuse(execution); });
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+// The cases on a GPU, and what only a GPU can do: streams, graphs, pinned memory, pointers of the wrong place. Prints a line
+// a case; exits with 77, naming the reason, where there is no device.
+#include <cuda_runtime_api.h>
+#include <thrust/execution_policy.h>
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/cases.hpp"
+#include "lamina/cuda/lamina.cuh"
+
+namespace {
+
+using lamina::cuda::check;
+using lamina::cuda::on_stream;
+using lamina_test::contains;
+using lamina_test::message_of;
+using lamina_test::require;
+
+class stream {
+ public:
+  stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~stream() { cudaStreamDestroy(stream_); }
+  stream(const stream&) = delete;
+  stream& operator=(const stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class pinned {
+ public:
+  explicit pinned(std::size_t bytes) : bytes_(bytes) { check(cudaMallocHost(&memory_, bytes)); }
+  ~pinned() { cudaFreeHost(memory_); }
+  pinned(const pinned&) = delete;
+  pinned& operator=(const pinned&) = delete;
+  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(memory_), bytes_}; }
+
+ private:
+  void* memory_ = nullptr;
+  std::size_t bytes_;
+};
+
+// The frames of a graph that is launched again and again are those of the CPU, without the host in between.
+void graph_follows_the_cpu() {
+  const stream own;
+  const on_stream execution(own.get());
+  const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
+  const lamina::compressor_options options{.drop_ratio = 0.8, .check = lamina::finite_check::each_element};
+  lamina::gradient_compressor<float> cpu(model, options);
+  lamina::cuda::gradient_compressor<float> device(model, options);
+  lamina_test::device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const pinned frame(device.largest_frame_bytes());
+
+  check(cudaStreamBeginCapture(own.get(), cudaStreamCaptureModeThreadLocal));
+  device.accumulate(execution);
+  device.select(execution);
+  device.encode(execution, frame.bytes());
+  device.commit(execution);
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(own.get(), &graph));
+  cudaGraphExec_t launchable = nullptr;
+  check(cudaGraphInstantiate(&launchable, graph, 0));
+
+  std::mt19937 random(5);
+  for (int step = 1; step <= 20; ++step) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const auto gradient = lamina_test::random_gradient<float>(random, model.sizes()[l], 1.0F);
+      gradients.set(l, gradient);
+      cpu.accumulate(l, gradient);
+    }
+    check(cudaDeviceSynchronize());
+    check(cudaGraphLaunch(launchable, own.get()));
+    execution.wait();
+    const auto expected = cpu.encode().to_bytes();
+    cpu.commit();
+    require(lamina_test::same_bits(lamina::cuda::finish_frame(frame.bytes()), expected),
+            "the frames differ in step " + std::to_string(step));
+  }
+  check(cudaGraphExecDestroy(launchable));
+  check(cudaGraphDestroy(graph));
+}
+
+void refuses_host_memory() {
+  const on_stream execution;
+  const lamina::layout model = lamina_test::model_of({100});
+  lamina::cuda::gradient_compressor<float> device(model);
+  std::vector<float> host(100);
+  const std::vector<lamina::cuda::device_tensor> tensors = {std::span(host)};
+  const auto message = message_of<std::invalid_argument>([&] { device.bind(execution, tensors); });
+  require(contains(message, "layer0") && contains(message, "host memory"), "the message is: " + message);
+
+  lamina_test::device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  device.accumulate(execution);
+  require(contains(message_of<std::invalid_argument>([&] {
+                     const std::vector<double> values(1);
+                     device.select(execution, values.data());
+                   }),
+                   "agreed values"),
+          "agreed values in host memory were taken");
+  device.select(execution);
+  alignas(64) static std::byte pageable[4096];
+  const auto refusal = message_of<std::invalid_argument>([&] { device.encode(execution, pageable); });
+  require(contains(refusal, "encode"), "the message is: " + refusal);
+}
+
+void refuses_another_device() {
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices));
+  if (devices < 2) {
+    std::printf("     (left out: memory of another device, there is one)\n");
+    return;
+  }
+  const lamina::layout model = lamina_test::model_of({100});
+  check(cudaSetDevice(1));
+  lamina_test::device_gradients<float> elsewhere(model, 0);
+  check(cudaSetDevice(0));
+  lamina::cuda::gradient_compressor<float> device(model);
+  const auto message =
+      message_of<std::invalid_argument>([&] { device.bind(on_stream(), elsewhere.tensors()); });
+  require(contains(message, "device 1"), "the message is: " + message);
+}
+
+void errors_say_where() {
+  const auto message = message_of<lamina::cuda::cuda_error>([] { check(cudaErrorInvalidValue); });
+  require(contains(message, "cudaErrorInvalidValue") && contains(message, "device_test.cu:"),
+          "the message is: " + message);
+  const auto failed = message_of<lamina::cuda::cuda_error>([] { check(cudaSetDevice(1 << 20)); });
+  require(contains(failed, "cudaErrorInvalidDevice"), "the message is: " + failed);
+}
+
+void takes_cuda_half_types() {
+  thrust::device_vector<__half> halves(3);
+  thrust::device_vector<__nv_bfloat16> brains(3);
+  require(lamina::cuda::device_tensor(halves).type() == lamina::cuda::device_element::float16 &&
+              lamina::cuda::device_tensor(brains).type() == lamina::cuda::device_element::bfloat16,
+          "__half or __nv_bfloat16 is taken for another type");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  int devices = 0;
+  const cudaError_t found = cudaGetDeviceCount(&devices);
+  if (found != cudaSuccess || devices == 0) {
+    std::printf("skipped: no CUDA device (%s)\n", cudaGetErrorString(found));
+    return 77;
+  }
+  // With an argument: the cases whose names hold it.
+  const std::string wanted = count > 1 ? arguments[1] : "";
+  int failed = 0;
+  int run = 0;
+  const auto visit = [&](const std::string& name, const std::function<void()>& one) {
+    if (!contains(name, wanted)) return;
+    ++run;
+    try {
+      one();
+      std::printf("ok   %s\n", name.c_str());
+    } catch (const std::exception& error) {
+      ++failed;
+      std::printf("FAIL %s: %s\n", name.c_str(), error.what());
+    }
+  };
+  const stream own;
+  lamina_test::for_each_case(on_stream(own.get()),
+                             [&](const auto& name, const auto& one) { visit("stream: " + name, one); });
+  visit("Thrust's policy follows the CPU", [] {
+    lamina_test::follows_the_cpu<float, float>(lamina::cuda::with_policy(thrust::device),
+                                               lamina_test::telling_sizes(), {.drop_ratio = 0.7}, 5);
+  });
+  visit("a graph follows the CPU", graph_follows_the_cpu);
+  visit("host memory is refused", refuses_host_memory);
+  visit("memory of another device is refused", refuses_another_device);
+  visit("errors say where", errors_say_where);
+  visit("CUDA's half types", takes_cuda_half_types);
+  std::printf("%d of %d cases passed\n", run - failed, run);
+  return failed == 0 && run > 0 ? 0 : 1;
+}
