@@ -7,8 +7,8 @@ import sys
 LEFT_OUT = 77
 try:
     import torch
-except ImportError:
-    print("torch.topk: left out, there is no PyTorch")
+except (ImportError, OSError, RuntimeError) as error:
+    print(f"torch.topk: left out, PyTorch cannot be loaded: {error}")
     sys.exit(LEFT_OUT)
 if not torch.cuda.is_available():
     print("torch.topk: left out, PyTorch sees no CUDA device")

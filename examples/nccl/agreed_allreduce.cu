@@ -9,6 +9,7 @@
 #include <thrust/execution_policy.h>
 #include <thrust/transform.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -55,6 +56,12 @@ struct worker {
     for (auto& each : gradients) bound.emplace_back(each);
     compressor->bind(on_stream(stream), bound);
   }
+  ~worker() {
+    cudaSetDevice(device);
+    cudaStreamDestroy(stream);
+  }
+  worker(const worker&) = delete;
+  worker& operator=(const worker&) = delete;
   std::byte* payload() { return thrust::raw_pointer_cast(frame.data()) + compressor->prefix_bytes(); }
 
   int device;

@@ -93,7 +93,7 @@ constexpr T unsendable_from(double finest) noexcept {
                                                                     : std::numeric_limits<T>::infinity();
 }
 
-template <element T>
+LAMINA_ANY_CALLER template <element T>
 LAMINA_HOST_DEVICE std::int8_t to_int8(T x, T inverse_scale) noexcept {
   constexpr T unsendable = unsendable_from<T>(0x1p120);
   if ((x < 0 ? -x : x) >= unsendable) return 0;

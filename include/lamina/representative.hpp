@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <type_traits>
 
 #include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
@@ -25,24 +24,43 @@ struct callable_representative {
   }
 };
 
+/// Functions of single elements also run on a device, which knows no SIMD registers.
+template <class V>
+concept simd_register = is_register<V>;
+
 struct sum {
-  LAMINA_HOST_DEVICE static auto combine(const auto& a, const auto& b) {
 #if defined(__CUDA_ARCH__)
-    // Additions that are not fused with a product before them.
-    using operand = std::remove_cvref_t<decltype(a)>;
-    if constexpr (std::is_same_v<operand, float>) return __fadd_rn(a, b);
-    if constexpr (std::is_same_v<operand, double>) return __dadd_rn(a, b);
+  // Additions that are not fused with a product before them.
+  __device__ static float combine(float a, float b) {
+    return __fadd_rn(a, b);
+  }
+  __device__ static double combine(double a, double b) {
+    return __dadd_rn(a, b);
+  }
+#else
+  LAMINA_HOST_DEVICE static float combine(float a, float b) {
+    return a + b;
+  }
+  LAMINA_HOST_DEVICE static double combine(double a, double b) {
+    return a + b;
+  }
 #endif
+  template <simd_register V>
+  static V combine(const V& a, const V& b) {
     return a + b;
   }
 };
 
-struct sum_of_magnitudes : sum {
-  LAMINA_HOST_DEVICE static auto map(const auto& x) {
-    using std::abs;
-    return abs(x);
+struct magnitude {
+  LAMINA_HOST_DEVICE static float map(float x) { return std::abs(x); }
+  LAMINA_HOST_DEVICE static double map(double x) { return std::abs(x); }
+  template <simd_register V>
+  static V map(const V& x) {
+    return abs(x);  // xsimd's
   }
 };
+
+struct sum_of_magnitudes : sum, magnitude {};
 
 struct sum_of_squares : sum {
   // In double, where the square of a float is exact.
@@ -77,11 +95,12 @@ struct root_mean_square : detail::callable_representative<root_mean_square>, det
 };
 
 /// Largest absolute value.
-struct max_abs : detail::callable_representative<max_abs> {
-  LAMINA_HOST_DEVICE static auto map(const auto& x) { return detail::sum_of_magnitudes::map(x); }
-  LAMINA_HOST_DEVICE static auto combine(const auto& a, const auto& b) {
-    using std::max;
-    return max(a, b);
+struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
+  LAMINA_HOST_DEVICE static float combine(float a, float b) { return a < b ? b : a; }
+  LAMINA_HOST_DEVICE static double combine(double a, double b) { return a < b ? b : a; }
+  template <detail::simd_register V>
+  static V combine(const V& a, const V& b) {
+    return max(a, b);  // xsimd's
   }
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
 };
@@ -89,7 +108,12 @@ struct max_abs : detail::callable_representative<max_abs> {
 /// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly
 /// negative is never sent; kept for comparison, not for use.
 struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
-  LAMINA_HOST_DEVICE static auto map(const auto& x) { return x; }
+  LAMINA_HOST_DEVICE static float map(float x) { return x; }
+  LAMINA_HOST_DEVICE static double map(double x) { return x; }
+  template <detail::simd_register V>
+  static V map(const V& x) {
+    return x;
+  }
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
     return total / static_cast<double>(elements);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/detail/kernels.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
@@ -45,7 +47,9 @@ class layer_selector {
                           std::span<const double> search_values) {
     const layout& model = chosen_.model();
     if (options_.byte_budget) {
-      const double share = *options_.byte_budget * static_cast<double>(model.elements());
+      std::array<double, 1> product = {*options_.byte_budget * static_cast<double>(model.elements())};
+      detail::round_by_itself(product);  // or machines that fuse it with the sum below would decide otherwise
+      const double share = product[0];
       const double largest = model.layers() == 0 ? 0.0 : static_cast<double>(std::ranges::max(model.sizes()));
       const double allowance = std::min(allowance_ + share, share + largest);
       threshold_ = search_.within_budget(values, model.sizes(), allowance);

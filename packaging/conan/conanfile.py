@@ -33,6 +33,8 @@ class LaminaConan(ConanFile):
     def export_sources(self):
         copy(self, "LICENSE", src=self._checkout, dst=self.export_sources_folder)
         copy(self, "include/lamina/*.hpp", src=self._checkout, dst=self.export_sources_folder)
+        for pattern in ("cuda/lamina/*.hpp", "cuda/lamina/*.cuh"):
+            copy(self, pattern, src=self._checkout, dst=self.export_sources_folder)
 
     def layout(self):
         basic_layout(self)
@@ -53,6 +55,9 @@ class LaminaConan(ConanFile):
     def package(self):
         copy(self, "LICENSE", src=self.source_folder, dst=os.path.join(self.package_folder, "licenses"))
         copy(self, "include/lamina/*.hpp", src=self.source_folder, dst=self.package_folder)
+        for pattern in ("lamina/*.hpp", "lamina/*.cuh"):
+            copy(self, pattern, src=os.path.join(self.source_folder, "cuda"),
+                 dst=os.path.join(self.package_folder, "include"))
 
     def package_info(self):
         self.cpp_info.set_property("cmake_file_name", "lamina")

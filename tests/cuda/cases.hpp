@@ -178,6 +178,7 @@ std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
   add("fresh gradients and a budget",
       [](options& o) { o.source = lamina::threshold_source::fresh, o.byte_budget = 0.2; });
   add("max_age 2", [](options& o) { o.drop_ratio = 0.95, o.max_age = 2; });
+  add("a budget and max_age, which overdraws it", [](options& o) { o.byte_budget = 0.01, o.max_age = 2; });
   add("parts of 4,096", [](options& o) { o.part_elements = 4096; });
   add("momentum", [](options& o) { o.momentum = 0.9; });
   add("payload float16", [](options& o) { o.payload = lamina::payload_type::float16; });
@@ -270,6 +271,20 @@ void takes_tensors_of_each_kind(const Execution& execution) {
   has_values(tensors, "pointer and shape");
 }
 
+/// A layer whose agreed value is NaN does not wait for ever.
+template <class Execution>
+void sends_what_has_no_value(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0.9});
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  device.accumulate(execution);
+  const thrust::device_vector<double> values = std::vector{std::numeric_limits<double>::quiet_NaN(), 1.0};
+  device.select(execution, thrust::raw_pointer_cast(values.data()));
+  require(device.last_step(execution).sent_elements == model.elements(),
+          "a layer without a value was held back");
+}
+
 template <class Execution>
 void restores_what_was_sent(const Execution& execution) {
   const lamina::layout model = model_of({5000, 3, 0, 70, 4096});
@@ -323,11 +338,18 @@ void refuses_misuse(const Execution& execution) {
   refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
   tensors.pop_back();
   refuses("got 1 tensors", message_of<bad>([&] { device.bind(execution, tensors); }));
+  // What was bound before still is.
+  gradients.set(0, std::vector<float>(100, 1.0F));
+  device.accumulate(execution);
+  require(device.residual(execution, 0)[99] == 1.0F, "a refused bind() took the place of the one before");
   device_gradients<double> wide(model, 0);
   refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
 
   const frame_buffer buffer(device.largest_frame_bytes() + 64);
   const auto enough = buffer.bytes().first(device.largest_frame_bytes());
+  device.select(execution);
+  device.encode(execution, enough);
+  device.commit(execution);
   refuses("accumulate()", message_of<order>([&] { device.select(execution); }));
   device.accumulate(execution);
   refuses("select()", message_of<order>([&] { device.encode(execution, enough); }));
@@ -346,7 +368,15 @@ void refuses_misuse(const Execution& execution) {
   device.select(execution);
   device.encode(execution, enough);
   refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  std::vector<std::span<const float>> constant;
+  for (const auto& each : gradients.tensors())
+    constant.emplace_back(static_cast<float*>(each.data()), each.elements());
+  device.bind(execution, constant);
+  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  device.bind(execution, gradients.tensors());
+  refuses("aligned", message_of<bad>([&] { device.restore(execution, enough.data() + 2); }));
 
+  execution.wait();
   auto bytes = buffer.to_host();
   refuses("truncated",
           message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(63)); }));
@@ -372,11 +402,17 @@ void for_each_case(const Execution& execution,
   visit("gradients of bfloat16", [&] { follows_the_cpu<float, bfloat16>(execution, sizes, plain, 5); });
   visit("gradients of bfloat16, momentum",
         [&] { follows_the_cpu<float, bfloat16>(execution, sizes, {.drop_ratio = 0.7, .momentum = 0.9}, 5); });
+  visit("gradients of float16, residual of double",
+        [&] { follows_the_cpu<double, float16>(execution, sizes, plain, 3); });
+  visit("a layer of more than 1,024 blocks", [&] {
+    follows_the_cpu<float, float>(execution, {4'500'000, 1, 70'000}, {.drop_ratio = 0.5}, 2);
+  });
   for (const std::size_t skipped : {1, 2, 3}) {
     visit("gradients " + std::to_string(skipped) + " elements off", [&, skipped] {
       follows_the_cpu<float, float>(execution, sizes, plain, 3, skipped);
       follows_the_cpu<double, double>(execution, sizes, plain, 3, skipped);
       follows_the_cpu<float, float16>(execution, sizes, plain, 3, skipped);
+      follows_the_cpu<float, float>(execution, sizes, {.drop_ratio = 0.7, .part_elements = 4096}, 3, skipped);
     });
   }
   visit("l2_norm", [&] { follows_the_cpu<float, float, lamina::l2_norm>(execution, sizes, plain, 3); });
@@ -397,12 +433,15 @@ void for_each_case(const Execution& execution,
     };
     follows_the_cpu<float, float>(execution, sizes, plain, 9, 0, spoil);
     follows_the_cpu<float, float>(execution, sizes, {.drop_ratio = 0.7, .momentum = 0.9}, 9, 0, spoil);
+    follows_the_cpu<float, float>(
+        execution, sizes, {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh}, 9, 0, spoil);
   });
   for (const std::size_t layers : {1, 2, 7, 8, 9, 161, 1024, 1025, 9000}) {
     visit("search over " + std::to_string(layers) + " layers",
           [&, layers] { searches_as_the_cpu(execution, layers); });
   }
   visit("tensors of each kind", [&] { takes_tensors_of_each_kind(execution); });
+  visit("a value that is NaN", [&] { sends_what_has_no_value(execution); });
   visit("restore", [&] { restores_what_was_sent(execution); });
   visit("misuse", [&] { refuses_misuse(execution); });
 }

@@ -32,7 +32,7 @@ class by_threads {
   }
   void wait() const {}
   void require_device_memory(const void*, const char*) const {}
-  void require_writable(const void*, const char*) const {}
+  void require_writable(const void*, std::size_t, const char*) const {}
 
  private:
   class team {

@@ -52,7 +52,7 @@ template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
-  /// naming the option, for one outside its range or not known here, and for a model without layers.
+  /// naming the option, for one outside its range, and for a model without layers.
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
       : options_(options),
         functor_(functor),
@@ -123,7 +123,7 @@ class gradient_compressor {
       throw std::invalid_argument("encode: the buffer has " + std::to_string(to.size()) +
                                   " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
     }
-    execution.require_writable(to.data(), "encode");
+    execution.require_writable(to.data(), to.size(), "encode");
     execution.run(detail::pack_kernel<T>{view("encode"), options_.payload, to.data()});
     phase_ = phase::encoded;
   }
@@ -139,13 +139,17 @@ class gradient_compressor {
 
   /// Writes the payload of a frame of this step's selection over the bound tensors, zeros for the layers not sent: after an
   /// allreduce of the payload each gradient is the mean of what was sent. `payload` begins prefix_bytes() into a
-  /// frame, in device memory. One launch. Throws std::logic_error where half-width gradients are bound or payloads
+  /// frame, in device memory. One launch. Throws std::logic_error where half-width or const gradients are bound or payloads
   /// are not as_is.
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
     require(phase_ == phase::encoded || phase_ == phase::committed, "restore", "encode()");
-    if (gradients_.holds_halves() || options_.payload != payload_type::as_is) {
-      throw std::logic_error("restore: gradients and payloads must have the type of the residual");
+    if (!gradients_.are_writable() || options_.payload != payload_type::as_is) {
+      throw std::logic_error(
+          "restore: gradients must not be const, and gradients and payloads of the residual's type");
+    }
+    if (reinterpret_cast<std::uintptr_t>(payload) % sizeof(T) != 0) {
+      throw std::invalid_argument("restore: the payload is not aligned to its elements");
     }
     execution.require_device_memory(payload, "restore");
     execution.run(detail::restore_kernel<T>{view("restore"), reinterpret_cast<const T*>(payload)});
@@ -183,11 +187,7 @@ class gradient_compressor {
 
   /// Bytes before the payload of a frame.
   std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
-  std::size_t largest_frame_bytes() const noexcept {
-    std::size_t bytes = prefix_bytes();
-    for (const std::size_t elements : parts().sizes()) bytes += payload_bytes<T>(options_.payload, elements);
-    return bytes;
-  }
+  std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   const layout& model() const noexcept { return partition_.model(); }
   const layout& parts() const noexcept { return partition_.parts(); }
@@ -241,10 +241,15 @@ class gradient_compressor {
                                   lamina::detail::padded_bitmap_bytes(parts().layers()));
     lamina::detail::write_header(prefix, header);
     prefix_ = prefix;
+    largest_frame_bytes_ = prefix.size();
+    for (const std::size_t elements : parts().sizes()) {
+      largest_frame_bytes_ += payload_bytes<T>(options_.payload, elements);
+    }
   }
 
   // By the CPU, whose pow may round another way than the device's.
   void make_warm_up() {
+    if (options_.byte_budget || options_.drop_ratio == 1) return;  // R does not count, or does not grow
     const layer_selector selector(parts(), options_);
     std::vector<double> ratios;
     for (std::uint64_t step = 1; step < options_.warm_up_steps; ++step)
@@ -273,6 +278,7 @@ class gradient_compressor {
   detail::device_layout tables_;  // of parts()
   detail::bindings<T> gradients_;
   std::size_t largest_layer_ = 0;
+  std::size_t largest_frame_bytes_ = 0;
   phase phase_ = phase::committed;
 
   thrust::device_vector<T> residual_;

@@ -45,7 +45,8 @@ class device_tensor {
   device_tensor(G* data, std::size_t elements)
       : data_(const_cast<std::remove_const_t<G>*>(data)),
         elements_(elements),
-        type_(device_element_of<std::remove_const_t<G>>::value) {}
+        type_(device_element_of<std::remove_const_t<G>>::value),
+        is_writable_(!std::is_const_v<G>) {}
 
   template <class G>
   device_tensor(G* data, std::span<const std::size_t> shape) : device_tensor(data, elements_of(shape)) {}
@@ -64,6 +65,7 @@ class device_tensor {
   void* data() const noexcept { return data_; }
   std::size_t elements() const noexcept { return elements_; }
   device_element type() const noexcept { return type_; }
+  bool is_writable() const noexcept { return is_writable_; }
   std::size_t element_bytes() const noexcept {
     return type_ == device_element::float64 ? 8 : type_ == device_element::float32 ? 4 : 2;
   }
@@ -83,6 +85,7 @@ class device_tensor {
   void* data_ = nullptr;
   std::size_t elements_ = 0;
   device_element type_ = device_element::float32;
+  bool is_writable_ = true;
 };
 
 }  // namespace lamina::cuda

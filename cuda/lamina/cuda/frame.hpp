@@ -22,8 +22,7 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   wire_header header = read_header(buffer);
   if (header.magic != wire_magic) throw decode_error(frame_errc::bad_magic, "a device's frame");
   const std::size_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
-  if (header.layers > buffer.size() * 8 || prefix_bytes > buffer.size() ||
-      header.payload_bytes > buffer.size() - prefix_bytes) {
+  if (prefix_bytes > buffer.size() || header.payload_bytes > buffer.size() - prefix_bytes) {
     throw decode_error(frame_errc::truncated, "a device's frame");
   }
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);

@@ -41,7 +41,7 @@ class on_stream {
   /// 0: the default stream. Throws cuda_error if there is no device.
   explicit on_stream(cudaStream_t stream = nullptr) : stream_(stream) { check(cudaGetDevice(&device_)); }
 
-  /// Throws cuda_error if the launch fails.
+  /// Throws cuda_error if the launch fails, std::logic_error if another device is current than when this was made.
   template <class Kernel>
   void run(const Kernel& kernel) const {
     const std::size_t teams = kernel.teams();
@@ -49,8 +49,19 @@ class on_stream {
     if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
       throw std::invalid_argument("the model has more blocks than a launch can have");
     }
-    detail::run_thread_block<<<static_cast<unsigned>(teams), Kernel::threads, 0, stream_>>>(kernel);
-    check(cudaGetLastError());
+    int current = 0;
+    check(cudaGetDevice(&current));
+    if (current != device_) {
+      throw std::logic_error("this execution was made for device " + std::to_string(device_) +
+                             ", current is device " + std::to_string(current) +
+                             ": call cudaSetDevice before");
+    }
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(teams);
+    config.blockDim = Kernel::threads;
+    config.stream = stream_;
+    // Gives the error of this launch and not, as cudaGetLastError, one that was left by somebody else.
+    check(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }
 
   /// Until all that was launched is done. Throws cuda_error if some of it failed.
@@ -71,11 +82,14 @@ class on_stream {
                                   std::to_string(device_) + " is wanted");
     }
   }
-  /// The same, and host memory that the device can write as well: cudaMallocHost, cudaHostRegister.
-  void require_writable(const void* pointer, const char* what) const {
-    const cudaPointerAttributes attributes = attributes_of(pointer);
-    if (attributes.type == cudaMemoryTypeHost && attributes.devicePointer != nullptr) return;
-    require_device_memory(pointer, what);
+  /// The same of `bytes` bytes, and host memory that the device can write under the same address: cudaMallocHost.
+  void require_writable(const void* begin, std::size_t bytes, const char* what) const {
+    for (const void* each :
+         {begin, static_cast<const void*>(static_cast<const std::byte*>(begin) + bytes - 1)}) {
+      const cudaPointerAttributes attributes = attributes_of(each);
+      if (attributes.type == cudaMemoryTypeHost && attributes.devicePointer == each) continue;
+      require_device_memory(each, what);
+    }
   }
 
  private:

@@ -37,11 +37,11 @@ class with_policy {
     thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), kernel.teams(),
                        detail::run_serial_team<Kernel>{kernel});
   }
-  /// Thrust's algorithms return when they are done.
+  /// Thrust's algorithms return when they are done, except with par_nosync, which is not for here.
   void wait() const {}
   /// Whether memory is where it should be is known to on_stream alone.
   void require_device_memory(const void*, const char*) const {}
-  void require_writable(const void*, const char*) const {}
+  void require_writable(const void*, std::size_t, const char*) const {}
 
  private:
   Policy policy_;

@@ -12,8 +12,7 @@
 
 #include "lamina/half.hpp"
 
-// Not for nvcc: functors run on the device as well, where it knows no SIMD registers.
-#if !defined(LAMINA_NO_XSIMD) && !defined(__CUDACC__) && __has_include(<xsimd/xsimd.hpp>)
+#if !defined(LAMINA_NO_XSIMD) && __has_include(<xsimd/xsimd.hpp>)
 #include <xsimd/xsimd.hpp>
 #define LAMINA_HAS_XSIMD 1
 #else

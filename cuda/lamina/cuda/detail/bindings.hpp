@@ -25,6 +25,7 @@ class bindings {
 
   /// As gradient_compressor::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
+  requires std::ranges::sized_range<const Tensors>
   void bind(const Execution& execution, const Tensors& tensors) {
     const layout& model = partition_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
@@ -34,19 +35,21 @@ class bindings {
     }
     std::vector<tensor_view> views;
     views.reserve(views_.size());
-    bool holds_halves = false;
+    bool are_writable = true;
+    using index = std::ranges::range_difference_t<const Tensors>;
     for (std::size_t l = 0; l < count; ++l) {
-      const device_tensor tensor(tensors[l]);
+      const device_tensor tensor(std::ranges::begin(tensors)[static_cast<index>(l)]);
       require(execution, l, tensor);
-      holds_halves |= tensor.type() != device_element_of<T>::value;
+      are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       for (std::size_t part = partition_.first(l); part < partition_.first(l + 1); ++part) {
         const auto piece = tensor.part(partition_.begin(part), partition_.parts().sizes()[part]);
         views.push_back({piece.data(), piece.type()});
       }
     }
+    execution.require_device_memory(views_.data().get(), "the tables");
     execution.wait();
     thrust::copy(views.begin(), views.end(), views_.begin());
-    holds_halves_ = holds_halves;
+    are_writable_ = are_writable;
     is_bound_ = true;
   }
 
@@ -55,7 +58,8 @@ class bindings {
     if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
     return views_.data().get();
   }
-  bool holds_halves() const noexcept { return holds_halves_; }
+  /// Whether all are of T and not const.
+  bool are_writable() const noexcept { return are_writable_; }
 
  private:
   template <class Execution>
@@ -74,7 +78,7 @@ class bindings {
   partition partition_;
   thrust::device_vector<tensor_view> views_;
   bool is_bound_ = false;
-  bool holds_halves_ = false;
+  bool are_writable_ = false;
 };
 
 }  // namespace lamina::cuda::detail

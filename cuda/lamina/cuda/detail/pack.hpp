@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -33,33 +32,37 @@ struct payload_place {
   }
 };
 
-/// The scale that element i of the block shares with its neighbours.
-template <class T>
-LAMINA_HOST_DEVICE std::uint8_t scale_of(const T* block, unsigned count, unsigned i) {
-  constexpr auto shared = static_cast<unsigned>(int8_block_elements);
-  const unsigned first = i - i % shared;
-  T largest = 0;
-  for (unsigned k = first; k < first + shared && k < count; ++k) {
-    const T magnitude = block[k] < 0 ? -block[k] : block[k];
-    if (magnitude > largest) largest = magnitude;
+/// The scales of a block's elements, 64 of which share one; barriers before they may be read and written again are the
+/// caller's.
+using block_scales = std::uint8_t[block_elements / int8_block_elements];
+
+template <class T, class Team>
+LAMINA_HOST_DEVICE void find_scales(const Team& team, const T* block, unsigned count, block_scales& scales) {
+  constexpr auto group = static_cast<unsigned>(int8_block_elements);
+  for (unsigned g = team.thread(); g * group < count; g += team.threads()) {
+    T largest = 0;
+    for (unsigned i = g * group; i < (g + 1) * group && i < count; ++i) {
+      const T magnitude = block[i] < 0 ? -block[i] : block[i];
+      if (magnitude > largest) largest = magnitude;
+    }
+    scales[g] = lamina::detail::int8_scale(largest);
   }
-  return lamina::detail::int8_scale(largest);
 }
 
-/// What a payload of this type says of element i of the block.
+/// What a payload of this type says of an element.
 template <class T>
-LAMINA_HOST_DEVICE T said_by(payload_type type, const T* block, unsigned count, unsigned i) {
+LAMINA_HOST_DEVICE T said_of(T element, payload_type type, std::uint8_t scale_byte) {
   switch (type) {
     case payload_type::float16:
-      return to_float(lamina::detail::to_half<lamina::float16>(block[i]));
+      return to_float(lamina::detail::to_half<lamina::float16>(element));
     case payload_type::bfloat16:
-      return to_float(lamina::detail::to_half<lamina::bfloat16>(block[i]));
+      return to_float(lamina::detail::to_half<lamina::bfloat16>(element));
     case payload_type::int8: {
-      const T scale = lamina::detail::scale_value<T>(scale_of(block, count, i));
-      return static_cast<T>(lamina::detail::to_int8(block[i], T(1) / scale)) * scale;
+      const T scale = lamina::detail::scale_value<T>(scale_byte);
+      return static_cast<T>(lamina::detail::to_int8(element, T(1) / scale)) * scale;
     }
     default:
-      return block[i];
+      return element;
   }
 }
 
@@ -71,7 +74,9 @@ template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
   static constexpr unsigned teams_at_once = 1;
-  struct shared_memory {};
+  struct shared_memory {
+    block_scales scales;
+  };
 
   model_view<T> at;
   payload_type type;
@@ -81,7 +86,7 @@ struct pack_kernel {
   std::size_t teams() const { return 1 + (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
 
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
     if (team.index() == 0) {
       for (std::size_t i = team.thread(); i < at.prefix_bytes; i += team.threads()) frame[i] = at.prefix[i];
       return;
@@ -89,16 +94,21 @@ struct pack_kernel {
     const std::size_t first = (team.index() - 1) * packed_blocks_per_team;
     for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
       const block_place place = place_of(at, block);
-      if (at.is_sent(place.layer)) pack(team, place);
+      if (at.is_sent(place.layer)) pack(team, shared, place);
     }
   }
 
  private:
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void pack(const Team& team, const block_place& place) const {
+  LAMINA_HOST_DEVICE void pack(const Team& team, shared_memory& shared, const block_place& place) const {
     const T* from = at.residual + at.offsets[place.layer] + place.begin;
     const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
                                  at.sizes[place.layer], place.begin};
+    if (type == payload_type::int8) {
+      team.barrier();  // the scales of the block before have been read
+      find_scales(team, from, place.count, shared.scales);
+      team.barrier();
+    }
     for (unsigned i = team.thread(); i < place.count; i += team.threads()) {
       switch (type) {
         case payload_type::float16:
@@ -108,7 +118,7 @@ struct pack_kernel {
           *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
           break;
         case payload_type::int8: {
-          const std::uint8_t scale = scale_of(from, place.count, i);
+          const std::uint8_t scale = shared.scales[i / int8_block_elements];
           if (i % int8_block_elements == 0) *to.scale(i) = scale;
           *to.integer(i) = lamina::detail::to_int8(from[i], T(1) / lamina::detail::scale_value<T>(scale));
           break;
@@ -127,7 +137,7 @@ struct commit_kernel {
   static constexpr unsigned threads = 256;
   static constexpr unsigned teams_at_once = 1;
   struct shared_memory {
-    T said[block_elements];
+    block_scales scales;
   };
 
   model_view<T> at;
@@ -159,12 +169,16 @@ struct commit_kernel {
  private:
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
-    // Neighbours share a scale: all are read before any is written.
-    for (unsigned i = team.thread(); i < count; i += team.threads())
-      shared.said[i] = said_by(type, block, count, i);
-    team.barrier();
-    for (unsigned i = team.thread(); i < count; i += team.threads()) block[i] -= shared.said[i];
-    team.barrier();
+    if (type == payload_type::int8) {
+      team.barrier();  // the scales of the block before have been read
+      find_scales(team, block, count, shared.scales);
+      team.barrier();
+    }
+    for (unsigned i = team.thread(); i < count; i += team.threads()) {
+      const std::uint8_t scale =
+          type == payload_type::int8 ? shared.scales[i / int8_block_elements] : std::uint8_t{0};
+      block[i] -= said_of(block[i], type, scale);
+    }
   }
 };
 

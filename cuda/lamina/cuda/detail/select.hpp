@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -43,7 +42,6 @@ struct select_kernel {
     unsigned long long crossing;
     unsigned long long above;
     unsigned long long before;
-    double threshold;
     bool found;
   };
 
@@ -63,11 +61,12 @@ struct select_kernel {
     double threshold = at.state->threshold;
     double allowance = at.state->allowance;
     bool sends_all = false;
-    if (options.byte_budget) {
-      const double share = product(*options.byte_budget, elements);
+    if (options.byte_budget.has_value()) {
+      const double share = product(options.byte_budget.value_or(0), elements);
       const double most = share + static_cast<double>(largest_layer);
       allowance = allowance + share < most ? allowance + share : most;
-      threshold = within_budget(team, shared, allowance);
+      // Layers that max_age forced out may have left less than nothing.
+      threshold = within_budget(team, shared, allowance > 0 ? allowance : 0);
     } else {
       const double ratio = drop_ratio_in(step);
       if (ratio > 0 && options.refresh.due(step))

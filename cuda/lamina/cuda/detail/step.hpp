@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/device_tensor.hpp"
