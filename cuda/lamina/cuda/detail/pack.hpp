@@ -32,13 +32,14 @@ struct payload_place {
   }
 };
 
-/// The scales of a block's elements, 64 of which share one; barriers before they may be read and written again are the
-/// caller's.
+/// The scales of a block's elements, 64 of which share one.
 using block_scales = std::uint8_t[block_elements / int8_block_elements];
 
-template <class T, class Team>
+/// All of the team calls it, and may read the scales then, until it is called again.
+LAMINA_ANY_CALLER template <class T, class Team>
 LAMINA_HOST_DEVICE void find_scales(const Team& team, const T* block, unsigned count, block_scales& scales) {
   constexpr auto group = static_cast<unsigned>(int8_block_elements);
+  team.barrier();
   for (unsigned g = team.thread(); g * group < count; g += team.threads()) {
     T largest = 0;
     for (unsigned i = g * group; i < (g + 1) * group && i < count; ++i) {
@@ -47,6 +48,7 @@ LAMINA_HOST_DEVICE void find_scales(const Team& team, const T* block, unsigned c
     }
     scales[g] = lamina::detail::int8_scale(largest);
   }
+  team.barrier();
 }
 
 /// What a payload of this type says of an element.
@@ -104,11 +106,7 @@ struct pack_kernel {
     const T* from = at.residual + at.offsets[place.layer] + place.begin;
     const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
                                  at.sizes[place.layer], place.begin};
-    if (type == payload_type::int8) {
-      team.barrier();  // the scales of the block before have been read
-      find_scales(team, from, place.count, shared.scales);
-      team.barrier();
-    }
+    if (type == payload_type::int8) find_scales(team, from, place.count, shared.scales);
     for (unsigned i = team.thread(); i < place.count; i += team.threads()) {
       switch (type) {
         case payload_type::float16:
@@ -169,11 +167,7 @@ struct commit_kernel {
  private:
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
-    if (type == payload_type::int8) {
-      team.barrier();  // the scales of the block before have been read
-      find_scales(team, block, count, shared.scales);
-      team.barrier();
-    }
+    if (type == payload_type::int8) find_scales(team, block, count, shared.scales);
     for (unsigned i = team.thread(); i < count; i += team.threads()) {
       const std::uint8_t scale =
           type == payload_type::int8 ? shared.scales[i / int8_block_elements] : std::uint8_t{0};
