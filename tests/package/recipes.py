@@ -69,8 +69,10 @@ def conan():
         recipe.package()
         package = pathlib.Path(recipe.package_folder)
         expect((package / "licenses/LICENSE").is_file(), "conan: the package has no licence")
-        packaged = {path.relative_to(package) for path in package.rglob("*.hpp")}
-        expect(packaged == {path.relative_to(root) for path in root.glob("include/**/*.hpp")}, "conan: headers")
+        packaged = {path.relative_to(package / "include") for path in package.rglob("*.[hc][pu][ph]")}
+        headers = {path.relative_to(root / directory) for directory in ("include", "cuda")
+                   for path in (root / directory / "lamina").rglob("*.[hc][pu][ph]")}
+        expect(packaged == headers, f"conan: headers {packaged ^ headers}")
 
     for wanted in (True, False):
         requires = []

@@ -69,7 +69,7 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
 def goes_on_without(output: pathlib.Path, number: signal.Signals) -> None:
     """--degraded: the others finish without a worker that died, or fell silent for a while, and say so."""
     done = output.with_suffix(".done")
-    mpirun = start(degraded(output, "--timeout", "2", "--done-file", str(done)))
+    mpirun = start(degraded(output, "--timeout", "6", "--done-file", str(done)))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
     worker = ranks_of(mpirun)[2]
     os.kill(worker, number)
