@@ -262,6 +262,15 @@ void takes_tensors_of_each_kind(const Execution& execution) {
     }
   };
   has_values(vectors, "device_vector");
+  // Bound as what they are, so that they may be written.
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  device.bind(execution, vectors);
+  device.accumulate(execution);
+  device.select(execution);
+  const frame_buffer buffer(device.largest_frame_bytes());
+  device.encode(execution, buffer.bytes());
+  device.restore(execution, buffer.bytes().data() + device.prefix_bytes());
+  execution.wait();
   std::vector<std::span<const float>> spans;
   std::vector<lamina::cuda::device_tensor> tensors;
   for (auto& each : vectors) spans.emplace_back(thrust::raw_pointer_cast(each.data()), each.size());

@@ -25,6 +25,7 @@
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/representative.hpp"
+#include "lamina/residual.hpp"
 #include "lamina/selector.hpp"
 
 namespace lamina::cuda {
@@ -78,7 +79,7 @@ class gradient_compressor {
   /// is captured. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements
   /// or an element type other than the model's, and on a stream for memory that is not of its device.
   template <class Execution, std::ranges::random_access_range Tensors>
-  void bind(const Execution& execution, const Tensors& gradients) {
+  void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
   }
 

@@ -25,7 +25,7 @@ class layer_values {
 
   /// The tensors, one a layer; as gradient_compressor::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
-  void bind(const Execution& execution, const Tensors& tensors) {
+  void bind(const Execution& execution, Tensors&& tensors) {
     tensors_.bind(execution, tensors);
   }
   /// Two launches over all layers, one read of the tensors. Throws std::logic_error before the first bind().

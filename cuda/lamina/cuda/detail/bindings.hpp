@@ -25,8 +25,8 @@ class bindings {
 
   /// As gradient_compressor::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
-  requires std::ranges::sized_range<const Tensors>
-  void bind(const Execution& execution, const Tensors& tensors) {
+  requires std::ranges::sized_range<Tensors>
+  void bind(const Execution& execution, Tensors&& tensors) {
     const layout& model = partition_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
     if (count != model.layers()) {
@@ -36,7 +36,7 @@ class bindings {
     std::vector<tensor_view> views;
     views.reserve(views_.size());
     bool are_writable = true;
-    using index = std::ranges::range_difference_t<const Tensors>;
+    using index = std::ranges::range_difference_t<Tensors>;
     for (std::size_t l = 0; l < count; ++l) {
       const device_tensor tensor(std::ranges::begin(tensors)[static_cast<index>(l)]);
       require(execution, l, tensor);
