@@ -25,17 +25,14 @@ LAMINA_HOST_DEVICE T rounded(T value) {
 #endif
 }
 
-LAMINA_HOST_DEVICE inline float product(float a, float b) {
+template <class T>
+LAMINA_HOST_DEVICE T product(T a, T b) {
 #if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return rounded(a * b);
-#endif
-}
-
-LAMINA_HOST_DEVICE inline double product(double a, double b) {
-#if defined(__CUDA_ARCH__)
-  return __dmul_rn(a, b);
+  if constexpr (sizeof(T) == 4) {
+    return __fmul_rn(a, b);
+  } else {
+    return __dmul_rn(a, b);
+  }
 #else
   return rounded(a * b);
 #endif

@@ -71,6 +71,19 @@ LAMINA_HOST_DEVICE T said_of(T element, payload_type type, std::uint8_t scale_by
 /// A team takes this many blocks one after the other; most are of layers that stay behind and cost it one bit each.
 inline constexpr unsigned packed_blocks_per_team = 4;
 
+constexpr std::size_t teams_for(std::size_t blocks) {
+  return (blocks + packed_blocks_per_team - 1) / packed_blocks_per_team;
+}
+
+/// Calls visit(place) for the blocks of team `index` among those that share all blocks.
+LAMINA_ANY_CALLER template <class T, class Visit>
+LAMINA_HOST_DEVICE void for_each_block(const model_view<T>& at, std::size_t index, const Visit& visit) {
+  const std::size_t first = index * packed_blocks_per_team;
+  for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
+    visit(place_of(at, block));
+  }
+}
+
 /// Header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
 template <class T>
 struct pack_kernel {
@@ -85,7 +98,7 @@ struct pack_kernel {
   std::byte* frame;
 
   // One more for the prefix.
-  std::size_t teams() const { return 1 + (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+  std::size_t teams() const { return 1 + teams_for(at.blocks); }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
@@ -93,11 +106,9 @@ struct pack_kernel {
       for (std::size_t i = team.thread(); i < at.prefix_bytes; i += team.threads()) frame[i] = at.prefix[i];
       return;
     }
-    const std::size_t first = (team.index() - 1) * packed_blocks_per_team;
-    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
-      const block_place place = place_of(at, block);
+    for_each_block(at, team.index() - 1, [&](const block_place& place) {
       if (at.is_sent(place.layer)) pack(team, shared, place);
-    }
+    });
   }
 
  private:
@@ -141,7 +152,7 @@ struct commit_kernel {
   model_view<T> at;
   payload_type type;
 
-  std::size_t teams() const { return 1 + (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+  std::size_t teams() const { return 1 + teams_for(at.blocks); }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
@@ -149,22 +160,24 @@ struct commit_kernel {
       if (team.thread() == 0) at.state->allowance -= static_cast<double>(at.state->sent_elements);
       return;
     }
-    const std::size_t first = (team.index() - 1) * packed_blocks_per_team;
-    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
-      const block_place place = place_of(at, block);
-      if (!at.is_sent(place.layer)) continue;
-      if (place.begin == 0 && team.thread() == 0) {
-        at.cleared_in[place.layer] = at.state->step;
-        at.is_clear[place.layer] = type == payload_type::as_is;
-      }
-      const std::size_t offset = at.offsets[place.layer] + place.begin;
-      if (type != payload_type::as_is) subtract(team, shared, at.residual + offset, place.count);
-      if (at.velocity == nullptr) continue;
-      for (unsigned i = team.thread(); i < place.count; i += team.threads()) at.velocity[offset + i] = T(0);
-    }
+    for_each_block(at, team.index() - 1, [&](const block_place& place) {
+      if (at.is_sent(place.layer)) commit(team, shared, place);
+    });
   }
 
  private:
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void commit(const Team& team, shared_memory& shared, const block_place& place) const {
+    if (place.begin == 0 && team.thread() == 0) {
+      at.cleared_in[place.layer] = at.state->step;
+      at.is_clear[place.layer] = type == payload_type::as_is;
+    }
+    const std::size_t offset = at.offsets[place.layer] + place.begin;
+    if (type != payload_type::as_is) subtract(team, shared, at.residual + offset, place.count);
+    if (at.velocity == nullptr) return;
+    for (unsigned i = team.thread(); i < place.count; i += team.threads()) at.velocity[offset + i] = T(0);
+  }
+
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
     if (type == payload_type::int8) find_scales(team, block, count, shared.scales);
@@ -186,18 +199,16 @@ struct restore_kernel {
   model_view<T> at;
   const T* payload;
 
-  std::size_t teams() const { return (at.blocks + packed_blocks_per_team - 1) / packed_blocks_per_team; }
+  std::size_t teams() const { return teams_for(at.blocks); }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const std::size_t first = team.index() * packed_blocks_per_team;
-    for (std::size_t block = first; block < first + packed_blocks_per_team && block < at.blocks; ++block) {
-      const block_place place = place_of(at, block);
+    for_each_block(at, team.index(), [&](const block_place& place) {
       T* to = static_cast<T*>(at.gradients[place.layer].data) + place.begin;
       const bool is_sent = at.is_sent(place.layer);
       const T* from = is_sent ? payload + at.payload_begin[place.layer] / sizeof(T) + place.begin : nullptr;
       for (unsigned i = team.thread(); i < place.count; i += team.threads()) to[i] = is_sent ? from[i] : T(0);
-    }
+    });
   }
 };
 
