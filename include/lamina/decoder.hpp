@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <optional>
 #include <span>
@@ -161,7 +162,10 @@ struct frame_decoder {
     std::size_t sent_elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
-      begins[l + 1] = begins[l] + payload_bytes<T>(type, elements);
+      if (elements > largest_size / sizeof(T)) return frame_errc::bad_payload_size;
+      const std::size_t layer_bytes = payload_bytes<T>(type, elements);
+      if (layer_bytes > largest_size - begins[l]) return frame_errc::bad_payload_size;
+      begins[l + 1] = begins[l] + layer_bytes;
       sent_elements += elements;
     }
     if (header.payload_bytes != begins.back()) return frame_errc::bad_payload_size;
@@ -185,6 +189,9 @@ struct frame_decoder {
   }
 
  private:
+  // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
+  static constexpr std::size_t largest_size = std::numeric_limits<std::size_t>::max();
+
   template <element T>
   static std::error_code check_header(const wire_header& header, const layout& model) noexcept {
     if (header.magic != wire_magic) return frame_errc::bad_magic;

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+// Frames made by hand: numbers at the limits of their fields, flipped bits that no checksum covers, and models whose bytes
+// cannot be counted.
+#include "lamina/decoder.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+#include "catch.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/server.hpp"
+#include "support.hpp"
+
+using lamina::frame_errc;
+using lamina::payload_type;
+using lamina::detail::wire_header;
+using namespace lamina_test;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                   payload_type::int8};
+constexpr std::array<std::uint64_t, 9> limits = {
+    0, 1, 0x7fffffff, 0x80000000, 0x80000001, 0xffffffff, 0x100000000, 0x8000000000000000, ~std::uint64_t{0}};
+constexpr std::size_t bitmap_at = 64;
+constexpr std::size_t payload_at = 128;
+
+// Layers 0 and 2 are sent, layer 1 is list [0], layer 3 is empty.
+const std::vector<std::size_t> sizes = {3, 4, 66, 0};
+
+template <class T>
+bytes frame_of(payload_type type, std::uint64_t step = 7, std::uint32_t sender = 1) {
+  const lamina::layout model = model_of(sizes);
+  lamina::selection chosen(model);
+  chosen.send(0);
+  chosen.send(2);
+  std::vector<std::vector<T>> values;
+  for (const std::size_t size : sizes) values.emplace_back(size, T(1.5));
+  lamina::frame_encoder<T> encoder(model);
+  const auto layer = [&](std::size_t l) { return std::span<const T>(values[l]); };
+  return encoder.encode(lamina::frame_kind::gradients, step, sender, chosen, layer, type).to_bytes();
+}
+
+wire_header header_of(const bytes& frame) {
+  return lamina::detail::read_header(frame);
+}
+
+// The frame with another header, under a good checksum if it is to have one.
+bytes sealed(bytes frame, wire_header header) {
+  header.checksum = 0;
+  if ((header.flags & lamina::detail::flag_checksum) != 0) {
+    lamina::detail::write_header(frame, header);
+    lamina::detail::checksum sum;
+    sum.add(std::span(frame).first(lamina::detail::checksum_offset));
+    sum.add(std::span(frame).subspan(bitmap_at));
+    header.checksum = sum.value();
+  }
+  lamina::detail::write_header(frame, header);
+  return frame;
+}
+template <class Change>
+bytes changed(const bytes& frame, const Change& change) {
+  wire_header header = header_of(frame);
+  change(header);
+  return sealed(frame, header);
+}
+bytes without_checksum(const bytes& frame) {
+  return changed(frame, [](wire_header& header) { header.flags = 0; });
+}
+
+template <class T>
+std::error_code verdict(std::span<const std::byte> frame, const lamina::layout& model) {
+  std::error_code error;
+  const auto view = lamina::decode<T>(frame, model, error);
+  if (error) {
+    REQUIRE(error.category() == lamina::frame_category());
+    REQUIRE(view.layers() == 0);
+  }
+  return error;
+}
+
+template <class T>
+std::vector<T> elements_of_frame(const lamina::frame_view<T>& view) {
+  std::vector<T> all;
+  for (std::size_t l = 0; l < view.layers(); ++l) {
+    std::vector<T> layer(sizes[l]);
+    view.restore(l, layer);
+    all.insert(all.end(), layer.begin(), layer.end());
+  }
+  return all;
+}
+
+// A frame of one bitmap byte and no checksum, with a payload of its claimed size.
+template <class T>
+bytes claiming(const lamina::layout& model, payload_type type, std::byte presence, std::size_t payload) {
+  bytes frame(payload_at + payload);
+  wire_header header;
+  header.element_type = lamina::detail::element_code<T>;
+  header.kind = static_cast<std::uint8_t>(lamina::frame_kind::gradients);
+  header.fingerprint = model.fingerprint();
+  header.layers = model.layers();
+  header.payload_bytes = payload;
+  header.payload_type = static_cast<std::uint8_t>(type);
+  lamina::detail::write_header(frame, header);
+  frame[bitmap_at] = presence;
+  return frame;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("decoder: sizes at the limits of their fields are refused by name", "", float, double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    const bytes frame = frame_of<TestType>(type);
+    REQUIRE_FALSE(verdict<TestType>(frame, model));
+    for (const std::uint64_t number : limits) {
+      CAPTURE(number);
+      const auto refused = [&](auto wire_header::*field) {
+        return verdict<TestType>(changed(frame, [&](wire_header& header) { header.*field = number; }), model);
+      };
+      CHECK(refused(&wire_header::layers) == frame_errc::wrong_layout);
+      CHECK(refused(&wire_header::fingerprint) == frame_errc::wrong_layout);
+      CHECK(refused(&wire_header::payload_bytes) == frame_errc::bad_payload_size);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("decoder: any step and sender is read, and it is for the receiver to refuse it", "", float,
+                   double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    for (const std::uint64_t number : limits) {
+      CAPTURE(number);
+      const bytes in_step = frame_of<TestType>(type, number);
+      const bytes from = frame_of<TestType>(type, 7, static_cast<std::uint32_t>(number));
+      const auto late = lamina::decode<TestType>(in_step, model);
+      const auto foreign = lamina::decode<TestType>(from, model);
+      CHECK(late.step() == number);
+      CHECK(foreign.sender() == static_cast<std::uint32_t>(number));
+      lamina::gradient_aggregator<TestType> aggregator(model, 2, 7);
+      const auto refusal_of = [&](const auto& view) {
+        try {
+          aggregator.add(view);
+        } catch (const lamina::decode_error& error) {
+          return error.code();
+        }
+        return std::error_code{};
+      };
+      CHECK(refusal_of(late) == frame_errc::unexpected_step);
+      const bool is_worker = foreign.sender() < 2;
+      CHECK(refusal_of(foreign) ==
+            (is_worker ? std::error_code{} : make_error_code(frame_errc::unknown_sender)));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refused under a good checksum", "",
+                   float, double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    const bytes frame = frame_of<TestType>(type);
+    for (unsigned bit = 1; bit < 32; ++bit) {
+      const auto flag = [&](wire_header& header) { header.flags |= 1U << bit; };
+      REQUIRE(verdict<TestType>(changed(frame, flag), model) == frame_errc::nonzero_reserved);
+    }
+    for (unsigned bit = 0; bit < 56; ++bit) {
+      const auto reserved = [&](wire_header& header) {
+        header.reserved[bit / 8] = static_cast<std::uint8_t>(1U << (bit % 8));
+      };
+      REQUIRE(verdict<TestType>(changed(frame, reserved), model) == frame_errc::nonzero_reserved);
+    }
+  }
+}
+
+// What a bit may change where nothing covers it: the step, the sender, the elements, and gradients for parameters, which
+// are 1 and 2 and so two bits apart. No size, and nothing of what the model says.
+TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or changes one thing that was sent",
+                   "", float, double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    bytes frame = without_checksum(frame_of<TestType>(type));
+    const std::vector<TestType> sent = elements_of_frame(lamina::decode<TestType>(frame, model));
+    for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
+      CAPTURE(bit);
+      const std::size_t place = bit / 8;
+      const std::byte mask = std::byte{1} << (bit % 8);
+      frame[place] ^= mask;
+      std::error_code error;
+      const auto view = lamina::decode<TestType>(frame, model, error);
+      const bool is_sender = place >= 12 && place < 16;
+      const bool is_step = place >= 16 && place < 24;
+      const bool is_element = place >= payload_at;
+      REQUIRE(!error == (is_sender || is_step || is_element));
+      if (error) {
+        REQUIRE(error.category() == lamina::frame_category());
+        REQUIRE(view.layers() == 0);
+      } else {
+        REQUIRE((view.sender() != 1) == is_sender);
+        REQUIRE((view.step() != 7) == is_step);
+        REQUIRE(same_bits(elements_of_frame(view), sent) != is_element);
+        REQUIRE(view.is_dropped(1));
+      }
+      frame[place] ^= mask;
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame has those layers", "", float,
+                   double) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  const auto bytes_of = [](payload_type type, std::size_t elements) {
+    return lamina::payload_bytes<TestType>(type, elements);  // wraps around
+  };
+  for (const payload_type type : every_type) {
+    // One layer whose bytes wrap around to a few.
+    for (const std::size_t elements : {most / sizeof(TestType) + 2, most / 2 + 2, most}) {
+      const lamina::layout model = model_of({elements});
+      CAPTURE(elements);
+      const std::size_t wrapped = bytes_of(type, elements);
+      const std::size_t claim = wrapped < 1000 ? wrapped : 0;
+      CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{1}, claim), model) ==
+            frame_errc::bad_payload_size);
+      CHECK_FALSE(verdict<TestType>(claiming<TestType>(model, type, std::byte{0}, 0), model));
+    }
+    // Layers whose bytes can be counted, but not their sum.
+    const std::size_t half = most / sizeof(TestType) / 2 + 1;
+    const lamina::layout model = model_of({half, half, 1, half, half});
+    const std::size_t wrapped = 4 * bytes_of(type, half) + bytes_of(type, 1);
+    const std::size_t claim = wrapped < 1000 ? wrapped : 0;
+    CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{0b11111}, claim), model) ==
+          frame_errc::bad_payload_size);
+    CHECK_FALSE(
+        verdict<TestType>(claiming<TestType>(model, type, std::byte{0b100}, bytes_of(type, 1)), model));
+  }
+}
+
+TEST_CASE("decoder: what is too large for memory is refused as truncated, and nothing is allocated for it") {
+  const lamina::layout model = model_of({std::size_t{1} << 40, std::size_t{1} << 40});
+  for (const payload_type type : every_type) {
+    bytes frame = claiming<float>(model, type, std::byte{0b11}, 8);
+    wire_header header = header_of(frame);
+    header.payload_bytes = 2 * lamina::payload_bytes<float>(type, std::size_t{1} << 40);
+    CHECK(verdict<float>(sealed(frame, header), model) == frame_errc::truncated);
+  }
+}
