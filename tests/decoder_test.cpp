@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Frames made by hand: numbers at the limits of their fields, flipped bits that no checksum covers, and models whose bytes
-// cannot be counted.
+// Frames made by hand: numbers at the limits of their fields, flipped bits that no checksum covers, models whose bytes
+// cannot be counted, and output that lies over the frame.
 #include "lamina/decoder.hpp"
 
 #include <algorithm>
@@ -248,5 +248,39 @@ TEST_CASE("decoder: what is too large for memory is refused as truncated, and no
     wire_header header = header_of(frame);
     header.payload_bytes = 2 * lamina::payload_bytes<float>(type, std::size_t{1} << 40);
     CHECK(verdict<float>(sealed(frame, header), model) == frame_errc::truncated);
+  }
+}
+
+TEMPLATE_TEST_CASE("decoder: output that overlaps the payload is refused and nothing is written", "", float,
+                   double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    const bytes frame = frame_of<TestType>(type);
+    // Room before and behind for a layer of 3 elements.
+    constexpr std::size_t room = 64;
+    alignas(64) std::array<std::byte, 1024> buffer{};
+    const auto place = std::span(buffer).subspan(room, frame.size());
+    std::ranges::copy(frame, place.begin());
+    const auto view = lamina::decode<TestType>(place, model);
+    const std::size_t payload_begin = room + payload_at;
+    const std::size_t payload_end = room + frame.size();
+    for (std::size_t at = 0; at + 3 * sizeof(TestType) <= buffer.size(); at += sizeof(TestType)) {
+      CAPTURE(at);
+      const std::span out(reinterpret_cast<TestType*>(buffer.data() + at), 3);
+      const auto before = buffer;
+      const bool overlaps = at < payload_end && at + out.size_bytes() > payload_begin;
+      if (overlaps) {
+        CHECK(contains(message_of<std::invalid_argument>([&] { view.restore(0, out); }), "overlaps"));
+        CHECK(contains(message_of<std::invalid_argument>([&] { view.copy(0, 0, out); }), "overlaps"));
+        CHECK(buffer == before);
+      } else {
+        view.restore(0, out);
+        CHECK(std::ranges::all_of(out, [](TestType each) { return each == TestType(1.5); }));
+        buffer = before;
+      }
+    }
+    const std::span dropped(reinterpret_cast<TestType*>(buffer.data() + payload_begin), 4);
+    CHECK_THROWS_AS(view.restore(1, dropped), std::invalid_argument);
+    CHECK_NOTHROW(view.restore(3, dropped.first(0)));
   }
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <new>
 #include <optional>
@@ -68,9 +69,10 @@ class frame_view {
     return bytes_.subspan(begins_[layer], begins_[layer + 1] - begins_[layer]);
   }
   /// Copies elements [begin, begin + to.size()) of a layer that was sent; `begin` is a multiple of int8_block_elements.
-  /// Throws std::out_of_range if they are not there.
+  /// Throws std::out_of_range if they are not there, and std::invalid_argument if `to` overlaps the frame's payload.
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
     check_elements(layer, begin, to.size());
+    check_apart(to);
     detail::decode_payload<T>(type_, bytes_of(layer).data(), model_->sizes()[layer], begin, to);
   }
   /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
@@ -96,12 +98,14 @@ class frame_view {
     }
   }
   /// Copies a layer into `out`, a tensor of n_l elements to write; list [0] becomes zeros. Throws
-  /// std::out_of_range, or std::invalid_argument if `out` has another size, before anything is written.
+  /// std::out_of_range, or std::invalid_argument if `out` has another size or overlaps the frame's payload, before
+  /// anything is written.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
     const std::span<T> to = writable_elements_of<T>(out);
     model_->check_size(layer, to.size());
+    check_apart(to);
     if (is_dropped(layer)) {
       std::ranges::fill(to, T(0));
     } else {
@@ -128,6 +132,16 @@ class frame_view {
         count > model_->sizes()[layer] - begin) {
       throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(begin + count) +
                               " of layer " + std::to_string(layer) + " are not in the frame");
+    }
+  }
+
+  // Writing over the payload would change what the frame says while it is read.
+  void check_apart(std::span<const T> to) const {
+    const auto out = std::as_bytes(to);
+    const std::less<> before;  // of any two addresses, where < would be undefined
+    if (!out.empty() && before(out.data(), bytes_.data() + bytes_.size()) &&
+        before(bytes_.data(), out.data() + out.size())) {
+      throw std::invalid_argument("the tensor to write overlaps the frame's payload");
     }
   }
 
