@@ -2,6 +2,7 @@
 #include "lamina/state.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -487,6 +488,93 @@ std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout
 }
 
 }  // namespace
+
+TEMPLATE_TEST_CASE(
+    "state: every field is checked by name under a good checksum, numbers at the limits included", "", float,
+    double) {
+  using lamina::detail::state_header;
+  constexpr std::array<std::uint64_t, 9> limits = {
+      0,          1,           0x7fffffff,         0x80000000,       0x80000001,
+      0xffffffff, 0x100000000, 0x8000000000000000, ~std::uint64_t{0}};
+  const lamina::layout model = model_of({3, 8, 5});
+  for (const double momentum : {0.0, 0.9}) {
+    compressor_options options;
+    options.momentum = momentum;
+    auto compressor = running<TestType>(model, options, 483);
+    const bytes saved = compressor.save();
+    const auto refused = [&](const std::function<void(state_header&)>& change) {
+      return refusal(compressor, with_header(saved, change));
+    };
+    for (const std::uint64_t number : limits) {
+      CAPTURE(number);
+      CHECK(refused([&](auto& h) { h.layers = number; }) == frame_errc::wrong_layout);
+      CHECK(refused([&](auto& h) { h.elements = number; }) == frame_errc::wrong_layout);
+      CHECK(refused([&](auto& h) { h.fingerprint = number; }) == frame_errc::wrong_layout);
+      auto elsewhere = compressor;
+      elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
+      CHECK(elsewhere.step() == number);
+    }
+    for (const int number : {0, 2, 256, 65535}) {
+      const auto version = [&](auto& h) { h.version = static_cast<std::uint16_t>(number); };
+      CHECK(refused(version) == frame_errc::unsupported_version);
+    }
+    for (int number = 0; number < 256; ++number) {
+      const auto type = [&](auto& h) { h.element_type = static_cast<std::uint8_t>(number); };
+      const bool is_own = number == (sizeof(TestType) == 4 ? 1 : 2);
+      CHECK(refused(type) == (is_own ? frame_errc{} : frame_errc::wrong_element_type));
+    }
+    for (unsigned bit = 2; bit < 8; ++bit) {
+      const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | 1U << bit); };
+      CHECK(refused(flag) == frame_errc::nonzero_reserved);
+    }
+    CHECK(refused([](auto& h) { h.magic += 1; }) == frame_errc::bad_magic);
+  }
+}
+
+TEMPLATE_TEST_CASE("state: loads from any address", "", float, double) {
+  const lamina::layout model = model_of({3, 0, 70});
+  compressor_options options;
+  options.momentum = 0.9;
+  const bytes saved = running<TestType>(model, options, 484).save();
+  compressor_of<TestType> compressor(model, options);
+  alignas(64) std::array<std::byte, 64 + 2000> buffer{};
+  REQUIRE(64 + saved.size() <= buffer.size());
+  for (std::size_t shift = 0; shift < 64; ++shift) {
+    CAPTURE(shift);
+    const auto shifted = std::span(buffer).subspan(shift, saved.size());
+    std::ranges::copy(saved, shifted.begin());
+    compressor.load(shifted);
+    CHECK(compressor.save() == saved);
+  }
+}
+
+TEMPLATE_TEST_CASE("state: of a model whose bytes cannot be counted is refused as truncated", "", float,
+                   double) {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  for (const std::size_t elements : {most / sizeof(TestType) + 1, most / sizeof(TestType) / 2 + 1, most}) {
+    for (const bool has_velocity : {false, true}) {
+      CAPTURE(elements, has_velocity);
+      const lamina::layout model = model_of({elements});
+      lamina::detail::state_header header;
+      header.element_type = lamina::detail::element_code<TestType>;
+      header.flags = has_velocity ? lamina::detail::state_flag_velocity : 0;
+      header.fingerprint = model.fingerprint();
+      header.layers = 1;
+      header.elements = elements;
+      // As many bytes as the wrapped size says, if they are few.
+      const std::size_t wrapped = 8 + (has_velocity ? 2 : 1) * elements * sizeof(TestType);
+      bytes saved(sizeof header + (wrapped < 1000 ? wrapped : 8));
+      std::memcpy(saved.data(), &header, sizeof header);
+      std::error_code code;
+      try {
+        lamina::merge_states<TestType>(std::vector<bytes>{saved}, model);
+      } catch (const lamina::decode_error& error) {
+        code = error.code();
+      }
+      CHECK(code == frame_errc::truncated);
+    }
+  }
+}
 
 TEMPLATE_TEST_CASE("state: merged for another number of workers, what is pending is the same", "", float,
                    double) {

@@ -147,7 +147,8 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model,
   const std::size_t ages_bytes = model.layers() * sizeof(std::uint64_t);
   const std::size_t elements_bytes = model.elements() * sizeof(T);
   const std::size_t expected = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
-  refuse_if(body.size() < expected, frame_errc::truncated);
+  // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
+  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < expected, frame_errc::truncated);
   refuse_if(body.size() > expected, frame_errc::trailing_bytes);
   refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
             frame_errc::checksum_mismatch);
