@@ -14,7 +14,11 @@
 
 #if !defined(LAMINA_NO_XSIMD) && __has_include(<xsimd/xsimd.hpp>)
 #include <xsimd/xsimd.hpp>
+#ifdef XSIMD_NO_SUPPORTED_ARCHITECTURE  // it knows no instruction set of this machine
+#define LAMINA_HAS_XSIMD 0
+#else
 #define LAMINA_HAS_XSIMD 1
+#endif
 #else
 #define LAMINA_HAS_XSIMD 0
 #endif
