@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""XXH3 of 64 bits with seed 0 and the default secret, after the specification in xxHash's doc/xxhash_spec.md."""
+from __future__ import annotations
+
+import struct
+
+MASK = (1 << 64) - 1
+PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+PRIME64_1, PRIME64_2, PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+PRIME64_4, PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+PRIME_MX1, PRIME_MX2 = 0x165667919E3779F9, 0x9FB21C651E98DF25
+SECRET = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
+    "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8a8"
+    "fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb17"
+    "0ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e")
+STRIPE_BYTES = 64
+STRIPES_IN_BLOCK = (len(SECRET) - STRIPE_BYTES) // 8
+BLOCK_BYTES = STRIPES_IN_BLOCK * STRIPE_BYTES
+
+
+def u32(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at:at + 4], "little")
+
+
+def u64(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at:at + 8], "little")
+
+
+def swapped(value: int, count: int) -> int:
+    return int.from_bytes(value.to_bytes(count, "little"), "big")
+
+
+def rotated(value: int, by: int) -> int:
+    return (value << by | value >> (64 - by)) & MASK
+
+
+def folded(a: int, b: int) -> int:
+    product = a * b
+    return (product ^ product >> 64) & MASK
+
+
+def avalanche(value: int) -> int:
+    value ^= value >> 37
+    value = value * PRIME_MX1 & MASK
+    return value ^ value >> 32
+
+
+def avalanche_of_xxh64(value: int) -> int:
+    value ^= value >> 33
+    value = value * PRIME64_2 & MASK
+    value ^= value >> 29
+    value = value * PRIME64_3 & MASK
+    return value ^ value >> 32
+
+
+def mixed(data: bytes, at: int, secret_at: int) -> int:
+    """16 bytes of the data with 16 of the secret."""
+    return folded(u64(data, at) ^ u64(SECRET, secret_at), u64(data, at + 8) ^ u64(SECRET, secret_at + 8))
+
+
+def of_up_to_16_bytes(data: bytes) -> int:
+    length = len(data)
+    if length == 0:
+        return avalanche_of_xxh64(u64(SECRET, 56) ^ u64(SECRET, 64))
+    if length <= 3:
+        combined = data[-1] | length << 8 | data[0] << 16 | data[length // 2] << 24
+        return avalanche_of_xxh64(u32(SECRET, 0) ^ u32(SECRET, 4) ^ combined)
+    if length <= 8:
+        combined = u32(data, length - 4) | u32(data, 0) << 32
+        value = u64(SECRET, 8) ^ u64(SECRET, 16) ^ combined
+        value ^= rotated(value, 49) ^ rotated(value, 24)
+        value = value * PRIME_MX2 & MASK
+        value ^= (value >> 35) + length
+        value = value * PRIME_MX2 & MASK
+        return value ^ value >> 28
+    low = u64(SECRET, 24) ^ u64(SECRET, 32) ^ u64(data, 0)
+    high = u64(SECRET, 40) ^ u64(SECRET, 48) ^ u64(data, length - 8)
+    return avalanche((length + swapped(low, 8) + high + folded(low, high)) & MASK)
+
+
+def of_17_to_128_bytes(data: bytes) -> int:
+    length = len(data)
+    total = length * PRIME64_1
+    for pair in range((length - 1) // 32 + 1):
+        total += mixed(data, 16 * pair, 32 * pair)
+        total += mixed(data, length - 16 * pair - 16, 32 * pair + 16)
+    return avalanche(total & MASK)
+
+
+def of_129_to_240_bytes(data: bytes) -> int:
+    length = len(data)
+    total = length * PRIME64_1
+    for piece in range(8):
+        total += mixed(data, 16 * piece, 16 * piece)
+    total = avalanche(total & MASK)
+    for piece in range(8, length // 16):
+        total += mixed(data, 16 * piece, 16 * (piece - 8) + 3)
+    total += mixed(data, length - 16, 119)
+    return avalanche(total & MASK)
+
+
+def accumulate(lanes: list[int], data: bytes, at: int, secret_at: int) -> None:
+    values = struct.unpack_from("<8Q", data, at)
+    keys = struct.unpack_from("<8Q", SECRET, secret_at)
+    for i in range(8):
+        key = values[i] ^ keys[i]
+        lanes[i ^ 1] += values[i]
+        lanes[i] += (key & 0xFFFFFFFF) * (key >> 32)
+    for i in range(8):
+        lanes[i] &= MASK
+
+
+def scramble(lanes: list[int]) -> None:
+    for i in range(8):
+        lane = lanes[i] ^ lanes[i] >> 47 ^ u64(SECRET, len(SECRET) - STRIPE_BYTES + 8 * i)
+        lanes[i] = lane * PRIME32_1 & MASK
+
+
+def of_long(data: bytes) -> int:
+    lanes = [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1]
+    # The last stripe, of the last 64 bytes, has its own place in the secret, even where it ends a block.
+    for stripe in range((len(data) - 1) // STRIPE_BYTES):
+        in_block = stripe % STRIPES_IN_BLOCK
+        accumulate(lanes, data, STRIPE_BYTES * stripe, 8 * in_block)
+        if in_block == STRIPES_IN_BLOCK - 1:
+            scramble(lanes)
+    accumulate(lanes, data, len(data) - STRIPE_BYTES, len(SECRET) - STRIPE_BYTES - 7)
+    total = len(data) * PRIME64_1
+    for i in range(4):
+        total += folded(lanes[2 * i] ^ u64(SECRET, 11 + 16 * i), lanes[2 * i + 1] ^ u64(SECRET, 19 + 16 * i))
+    return avalanche(total & MASK)
+
+
+def xxh3_64(data: bytes) -> int:
+    if len(data) <= 16:
+        return of_up_to_16_bytes(data)
+    if len(data) <= 128:
+        return of_17_to_128_bytes(data)
+    if len(data) <= 240:
+        return of_129_to_240_bytes(data)
+    return of_long(data)

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: MIT
+// Frames kept as files: each is written again to the last byte, and decodes to the same elements, for ever. The table
+// golden/frames.txt says what they are. With LAMINA_WRITE_GOLDEN_FRAMES=1 in the environment the first test writes the
+// files that the table names and that are missing; it never writes one anew.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "golden/golden_table.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "support.hpp"
+
+using namespace lamina_test;
+using lamina::payload_type;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+namespace fs = std::filesystem;
+
+const std::string directory = LAMINA_GOLDEN_DIRECTORY;
+
+const golden_table& table() {
+  static const golden_table read = read_golden_table(directory);
+  return read;
+}
+
+fs::path path_of(const std::string& file) {
+  return fs::path(directory) / "frames" / file;
+}
+
+bytes contents_of(const std::string& file) {
+  std::ifstream stream(path_of(file), std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  const auto all = std::as_bytes(std::span(text));
+  return {all.begin(), all.end()};
+}
+
+// The formula that the table gives.
+template <class T>
+std::vector<T> golden_elements(std::size_t layer, std::size_t count) {
+  std::vector<T> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const int k = static_cast<int>((37 * i + 101 * layer + 11) % 255) - 127;
+    const int e = static_cast<int>((layer + i / 64) % 8) - 4;
+    values[i] = std::ldexp(static_cast<T>(k), e);
+  }
+  return values;
+}
+
+// The checksum of a frame, or none.
+void seal(bytes& frame, bool has_checksum) {
+  lamina::detail::wire_header header = lamina::detail::read_header(frame);
+  header.flags = has_checksum ? lamina::detail::flag_checksum : 0;
+  header.checksum = 0;
+  lamina::detail::write_header(frame, header);
+  if (!has_checksum) return;
+  lamina::detail::checksum sum;
+  sum.add(std::span(frame).first(lamina::detail::checksum_offset));
+  sum.add(std::span(frame).subspan(lamina::detail::wire_header_bytes));
+  header.checksum = sum.value();
+  lamina::detail::write_header(frame, header);
+}
+
+// What the encoder writes. Its frames have a checksum if it can compute one: only then the others are made from them.
+template <class T>
+bytes encoded(const golden_frame& row) {
+  const lamina::layout model = table().layout_of(row.model);
+  std::vector<std::vector<T>> layers;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    layers.push_back(golden_elements<T>(l, model.sizes()[l]));
+  }
+  lamina::frame_encoder<T> encoder(model);
+  const auto layer = [&](std::size_t l) { return std::span<const T>(layers[l]); };
+  bytes frame =
+      encoder.encode(row.kind, row.step, row.sender, selection_of(model, row.present), layer, row.payload)
+          .to_bytes();
+  if (!row.has_checksum) seal(frame, false);
+  return frame;
+}
+
+template <class T>
+bytes encoded(const special_frame& row) {
+  const lamina::layout model = table().layout_of("special");
+  lamina::frame_encoder<T> encoder(model);
+  const std::vector<T> zeros(3);
+  const auto layer = [&](std::size_t) { return std::span<const T>(zeros); };
+  bytes frame =
+      encoder.encode(lamina::frame_kind::gradients, 1, 0, selection_of(model, "all"), layer, row.payload)
+          .to_bytes();
+  std::size_t place = 128;
+  for (const std::string& word : row.written) {
+    const std::uint64_t number = std::stoull(word, nullptr, 16);
+    REQUIRE(place + word.size() / 2 <= frame.size());
+    std::memcpy(frame.data() + place, &number, word.size() / 2);
+    place += word.size() / 2;
+  }
+  REQUIRE(place == frame.size());
+  seal(frame, lamina::checksums_available);
+  return frame;
+}
+
+// A build without checksums writes zeros where there would be one.
+bytes without_checksum(bytes frame) {
+  if (frame.size() >= lamina::detail::wire_header_bytes) seal(frame, false);
+  return frame;
+}
+template <class Row>
+void check_written_again(const Row& row, const bytes& frame) {
+  CHECK(frame.size() == row.bytes);
+  const bytes kept = contents_of(row.file);
+  const bool same =
+      lamina::checksums_available ? frame == kept : without_checksum(frame) == without_checksum(kept);
+  CHECK(same);
+}
+
+template <class Row>
+bytes encoded_as_its_type(const Row& row) {
+  return row.is_double ? encoded<double>(row) : encoded<float>(row);
+}
+
+// Writes the file if it is missing and that is asked for.
+template <class Row>
+void provide(const Row& row) {
+  if (fs::exists(path_of(row.file))) return;
+  INFO("LAMINA_WRITE_GOLDEN_FRAMES=1 writes " << row.file);
+  REQUIRE(std::getenv("LAMINA_WRITE_GOLDEN_FRAMES") != nullptr);
+  REQUIRE(lamina::checksums_available);
+  const bytes frame = encoded_as_its_type(row);
+  std::ofstream(path_of(row.file), std::ios::binary)
+      .write(reinterpret_cast<const char*>(frame.data()), static_cast<std::streamsize>(frame.size()));
+  WARN("written: " << row.file);
+}
+
+// A frame that this build can verify: one with a checksum goes without it where there is no xxHash.
+bytes readable(const std::string& file) {
+  bytes frame = contents_of(file);
+  if (!lamina::checksums_available) return without_checksum(std::move(frame));
+  return frame;
+}
+
+template <class T>
+void check_decoded(const golden_frame& row) {
+  const lamina::layout model = table().layout_of(row.model);
+  CHECK(model.fingerprint() == row.fingerprint);
+  const bytes frame = readable(row.file);
+  const auto view = lamina::decode<T>(frame, model);
+  CHECK(view.kind() == row.kind);
+  CHECK(view.step() == row.step);
+  CHECK(view.sender() == row.sender);
+  CHECK(view.payload() == row.payload);
+  CHECK(view.layers() == model.layers());
+  const lamina::selection chosen = selection_of(model, row.present);
+  bool all_same = true;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    std::vector<T> out(model.sizes()[l], T(77));
+    view.restore(l, out);
+    const std::vector<T> expected =
+        chosen.is_sent(l) ? golden_elements<T>(l, out.size()) : std::vector<T>(out.size());
+    all_same &= view.is_dropped(l) == chosen.is_dropped(l) && same_bits(out, expected);
+  }
+  CHECK(all_same);
+}
+
+template <class T>
+void check_decoded(const special_frame& row) {
+  const lamina::layout model = table().layout_of("special");
+  const bytes frame = readable(row.file);
+  const auto view = lamina::decode<T>(frame, model);
+  REQUIRE(row.means.size() == model.elements());
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    std::vector<T> out(3);
+    view.restore(l, out);
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::string& word = row.means[3 * l + i];
+      CAPTURE(l, i, word, out[i]);
+      const T expected = static_cast<T>(std::strtod(word.c_str(), nullptr));
+      CHECK((std::isnan(expected) ? std::isnan(out[i])
+                                  : same_bits(std::span(&expected, 1), std::span(&out[i], 1))));
+    }
+  }
+}
+
+template <class T>
+void check_size(const golden_size& row) {
+  const lamina::layout model = table().layout_of(row.model);
+  CHECK(model.fingerprint() == row.fingerprint);
+  // All layers lie in the memory of the largest.
+  const std::vector<T> elements(*std::ranges::max_element(model.sizes()));
+  lamina::frame_encoder<T> encoder(model);
+  const auto layer = [&](std::size_t l) { return std::span(elements).first(model.sizes()[l]); };
+  const auto& frame = encoder.encode(lamina::frame_kind::gradients, 1, 0, selection_of(model, row.present),
+                                     layer, row.payload);
+  CHECK(frame.segments()[0].size() == row.header_bytes);
+  CHECK(frame.size_bytes() == row.bytes);
+}
+
+}  // namespace
+
+TEST_CASE("golden frames: written again they are the same to the last byte") {
+  const auto check = [](const auto& row) {
+    INFO(row.file);
+    provide(row);
+    check_written_again(row, encoded_as_its_type(row));
+  };
+  for (const golden_frame& row : table().frames) check(row);
+  for (const special_frame& row : table().specials) check(row);
+}
+
+TEST_CASE("golden frames: decode to the elements of the formula") {
+  for (const golden_frame& row : table().frames) {
+    INFO(row.file);
+    row.is_double ? check_decoded<double>(row) : check_decoded<float>(row);
+  }
+}
+
+TEST_CASE("golden frames: decode to what payloads mean that no encoder writes") {
+  for (const special_frame& row : table().specials) {
+    INFO(row.file);
+    row.is_double ? check_decoded<double>(row) : check_decoded<float>(row);
+  }
+}
+
+TEST_CASE("golden frames: a build without checksums refuses those that have one by name") {
+  if (lamina::checksums_available) return;
+  for (const golden_frame& row : table().frames) {
+    INFO(row.file);
+    const bytes frame = contents_of(row.file);
+    std::error_code error;
+    const lamina::layout model = table().layout_of(row.model);
+    if (row.is_double) {
+      lamina::decode<double>(frame, model, error);
+    } else {
+      lamina::decode<float>(frame, model, error);
+    }
+    CHECK(error ==
+          (row.has_checksum ? make_error_code(lamina::frame_errc::checksum_unsupported) : std::error_code{}));
+  }
+}
+
+TEST_CASE("golden frames: sizes of larger models") {
+  for (const golden_size& row : table().sizes) {
+    INFO(row.model << ", payload type " << static_cast<int>(row.payload) << ", layers " << row.present);
+    row.is_double ? check_size<double>(row) : check_size<float>(row);
+  }
+}
+
+TEST_CASE("golden frames: the table names every file, and every kind with every type") {
+  std::set<std::string> named;
+  std::set<std::array<int, 3>> combinations;
+  for (const golden_frame& row : table().frames) {
+    named.insert(row.file);
+    if (row.has_checksum) {
+      combinations.insert({static_cast<int>(row.kind), row.is_double, static_cast<int>(row.payload)});
+    }
+  }
+  for (const special_frame& row : table().specials) named.insert(row.file);
+  CHECK(combinations.size() == 2 * 2 * 4);
+  CHECK(named.size() == table().frames.size() + table().specials.size());
+  std::set<std::string> files;
+  for (const auto& entry : fs::directory_iterator(path_of("").parent_path())) {
+    files.insert(entry.path().filename().string());
+    CHECK(entry.file_size() < 2048);
+  }
+  CHECK(files == named);
+}
