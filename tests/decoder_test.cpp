@@ -122,8 +122,12 @@ TEMPLATE_TEST_CASE("decoder: sizes at the limits of their fields are refused by 
     REQUIRE_FALSE(verdict<TestType>(frame, model));
     for (const std::uint64_t number : limits) {
       CAPTURE(number);
-      const auto refused = [&](auto wire_header::*field) {
-        return verdict<TestType>(changed(frame, [&](wire_header& header) { header.*field = number; }), model);
+      const auto refused = [&](std::uint64_t wire_header::*field) {
+        const auto in_place = [&](wire_header& header) { header.*field = number; };
+        const auto on_top = [&](wire_header& header) { header.*field += std::max<std::uint64_t>(number, 1); };
+        const std::error_code error = verdict<TestType>(changed(frame, in_place), model);
+        CHECK(verdict<TestType>(changed(frame, on_top), model) == error);
+        return error;
       };
       CHECK(refused(&wire_header::layers) == frame_errc::wrong_layout);
       CHECK(refused(&wire_header::fingerprint) == frame_errc::wrong_layout);

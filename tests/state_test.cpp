@@ -507,9 +507,12 @@ TEMPLATE_TEST_CASE(
     };
     for (const std::uint64_t number : limits) {
       CAPTURE(number);
-      CHECK(refused([&](auto& h) { h.layers = number; }) == frame_errc::wrong_layout);
-      CHECK(refused([&](auto& h) { h.elements = number; }) == frame_errc::wrong_layout);
-      CHECK(refused([&](auto& h) { h.fingerprint = number; }) == frame_errc::wrong_layout);
+      for (std::uint64_t state_header::*field :
+           {&state_header::layers, &state_header::elements, &state_header::fingerprint}) {
+        CHECK(refused([&](auto& h) { h.*field = number; }) == frame_errc::wrong_layout);
+        const std::uint64_t more = std::max<std::uint64_t>(number, 1);
+        CHECK(refused([&](auto& h) { h.*field += more; }) == frame_errc::wrong_layout);
+      }
       auto elsewhere = compressor;
       elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
       CHECK(elsewhere.step() == number);
