@@ -396,6 +396,20 @@ void sign(byte_vector& file) {
   std::memcpy(file.data() + 40, &value, sizeof value);
 }
 
+TEST_CASE("checkpoint: a reserved bit that is set is refused, even with a right checksum") {
+  const temporary_directory directory;
+  write_checkpoint(directory.path(), 7);
+  const fs::path file = directory.path() / name_of(7);
+  const byte_vector whole = contents_of(file);
+  for (std::size_t bit = 0; bit < 32; ++bit) {
+    byte_vector bytes = whole;
+    bytes[12 + bit / 8] ^= std::byte{1} << (bit % 8);
+    sign(bytes);
+    write_file(file, bytes);
+    CHECK(refusal_of(file) == file.string() + " is damaged: its header is wrong");
+  }
+}
+
 TEST_CASE("checkpoint: lengths beyond the file are refused, even with a right checksum") {
   const temporary_directory directory;
   write_checkpoint(directory.path(), 7, 50);

@@ -49,7 +49,7 @@ checkpoint_header checkpoint_reader::read_header() const {
            " bytes");
   }
   const bool has_index = read.file_bytes >= sizeof read && read.index_bytes <= read.file_bytes - sizeof read;
-  if (read.version != expected.version || read.file_bytes != file_bytes || !has_index) {
+  if (read.version != expected.version || read.reserved != 0 || read.file_bytes != file_bytes || !has_index) {
     refuse("is damaged: its header is wrong");
   }
   return read;
