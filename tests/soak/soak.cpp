@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// A parameter server and its workers as processes, killed at random and resumed from checkpoints, for as many rounds as
+// wanted: see usage. Every setting runs twice, once without kills.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint.hpp"
+#include "setting.hpp"
+#include "supervisor.hpp"
+
+namespace {
+
+constexpr const char* usage =
+    R"(usage: soak [--rounds N] [--workers W] [--seed S] [--minutes M] [--kill-every N] [--fault NAME]
+
+A server and W worker processes over socket pairs, with the library's classes on both sides. At random times one or two
+of them are killed; the others must notice and end, and the run resumes from its last checkpoint. Options come from the
+seed. Checked, all of it exactly: what the server received and the residuals are the sum of the gradients, at every
+checkpoint and resume; every replica is the server's model, after every reply; the final model is that of the same run
+without kills; the memory of no process grows.
+
+  --rounds N      rounds of a run (1000)
+  --workers W     a power of two (8)
+  --seed S        of the first two runs, one synchronous, one asynchronous (1)
+  --minutes M     go on with the next seeds for so long
+  --kill-every N  rounds between kills, in the mean (64)
+  --fault NAME    break it, to see it noticed: commit-lost, skip-save, server-wide
+)";
+
+struct arguments {
+  std::uint64_t rounds = 1000;
+  std::uint64_t workers = 8;
+  std::uint64_t seed = 1;
+  std::uint64_t minutes = 0;
+  std::uint64_t kill_every = 64;
+  std::string fault;
+};
+
+arguments parse(const std::vector<std::string>& words) {
+  arguments given;
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " wants a value");
+    const std::string& value = words[i + 1];
+    const auto number = [&] { return std::uint64_t{std::stoull(value)}; };
+    if (words[i] == "--rounds") {
+      given.rounds = number();
+    } else if (words[i] == "--workers") {
+      given.workers = number();
+    } else if (words[i] == "--seed") {
+      given.seed = number();
+    } else if (words[i] == "--minutes") {
+      given.minutes = number();
+    } else if (words[i] == "--kill-every") {
+      given.kill_every = number();
+    } else if (words[i] == "--fault") {
+      given.fault = value;
+    } else {
+      throw std::invalid_argument("unknown option " + words[i]);
+    }
+  }
+  if (!std::has_single_bit(given.workers) || given.workers > 64) {
+    throw std::invalid_argument("--workers must be a power of two up to 64, so that their mean is exact");
+  }
+  if (given.rounds == 0 || given.kill_every == 0)
+    throw std::invalid_argument("--rounds and --kill-every begin at 1");
+  return given;
+}
+
+std::vector<float> final_model(const std::filesystem::path& directory, const soak::setting& run) {
+  return soak::file_reader(soak::checkpoint_directory(directory).file("server", run.rounds))
+      .vector_of<float>();
+}
+
+void run_setting(const soak::setting& run, const std::filesystem::path& directory, std::uint64_t kill_every,
+                 soak::totals& all) {
+  soak::totals sums;
+  if (run.fault.empty()) soak::supervisor(run, directory / "without", 0).run(sums);
+  const soak::totals without = sums;
+  soak::supervisor(run, directory / "with", kill_every).run(sums);
+  if (run.fault.empty() && final_model(directory / "with", run) != final_model(directory / "without", run)) {
+    throw std::runtime_error("the final model is not that of the run without kills");
+  }
+  std::printf("%s: %llu + %llu rounds, %llu kills, %llu of them the server, %llu frames, %.1f MB\n",
+              soak::described(run).c_str(), static_cast<unsigned long long>(without.rounds),
+              static_cast<unsigned long long>(sums.rounds - without.rounds),
+              static_cast<unsigned long long>(sums.kills), static_cast<unsigned long long>(sums.server_kills),
+              static_cast<unsigned long long>(sums.frames), static_cast<double>(sums.bytes) / 1e6);
+  std::fflush(stdout);
+  all.add(sums);
+  std::filesystem::remove_all(directory);
+}
+
+void print(const soak::totals& all) {
+  const auto line = [](const char* name, std::uint64_t value) {
+    std::printf("%-24s %llu\n", name, static_cast<unsigned long long>(value));
+  };
+  line("runs", all.runs);
+  line("rounds", all.rounds);
+  line("checkpoints checked", all.checkpoints);
+  line("kills", all.kills);
+  line("kills of the server", all.server_kills);
+  line("resumes", all.resumes);
+  line("frames", all.frames);
+  line("bytes", all.bytes);
+  line("lost elements", 0);  // one would have ended the run
+  line("largest RSS in KiB", all.peak_bytes / 1024);
+  line("RSS growth in KiB", all.growth_bytes / 1024);
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  try {
+    const std::vector<std::string> given(words + 1, words + count);
+    if (std::ranges::find(given, "--help") != given.end()) {
+      std::fputs(usage, stdout);
+      return 0;
+    }
+    const arguments options = parse(given);
+    std::string pattern = (std::filesystem::temp_directory_path() / "lamina_soak.XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make " + pattern);
+    const std::filesystem::path directory = pattern;
+
+    soak::totals all;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(options.minutes);
+    for (std::uint64_t k = 0; k < 2 || std::chrono::steady_clock::now() < end; ++k) {
+      soak::setting run = soak::setting_of(options.seed + k / 2, k % 2 == 0);
+      run.workers = options.workers;
+      run.rounds = options.rounds;
+      run.fault = options.fault;
+      run.sends_fail |= !run.fault.empty();
+      try {
+        run_setting(run, directory / std::to_string(k), options.kill_every, all);
+      } catch (const std::exception& error) {
+        // What was broken on purpose needs no looking at.
+        if (!run.fault.empty()) std::filesystem::remove_all(directory);
+        throw std::runtime_error(soak::described(run) + ": " + error.what() +
+                                 "\nsoak: its checkpoints were in " + directory.string());
+      }
+    }
+    print(all);
+    std::filesystem::remove_all(directory);
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "soak: %s\n%s", error.what(), usage);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "soak: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
