@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: MIT
+// Numbers that are hard on a residual, and what it does with them over a long time.
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "catch.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+using namespace lamina_test;
+
+namespace {
+
+template <class T>
+constexpr T largest = std::numeric_limits<T>::max();
+
+// NaN, infinity and its negative in G, and 1.
+template <class G>
+struct special {
+  static std::vector<G> bad() {
+    const G infinity = std::numeric_limits<G>::infinity();
+    return {std::numeric_limits<G>::quiet_NaN(), infinity, -infinity};
+  }
+  static G one() { return 1; }
+};
+template <>
+struct special<lamina::float16> {
+  static std::vector<lamina::float16> bad() { return {{0x7e00}, {0x7c00}, {0xfc00}}; }
+  static lamina::float16 one() { return {0x3c00}; }
+};
+template <>
+struct special<lamina::bfloat16> {
+  static std::vector<lamina::bfloat16> bad() { return {{0x7fc0}, {0x7f80}, {0xff80}}; }
+  static lamina::bfloat16 one() { return {0x3f80}; }
+};
+
+// Every lane of the first row, every lane and the seams around the end of the first block, every element of the tail.
+std::vector<std::size_t> places_in(std::size_t length) {
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < length; ++i) {
+    if (i < 64 || i >= 4032) places.push_back(i);
+  }
+  return places;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every lane, block and tail", "",
+                   (std::pair<float, float>), (std::pair<double, double>),
+                   (std::pair<float, lamina::float16>), (std::pair<float, lamina::bfloat16>)) {
+  using T = typename TestType::first_type;
+  using G = typename TestType::second_type;
+  for (const std::size_t length : {1, 2, 63, 64, 65, 4095, 4096, 4097, 4096 + 64 + 7}) {
+    const lamina::layout model({{"before", {3}}, {"middle", {length}}, {"after", {1}}});
+    lamina::residual_accumulator<T> whole(model);
+    lamina::residual_accumulator<T> each(model, {.check = lamina::finite_check::each_element});
+    std::vector<G> gradient(length, special<G>::one());
+    for (auto* residual : {&whole, &each}) residual->accumulate(1, gradient);
+    std::vector<T> expected(model.elements(), T(0));
+    std::fill_n(expected.begin() + 3, length, T(1));
+    const std::vector<T> before = expected;
+    std::size_t left_out = 0;
+    for (const G bad : special<G>::bad()) {
+      for (const std::size_t place : places_in(length)) {
+        gradient[place] = bad;
+        const std::string message =
+            message_of<lamina::non_finite_gradient>([&] { whole.accumulate(1, gradient); });
+        if (!contains(message, "layer 1 'middle': the gradient holds NaN or infinity")) FAIL(message);
+        const double value = each.accumulate(1, gradient);
+        gradient[place] = special<G>::one();
+        for (std::size_t i = 0; i < length; ++i) expected[3 + i] += i == place ? T(0) : T(1);
+        const bool is_untouched = same_bits(whole.elements(), before);
+        const bool is_left_out =
+            each.left_out_elements() == ++left_out && same_bits(each.elements(), expected);
+        const double sum = literal_mean_abs(std::span<const T>(expected).subspan(3, length));
+        if (!is_untouched || !is_left_out || !same_bits(value, sum)) {
+          CAPTURE(length, place, is_untouched, is_left_out, value, sum);
+          FAIL("another element than the bad one is concerned");
+        }
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decides, to half a unit of it", "",
+                   float, double) {
+  using limits = std::numeric_limits<TestType>;
+  const TestType half_unit = std::ldexp(TestType(1), limits::max_exponent - limits::digits - 1);
+  const std::size_t elements = 4096 + 9;
+  for (const TestType sign : {TestType(1), TestType(-1)}) {
+    for (const std::size_t place : {std::size_t{0}, std::size_t{4095}, elements - 1}) {
+      lamina::residual_accumulator<TestType> whole(model_of({elements}));
+      lamina::residual_accumulator<TestType> each(model_of({elements}),
+                                                  {.check = lamina::finite_check::each_element});
+      std::vector<TestType> gradient(elements);
+      const auto both = [&](TestType value, const auto& add_whole) {
+        gradient[place] = value;
+        add_whole();
+        each.accumulate(0, gradient);
+        REQUIRE(whole[0][place] == sign * largest<TestType>);
+        REQUIRE(each[0][place] == sign * largest<TestType>);
+      };
+      const auto accepts = [&] { REQUIRE_NOTHROW(whole.accumulate(0, gradient)); };
+      const auto refuses = [&] {
+        const auto message = message_of<lamina::non_finite_gradient>([&] { whole.accumulate(0, gradient); });
+        REQUIRE(contains(message, "overflow"));
+      };
+      both(sign * largest<TestType>, accepts);
+      both(sign * std::nextafter(half_unit, TestType(0)), accepts);  // rounds back
+      REQUIRE(each.left_out_elements() == 0);
+      both(sign * half_unit, refuses);  // a tie, which would go to infinity
+      REQUIRE(each.left_out_elements() == 1);
+      both(0, accepts);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("numbers: a layer so large that its sum is infinite goes out first, and whole", "", float,
+                   double) {
+  const lamina::layout model = model_of({130, 200});
+  for (const bool by_budget : {false, true}) {
+    lamina::compressor_options options;
+    options.drop_ratio = 0.65;
+    if (by_budget) options.byte_budget = 0.5;
+    lamina::gradient_compressor<TestType> compressor(model, options);
+    const std::vector<TestType> huge(130, -largest<TestType>);
+    const std::vector<TestType> normal(200, TestType(3));
+    CHECK(std::isinf(compressor.accumulate(0, huge)));
+    compressor.accumulate(1, normal);
+    const auto bytes = compressor.encode().to_bytes();
+    const auto frame = lamina::decode<TestType>(bytes, model);
+    CHECK(same_bits(frame.layer(0), huge));
+    CHECK(frame.is_dropped(1));
+    compressor.commit();
+    CHECK(same_bits(compressor.residual()[0], std::vector<TestType>(130)));
+    CHECK(same_bits(compressor.residual()[1], normal));
+  }
+}
+
+TEST_CASE("numbers: a signed mean of infinities of both signs is refused, and nothing is lost") {
+  const lamina::layout model = model_of({256});
+  lamina::gradient_compressor<float, lamina::signed_mean> compressor(model);
+  std::vector<float> gradient(256);
+  for (std::size_t i = 0; i < 256; ++i) gradient[i] = i % 2 == 0 ? largest<float> : -largest<float>;
+  compressor.accumulate(0, gradient);
+  CHECK_THROWS_AS(compressor.encode(), std::invalid_argument);
+  CHECK(same_bits(compressor.residual()[0], gradient));
+}
+
+TEMPLATE_TEST_CASE("numbers: with zeros and ties at the threshold, all tied layers go out", "", float,
+                   double) {
+  const lamina::layout model = model_of({10, 10, 10, 0});
+  using values = std::vector<TestType>;
+  struct row {
+    const char* name;
+    TestType a, b, c;
+    double drop_ratio;
+    std::optional<double> fixed;
+    double threshold;
+    std::size_t sent_elements;
+  };
+  const TestType tiny = std::numeric_limits<TestType>::denorm_min();
+  for (const row& each :
+       {row{"all zero", 0, 0, 0, 0.95, {}, 0, 30},
+        row{"all negative zero", -TestType(0), -TestType(0), -TestType(0), 0.95, {}, 0, 30},
+        row{"two are zero, and cross R N", 0, 1, 0, 0.5, {}, 0, 30},
+        row{"two are zero, and do not", 0, 1, 0, 0.7, {}, 1, 10}, row{"constant", 2, -2, 2, 0.95, {}, 2, 30},
+        row{"denormals", tiny, 0, -tiny, 0.5, {}, double(tiny), 20},
+        row{"a threshold of 0", 0, 1, 0, 0.95, 0.0, 0, 30},
+        row{"a threshold of -0", 0, 1, 0, 0.95, -0.0, 0, 30},
+        row{"the smallest threshold", tiny, 1, 0, 0.95, double(tiny), double(tiny), 20}}) {
+    CAPTURE(each.name);
+    lamina::compressor_options options;
+    options.drop_ratio = each.drop_ratio;
+    if (each.fixed) options.refresh = lamina::refresh_schedule::fixed(*each.fixed);
+    lamina::gradient_compressor<TestType> compressor(model, options);
+    compressor.accumulate_all(
+        std::vector<values>{values(10, each.a), values(10, each.b), values(10, each.c), {}});
+    CHECK(compressor.select().sent_elements() == each.sent_elements);
+    CHECK(compressor.threshold() == each.threshold);
+    const auto bytes = compressor.encode().to_bytes();
+    const auto frame = lamina::decode<TestType>(bytes, model);
+    CHECK(frame.sent_elements() == each.sent_elements);
+    if (!frame.is_dropped(0)) CHECK(same_bits(frame.layer(0), values(10, each.a + TestType(0))));
+    compressor.commit();
+  }
+}
+
+// What was computed and not sent, in double, against the residual. An addition rounds by at most u |a| (u = 2^-24, a the
+// rounded sum), a send takes out what it says to the last bit, and so after t steps the two are no further apart than
+// u times the sum of |a| over these steps; 2^-52 is for the reference.
+TEST_CASE("numbers: in 100,000 steps of small gradients the residual drifts by no more than rounding") {
+  const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::int8);
+  const lamina::layout model = model_of({24, 9, 1});
+  lamina::compressor_options options;
+  options.drop_ratio = 0.7;
+  options.payload = payload;
+  lamina::gradient_compressor<float> compressor(model, options);
+  std::vector<double> outstanding(model.elements());
+  std::vector<double> magnitudes(model.elements());  // the sum of |a| over the steps
+  double gradients = 0;                              // the sum of all |g|
+  std::mt19937 random(71);
+  std::vector<std::vector<float>> gradient;
+  for (const std::size_t size : model.sizes()) gradient.emplace_back(size);
+  std::vector<float> sent(24);
+  std::size_t sends = 0;
+  for (int step = 0; step < 100'000; ++step) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      for (std::size_t i = 0; i < gradient[l].size(); ++i) {
+        // Between -3e-5 and 7e-5, times 10 in one layer: a drift, which keeps residuals above the gradients.
+        gradient[l][i] = (static_cast<float>(random()) * 0x1p-32F - 0.3F) * (l == 1 ? 1e-3F : 1e-4F);
+        outstanding[model.offset(l) + i] += static_cast<double>(gradient[l][i]);
+        gradients += std::abs(static_cast<double>(gradient[l][i]));
+      }
+    }
+    compressor.accumulate_all(gradient);
+    for (std::size_t i = 0; i < magnitudes.size(); ++i) {
+      magnitudes[i] += std::abs(static_cast<double>(compressor.residual().elements()[i]));
+    }
+    const lamina::selection& chosen = compressor.select();
+    compressor.encode();
+    for (std::size_t l = 0, segment = 1; l < model.layers(); ++l) {
+      if (chosen.is_dropped(l)) continue;
+      const auto layer = std::span(sent).first(model.sizes()[l]);
+      const auto bytes = compressor.encode().segments()[segment++];
+      lamina::detail::decode_payload<float>(payload, bytes.data(), layer.size(), 0, layer);
+      for (std::size_t i = 0; i < layer.size(); ++i) {
+        outstanding[model.offset(l) + i] -= static_cast<double>(layer[i]);
+      }
+      ++sends;
+    }
+    compressor.commit();
+  }
+  double drift = 0;
+  double bound = 0;
+  for (std::size_t i = 0; i < outstanding.size(); ++i) {
+    const double error = std::abs(static_cast<double>(compressor.residual().elements()[i]) - outstanding[i]);
+    const double bound_of_element = (0x1p-24 + 0x1p-52) * magnitudes[i];
+    REQUIRE(error <= bound_of_element);
+    drift += error;
+    bound += bound_of_element;
+  }
+  CHECK(sends > 100'000);
+  CHECK(drift > 0);                 // there was rounding
+  CHECK(bound < 1e-5 * gradients);  // and the bound says something
+}
+
+// The same for a layer that is never sent: the sum grows, and so does what an addition may lose.
+TEST_CASE("numbers: a gradient that is added 100,000 times is there within the bound of its rounding") {
+  lamina::residual_accumulator<float> residual(model_of({70}));
+  std::vector<float> gradient(70);
+  for (std::size_t i = 0; i < 70; ++i)
+    gradient[i] = 1e-4F * static_cast<float>(i + 1) * (i % 2 == 0 ? 1.0F : -1.0F);
+  const double steps = 100'000;
+  for (int step = 0; step < 100'000; ++step) residual.accumulate(0, gradient);
+  for (std::size_t i = 0; i < 70; ++i) {
+    const double exact = steps * static_cast<double>(gradient[i]);
+    // |a| after step t is about t |g|: their sum times u, and the bound's own square is small beside it.
+    const double bound = 0x1p-24 * std::abs(exact) * (steps + 1) / 2 * 1.01;
+    REQUIRE(std::abs(static_cast<double>(residual[0][i]) - exact) <= bound);
+  }
+}
+
+#if defined(__SSE2__)
+namespace {
+
+// Denormals taken and given as zeros in this thread, while it lives.
+class flushed_denormals {
+ public:
+  flushed_denormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040U); }  // FTZ and DAZ
+  ~flushed_denormals() { _mm_setcsr(before_); }
+  flushed_denormals(const flushed_denormals&) = delete;
+  flushed_denormals& operator=(const flushed_denormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// Out of line, so that no arithmetic moves across the switch.
+template <class Call>
+[[gnu::noinline]] void flushing(const Call& call) {
+  const flushed_denormals guard;
+  call();
+}
+
+template <class T>
+T flush(T x) {
+  return std::abs(x) < std::numeric_limits<T>::min() ? std::copysign(T(0), x) : x;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE(
+    "numbers: where the thread flushes denormals, they count as zeros and nothing else changes", "", float,
+    double) {
+  using limits = std::numeric_limits<TestType>;
+  std::mt19937 random(72);
+  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+    for (const std::size_t length : {1, 63, 64, 300, 4097}) {
+      lamina::residual_accumulator<TestType> residual(model_of({length}), {.check = check});
+      std::vector<TestType> expected(length);
+      std::vector<TestType> exact(length);
+      for (int step = 0; step < 20; ++step) {
+        // Around the smallest normal number: of the sums some are denormal, and some come of denormals.
+        auto gradient = random_fractions<TestType>(random, length);
+        for (TestType& each : gradient) each *= limits::min();
+        double value = 0;
+        flushing([&] { value = residual.accumulate(0, gradient); });
+        for (std::size_t i = 0; i < length; ++i) {
+          expected[i] = flush(flush(expected[i]) + flush(gradient[i]));
+          exact[i] += gradient[i];
+          REQUIRE(residual[0][i] == expected[i]);
+          // An operand and a sum a step, each by less than the smallest normal number.
+          REQUIRE(std::abs(residual[0][i] - exact[i]) <=
+                  static_cast<TestType>(2 * (step + 1)) * limits::min());
+        }
+        double literal = 0;
+        flushing([&] { literal = literal_mean_abs(std::span<const TestType>(expected)); });
+        REQUIRE(same_bits(value, literal));
+      }
+      std::vector<TestType> bad(length);
+      bad.back() = limits::quiet_NaN();
+      bool is_refused = false;
+      flushing([&] {
+        try {
+          residual.accumulate(0, bad);
+        } catch (const lamina::non_finite_gradient&) {
+          is_refused = true;
+        }
+      });
+      REQUIRE(is_refused == (check == lamina::finite_check::whole_layer));
+      REQUIRE(residual.left_out_elements() == (is_refused ? 0U : 1U));
+    }
+  }
+}
+
+TEST_CASE("numbers: frames of normal numbers are the same bits where denormals are flushed") {
+  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::float16,
+                             lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+    const lamina::layout model = model_of({300, 4097, 5});
+    const auto run = [&] {
+      std::mt19937 random(73);
+      lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.5, .payload = payload});
+      std::vector<std::byte> all;
+      for (int step = 0; step < 10; ++step) {
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          compressor.accumulate(l, random_fractions<float>(random, model.sizes()[l]));
+        }
+        const auto bytes = compressor.encode().to_bytes();
+        compressor.commit();
+        all.insert(all.end(), bytes.begin(), bytes.end());
+      }
+      return all;
+    };
+    const std::vector<std::byte> expected = run();
+    std::vector<std::byte> got;
+    flushing([&] { got = run(); });
+    REQUIRE(got == expected);
+  }
+}
+
+TEST_CASE("numbers: float16 is converted alike where denormals are flushed") {
+  bool is_same = true;
+  flushing([&] {
+    for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {
+      const lamina::float16 half{static_cast<std::uint16_t>(bits)};
+      is_same &= lamina::saturating_round<lamina::float16>(lamina::to_float(half)) == half;
+      is_same &= bits == 0 || std::bit_cast<std::uint32_t>(lamina::to_float(half)) != 0;
+    }
+  });
+  CHECK(is_same);
+}
+#endif
