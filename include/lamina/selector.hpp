@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/kernels.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
@@ -31,7 +32,8 @@ class layer_selector {
         threshold_(options.refresh.fixed_threshold().value_or(invalid_threshold)),
         cleared_in_(model.layers()) {
     check_drop_ratio(options.drop_ratio);
-    if (options.byte_budget && !(*options.byte_budget > 0 && *options.byte_budget <= 1)) {
+    if (options.byte_budget &&
+        (detail::is_nan(*options.byte_budget) || !(*options.byte_budget > 0 && *options.byte_budget <= 1))) {
       throw std::invalid_argument("byte budget must lie in (0, 1], got " +
                                   std::to_string(*options.byte_budget));
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/kernels.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
@@ -152,7 +152,7 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model,
   refuse_if(body.size() > expected, frame_errc::trailing_bytes);
   refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
             frame_errc::checksum_mismatch);
-  if (std::isnan(header.threshold) || !std::isfinite(header.allowance)) {
+  if (is_nan(header.threshold) || !is_finite(header.allowance)) {
     throw std::invalid_argument(name + ": the threshold or the allowance is not a number");
   }
   view.cleared_in = body.first(ages_bytes);
@@ -171,7 +171,8 @@ auto mean_over(std::size_t states, const Value& value_of) {
   for (std::size_t w = 1; w < states; ++w) {
     const auto value = value_of(w);
     sum += value;
-    all_agree &= value == first;
+    // Bits, since NaN equals everything under -ffast-math.
+    all_agree &= std::memcmp(&value, &first, sizeof first) == 0;
   }
   return all_agree ? first : sum / static_cast<decltype(sum)>(states);
 }
@@ -206,8 +207,8 @@ inline layer_selector::memory merge_memories(std::span<const state_view> states)
     }
   }
   // A budget may leave infinities of both signs; it finds a threshold anew before it uses one.
-  if (std::isnan(merged.threshold)) merged.threshold = invalid_threshold;
-  if (!std::isfinite(merged.allowance)) throw std::invalid_argument("saved states: their sum overflows");
+  if (is_nan(merged.threshold)) merged.threshold = invalid_threshold;
+  if (!is_finite(merged.allowance)) throw std::invalid_argument("saved states: their sum overflows");
   return merged;
 }
 

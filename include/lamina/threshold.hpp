@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -12,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "lamina/detail/finite.hpp"
+
 /// The threshold λ: Algorithm 1 of the paper, and when to search it again.
 namespace lamina {
 
@@ -20,7 +21,7 @@ inline constexpr double invalid_threshold = -1.0;
 
 /// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
 inline void check_drop_ratio(double drop_ratio) {
-  if (!(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
+  if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
     throw std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio));
   }
 }
@@ -72,7 +73,7 @@ class threshold_search {
     std::size_t elements = 0;
     entries_.clear();
     for (std::size_t l = 0; l < sizes.size(); ++l) {
-      if (std::isnan(values[l])) {
+      if (detail::is_nan(values[l])) {
         throw std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN");
       }
       if (sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
@@ -141,7 +142,7 @@ class refresh_schedule {
   static refresh_schedule first_step_only() { return refresh_schedule(0, std::nullopt); }
   /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
   static refresh_schedule fixed(double threshold) {
-    if (std::isnan(threshold)) throw std::invalid_argument("the threshold must not be NaN");
+    if (detail::is_nan(threshold)) throw std::invalid_argument("the threshold must not be NaN");
     return refresh_schedule(0, threshold);
   }
 

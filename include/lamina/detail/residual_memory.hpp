@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lamina/detail/aligned_vector.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/kernels.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/payload.hpp"
@@ -42,7 +43,7 @@ class residual_memory {
   /// Throws std::invalid_argument for a momentum outside [0, 1).
   residual_memory(const layout& model, double momentum)
       : model_(model), elements_(model.elements()), layers_(model.layers()) {
-    if (!(momentum >= 0 && momentum < 1)) {
+    if (is_nan(momentum) || !(momentum >= 0 && momentum < 1)) {
       throw std::invalid_argument("momentum must lie in [0, 1), got " + std::to_string(momentum));
     }
     momentum_ = static_cast<T>(momentum);

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+// Built with -ffast-math, where a compiler takes NaN and infinity for impossible: what must not reach the residual is
+// refused all the same. A program of its own, since a test framework does not expect that flag either.
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <lamina/lamina.hpp>
+#include <limits>
+#include <vector>
+
+#if !defined(__FAST_MATH__)
+#error "this test is about -ffast-math"
+#endif
+
+namespace {
+
+int failures = 0;
+
+void check(bool holds, const char* what, std::size_t place = 0) {
+  if (holds) return;
+  std::fprintf(stderr, "fast_math: %s (%zu)\n", what, place);
+  ++failures;
+}
+
+template <class Exception, class Call>
+bool throws(const Call& call) {
+  try {
+    call();
+  } catch (const Exception&) {
+    return true;
+  }
+  return false;
+}
+
+// Numbers by their bits, out of the optimiser's sight.
+template <class To, class Bits>
+To number(Bits bits) {
+  volatile Bits hidden = bits;
+  const Bits seen = hidden;
+  return std::bit_cast<To>(seen);
+}
+
+template <class G>
+struct special;
+template <>
+struct special<float> {
+  static float one() { return 1; }
+  static std::vector<float> bad() {
+    return {number<float>(0x7fc00000U), number<float>(0x7f800000U), number<float>(0xff800000U)};
+  }
+};
+template <>
+struct special<double> {
+  static double one() { return 1; }
+  static std::vector<double> bad() {
+    return {number<double>(0x7ff8000000000000U), number<double>(0x7ff0000000000000U),
+            number<double>(0xfff0000000000000U)};
+  }
+};
+template <>
+struct special<lamina::float16> {
+  static lamina::float16 one() { return {0x3c00}; }
+  static std::vector<lamina::float16> bad() { return {{0x7e00}, {0x7c00}, {0xfc00}}; }
+};
+template <>
+struct special<lamina::bfloat16> {
+  static lamina::bfloat16 one() { return {0x3f80}; }
+  static std::vector<lamina::bfloat16> bad() { return {{0x7fc0}, {0x7f80}, {0xff80}}; }
+};
+
+template <class T>
+bool holds(std::span<const T> elements, T value) {
+  return std::ranges::all_of(elements, [&](T each) { return std::memcmp(&each, &value, sizeof each) == 0; });
+}
+
+template <class T, class G>
+void test_gradients() {
+  const std::size_t length = 4096 + 64 + 7;
+  const lamina::layout model({{"layer", {length}}});
+  std::vector<G> gradient(length, special<G>::one());
+  for (const double momentum : {0.0, 0.5}) {
+    lamina::residual_accumulator<T> whole(model, {.momentum = momentum});
+    lamina::residual_accumulator<T> each(model,
+                                         {.check = lamina::finite_check::each_element, .momentum = momentum});
+    whole.accumulate(0, gradient);
+    std::size_t left_out = 0;
+    for (const G bad : special<G>::bad()) {
+      for (std::size_t place = 0; place < length; place += place == 64 ? 3968 : 1) {
+        gradient[place] = bad;
+        check(throws<lamina::non_finite_gradient>([&] { whole.accumulate(0, gradient); }), "accepted", place);
+        each.accumulate(0, gradient);
+        check(each.left_out_elements() == ++left_out, "not left out", place);
+        check(each[0][place] == 0, "left out, but not as it was", place);
+        each.clear(0);
+        gradient[place] = special<G>::one();
+      }
+    }
+    check(holds(whole[0], T(1)), "the residual was touched");
+  }
+}
+
+template <class T>
+void test_overflow() {
+  const lamina::layout model({{"layer", {70}}});
+  lamina::residual_accumulator<T> whole(model);
+  lamina::residual_accumulator<T> each(model, {.check = lamina::finite_check::each_element});
+  const T largest = std::numeric_limits<T>::max();
+  const std::vector<T> gradient(70, largest);
+  for (auto* residual : {&whole, &each}) residual->accumulate(0, gradient);
+  check(throws<lamina::non_finite_gradient>([&] { whole.accumulate(0, gradient); }), "overflow accepted");
+  each.accumulate(0, gradient);
+  check(each.left_out_elements() == 70, "overflow not left out");
+  check(holds(whole[0], largest) && holds(each[0], largest), "overflow touched the residual");
+  for (const T bad : special<T>::bad()) {
+    std::vector<T> saved(70);
+    saved[69] = bad;
+    check(throws<std::invalid_argument>([&] { whole.restore(saved, {}); }), "restored");
+  }
+}
+
+void test_thresholds() {
+  const std::vector<std::size_t> sizes = {1, 1, 1};
+  const double nan_value = special<double>::bad()[0];
+  for (std::size_t place = 0; place < 3; ++place) {
+    std::vector<double> values = {1, 2, 3};
+    values[place] = nan_value;
+    check(throws<std::invalid_argument>([&] { lamina::search_threshold(values, sizes, 0.5); }),
+          "NaN searched", place);
+  }
+  check(throws<std::invalid_argument>([&] { lamina::refresh_schedule::fixed(nan_value); }),
+        "a threshold of NaN");
+  check(throws<std::invalid_argument>([&] { lamina::check_drop_ratio(nan_value); }), "a drop ratio of NaN");
+  const lamina::layout model({{"a", {1}}, {"b", {2}}});
+  const auto build = [&](const lamina::compressor_options& options) {
+    lamina::gradient_compressor<float>(model, options);
+  };
+  check(throws<std::invalid_argument>([&] { build({.byte_budget = nan_value}); }), "a budget of NaN");
+  check(throws<std::invalid_argument>([&] { build({.momentum = nan_value}); }), "a momentum of NaN");
+  lamina::gradient_compressor<float> compressor(model);
+  compressor.accumulate_all(std::vector<std::vector<float>>{{1}, {1, 1}});
+  check(throws<std::invalid_argument>([&] {
+          compressor.select(std::vector<double>{1, nan_value});
+        }),
+        "agreed on NaN");
+}
+
+// Saved states without a checksum, with one number changed.
+void test_states() {
+  const lamina::layout model({{"a", {1}}, {"b", {2}}});
+  lamina::gradient_compressor<float> compressor(model);
+  compressor.accumulate_all(std::vector<std::vector<float>>{{1}, {1, 1}});
+  compressor.encode();
+  const std::vector<std::byte> saved = compressor.save();
+  constexpr std::size_t flags = 7, threshold = 40, allowance = 48, checksum = 56, first_element = 64 + 2 * 8;
+  const auto with = [&](std::size_t at, auto value) {
+    std::vector<std::byte> bytes = saved;
+    bytes[flags] = std::byte{0};
+    std::fill_n(bytes.begin() + checksum, 8, std::byte{0});
+    std::memcpy(bytes.data() + at, &value, sizeof value);
+    return bytes;
+  };
+  check(!throws<std::exception>([&] { compressor.load(with(threshold, 1.0)); }), "a good state is refused");
+  const auto refused = [&](const std::vector<std::byte>& bytes) {
+    const std::vector<std::vector<std::byte>> states = {saved, bytes};
+    return throws<std::invalid_argument>([&] { compressor.load(bytes); }) &&
+           throws<std::invalid_argument>([&] { lamina::merge_states<float>(states, model); });
+  };
+  check(refused(with(threshold, special<double>::bad()[0])), "a state with a threshold of NaN");
+  for (const double bad : special<double>::bad())
+    check(refused(with(allowance, bad)), "a state with a bad allowance");
+  for (const float bad : special<float>::bad())
+    check(refused(with(first_element, bad)), "a state with a bad element");
+  const double largest = std::numeric_limits<double>::max();
+  const std::vector<std::vector<std::byte>> too_large = {with(allowance, largest),
+                                                         with(allowance, largest / 2)};
+  check(throws<std::invalid_argument>([&] { lamina::merge_states<float>(too_large, model); }),
+        "allowances that overflow");
+}
+
+}  // namespace
+
+int main() {
+  test_gradients<float, float>();
+  test_gradients<double, double>();
+  test_gradients<float, lamina::float16>();
+  test_gradients<float, lamina::bfloat16>();
+  test_overflow<float>();
+  test_overflow<double>();
+  test_thresholds();
+  test_states();
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
