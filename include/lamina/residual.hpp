@@ -193,11 +193,11 @@ class residual_accumulator {
                    const Representative& representative, T* velocity) {
     T* to = memory_.elements_at(offset);
     const bool is_clear = memory_.is_clear(layer);
-    const auto add = [&]<bool Refuses>(std::bool_constant<Refuses>) {
-      return is_clear
-                 ? detail::reduce_block<T, G>(representative, count,
-                                              detail::assign_to<T, G, Refuses>{to, from})
-                 : detail::reduce_block<T, G>(representative, count, detail::add_to<T, G, Refuses>{to, from});
+    const auto add = [&](auto refuses_bad) {
+      return is_clear ? detail::reduce_block<T, G>(representative, count,
+                                                   detail::assign_to<T, G, refuses_bad()>{to, from})
+                      : detail::reduce_block<T, G>(representative, count,
+                                                   detail::add_to<T, G, refuses_bad()>{to, from});
     };
     const bool refuses = options_.check == finite_check::each_element;
     const auto [total, taken] = refuses ? add(std::true_type{}) : add(std::false_type{});
