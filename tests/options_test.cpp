@@ -125,6 +125,23 @@ TEST_CASE("budget: the layers with the largest values go first, ties together") 
   CHECK(search.within_budget({}, {}, 1) == -infinity);
 }
 
+TEST_CASE("budget: a layer whose value is infinite goes out when it fits, and not before") {
+  const lamina::layout model = model_of({8, 8});
+  lamina::compressor_options options;
+  options.byte_budget = 0.25;  // four elements a step
+  lamina::gradient_compressor<float> worker(model, options);
+  worker.accumulate(0, std::vector<float>(8, 1.0F));
+  worker.accumulate(1, std::vector<float>(8, 1e38F));  // the sum overflows, the residual does not
+  REQUIRE(std::isinf(worker.values()[1]));
+  CHECK(worker.encode().size_bytes() == 128);
+  CHECK(std::isinf(worker.threshold()));
+  worker.commit();
+  worker.accumulate(0, std::vector<float>(8, 1.0F));
+  worker.accumulate(1, std::vector<float>(8, 0.0F));
+  CHECK(worker.select().is_dropped(0));
+  CHECK(worker.select().is_sent(1));
+}
+
 TEST_CASE("budget: the search equals the literal one for random values") {
   std::mt19937 random(431);
   lamina::threshold_search search;

@@ -56,6 +56,8 @@ class layer_selector {
       const double allowance = std::min(allowance_ + share, share + largest);
       threshold_ = search_.within_budget(values, model.sizes(), allowance);
       chosen_.apply_threshold(values, threshold_);
+      // Finite elements may have an infinite value, which is not below the threshold at which nothing fits.
+      if (static_cast<double>(chosen_.sent_elements()) > allowance) chosen_.clear();
       allowance_ = allowance;
     } else {
       const double ratio = drop_ratio_in(step);

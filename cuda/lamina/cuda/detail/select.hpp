@@ -61,12 +61,13 @@ struct select_kernel {
     double threshold = at.state->threshold;
     double allowance = at.state->allowance;
     bool sends_all = false;
+    bool nothing_fits = false;
     if (options.byte_budget.has_value()) {
       const double share = product(options.byte_budget.value_or(0), elements);
       const double most = share + static_cast<double>(largest_layer);
       allowance = allowance + share < most ? allowance + share : most;
       // Layers that max_age forced out may have left less than nothing.
-      threshold = within_budget(team, shared, allowance > 0 ? allowance : 0);
+      threshold = within_budget(team, shared, allowance > 0 ? allowance : 0, nothing_fits);
     } else {
       const double ratio = drop_ratio_in(step);
       if (ratio > 0 && options.refresh.due(step))
@@ -84,7 +85,8 @@ struct select_kernel {
       for (std::size_t layer = 8 * byte; layer < smaller(8 * byte + 8, at.layers); ++layer) {
         const bool is_nan = values[layer] != values[layer];  // must not wait for ever
         const bool waited = options.max_age > 0 && step - at.cleared_in[layer] >= options.max_age;
-        if (at.sizes[layer] == 0 || !(values[layer] >= threshold || sends_all || waited || is_nan)) continue;
+        const bool is_large = values[layer] >= threshold && !nothing_fits;
+        if (at.sizes[layer] == 0 || !(is_large || sends_all || waited || is_nan)) continue;
         bits |= 1U << (layer % 8);
         sent.elements += at.sizes[layer];
         sent.bytes += lamina::payload_bytes<T>(options.payload, at.sizes[layer]);
@@ -137,12 +139,15 @@ struct select_kernel {
     return threshold;
   }
 
-  // As lamina::threshold_search::within_budget: the smallest value above the first that does not fit.
+  // As lamina::threshold_search::within_budget: the smallest value above the first that does not fit. `nothing_fits` says
+  // so where that is infinite, which no threshold does.
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE double within_budget(const Team& team, shared_memory& shared, double most) const {
+  LAMINA_HOST_DEVICE double within_budget(const Team& team, shared_memory& shared, double most,
+                                          bool& nothing_fits) const {
     find_crossing(team, shared, most, [](double value) { return ~key_of(value); });
     const bool found = shared.found;
     const std::uint64_t crossing = ~shared.crossing;
+    nothing_fits = found && crossing == key_of(std::numeric_limits<double>::infinity());
     if (team.thread() == 0) shared.above = key_of(std::numeric_limits<double>::infinity());
     team.barrier();
     if (!found) return -std::numeric_limits<double>::infinity();
