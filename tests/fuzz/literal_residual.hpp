@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "lamina/residual.hpp"
+
+namespace lamina_fuzz {
+
+/// residual_accumulator as docs/scheme.md says it: element by element, every number written, no bounds, no blocks.
+template <class T>
+class literal_residual {
+ public:
+  literal_residual(std::span<const std::size_t> sizes, T momentum, lamina::finite_check check)
+      : momentum_(momentum), check_(check) {
+    for (const std::size_t size : sizes) {
+      elements_.emplace_back(size);
+      velocity_.emplace_back(size);
+    }
+  }
+
+  const std::vector<T>& operator[](std::size_t layer) const { return elements_[layer]; }
+  std::size_t left_out() const { return left_out_; }
+
+  /// Whether a gradient is added, in parts or in full.
+  bool takes(std::size_t layer, std::span<const T> gradient) const {
+    if (check_ == lamina::finite_check::each_element) return true;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      if (!std::isfinite(elements_[layer][i] + addend(layer, i, gradient[i]))) return false;
+    }
+    return true;
+  }
+
+  void add(std::size_t layer, std::span<const T> gradient) {
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      const T updated = addend(layer, i, gradient[i]);
+      const T sum = elements_[layer][i] + updated;
+      if (!std::isfinite(sum)) {
+        ++left_out_;
+        continue;
+      }
+      elements_[layer][i] = sum;
+      if (momentum_ > 0) velocity_[layer][i] = updated;
+    }
+  }
+
+  /// What was sent, and whether it was all there was.
+  void take_out(std::size_t layer, std::span<const T> sent, bool is_all) {
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      elements_[layer][i] = is_all ? T(0) : elements_[layer][i] - sent[i];
+      velocity_[layer][i] = 0;
+    }
+  }
+
+ private:
+  T addend(std::size_t layer, std::size_t i, T gradient) const {
+    const volatile T product = momentum_ * velocity_[layer][i];  // no contraction to FMA
+    return momentum_ > 0 ? product + gradient : gradient;
+  }
+
+  T momentum_;
+  lamina::finite_check check_;
+  std::vector<std::vector<T>> elements_;
+  std::vector<std::vector<T>> velocity_;
+  std::size_t left_out_ = 0;
+};
+
+}  // namespace lamina_fuzz

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// What is encoded decodes to what it was: any layout, selection, payload type and values, in one piece and in segments.
+
+#include "fuzz.hpp"
+
+namespace lamina_fuzz {
+namespace {
+
+using lamina::payload_type;
+
+// What rounding takes away can be written down: x - y is exact, and nearer to zero than x is. Held against a wider type.
+template <class T>
+void check_rounded(std::span<const T> given, std::span<const T> decoded) {
+  using wide = std::conditional_t<sizeof(T) == 4, double, long double>;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const T left = given[i] - decoded[i];
+    check(static_cast<wide>(left) == static_cast<wide>(given[i]) - static_cast<wide>(decoded[i]),
+          "what rounding takes away is exact");
+    check(std::abs(left) <= std::abs(given[i]), "a payload leaves no more than there was");
+  }
+}
+
+template <class T>
+void check_decoded(const lamina::frame_view<T>& frame, std::size_t l, const std::vector<T>& given) {
+  if (frame.is_dropped(l)) return;
+  std::vector<T> decoded(given.size());
+  frame.restore(l, decoded);
+  if (frame.payload() == payload_type::as_is) {
+    check(lamina_test::same_bits(decoded, given), "as_is gives the same bits");
+    return;
+  }
+  check_rounded<T>(given, decoded);
+  bytes again(frame.bytes_of(l).size());
+  lamina::detail::encode_payload<T>(frame.payload(), given, again.data());
+  check(lamina_test::same_bits(again, frame.bytes_of(l)), "a payload depends on its layer alone");
+}
+
+template <class T>
+void round_trip(input& in) {
+  const lamina::layout model = model_of(in);
+  lamina::frame_encoder<T> encoder(model);
+  do {  // frames of one encoder, larger and smaller
+    const auto kind = in.flag() ? lamina::frame_kind::parameters : lamina::frame_kind::gradients;
+    const auto type = static_cast<payload_type>(in.below(4));
+    const auto step = in.value<std::uint64_t>();
+    const auto sender = in.value<std::uint32_t>();
+    lamina::selection chosen(model);
+    std::vector<std::vector<T>> values;
+    for (const std::size_t size : model.sizes()) {
+      if (in.flag()) chosen.send(values.size());
+      values.push_back(any_values<T>(in, size, type != payload_type::as_is));
+    }
+    const lamina::encoded_frame& frame = encoder.encode(
+        kind, step, sender, chosen, [&](std::size_t l) { return std::span<const T>(values[l]); }, type);
+    const bytes whole = frame.to_bytes();
+    bytes joined;
+    for (const auto segment : frame.segments()) joined.insert(joined.end(), segment.begin(), segment.end());
+    check(joined == whole && whole.size() == frame.size_bytes(), "the segments are the frame");
+    check(throws<std::invalid_argument>([&] { frame.copy_to(std::span(joined).subspan(1)); }),
+          "a frame fits into its own size alone");
+
+    std::error_code error;
+    const auto view = lamina::decode<T>(whole, model, error);
+    check(!error, "what was encoded decodes");
+    check(view.kind() == kind && view.step() == step && view.sender() == sender && view.payload() == type &&
+              view.sent_elements() == chosen.sent_elements(),
+          "the header says what it was told");
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      check(view.is_dropped(l) == chosen.is_dropped(l), "a layer is there if it was selected");
+      check_decoded(view, l, values[l]);
+    }
+
+    if (!lamina::checksums_available) continue;
+    bytes damaged = whole;
+    const std::size_t place = in.value<std::uint16_t>() % damaged.size();
+    damaged[place] ^= static_cast<std::byte>(1 + in.below(255));
+    lamina::decode<T>(damaged, model, error);
+    check(error.category() == lamina::frame_category() && error, "one damaged byte is seen");
+    bytes cut = whole;
+    cut.resize(in.value<std::uint16_t>() % cut.size());
+    lamina::decode<T>(cut, model, error);
+    check(error == lamina::frame_errc::truncated, "a cut frame is truncated");
+  } while (!in.is_empty());
+}
+
+}  // namespace
+
+void fuzz_one(input in) {
+  in.flag() ? round_trip<double>(in) : round_trip<float>(in);
+}
+
+}  // namespace lamina_fuzz

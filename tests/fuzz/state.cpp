@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// Any bytes load into a worker or are refused by name, and then nothing has changed; what was loaded is saved as it was.
+#include <algorithm>
+#include <optional>
+
+#include "fuzz.hpp"
+#include "lamina/worker.hpp"
+
+namespace lamina_fuzz {
+namespace {
+
+using lamina::gradient_compressor;
+
+template <class T>
+void mend_state(bytes& state, const lamina::layout& model, std::size_t how) {
+  lamina::detail::state_header good;
+  good.element_type = lamina::detail::element_code<T>;
+  good.fingerprint = model.fingerprint();
+  good.layers = model.layers();
+  mend(state, good, how, [&](auto& header, std::span<const std::byte> body) {
+    if (how > 1) header.elements = model.elements();
+    if ((header.flags & lamina::detail::state_flag_checksum) == 0) return std::uint64_t{0};
+    return lamina::detail::state_checksum(header, body);
+  });
+}
+
+template <class T>
+void one_step(gradient_compressor<T>& worker, std::mt19937& random) {
+  for (std::size_t l = 0; l < worker.model().layers(); ++l) {
+    worker.accumulate(l, lamina_test::random_fractions<T>(random, worker.model().sizes()[l]));
+  }
+  worker.encode();
+  worker.commit();
+}
+
+// The same but for the checksum, which a state may go without.
+bool same_state(bytes a, bytes b) {
+  using header = lamina::detail::state_header;
+  for (bytes* each : {&a, &b}) {
+    if (each->size() < sizeof(header)) return false;
+    (*each)[offsetof(header, flags)] &= ~std::byte{lamina::detail::state_flag_checksum};
+    std::fill_n(each->begin() + offsetof(header, checksum), 8, std::byte{0});
+  }
+  return a == b;
+}
+
+// Whether it loads.
+template <class T>
+bool load(gradient_compressor<T>& worker, const bytes& state) {
+  const bytes before = worker.save();
+  const double threshold = worker.threshold();
+  if (outcome_of([&] { worker.load(state); }) != outcome::done) {
+    check(worker.save() == before && lamina_test::same_bits(worker.threshold(), threshold),
+          "a refused state changes nothing");
+    return false;
+  }
+  const bytes saved = worker.save();
+  check(same_state(saved, state), "saving gives what was loaded");
+  worker.load(saved);
+  check(worker.save() == saved, "loading what was saved changes nothing");
+  return true;
+}
+
+// One of the worker's own states, some bytes of it overwritten, so that many can agree.
+template <class T>
+bytes damaged(input& in, bytes state, const lamina::layout& model) {
+  for (std::size_t changes = in.below(4); changes > 0; --changes) {
+    const auto number = in.value<std::uint32_t>();
+    std::memcpy(state.data() + in.value<std::uint16_t>() % (state.size() - sizeof number), &number,
+                sizeof number);
+  }
+  mend_state<T>(state, model, in.below(3));
+  return state;
+}
+
+template <class T>
+void merge(input& in, const gradient_compressor<T>& worker, const gradient_compressor<T>& stranger,
+           const bytes& given) {
+  const lamina::layout& model = worker.model();
+  const std::array some = {worker.save(), given, stranger.save()};
+  std::vector<bytes> states(in.below(4));
+  for (bytes& state : states) {
+    const std::size_t which = in.below(4);
+    state = which < 3 ? some[which] : damaged<T>(in, some[0], model);
+  }
+  bytes merged;
+  if (outcome_of([&] { merged = lamina::merge_states<T>(states, model); }) != outcome::done) return;
+  check(!states.empty(), "nothing is no state");
+  gradient_compressor<T> other = worker;
+  if (!load(other, merged)) {
+    lamina::detail::state_header header;
+    std::memcpy(&header, merged.data(), sizeof header);
+    const bool has_velocity = (header.flags & lamina::detail::state_flag_velocity) != 0;
+    check(has_velocity == worker.residual().velocity().empty(), "what merges loads");
+    return;
+  }
+  const bool all_equal = std::ranges::all_of(states, [&](const bytes& each) { return each == states[0]; });
+  if (all_equal) check(same_state(merged, states[0]), "what all agree on stays as it is");
+}
+
+template <class T>
+void load_and_merge(input& in) {
+  const lamina::layout& model = some_model(in);
+  std::mt19937 random(1);
+  lamina::compressor_options options;
+  options.drop_ratio = 0.5;
+  if (in.flag()) options.momentum = 0.5;
+  if (in.flag()) options.max_age = 3;
+  gradient_compressor<T> worker(model, options);
+  for (std::size_t steps = in.below(3); steps > 0; --steps) one_step(worker, random);
+  const std::size_t how = in.below(3);
+  const bytes chosen = in.take(32);
+  input choices(chosen);
+  bytes state = in.take_rest();
+  mend_state<T>(state, model, how);
+  if (choices.flag()) state = damaged<T>(choices, worker.save(), model);
+  const bool is_loaded = load(worker, state);
+  options.momentum = 0.5 - options.momentum;
+  gradient_compressor<T> stranger(model, options);  // with velocity, if the other is without
+  for (std::uint64_t step = 0; step < std::min<std::uint64_t>(worker.step(), 3); ++step)
+    one_step(stranger, random);
+  merge(choices, worker, stranger, state);
+  // A worker goes on from any state that loads; only a residual near the largest number has no room for more.
+  if (is_loaded) throws<lamina::non_finite_gradient>([&] { one_step(worker, random); });
+}
+
+}  // namespace
+
+void fuzz_one(input in) {
+  in.flag() ? load_and_merge<double>(in) : load_and_merge<float>(in);
+}
+
+}  // namespace lamina_fuzz
