@@ -35,7 +35,8 @@ struct worker {
         computed(filled(model, 0)),
         sent(filled(model, 0)),
         replica(filled(model, -777)),
-        is_stale(model.layers(), true) {}
+        is_stale(model.layers(), true),
+        is_stale_after(model.layers(), true) {}
 
   lamina::gradient_compressor<float> compressor;
   phase at = phase::idle;
@@ -45,7 +46,10 @@ struct worker {
   tensors computed;                // the sum of all gradients
   tensors sent;                    // the sum of all that was committed
   tensors replica;
-  std::vector<bool> is_stale;  // layers that the replica has not heard of
+  std::vector<bool> is_stale;        // layers that the replica has not heard of
+  bytes reply;                       // under way, if there is one
+  tensors replied;                   // the server's model in it
+  std::vector<bool> is_stale_after;  // layers updated since it was encoded
 };
 
 lamina::layout small_model(input& in) {
@@ -270,40 +274,48 @@ class cluster {
         const volatile float mean = sum[l][i] / static_cast<float>(present);
         expected_[l][i] -= mean;
       }
-      for (worker& each : workers_) each.is_stale[l] = true;
+      for (worker& each : workers_) each.is_stale[l] = each.is_stale_after[l] = true;
     }
     check(same_tensors(parameters_, expected_), "the mean is over the workers that are there");
     publisher_.update(aggregator_.arrived());
   }
 
+  // A reply arrives at once, later, when there are other updates, or not at all.
   void publish(std::size_t w) {
-    const bytes frame =
-        publisher_
-            .encode(
-                w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; })
-            .to_bytes();
-    check_published([&](std::size_t l) { return workers_[w].is_stale[l]; });
-    if (in_.below(4) == 3) return;  // the reply is lost
-    reply(w, frame);
+    worker& one = workers_[w];
+    if (!one.reply.empty() && in_.flag()) {
+      publisher_.commit(w);
+      return reply_arrives(one);
+    }
+    encode_reply(one,
+                 publisher_.encode(
+                     w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; }));
+    check_published([&](std::size_t l) { return one.is_stale[l]; });
+    if (in_.flag()) return;
     publisher_.commit(w);
+    reply_arrives(one);
   }
 
   void publish_to_all() {
-    const bytes frame =
-        publisher_
-            .encode_for_all(
-                aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; })
-            .to_bytes();
+    const lamina::encoded_frame& frame = publisher_.encode_for_all(
+        aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; });
+    for (worker& each : workers_) encode_reply(each, frame);
     check_published([&](std::size_t l) {
       return std::ranges::any_of(workers_, [&](const worker& each) { return each.is_stale[l]; });
     });
     const bool all_arrive = in_.flag();
     for (std::size_t w = 0; w < workers_.size(); ++w) {
       if (!all_arrive && in_.flag()) continue;
-      reply(w, frame);
       if (!all_arrive) publisher_.commit(w);
+      reply_arrives(workers_[w]);
     }
     if (all_arrive) publisher_.commit_all();
+  }
+
+  void encode_reply(worker& one, const lamina::encoded_frame& frame) {
+    one.reply = frame.to_bytes();
+    one.replied = parameters_;
+    one.is_stale_after.assign(model_.layers(), false);
   }
 
   template <class IsStale>
@@ -314,10 +326,11 @@ class cluster {
     }
   }
 
-  void reply(std::size_t w, const bytes& frame) {
-    receive(workers_[w].replica, lamina::decode<float>(frame, model_), false);
-    workers_[w].is_stale.assign(model_.layers(), false);
-    check(same_tensors(workers_[w].replica, parameters_), "a replica is the server's model");
+  void reply_arrives(worker& one) {
+    receive(one.replica, lamina::decode<float>(one.reply, model_), false);
+    one.reply.clear();
+    one.is_stale = one.is_stale_after;
+    check(same_tensors(one.replica, one.replied), "a replica is the server's model");
   }
 
   static void receive(tensors& to, const lamina::frame_view<float>& frame, bool adds) {

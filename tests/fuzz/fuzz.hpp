@@ -84,15 +84,20 @@ inline const lamina::layout& some_model(input& in) {
   return models[in.below(models.size())];
 }
 
-/// Numbers with any bits, or finite ones with any exponent.
+/// Numbers with any bits, or finite ones with any exponent; now and then the special ones alone.
 template <class T>
 std::vector<T> any_values(input& in, std::size_t count, bool finite = false) {
   using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  using limits = std::numeric_limits<T>;
+  const std::array specials = {
+      -T(0), T(0), T(1), -limits::denorm_min(), limits::max(), limits::infinity(), limits::quiet_NaN()};
+  const std::size_t special_kinds = in.below(16) == 15 ? 1 + in.below(specials.size()) : 0;
   auto state = in.value<std::uint64_t>();
   std::vector<T> values(count);
   for (T& value : values) {
     state = state * 6364136223846793005U + 1442695040888963407U;  // quicker than an engine of <random>
-    value = std::bit_cast<T>(static_cast<bits>(state >> (64 - 8 * sizeof(bits))));
+    value = special_kinds > 0 ? specials[(state >> 32U) % special_kinds]
+                              : std::bit_cast<T>(static_cast<bits>(state >> (64 - 8 * sizeof(bits))));
   }
   // Some of the bytes as they are, for the fuzzer to work on.
   for (std::size_t i = 0; i < std::min<std::size_t>(count, 4); ++i) values[i] = in.value<T>();

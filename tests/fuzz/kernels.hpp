@@ -20,7 +20,7 @@ struct kernel_case {
 
 struct kernel_results {
   std::vector<double> values;         ///< of every functor and pass
-  std::vector<double> elements;       ///< the residual and the velocity afterwards
+  std::vector<double> elements;       ///< the residual after each pass, and at the end with the velocity
   std::vector<std::uint8_t> payload;  ///< the residual as it is sent, if it is finite
 };
 

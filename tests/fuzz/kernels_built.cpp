@@ -40,7 +40,8 @@ class recorder {
     for (const std::byte each : payload) results_.payload.push_back(std::to_integer<std::uint8_t>(each));
     residual_.subtract(1, type, payload.data());
     add(second, lamina::root_mean_square{});
-    results_.elements.assign(residual_.elements().begin(), residual_.elements().end());
+    results_.elements.insert(results_.elements.end(), residual_.elements().begin(),
+                             residual_.elements().end());
     results_.elements.insert(results_.elements.end(), residual_.velocity().begin(),
                              residual_.velocity().end());
     return results_;
@@ -54,6 +55,7 @@ class recorder {
     } catch (const std::domain_error&) {
       results_.values.push_back(-7);  // refused
     }
+    results_.elements.insert(results_.elements.end(), residual_[1].begin(), residual_[1].end());
   }
 
   kernel_case of_;
