@@ -35,7 +35,7 @@ def median_of(steps: list[dict], key: str) -> float:
 
 def record(program: str, directory: pathlib.Path, steps: int) -> None:
     """Gradients of two workers of a real run, in its last six steps."""
-    if (directory / "worker-1-5.pt").exists():
+    if (directory / "worker-1-5.f32").exists():
         return
     print("Recording gradients of a training run ...", flush=True)
     subprocess.run([program, "--transport", "inprocess", "--workers", "2", "--runs", "without", "--steps", str(steps),

@@ -2,9 +2,9 @@
 #include "replay.hpp"
 
 #include <fmt/format.h>
-#include <torch/serialize.h>
 
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 
 #include "records/stopwatch.hpp"
@@ -13,7 +13,7 @@ namespace resnet50_ps {
 namespace {
 
 std::string file_of(const std::string& directory, std::size_t worker, std::size_t index) {
-  return fmt::format("{}/worker-{}-{}.pt", directory, worker, index);
+  return fmt::format("{}/worker-{}-{}.f32", directory, worker, index);
 }
 
 }  // namespace
@@ -29,11 +29,12 @@ gradient_recorder::gradient_recorder(std::string directory, std::size_t worker, 
 void gradient_recorder::record(std::uint64_t step, const replica& local) const {
   if (step < first_step_) return;
   const std::string file = file_of(directory_, worker_, step - first_step_);
-  try {
-    torch::save(local.gradients(), file);
-  } catch (const c10::Error& error) {
-    throw std::runtime_error("cannot write " + file + ": " + error.what_without_backtrace());
+  std::ofstream to(file, std::ios::binary);
+  for (const torch::Tensor& gradient : local.gradients()) {
+    const torch::Tensor plain = gradient.contiguous();
+    to.write(static_cast<const char*>(plain.data_ptr()), static_cast<std::streamsize>(plain.nbytes()));
   }
+  if (!to.flush()) throw std::runtime_error("cannot write " + file);
 }
 
 gradient_player::gradient_player(const std::string& directory, std::size_t worker, double compute_seconds,
@@ -45,17 +46,17 @@ gradient_player::gradient_player(const std::string& directory, std::size_t worke
   for (;;) {
     const std::string file = file_of(directory, worker % workers, recorded_.size());
     if (!std::filesystem::exists(file)) break;
+    if (std::filesystem::file_size(file) != model.elements() * sizeof(float)) {
+      throw std::runtime_error(file + " holds gradients of another model");
+    }
+    std::ifstream from(file, std::ios::binary);
     std::vector<torch::Tensor>& gradients = recorded_.emplace_back();
-    try {
-      torch::load(gradients, file);
-    } catch (const c10::Error& error) {
-      throw std::runtime_error("cannot read " + file + ": " + error.what_without_backtrace());
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const std::vector<std::int64_t> shape(model[l].shape.begin(), model[l].shape.end());
+      const torch::Tensor& gradient = gradients.emplace_back(torch::empty(shape));
+      from.read(static_cast<char*>(gradient.data_ptr()), static_cast<std::streamsize>(gradient.nbytes()));
     }
-    bool fits = gradients.size() == model.layers();
-    for (std::size_t l = 0; fits && l < gradients.size(); ++l) {
-      fits = static_cast<std::size_t>(gradients[l].numel()) == model.sizes()[l];
-    }
-    if (!fits) throw std::runtime_error(file + " holds gradients of another model");
+    if (!from) throw std::runtime_error("cannot read " + file);
   }
   next_ = worker / workers % recorded_.size();
 }

@@ -12,8 +12,8 @@
 /// experiment on the network needs no accelerator, and its seconds are not those of the processor at hand.
 namespace resnet50_ps {
 
-/// Keeps the gradients of the last `count` steps of a worker in the directory, which is made if missing, as files that
-/// torch::load reads. Throws std::runtime_error that names the file.
+/// Keeps the gradients of the last `count` steps of a worker in the directory, which is made if missing, as files of N
+/// floats in the order of the layout. Throws std::runtime_error that names the file.
 class gradient_recorder {
  public:
   gradient_recorder(std::string directory, std::size_t worker, std::uint64_t steps, std::uint64_t count);
