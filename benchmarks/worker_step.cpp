@@ -2,11 +2,16 @@
 // What does a step of a worker cost beside the addition that has to happen anyway?
 
 #include <array>
-#include <optional>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include <benchmark/benchmark.h>
+
+#include "common/model.hpp"
 #include "lamina/lamina.hpp"
-#include "model.hpp"
-#include "ratios.hpp"
 
 namespace {
 
@@ -14,8 +19,8 @@ using lamina_benchmark::layer_of;
 
 const lamina::layout model = lamina_benchmark::read_model("resnet50");
 // Two gradients, of which the first is used again only after the second: the caches are cold, as after a backward pass.
-const std::array<std::vector<float>, 2> gradients = {lamina_benchmark::random_gradient(model, 1),
-                                                     lamina_benchmark::random_gradient(model, 2)};
+const std::array<std::vector<float>, 2> gradients = {lamina_benchmark::gradient_of_step(model, 1),
+                                                     lamina_benchmark::gradient_of_step(model, 2)};
 
 void plain_add(benchmark::State& state) {
   std::vector<float> sum(model.elements());
@@ -58,6 +63,20 @@ void accumulate(benchmark::State& state, lamina::finite_check check) {
   }
 }
 
+// Into a residual that was sent in the step before: written, not read.
+void assign(benchmark::State& state) {
+  lamina::residual_accumulator<float> residual(model, {.check = lamina::finite_check::each_element});
+  for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(gradients[0], model, l));
+  std::size_t turn = 0;
+  for (auto _ : state) {
+    const std::vector<float>& gradient = gradients[turn++ % 2];
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      residual.clear(l);
+      benchmark::DoNotOptimize(residual.accumulate(l, layer_of(gradient, model, l)));
+    }
+  }
+}
+
 // All layers in one call; the model in as many threads as the benchmark's argument says.
 void accumulate_all(benchmark::State& state, lamina::finite_check check) {
   lamina::gradient_compressor<float> compressor(model, {.check = check});
@@ -73,10 +92,8 @@ void accumulate_all(benchmark::State& state, lamina::finite_check check) {
 
 // The same with a model that the caches of two cores hold, so that memory sets no limit to the threads.
 void accumulate_all_in_cache(benchmark::State& state) {
-  std::vector<lamina::layer> layers;
-  for (std::size_t l = 0; l < 16; ++l) layers.push_back({"layer" + std::to_string(l), {16384}});
-  const lamina::layout small(std::move(layers));
-  const std::vector<float> gradient = lamina_benchmark::random_gradient(small, 3);
+  const lamina::layout small = lamina_benchmark::equal_layers(16, 16384);
+  const std::vector<float> gradient = lamina_benchmark::gradient_of_step(small, 3);
   std::vector<std::span<const float>> spans;
   for (std::size_t l = 0; l < small.layers(); ++l) spans.push_back(layer_of(gradient, small, l));
   lamina::residual_accumulator<float> residual(small, {.check = lamina::finite_check::each_element});
@@ -108,6 +125,7 @@ BENCHMARK(plain_add)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(plain_add_in_threads)->DenseRange(1, 2)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(accumulate, whole_layer, whole_layer)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(accumulate, each_element, each_element)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(assign)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(accumulate_all, whole_layer, whole_layer)
     ->DenseRange(1, 2)
     ->UseRealTime()
@@ -120,20 +138,3 @@ BENCHMARK(accumulate_all_in_cache)->DenseRange(1, 2)->UseRealTime()->Unit(benchm
 BENCHMARK_CAPTURE(step, each_element, each_element, 0.97)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  return lamina_benchmark::run(
-      argc, argv,
-      {
-          {"accumulate, checked within the pass", "accumulate/each_element", "plain_add", 1.05},
-          {"accumulate, layer checked first", "accumulate/whole_layer", "plain_add", 1.35},
-          {"whole step at 5 % sent", "step/each_element", "plain_add", 1.10},
-          {"one thread over two, plain", "plain_add_in_threads/1", "plain_add_in_threads/2", 1.8, true},
-          {"one thread over two", "accumulate_all/each_element/1", "accumulate_all/each_element/2", 1.8,
-           true},
-          {"one thread over two, layers checked first", "accumulate_all/whole_layer/1",
-           "accumulate_all/whole_layer/2", 1.8, true},
-          {"one thread over two, in cache", "accumulate_all_in_cache/1", "accumulate_all_in_cache/2", 1.8,
-           true},
-      });
-}

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "../model.hpp"
+#include "../common/model.hpp"
 #include "lamina/cuda/lamina.cuh"
 
 namespace {
@@ -120,7 +120,7 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
 
   std::vector<device_floats> gradients;
   std::vector<lamina::cuda::device_tensor> tensors;
-  const std::vector<float> host = lamina_benchmark::random_gradient(model, 1);
+  const std::vector<float> host = lamina_benchmark::gradient_of_step(model, 1);
   for (std::size_t l = 0; l < model.layers(); ++l) {
     const auto layer = lamina_benchmark::layer_of(host, model, l);
     gradients.emplace_back(layer.begin(), layer.end());

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "method.hpp"
+#include "thresholds.hpp"
+
+namespace lamina_baselines {
+
+/// Elements with their indices: what the methods below send of each layer, count, then an index and a number for each.
+class sparse_method : public error_feedback {
+ public:
+  void step(std::span<const float> gradient) final {
+    begin_message();
+    for (std::size_t l = 0; l < model().layers(); ++l) {
+      const std::span<float> residual = add(l, gradient);
+      if (!residual.empty()) select(residual, share_of(residual.size(), fraction_));
+      write(static_cast<std::uint32_t>(chosen_.size()));
+      auto* to = extend(chosen_.size() * sizeof(pair));
+      for (const pair& each : chosen_) {
+        std::memcpy(to, &each, sizeof each);
+        to += sizeof each;
+        residual[each.index] = 0;
+      }
+      touch(chosen_.size() * (3 * sizeof(pair) + sizeof(float)));
+      chosen_.clear();
+    }
+  }
+
+  void receive(std::span<float> sum) const final {
+    message_reader reader(message());
+    for (std::size_t l = 0; l < model().layers(); ++l) {
+      const auto count = reader.read<std::uint32_t>();
+      float* to = sum.data() + model().offset(l);
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const auto each = reader.read<pair>();
+        to[each.index] += each.value;
+      }
+    }
+  }
+
+ protected:
+  struct pair {
+    std::uint32_t index;
+    float value;
+  };
+
+  sparse_method(const lamina::layout& model, double fraction)
+      : error_feedback(model), fraction_(checked_fraction(fraction)) {}
+
+  /// Fills chosen_ with elements of a layer's residual, about `keep` of them.
+  virtual void select(std::span<const float> residual, std::size_t keep) = 0;
+
+  void choose_at_or_above(std::span<const float> residual, float threshold) {
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      if (std::abs(residual[i]) >= threshold) chosen_.push_back({static_cast<std::uint32_t>(i), residual[i]});
+    }
+    touch(residual.size_bytes());
+  }
+
+  std::vector<pair> chosen_;
+  std::vector<float> scratch_;
+
+ private:
+  double fraction_;
+};
+
+/// The k elements of each layer that are largest in magnitude, exactly.
+/// Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent (EMNLP 2017); Stich et al., Sparsified
+/// SGD with Memory (NeurIPS 2018).
+class top_k final : public sparse_method {
+ public:
+  top_k(const lamina::layout& model, double fraction) : sparse_method(model, fraction) {}
+
+ private:
+  void select(std::span<const float> residual, std::size_t keep) override {
+    const float threshold = exact_threshold(residual, keep, scratch_);
+    const auto largest = std::span(scratch_).first(keep);
+    auto ties =
+        static_cast<std::size_t>(std::ranges::count(largest, threshold));  // as many as there is room for
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      const float magnitude = std::abs(residual[i]);
+      if (magnitude < threshold) continue;
+      if (magnitude == threshold) {
+        if (ties == 0) continue;
+        --ties;
+      }
+      chosen_.push_back({static_cast<std::uint32_t>(i), residual[i]});
+    }
+    // Magnitudes read and written, the selection, the largest once more for ties, and the residual.
+    touch((2 + 4 + 1) * residual.size_bytes() + keep * sizeof(float));
+  }
+};
+
+/// Those above a threshold that a sample suggests; if they are more than 1.3 times as many as wanted, exactly k of them.
+/// Source: Lin et al., Deep Gradient Compression (ICLR 2018), 3.1 and appendix; without its momentum correction, which is
+/// another matter and which lamina has as well.
+class sampled_top_k final : public sparse_method {
+ public:
+  sampled_top_k(const lamina::layout& model, double fraction) : sparse_method(model, fraction) {}
+
+ private:
+  void select(std::span<const float> residual, std::size_t keep) override {
+    choose_at_or_above(residual, sampled_threshold(residual, keep, scratch_));
+    touch(6 * scratch_.size() * sizeof(float));
+    if (10 * chosen_.size() <= 13 * keep) return;
+    const auto by_magnitude = [](const pair& a, const pair& b) {
+      return std::abs(a.value) > std::abs(b.value);
+    };
+    touch(4 * chosen_.size() * sizeof(pair));
+    std::nth_element(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(keep) - 1, chosen_.end(),
+                     by_magnitude);
+    chosen_.resize(keep);
+  }
+};
+
+}  // namespace lamina_baselines

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/layout.hpp"
+
+/// What the benchmarks measure with: the layers of real models, and gradients.
+namespace lamina_benchmark {
+
+/// The layers of models/NAME.txt: a line a layer, its name and its shape as 64x3x7x7.
+inline lamina::layout read_model(const std::string& name) {
+  const std::string path = std::string(LAMINA_BENCHMARK_MODELS) + "/" + name + ".txt";
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  std::vector<lamina::layer> layers;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line.front() == '#') continue;
+    lamina::layer layer;
+    std::istringstream text(line);
+    text >> layer.name;
+    for (std::size_t extent; text >> extent; text.ignore()) layer.shape.push_back(extent);
+    layers.push_back(std::move(layer));
+  }
+  return lamina::layout(std::move(layers));
+}
+
+/// `count` layers of as many elements each.
+inline lamina::layout equal_layers(std::size_t count, std::size_t elements) {
+  std::vector<lamina::layer> layers;
+  layers.reserve(count);
+  for (std::size_t l = 0; l < count; ++l) layers.push_back({"layer" + std::to_string(l), {elements}});
+  return lamina::layout(std::move(layers));
+}
+
+/// A permutation of the 64-bit numbers that looks random: the finalizer of SplitMix64 (Steele et al. 2014).
+constexpr std::uint64_t scrambled(std::uint64_t number) {
+  number += 0x9e3779b97f4a7c15;
+  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
+  number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
+  return number ^ (number >> 31);
+}
+
+/// Numbers with the double exponential law of unit mean magnitude, which gradients follow roughly (Abdelmoniem et al.,
+/// SIDCo, MLSys 2021): one for each 64-bit number, quickly, from a table of quantiles.
+class laplace_numbers {
+ public:
+  laplace_numbers() : quantiles_(table_size) {
+    for (std::size_t i = 0; i < table_size; ++i) {
+      const double share = (static_cast<double>(i) + 0.5) / static_cast<double>(table_size);
+      quantiles_[i] = static_cast<float>(share < 0.5 ? std::log(2 * share) : -std::log(2 - 2 * share));
+    }
+  }
+
+  float operator()(std::uint64_t number) const {
+    const std::uint64_t bits = scrambled(number);
+    // Spread a little, so that magnitudes are not tied by the thousand.
+    const float spread = 0.875F + 0.25F * static_cast<float>(bits >> 40U) / 16777216.0F;
+    return quantiles_[bits % table_size] * spread;
+  }
+
+ private:
+  static constexpr std::size_t table_size = 1 << 14;
+  std::vector<float> quantiles_;
+};
+
+/// The gradient of one step of a training that does not exist: a part that is the same in all steps and three times as
+/// much noise, at a scale that differs from layer to layer by up to 128 times. N elements, the same on every machine.
+inline void write_gradient(const lamina::layout& model, std::uint64_t step, std::span<float> gradient) {
+  static const laplace_numbers numbers;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const float scale = std::exp2(-static_cast<float>(scrambled(l) % 8));
+    const std::uint64_t first = model.offset(l);
+    for (std::uint64_t i = first; i < first + model.sizes()[l]; ++i) {
+      gradient[i] = scale * (0.25F * numbers(i) + 0.75F * numbers(i + (step << 40U)));
+    }
+  }
+}
+
+inline std::vector<float> gradient_of_step(const lamina::layout& model, std::uint64_t step) {
+  std::vector<float> gradient(model.elements());
+  write_gradient(model, step, gradient);
+  return gradient;
+}
+
+/// Layer l of N numbers: const if they are.
+template <class Numbers>
+auto layer_of(Numbers&& all, const lamina::layout& model, std::size_t l) {
+  return std::span(all).subspan(model.offset(l), model.sizes()[l]);
+}
+
+}  // namespace lamina_benchmark

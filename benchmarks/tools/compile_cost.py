@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""What including the library costs: seconds to compile, and bytes in the program."""
+
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+
+WORKER = """#include <lamina/lamina.hpp>
+std::size_t step(const lamina::layout& model, std::span<const float> gradient, lamina::gradient_compressor<float>& worker) {
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    worker.accumulate(l, gradient.subspan(model.offset(l), model.sizes()[l]));
+  }
+  const std::size_t bytes = worker.encode().size_bytes();
+  worker.commit();
+  return bytes;
+}
+"""
+SERVER = """#include <lamina/lamina.hpp>
+void step(const lamina::layout& model, std::span<const std::byte> bytes, lamina::gradient_aggregator<float>& server,
+          float* parameters) {
+  server.add(lamina::decode<float>(bytes, model));
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    server.mean(l, [&](std::size_t begin, std::span<const float> mean) {
+      for (const float each : mean) parameters[model.offset(l) + begin++] -= each;
+    });
+  }
+  server.next_step();
+}
+"""
+SOURCES = {
+    "an empty file": "",
+    "<vector>, <string>": "#include <string>\n#include <vector>\n",
+    "lamina.hpp without xsimd, xxHash":
+        "#define LAMINA_NO_XSIMD\n#define LAMINA_NO_XXHASH\n#include <lamina/lamina.hpp>\n",
+    "lamina.hpp": "#include <lamina/lamina.hpp>\n",
+    "a worker's step": WORKER,
+    "a server's step": SERVER,
+}
+
+
+def measure(include: pathlib.Path, runs: int) -> dict[str, dict[str, dict[str, float]]]:
+    """By compiler and source: seconds of processor time (user and system, so that other work on the machine counts little)
+    with -std=c++20 -O2, as the median of `runs` runs that take turns; and the object's bytes of code and data."""
+    environment = dict(os.environ, CCACHE_DISABLE="1")
+    found = {}
+    with tempfile.TemporaryDirectory() as directory:
+        source, target = pathlib.Path(directory) / "source.cpp", pathlib.Path(directory) / "source.o"
+        for compiler in filter(shutil.which, ("g++", "clang++")):
+            command = [compiler, "-std=c++20", "-O2", f"-I{include}", "-c", str(source), "-o", str(target)]
+            taken: dict[str, list[float]] = {name: [] for name in SOURCES}
+            size = {}
+            for number in range(runs + 1):
+                for name, text in SOURCES.items():
+                    source.write_text(text)
+                    seconds = _processor_seconds(command, environment)
+                    if number == 0:  # fills the file cache
+                        size[name] = _object_bytes(target)
+                    else:
+                        taken[name].append(seconds)
+            found[compiler] = {name: {"seconds": statistics.median(taken[name]), "bytes": size[name]} for name in SOURCES}
+    if not found:
+        raise RuntimeError("neither g++ nor clang++ was found")
+    return found
+
+
+def _processor_seconds(command: list[str], environment: dict) -> float:
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = used()
+    subprocess.run(command, check=True, env=environment)
+    return used() - before
+
+
+def _object_bytes(target: pathlib.Path) -> int:
+    done = subprocess.run(["size", str(target)], check=True, capture_output=True, text=True)
+    text, data, bss = map(int, done.stdout.splitlines()[1].split()[:3])
+    return text + data + bss

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""What the tools of benchmarks/ make of measurements: tools_test.py [BUILD]; BUILD has real programs to run."""
+
+import contextlib
+import io
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks/tools"))
+sys.dont_write_bytecode = True
+
+import compare_builds  # noqa: E402
+import digest  # noqa: E402
+import ratios  # noqa: E402
+import run  # noqa: E402
+import suite  # noqa: E402
+
+BUILD = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
+
+# Stands for a program of benchmarks: each call takes the next of the times that lie beside it.
+FAKE = f"""#!{sys.executable}
+import json, pathlib, re, sys
+here = pathlib.Path(__file__)
+options = dict(each.removeprefix("--benchmark_").split("=", 1) for each in sys.argv[1:])
+times = json.loads(here.with_suffix(".times").read_text())
+if times == "fails":
+    sys.exit("it broke")
+entries = []
+for name, rounds in times.items():
+    pattern = options.get("filter", "")
+    if not pattern.startswith("-") and not re.search(pattern, name):
+        continue
+    seconds = rounds.pop(0)
+    entries += [{{"name": name, "run_name": name, "run_type": "iteration", "repetitions": 3, "iterations": 7,
+                  "real_time": seconds * 1e3, "cpu_time": 0, "time_unit": "ms", "answer": 42.0}}
+                for _ in range(int(options["repetitions"]))]
+    entries.append({{"name": name + "_median", "run_name": name, "run_type": "aggregate", "real_time": 1, "time_unit": "ms"}})
+here.with_suffix(".times").write_text(json.dumps(times))
+pathlib.Path(options["out"]).write_text(json.dumps({{"context": {{"compiler": "fake", "date": "2026"}}, "benchmarks": entries}}))
+"""
+
+
+def benchmark(*seconds: float) -> suite.Benchmark:
+    return suite.Benchmark([[each] for each in seconds], {})
+
+
+class Directory(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = pathlib.Path(directory.name)
+
+    def build(self, name: str, programs: dict) -> pathlib.Path:
+        """A build directory whose programs take these times, round by round."""
+        build = self.path / name
+        (build / "benchmarks").mkdir(parents=True)
+        (build / "CMakeCache.txt").touch()
+        for program, times in programs.items():
+            path = build / "benchmarks" / f"benchmark_{program}"
+            path.write_text(FAKE)
+            path.chmod(0o755)
+            path.with_suffix(".times").write_text(json.dumps(times))
+        return build
+
+
+class Suite(Directory):
+    def test_rounds_are_processes_and_repetitions_are_kept(self):
+        build = self.build("a", {"one": {"x": [1.0, 3.0], "y/real_time": [2.0, 2.5], "z/iterations:1/repeats:1": [4.0]}})
+        contexts, results = suite.measure(build, quick=False, rounds=2, again={"one": {"x", "y"}})
+        self.assertEqual(contexts["one"]["compiler"], "fake")
+        self.assertEqual(results["one"]["x"].rounds, [[1.0] * 3, [3.0] * 3])
+        self.assertEqual(results["one"]["x"].seconds(), 2.0)
+        self.assertEqual(results["one"]["y"].medians(), [2.0, 2.5])
+        self.assertEqual(results["one"]["y"].counters, {"answer": 42.0})
+        self.assertEqual(results["one"]["z"].medians(), [4.0])
+
+    def test_later_rounds_run_what_is_asked_for_again(self):
+        build = self.build("a", {"one": {"x/1/real_time": [1.0, 2.0], "x/10": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
+                                 "two": {"x/1": [5.0]}})
+        with mock.patch.object(suite, "cpu_flags", return_value=suite.INSTRUCTION_SETS["_avx2"]):
+            _, results = suite.measure(build, quick=True, rounds=2, again={"one": {"x/1"}})
+        medians = {name: {key: each.medians() for key, each in measured.items()} for name, measured in results.items()}
+        self.assertEqual(medians, {"one": {"x/1": [1.0, 2.0], "x/10": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
+                                   "two": {"x/1": [5.0]}})
+
+    def test_what_is_written_is_read_again(self):
+        results = {"one": {"x": suite.Benchmark([[1.0, 2.0]], {"sent_percent": 5.0})}}
+        suite.write(self.path / "new/results.json", {"cpu": "a"}, results, {"compile_cost": {"g++": {}}})
+        self.assertEqual(suite.read(self.path / "new/results.json"), ({"cpu": "a"}, results, {"compile_cost": {"g++": {}}}))
+
+    def test_programs_for_another_instruction_set_are_left_out(self):
+        build = self.build("a", {"one": {}, "one_avx2": {}, "one_avx512": {}})
+        for flags, expected in ((set(), ["one"]), (suite.INSTRUCTION_SETS["_avx2"], ["one", "one_avx2"])):
+            with mock.patch.object(suite, "cpu_flags", return_value=flags):
+                self.assertEqual(list(suite.programs(build)), expected)
+        with self.assertRaisesRegex(ValueError, "'nine'.*one"):
+            suite.programs(build, ["nine"])
+        with self.assertRaisesRegex(ValueError, "no benchmarks in"):
+            suite.programs(self.path)
+
+    def test_a_program_that_fails_says_why(self):
+        build = self.build("a", {"one": "fails"})
+        with self.assertRaisesRegex(RuntimeError, "benchmark_one ended with 1: it broke"):
+            suite.measure(build, quick=True, rounds=1, again={})
+
+
+class Ratios(Directory):
+    DEFINED = [ratios.Definition("half", "p", "a", "b", 0.5), ratios.Definition("fast", "q", "a", "2us", 1.0)]
+
+    def test_the_median_of_the_rounds_and_their_spread(self):
+        results = {"p": {"a": benchmark(1, 3, 2), "b": benchmark(4, 4, 5)}, "q": {"a": benchmark(3e-6, 1e-6, 1e-6)}}
+        half, fast = ratios.of(self.DEFINED, results)
+        self.assertEqual(half, ratios.Ratio("half", 0.4, 0.25, 0.75, 0.5))
+        self.assertEqual((round(fast.value, 9), round(fast.high, 9)), (0.5, 1.5))
+        self.assertEqual(half.line(), "ratio half 0.400 limit 0.5 ok")
+        self.assertEqual(ratios.Ratio("half", 0.51, 0.25, 0.75, 0.5).line(), "ratio half 0.510 limit 0.5 over")
+
+    def test_each_instruction_set_has_its_own(self):
+        one = {"a": benchmark(1), "b": benchmark(4)}
+        found = ratios.of(self.DEFINED[:1], {"p": one, "p_avx512": {"a": benchmark(2), "b": benchmark(4)}})
+        self.assertEqual([(each.name, each.value) for each in found], [("half/sse2", 0.25), ("half/avx512", 0.5)])
+
+    def test_a_benchmark_that_is_not_there_is_named(self):
+        with self.assertRaisesRegex(ValueError, "half asks for b, which p"):
+            ratios.of(self.DEFINED[:1], {"p": {"a": benchmark(1)}})
+
+    def test_broken_is_what_is_over_in_every_round(self):
+        accepted = [ratios.Ratio("known", 1.5, 1.4, 1.6, 1.0), ratios.Ratio("held", 0.9, 0.8, 0.95, 1.0)]
+        for name, low, high, is_broken in (("new", 0.9, 1.5, False), ("new", 1.01, 1.5, True), ("held", 0.99, 1.2, False),
+                                           ("held", 1.05, 1.2, True), ("known", 1.5, 1.9, False),
+                                           ("known", 1.61, 1.9, True)):
+            with self.subTest(name=name, low=low):
+                found = ratios.broken([ratios.Ratio(name, (low + high) / 2, low, high, 1.0)], accepted)
+                self.assertEqual(len(found), is_broken)
+                self.assertTrue(all(name in sentence for sentence in found))
+
+    def test_the_table_is_read_as_it_was_written(self):
+        some = [ratios.Ratio("half/sse2", 0.4, 0.25, 0.75, 0.5), ratios.Ratio("fast", 3, 2.5, 4, 5)]
+        path = self.path / "ratios.txt"
+        self.assertEqual(ratios.read_table(path), [])
+        path.write_text(ratios.table(some, ["a machine"]))
+        self.assertEqual(ratios.read_table(path), some)
+
+    def test_those_of_the_project_are_well_formed(self):
+        defined = ratios.definitions(ROOT / "benchmarks/ratios.txt")
+        self.assertEqual(len({each.name for each in defined}), len(defined))
+
+
+class Compare(Directory):
+    def test_a_verdict_needs_rounds_that_do_not_overlap(self):
+        def verdict(first, second):
+            return compare_builds.difference("x", benchmark(*first), benchmark(*second)).verdict
+
+        self.assertEqual(verdict((10, 11, 12), (10.5, 11.5, 12.5)), "same")
+        self.assertEqual(verdict((10, 11, 12), (12, 13, 14)), "same")
+        self.assertEqual(verdict((10, 11, 12), (12.1, 13, 14)), "slower")
+        self.assertEqual(verdict((10, 11, 12), (9, 8, 9.9)), "quicker")
+
+    def compared(self, first: dict, second: dict, *more: str) -> tuple[int, str]:
+        builds = [str(self.build(name, programs)) for name, programs in (("a", first), ("b", second))]
+        out = io.StringIO()
+        with mock.patch("sys.argv", ["compare", *builds, "--rounds", "3", *more]), contextlib.redirect_stdout(out):
+            return compare_builds.main(), out.getvalue()
+
+    def test_a_slower_build_is_told_from_the_same(self):
+        first = {"one": {"x": [1.0, 1.1, 1.2], "y": [1.0, 1.1, 1.2]}, "only_here": {"z": [1, 1, 1]}}
+        status, table = self.compared(first, {"one": {"x": [1.3, 1.4, 1.5], "y": [1.2, 1.0, 1.1]}})
+        self.assertEqual(status, 1)
+        self.assertRegex(table, r"one: x +\| 1\.10 s \| 1\.273 \|.*slower")
+        self.assertRegex(table, r"one: y .* same")
+        self.assertNotIn("only_here", table)
+
+    def test_a_quicker_build_is_no_failure(self):
+        status, table = self.compared({"one": {"x": [1.3, 1.4, 1.5]}}, {"one": {"x": [1.0, 1.1, 1.2]}})
+        self.assertEqual(status, 0)
+        self.assertIn("quicker", table)
+
+    def test_what_is_neither_a_build_nor_a_commit_is_named(self):
+        with self.assertRaisesRegex(ValueError, "'no such thing' is neither"):
+            compare_builds.build_of("no such thing", lambda text: None)
+
+
+class Digest(unittest.TestCase):
+    def test_seconds_have_three_digits_and_a_unit(self):
+        for value, text in ((2.5e-9, "2.50 ns"), (31e-9, "31.0 ns"), (1.234e-4, "123 us"), (0.0456, "45.6 ms"), (12, "12.0 s")):
+            self.assertEqual(digest.seconds(value), text)
+
+
+@unittest.skipIf(BUILD is None, "no build with programs to run was given")
+class Programs(Directory):
+    def digest_of(self, *arguments: str) -> tuple[int, str]:
+        out = io.StringIO()
+        command = ["run", "--build", str(BUILD), "--output", str(self.path / "results.json"), "--quick", *arguments]
+        with mock.patch("sys.argv", command), contextlib.redirect_stdout(out):
+            return run.main(), out.getvalue()
+
+    def test_the_digest_of_a_program(self):
+        status, text = self.digest_of("--only", "threshold_search")
+        self.assertEqual(status, 0)
+        self.assertRegex(text, r"\| 161 +\|")
+        self.assertRegex(text, r"(?m)^ratio search_grows_to_100000 [0-9.]+ limit 15 (ok|over)$")
+        environment, results, _ = suite.read(self.path / "results.json")
+        self.assertRegex(environment["flags"]["threshold_search"], "-O")
+        self.assertEqual(len(results["threshold_search"]["search/10"].rounds[0]), 3)
+
+    def test_every_ratio_and_every_table_finds_its_benchmarks(self):
+        # That they run; what they take is no test's business.
+        results = {}
+        for name, path in suite.programs(BUILD).items():
+            _, measured = suite.run(path, True, 1, ["--benchmark_filter=-^quality", "--benchmark_min_time=0.0001"])
+            results[name] = {benchmark: suite.Benchmark([times], counters) for benchmark, (times, counters) in measured.items()}
+        defined = ratios.definitions(ROOT / "benchmarks/ratios.txt")
+        self.assertEqual({each.name.partition("/")[0] for each in ratios.of(defined, results)},
+                         {each.name for each in defined})
+        for name in ("lamina/5", "top_k/5", "one_bit"):
+            results["methods"][f"quality_drawn/{name}"] = suite.Benchmark([[1]], {"sent_percent": 5, "relative_error": 0.5, "steps": 8})
+        self.assertEqual(len(digest.tables(results, {})), 1 + len(digest.QUESTIONS))
+
+
+if __name__ == "__main__":
+    unittest.main()
