@@ -120,7 +120,8 @@ TEMPLATE_TEST_CASE("sizes: a frame of layers whose bytes cannot be counted is re
   }
 }
 
-#if __has_include(<sys/mman.h>) && defined(MAP_NORESERVE)
+// Not under the thread sanitizer, which keeps a shadow of all that is mapped and takes minutes over it.
+#if __has_include(<sys/mman.h>) && defined(MAP_NORESERVE) && !defined(__SANITIZE_THREAD__)
 namespace {
 
 // Addresses with zeros behind them, which take memory where they are written.

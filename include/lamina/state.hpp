@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -167,12 +168,13 @@ template <class Value>
 auto mean_over(std::size_t states, const Value& value_of) {
   const auto first = value_of(0);
   auto sum = first;
+  using bits = bits_of<decltype(sum)>;
   bool all_agree = true;
   for (std::size_t w = 1; w < states; ++w) {
     const auto value = value_of(w);
     sum += value;
     // Bits, since NaN equals everything under -ffast-math.
-    all_agree &= std::memcmp(&value, &first, sizeof first) == 0;
+    all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
   }
   return all_agree ? first : sum / static_cast<decltype(sum)>(states);
 }
