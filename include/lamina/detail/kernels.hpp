@@ -90,6 +90,20 @@ V load_as(const G* from) {
   }
 }
 
+/// Asks for the cache lines of `count` elements that lie 2 KiB ahead; where that is beyond the end nothing happens. What the
+/// machine prefetches by itself ends at every page of 4 KiB and has to find its pace again behind it.
+/// docs/decisions/0010-prefetching.md has what that costs.
+template <class T>
+void prefetch_ahead([[maybe_unused]] const T* from, [[maybe_unused]] std::size_t count) {
+#if defined(__GNUC__)
+  constexpr std::uintptr_t line_bytes = 64;
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(from) + 2048;
+  for (std::uintptr_t offset = 0; offset < count * sizeof(T); offset += line_bytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + offset));
+  }
+#endif
+}
+
 /// Sources: where the operand at index i comes from, as a V of T. Those that write say so, and may refuse operands that
 /// are not finite.
 struct reads {
@@ -101,6 +115,7 @@ template <class T, class G = T>
 struct read_only : reads {
   const G* from;
   explicit read_only(const G* begin) : from(begin) {}
+  void prefetch(std::size_t i, std::size_t count) const { prefetch_ahead(from + i, count); }
   template <class V>
   V at(std::size_t i) const {
     return load_as<V, T>(from + i);
@@ -112,6 +127,10 @@ struct sum_of : reads {
   const T* residual;
   const G* gradient;
   sum_of(const T* a, const G* g) : residual(a), gradient(g) {}
+  void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(residual + i, count);
+    prefetch_ahead(gradient + i, count);
+  }
   template <class V>
   V at(std::size_t i) const {
     return load<V>(residual + i) + load_as<V, T>(gradient + i);
@@ -125,6 +144,10 @@ struct add_to {
   static constexpr bool refuses = Refuses;
   T* residual;
   const G* gradient;
+  void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(residual + i, count);
+    prefetch_ahead(gradient + i, count);
+  }
   template <class V>
   V at(std::size_t i) const {
     return load<V>(residual + i) + load_as<V, T>(gradient + i);
@@ -213,6 +236,7 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
 
   const std::size_t whole = count - count % lanes;
   for (std::size_t i = 0; i < whole; i += lanes) {
+    source.prefetch(i, lanes);
     for (std::size_t k = 0; k < lanes / step; k += group) {
       std::array<V, group> operands;
       for (std::size_t r = 0; r < group; ++r) operands[r] = source.template at<V>(i + (k + r) * step);
@@ -285,6 +309,7 @@ bool all_small(std::size_t count, const Source& source) {
   std::array<bits, probes> seen{};
   const std::size_t whole = count - count % probes;
   for (std::size_t i = 0; i < whole; i += probes) {
+    source.prefetch(i, probes);
     for (std::size_t j = 0; j < probes; ++j) seen[j] |= probe(i + j);
   }
   for (std::size_t i = whole; i < count; ++i) seen[0] |= probe(i);
