@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// What the library says of threads, for the thread sanitizer: layers of a residual may be used from different threads at a
+// time, a layout and a frame by all, and an execution may run the pieces of a step on threads of its own. With --race one
+// layer is used by two threads, which is not allowed: the sanitizer must say so.
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+namespace {
+
+using lamina_test::same_bits;
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+// Calls work(0), ..., work(count - 1), each in a thread of its own.
+template <class Work>
+void at_once(std::size_t count, const Work& work) {
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < count; ++i) threads.emplace_back([&work, i] { work(i); });
+  for (std::thread& each : threads) each.join();
+}
+
+// An execution whose threads take the next piece as they come.
+const auto pool = [](std::size_t pieces, auto&& work) {
+  std::atomic<std::size_t> next = 0;
+  at_once(3, [&](std::size_t) {
+    for (std::size_t piece = next++; piece < pieces; piece = next++) work(piece);
+  });
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool races = argc > 1 && std::strcmp(argv[1], "--race") == 0;
+  // Layers that share a cache line, layers that fill several pieces, and an empty one.
+  const lamina::layout model = lamina_test::model_of({3, 70'000, 0, 5, 300'000, 1});
+  std::mt19937 random(1);
+  std::vector<std::vector<float>> gradients;
+  for (const std::size_t size : model.sizes()) {
+    gradients.push_back(lamina_test::random_fractions<float>(random, size));
+  }
+
+  for (const double momentum : {0.0, 0.9}) {
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+      lamina::residual_accumulator<float> alone(model, {.check = check, .momentum = momentum});
+      lamina::residual_accumulator<float> together(model, {.check = check, .momentum = momentum});
+      for (int step = 0; step < 3; ++step) {
+        std::vector<double> expected(model.layers());
+        std::vector<double> values(model.layers());
+        for (std::size_t l = 0; l < model.layers(); ++l) expected[l] = alone.accumulate(l, gradients[l]);
+        at_once(model.layers(), [&](std::size_t l) {
+          values[l] = together.accumulate(races ? 1 : l, gradients[races ? 1 : l]);
+          if (l % 2 == 0) together.clear(l);
+          require(together[l].size() == model.sizes()[l], "a layer of another size");
+        });
+        for (std::size_t l = 0; l < model.layers(); l += 2) alone.clear(l);
+        require(same_bits(values, expected), "threads give other values");
+        require(same_bits(alone.elements(), together.elements()), "threads give other residuals");
+      }
+    }
+  }
+
+  lamina::gradient_compressor<float> alone(model, {.drop_ratio = 0.5});
+  lamina::gradient_compressor<float> with_pool(model, {.drop_ratio = 0.5});
+  for (int step = 0; step < 3; ++step) {
+    alone.accumulate_all(gradients);
+    with_pool.accumulate_all(gradients, pool);
+    const std::vector<std::byte> bytes = with_pool.encode().to_bytes();
+    require(alone.encode().to_bytes() == bytes, "a pool gives another frame");
+    const auto frame = lamina::decode<float>(bytes, model);
+    at_once(4, [&](std::size_t) {
+      const auto own = lamina::decode<float>(bytes, model);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        require(own.is_dropped(l) == frame.is_dropped(l), "threads read other frames");
+        if (!own.is_dropped(l)) require(same_bits(own.layer(l), frame.layer(l)), "threads read other layers");
+      }
+    });
+    alone.commit();
+    with_pool.commit();
+  }
+  std::puts("the same from threads");
+}
