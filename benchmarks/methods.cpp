@@ -27,9 +27,9 @@
 #include "baselines/random_k.hpp"
 #include "baselines/terngrad.hpp"
 #include "baselines/top_k.hpp"
+#include "common/lamina_method.hpp"
 #include "common/model.hpp"
 #include "common/quick.hpp"
-#include "lamina/lamina.hpp"
 
 namespace {
 
@@ -39,49 +39,6 @@ const lamina::layout model = lamina_benchmark::read_model("resnet50");
 // Two gradients, of which the first is used again only after the second: the caches are cold, as after a backward pass.
 const std::array<std::vector<float>, 2> gradients = {lamina_benchmark::gradient_of_step(model, 1),
                                                      lamina_benchmark::gradient_of_step(model, 2)};
-
-// lamina behind the interface of the others. The share is a budget, so that all send as much in the long run.
-class lamina_method final : public method {
- public:
-  lamina_method(double share, std::size_t part_elements)
-      : compressor_(model, {.byte_budget = share,
-                            .part_elements = part_elements,
-                            .check = lamina::finite_check::each_element}) {}
-
-  void step(std::span<const float> gradient) override {
-    if (frame_ != nullptr) {
-      cleared_bytes_ = frame_->size_bytes();
-      compressor_.commit();  // only now, so that receive() can look at the frame
-    }
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      compressor_.accumulate(l, lamina_benchmark::layer_of(gradient, model, l));
-    }
-    frame_ = &compressor_.encode();
-  }
-  std::size_t message_bytes() const override { return frame_->size_bytes(); }
-
-  void receive(std::span<float> sum) const override {
-    const lamina::layout& parts = compressor_.parts();
-    const std::vector<std::byte> bytes = frame_->to_bytes();
-    const auto frame = lamina::decode<float>(bytes, parts);
-    for (std::size_t p = 0; p < parts.layers(); ++p) {
-      if (frame.is_dropped(p)) continue;
-      const std::span<const float> from = frame.layer(p);
-      float* to = sum.data() + parts.offset(p);
-      for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
-    }
-  }
-
-  // Reads the gradient, writes the residual, and reads it but for what was cleared; reads what is sent, for the checksum.
-  std::size_t bytes_touched() const override {
-    return 3 * model.elements() * sizeof(float) - cleared_bytes_ + frame_->size_bytes();
-  }
-
- private:
-  lamina::gradient_compressor<float> compressor_;
-  const lamina::encoded_frame* frame_ = nullptr;
-  std::size_t cleared_bytes_ = 0;
-};
 
 struct contestant {
   std::string name;
@@ -185,8 +142,9 @@ std::vector<contestant> contestants() {
     const auto add = [&](const std::string& name, std::function<std::unique_ptr<method>()> make) {
       all.push_back({name + percent, std::move(make)});
     };
-    add("lamina", [share] { return std::make_unique<lamina_method>(share, 0); });
-    add("lamina_parts", [share] { return std::make_unique<lamina_method>(share, 65'536); });
+    add("lamina", [share] { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 0); });
+    add("lamina_parts",
+        [share] { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 65'536); });
     add("top_k", [share] { return std::make_unique<top_k>(model, share); });
     add("sampled_top_k", [share] { return std::make_unique<sampled_top_k>(model, share); });
     add("random_k", [share] { return std::make_unique<random_k>(model, share); });

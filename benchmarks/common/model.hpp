@@ -73,11 +73,13 @@ class laplace_numbers {
 };
 
 /// The gradient of one step of a training that does not exist: a part that is the same in all steps and three times as
-/// much noise, at a scale that differs from layer to layer by up to 128 times. N elements, the same on every machine.
-inline void write_gradient(const lamina::layout& model, std::uint64_t step, std::span<float> gradient) {
+/// much noise, at a scale that differs from layer to layer by up to 2^(octaves - 1) times. N elements, the same on every
+/// machine.
+inline void write_gradient(const lamina::layout& model, std::uint64_t step, std::span<float> gradient,
+                           std::uint64_t octaves = 8) {
   static const laplace_numbers numbers;
   for (std::size_t l = 0; l < model.layers(); ++l) {
-    const float scale = std::exp2(-static_cast<float>(scrambled(l) % 8));
+    const float scale = std::exp2(-static_cast<float>(scrambled(l) % octaves));
     const std::uint64_t first = model.offset(l);
     for (std::uint64_t i = first; i < first + model.sizes()[l]; ++i) {
       gradient[i] = scale * (0.25F * numbers(i) + 0.75F * numbers(i + (step << 40U)));

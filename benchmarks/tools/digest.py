@@ -146,13 +146,28 @@ def compile_cost(measured: dict) -> str:
     return grid(["to compile, -O2; bytes in the object", *compilers], rows)
 
 
+def hard_models(measured: dict[str, Benchmark]) -> str:
+    names = list(dict.fromkeys(name.partition("/")[2] for name in measured))
+    titles = METHODS | {"lamina_parts": "lamina, parts of 4,096"}
+    rows = []
+    for model in dict.fromkeys(name.partition("/")[0] for name in measured):
+        row = [model.replace("_", " ")]
+        for name in names:
+            counters = measured[f"{model}/{name}"].counters
+            row.append(f"{counters['sent_percent']:.1f} %, {counters['relative_error']:.2f}")
+        rows.append(row)
+    steps = next(iter(measured.values())).counters["steps"]
+    return grid([f"5 % to be sent: sent, and the error after {steps:.0f} steps", *(titles[name] for name in names)], rows)
+
+
 def instructions(measured: dict) -> str:
     rows = [[name, *(f"{counted:.2f}" for counted in functions.values())] for name, functions in measured.items()]
     return grid(["instructions an element", *(name.replace("_", " ") for name in next(iter(measured.values())))], rows)
 
 
 QUESTIONS = {"threshold_search": "Algorithm 1 over L layers", "element_threshold": "A threshold over layers or over elements",
-             "methods": "A worker's step and what the receiver has", "codec": "Frames", "server": "The server's pass",
+             "methods": "A worker's step and what the receiver has", "hard_models": "Where layers say little",
+             "codec": "Frames", "server": "The server's pass",
              "scaling": "Elements, layers, threads"}
 
 

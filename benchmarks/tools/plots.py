@@ -86,7 +86,8 @@ def scaling(measured: dict[str, suite.Benchmark]) -> plt.Figure:
                                             ("step/{}/threads:2", "step, two threads"))):
         axes.plot(sizes, [measured[name.format(size)].seconds() / size * 1e9 for size in sizes],
                   color=COLOURS[number], marker=MARKERS[number], markersize=4, linewidth=1.2, label=title)
-    finish(axes, "elements", "ns an element")
+    finish(axes, "elements", "ns an element", "x")
+    axes.set_ylim(bottom=0)
     legend(axes)
     return figure
 

@@ -146,9 +146,11 @@ class Ratios(Directory):
         path.write_text(ratios.table(some, ["a machine"]))
         self.assertEqual(ratios.read_table(path), some)
 
-    def test_those_of_the_project_are_well_formed(self):
+    def test_those_of_the_project_are_well_formed_and_its_table_has_them(self):
         defined = ratios.definitions(ROOT / "benchmarks/ratios.txt")
         self.assertEqual(len({each.name for each in defined}), len(defined))
+        kept = {each.name.partition("/")[0] for each in ratios.read_table(run.TABLE)}
+        self.assertEqual(kept, {each.name for each in defined})
 
 
 class Compare(Directory):
