@@ -28,8 +28,8 @@
 #include "baselines/terngrad.hpp"
 #include "baselines/top_k.hpp"
 #include "common/lamina_method.hpp"
+#include "common/limits.hpp"
 #include "common/model.hpp"
-#include "common/quick.hpp"
 
 namespace {
 

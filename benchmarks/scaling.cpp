@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.hpp"
 #include "common/model.hpp"
-#include "common/quick.hpp"
 #include "lamina/lamina.hpp"
 
 namespace {
@@ -63,7 +63,9 @@ const bool registered = [] {
   const auto add = [](const std::string& name, auto function) {
     return benchmark::RegisterBenchmark(name.c_str(), function)->Unit(benchmark::kMicrosecond)->UseRealTime();
   };
-  const std::size_t most = lamina_benchmark::is_quick() ? 10'000'000 : 1'000'000'000;
+  const std::size_t most = lamina_benchmark::is_quick()          ? 10'000'000
+                           : lamina_benchmark::has_memory_for(8) ? 1'000'000'000
+                                                                 : 100'000'000;
   for (std::size_t elements = 1'000; elements <= most; elements *= 10) {
     const std::string size = std::to_string(elements);
     const bool is_huge = elements == 1'000'000'000;  // 8 GB at a time

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "common/limits.hpp"
 #include "common/model.hpp"
-#include "common/quick.hpp"
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
 
@@ -95,7 +95,8 @@ void dense_sum(benchmark::State& state) {
 }
 
 void workers(benchmark::internal::Benchmark* each) {
-  each->RangeMultiplier(4)->Range(1, lamina_benchmark::is_quick() ? 4 : 64)->Unit(benchmark::kMillisecond);
+  const int most = lamina_benchmark::is_quick() ? 4 : lamina_benchmark::has_memory_for(8) ? 64 : 16;
+  each->RangeMultiplier(4)->Range(1, most)->Unit(benchmark::kMillisecond);
 }
 
 BENCHMARK_CAPTURE(aggregate, some, some)->Apply(workers);

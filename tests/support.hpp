@@ -75,6 +75,17 @@ inline bool same_bits(double a, double b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
+/// Whether `call` throws an `Exception` or one derived from it; others pass through.
+template <class Exception, class Call>
+bool throws(const Call& call) {
+  try {
+    call();
+  } catch (const Exception&) {
+    return true;
+  }
+  return false;
+}
+
 /// what() of the exception that `call` throws, if it is an `Exception` or derived from it; otherwise a text
 /// that says so.
 template <class Exception, class Call>

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 
+import command
 import digest
 import suite
 
@@ -57,8 +58,8 @@ def build_of(what: str, say) -> pathlib.Path:
     if (pathlib.Path(what) / "benchmarks").is_dir() and (pathlib.Path(what) / "CMakeCache.txt").exists():
         return pathlib.Path(what)
 
-    def done(*command: str) -> str:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    def done(*arguments: str) -> str:
+        return subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
         commit = done("git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}")
@@ -92,13 +93,10 @@ def main() -> int:
     if given.rounds < 3:
         parser.error("--rounds: at least three, or nothing can be told from noise")
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="" if text else "", file=sys.stderr, flush=True)
-
-    builds = (build_of(given.first, say), build_of(given.second, say))
-    differences = measure(builds, given.rounds, given.quick, given.only, given.filter, say)
-    say("")
+    builds = (build_of(given.first, command.say), build_of(given.second, command.say))
+    differences = measure(builds, given.rounds, given.quick, given.only, given.filter,
+                          command.say)
+    command.say("")
     if not differences:
         raise ValueError("no benchmark is in both builds")
     rows = [[each.name, digest.seconds(each.first_seconds), f"{each.ratio:.3f}", f"{min(each.rounds):.3f}",
@@ -108,9 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (RuntimeError, OSError, ValueError) as error:
-        sys.exit(f"benchmarks/compare_builds: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    command.run("compare_builds", main)

@@ -5,6 +5,7 @@ import argparse
 import pathlib
 import sys
 
+import command
 import compile_cost
 import digest
 import instructions
@@ -47,21 +48,17 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="" if text else "", file=sys.stderr, flush=True)
-
     defined = ratios.definitions(ROOT / "benchmarks/ratios.txt")
     contexts, results = suite.measure(given.build, given.quick, given.rounds, ratios.benchmarks_of(defined), given.only,
-                                      given.gradients, say)
+                                      given.gradients, command.say)
     more = {}
     if not given.only:
-        say("compile_cost")
+        command.say("compile_cost")
         more["compile_cost"] = compile_cost.measure(ROOT / "include", 1 if given.quick else 9)
         if not given.quick:
-            say("instructions")
+            command.say("instructions")
             more["instructions"] = instructions.measure(ROOT / "include")
-    say("")
+    command.say("")
     about = suite.environment(ROOT, contexts)
     output = TABLE.parent / "results.json" if given.record else given.output
     suite.write(output, about, results, more)
@@ -85,9 +82,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (RuntimeError, OSError, ValueError) as error:
-        sys.exit(f"benchmarks/run: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    command.run("run", main)

@@ -10,11 +10,15 @@
 #include <limits>
 #include <vector>
 
+#include "support.hpp"
+
 #if !defined(__FAST_MATH__)
 #error "this test is about -ffast-math"
 #endif
 
 namespace {
+
+using lamina_test::throws;
 
 int failures = 0;
 
@@ -22,16 +26,6 @@ void check(bool holds, const char* what, std::size_t place = 0) {
   if (holds) return;
   std::fprintf(stderr, "fast_math: %s (%zu)\n", what, place);
   ++failures;
-}
-
-template <class Exception, class Call>
-bool throws(const Call& call) {
-  try {
-    call();
-  } catch (const Exception&) {
-    return true;
-  }
-  return false;
 }
 
 // Numbers by their bits, out of the optimiser's sight.

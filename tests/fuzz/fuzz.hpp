@@ -27,6 +27,7 @@
 /// with those of files. A violated property aborts, which both take for a crash.
 namespace lamina_fuzz {
 
+using lamina_test::throws;
 using bytes = std::vector<std::byte>;
 
 inline void check(bool holds, const char* property) {
@@ -128,16 +129,6 @@ outcome outcome_of(const Call& call, std::error_code* code = nullptr) {
   } catch (const std::invalid_argument&) {
     return outcome::invalid;
   }
-}
-
-template <class Exception, class Call>
-bool throws(const Call& call) {
-  try {
-    call();
-  } catch (const Exception&) {
-    return true;
-  }
-  return false;
 }
 
 /// Bytes of which a mutation has broken the checksum, and perhaps the rest of the header, mended so that what comes after
