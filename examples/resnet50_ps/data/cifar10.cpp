@@ -16,8 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t cifar10_classes = 10;
-constexpr std::int64_t native_size_pixels = 32;
-constexpr std::size_t record_bytes = 1 + 3 * native_size_pixels * native_size_pixels;
+constexpr std::int64_t cifar10_size_pixels = 32;
+constexpr std::size_t record_bytes = 1 + 3 * cifar10_size_pixels * cifar10_size_pixels;
 
 using byte_vector = std::vector<std::uint8_t>;
 
@@ -66,7 +66,7 @@ class cifar10_set : public image_set {
 
   torch::data::Example<> view(std::size_t index, std::size_t /*visit*/) override {
     std::uint8_t* record = &records_.at(index * record_bytes);
-    const std::int64_t side = native_size_pixels;
+    const std::int64_t side = cifar10_size_pixels;
     at::Tensor image = at::from_blob(record + 1, {1, 3, side, side}, at::kByte).to(at::kFloat).div_(255);
     const std::int64_t wanted = image_size_pixels();
     if (wanted != side) image = at::_upsample_bilinear2d_aa(image, {wanted, wanted}, /*align_corners=*/false);
@@ -86,7 +86,7 @@ data_sets open_cifar10(const fs::path& directory, const data_options& options) {
   if (!fs::is_directory(directory)) {
     throw std::runtime_error("the CIFAR-10 directory " + directory.string() + " does not exist");
   }
-  const std::int64_t size = options.image_size_pixels == 0 ? native_size_pixels : options.image_size_pixels;
+  const std::int64_t size = options.image_size_pixels == 0 ? cifar10_size_pixels : options.image_size_pixels;
   return {std::make_shared<cifar10_set>(read_train_records(directory), size),
           std::make_shared<cifar10_set>(read_records(directory / "test_batch.bin"), size)};
 }

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t native_size_pixels = 224;
+constexpr std::int64_t imagenet_size_pixels = 224;
 
 struct labelled_file {
   fs::path path;
@@ -209,7 +209,7 @@ data_sets open_image_folder(const fs::path& directory, const data_options& optio
                              " holds fewer than five images, too few to hold one out for the test");
   }
   const auto classes = static_cast<std::int64_t>(names.size());
-  const std::int64_t size = options.image_size_pixels == 0 ? native_size_pixels : options.image_size_pixels;
+  const std::int64_t size = options.image_size_pixels == 0 ? imagenet_size_pixels : options.image_size_pixels;
   return {std::make_shared<image_folder_set>(train, classes, size, options.seed, /*augment=*/true),
           std::make_shared<image_folder_set>(test, classes, size, options.seed, /*augment=*/false)};
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t train_images = 20'000;
 constexpr std::size_t test_images = 2'000;
-constexpr std::int64_t native_size_pixels = 32;
+constexpr std::int64_t synthetic_size_pixels = 32;
 
 struct point {
   double x, y;
@@ -152,7 +152,8 @@ class synthetic_set : public image_set {
 }  // namespace
 
 data_sets open_synthetic(const data_options& options) {
-  const std::int64_t size = options.image_size_pixels == 0 ? native_size_pixels : options.image_size_pixels;
+  const std::int64_t size =
+      options.image_size_pixels == 0 ? synthetic_size_pixels : options.image_size_pixels;
   return {std::make_shared<synthetic_set>(train_images, 0, size, options.seed),
           std::make_shared<synthetic_set>(test_images, 1, size, options.seed)};
 }
