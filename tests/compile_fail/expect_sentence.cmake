@@ -9,21 +9,20 @@ if(NOT text MATCHES "#ifdef LAMINA_SHOULD_FAIL\n")
   message(FATAL_ERROR "${SOURCE} has no line under LAMINA_SHOULD_FAIL")
 endif()
 
-set(flags -std=c++20 -fsyntax-only)
-foreach(directory IN LISTS INCLUDE_DIRS)
-  # -I /usr/include would hide the C headers of the compiler.
-  if(NOT directory STREQUAL "/usr/include")
-    list(APPEND flags "-I${directory}")
-  endif()
-endforeach()
-
+include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
+list(APPEND flags -fsyntax-only)
 foreach(compiler IN LISTS COMPILERS)
-  execute_process(COMMAND "${compiler}" ${flags} "${SOURCE}"
+  set(included)
+  if(PRECOMPILED)
+    precompiled_header("${compiler}" header)
+    set(included -include "${header}")  # each compiler takes the header's .gch for it
+  endif()
+  execute_process(COMMAND "${compiler}" ${flags} ${included} "${SOURCE}"
     RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE error)
   if(NOT status EQUAL 0)
     message(FATAL_ERROR "${compiler}: what the sentence asks for does not compile:\n${error}")
   endif()
-  execute_process(COMMAND "${compiler}" ${flags} -DLAMINA_SHOULD_FAIL "${SOURCE}"
+  execute_process(COMMAND "${compiler}" ${flags} -DLAMINA_SHOULD_FAIL ${included} "${SOURCE}"
     RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE error)
   if(status EQUAL 0)
     message(FATAL_ERROR "${compiler}: compiles, where it should say: ${sentence}")

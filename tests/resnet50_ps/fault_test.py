@@ -69,7 +69,7 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
 def goes_on_without(output: pathlib.Path, number: signal.Signals) -> None:
     """--degraded: the others finish without a worker that died, or fell silent for a while, and say so."""
     done = output.with_suffix(".done")
-    mpirun = start(degraded(output, "--timeout", "6", "--done-file", str(done)))
+    mpirun = start(degraded(output, "--timeout", "4", "--done-file", str(done)))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
     worker = ranks_of(mpirun)[2]
     os.kill(worker, number)
@@ -103,20 +103,20 @@ def disk_is_full(output: pathlib.Path) -> None:
     def checkpointing(steps: int, *more: str) -> list[str]:
         # Without mpirun, which would give its ranks the signal that comes with this error.
         return [PROGRAM, *TRAINING, "--transport", "inprocess", "--steps", str(steps), "--output", str(output),
-                "--checkpoint-every", "2", *more]
+                "--checkpoint-every", "1", *more]
 
     def allow_no_checkpoint() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, resource.RLIM_INFINITY))
 
-    full = run(checkpointing(3), preexec_fn=allow_no_checkpoint, restore_signals=False)
+    full = run(checkpointing(1), preexec_fn=allow_no_checkpoint, restore_signals=False)
     require(full.returncode != 0, "a run that could not write its checkpoint ended with status 0")
     said = f"cannot write {output / 'with'}"
     require(said in full.stderr and "File too large" in full.stderr, f"expected {said!r}, got {full.stderr!r}")
     require(not checkpoints(output) and not list((output / "with").glob("*.tmp*")), "half a checkpoint was left")
 
-    require(run(checkpointing(3)).returncode == 0, "with room the run fails, too")
+    require(run(checkpointing(1)).returncode == 0, "with room the run fails, too")
     before = [each.read_bytes() for each in checkpoints(output)]
-    again = run(checkpointing(5, "--resume"), preexec_fn=allow_no_checkpoint, restore_signals=False)
+    again = run(checkpointing(2, "--resume"), preexec_fn=allow_no_checkpoint, restore_signals=False)
     require(again.returncode != 0 and said in again.stderr, again.stderr)
     require([each.read_bytes() for each in checkpoints(output)] == before, "the checkpoints from before changed")
 

@@ -58,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         whole, killed = pathlib.Path(directory) / "whole", pathlib.Path(directory) / "killed"
         # In one process here and over MPI there: both give the same bits.
-        uninterrupted = run([PROGRAM, *TRAINING, *EVERY_3, "--steps", "7", "--output", str(whole), "--transport", "inprocess"])
+        uninterrupted = run([PROGRAM, *TRAINING, *EVERY_3, "--steps", "5", "--output", str(whole), "--transport", "inprocess"])
         require(uninterrupted.returncode == 0, uninterrupted.stderr)
 
         kill_after_first_checkpoint(killed)
@@ -70,7 +70,7 @@ def main() -> None:
         require(empty.returncode != 0 and "there is no checkpoint to resume from" in empty.stderr, empty.stderr)
 
         # A newer one that is damaged: the one before it is taken, and that is said.
-        damaged = killed / "with" / "checkpoint-000000000005.lamina"
+        damaged = killed / "with" / "checkpoint-000000000004.lamina"
         damaged.write_bytes(checkpoints(killed)[-1].read_bytes()[:-1000])
         resumed = run(command(killed, *EVERY_3, "--resume"))
         require(resumed.returncode == 0, resumed.stderr)

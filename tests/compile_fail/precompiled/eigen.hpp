@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: MIT
+#include <Eigen/Core>
+
+#include "lamina.hpp"
+#include "lamina/adapt/eigen.hpp"
