@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -199,7 +200,9 @@ class Damage(unittest.TestCase):
 
 class Command(unittest.TestCase):
     def run_on(self, file: Path, model: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-B", str(HERE / "read_frame.py"), str(file), "--model", model]
+        # An emulated Python cannot start itself.
+        python = os.environ.get("LAMINA_PYTHON", f"{sys.executable} -B").split()
+        command = [*python, str(HERE / "read_frame.py"), str(file), "--model", model]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def test_prints_fields_and_layers(self) -> None:
