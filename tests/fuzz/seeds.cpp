@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Writes inputs to begin with: frames, states and checkpoints as the library writes them, and for the targets that take
-// choices some bytes of any kind. seeds DIRECTORY
+// Writes inputs to begin with: frames, states and checkpoints as the library writes them, those of one small model in every
+// way in which docs/reliability.md says that bytes are bad, and for the targets that take choices some bytes of any
+// kind. seeds DIRECTORY
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "fuzz.hpp"
 #include "lamina/worker.hpp"
+#ifdef LAMINA_FUZZ_CHECKPOINTS
+#include "checkpoint/checkpoint.hpp"
+#endif
 
 namespace {
 
@@ -15,13 +19,108 @@ namespace fs = std::filesystem;
 
 fs::path root;
 
-void write(const std::string& target, const std::string& name, std::initializer_list<int> choices,
+void write(const std::string& target, const std::string& name, const std::vector<int>& choices,
            const bytes& rest) {
   fs::create_directories(root / target);
   std::ofstream file(root / target / name, std::ios::binary);
   for (const int each : choices) file.put(static_cast<char>(each));
   file.write(reinterpret_cast<const char*>(rest.data()), static_cast<std::streamsize>(rest.size()));
 }
+
+struct field {
+  const char* name;
+  std::size_t offset, width;  // in bytes
+};
+
+using lamina::detail::state_header;
+using lamina::detail::wire_header;
+#define LAMINA_FIELD(header, name)                      \
+  field {                                               \
+#name, offsetof(header, name), sizeof(header::name) \
+  }
+
+constexpr std::array frame_fields = {
+    LAMINA_FIELD(wire_header, magic),        LAMINA_FIELD(wire_header, version),
+    LAMINA_FIELD(wire_header, element_type), LAMINA_FIELD(wire_header, kind),
+    LAMINA_FIELD(wire_header, flags),        LAMINA_FIELD(wire_header, sender),
+    LAMINA_FIELD(wire_header, step),         LAMINA_FIELD(wire_header, fingerprint),
+    LAMINA_FIELD(wire_header, layers),       LAMINA_FIELD(wire_header, payload_bytes),
+    LAMINA_FIELD(wire_header, payload_type), LAMINA_FIELD(wire_header, checksum)};
+constexpr std::array state_fields = {
+    LAMINA_FIELD(state_header, magic),        LAMINA_FIELD(state_header, version),
+    LAMINA_FIELD(state_header, element_type), LAMINA_FIELD(state_header, flags),
+    LAMINA_FIELD(state_header, fingerprint),  LAMINA_FIELD(state_header, layers),
+    LAMINA_FIELD(state_header, elements),     LAMINA_FIELD(state_header, step),
+    LAMINA_FIELD(state_header, threshold),    LAMINA_FIELD(state_header, allowance),
+    LAMINA_FIELD(state_header, checksum)};
+
+// The numbers around which sizes wrap, as far as they go into the field.
+std::vector<std::uint64_t> limits_of(std::size_t width) {
+  const std::uint64_t largest = ~std::uint64_t{0} >> (64 - 8 * width);
+  std::vector<std::uint64_t> values;
+  for (const std::uint64_t each :
+       {std::uint64_t{0}, std::uint64_t{1}, (std::uint64_t{1} << 31U) - 1, std::uint64_t{1} << 31U,
+        (std::uint64_t{1} << 31U) + 1, (std::uint64_t{1} << 32U) - 1, std::uint64_t{1} << 32U,
+        std::uint64_t{1} << 62U, std::uint64_t{1} << 63U, largest}) {
+    if (each <= largest) values.push_back(each);
+  }
+  return values;
+}
+
+// `good` cut off, with more behind it, and with each bit another; and the fields of its header at their limits. `choices`
+// are those of the target, of which number `mends` has the checksum mended, so that the bit or the field itself is looked at.
+void write_bad(const std::string& target, std::vector<int> choices, std::size_t mends, const bytes& good,
+               std::span<const field> fields) {
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    write(target, "truncated_to_" + std::to_string(size), choices,
+          bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)));
+  }
+  bytes longer = good;
+  longer.push_back(std::byte{0});
+  write(target, "trailing", choices, longer);
+  for (const std::string when : {"", "_mended"}) {
+    for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
+      bytes flipped = good;
+      flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+      write(target, "bit_" + std::to_string(bit) + when, choices, flipped);
+    }
+    for (const field& each : fields) {
+      for (const std::uint64_t value : limits_of(each.width)) {
+        bytes other = good;
+        std::memcpy(other.data() + each.offset, &value, each.width);
+        write(target, std::string(each.name) + "_" + std::to_string(value) + when, choices, other);
+      }
+    }
+    ++choices[mends];
+  }
+}
+
+#ifdef LAMINA_FUZZ_CHECKPOINTS
+void write_checkpoints() {
+  using resnet50_ps::checkpoint_header;
+  constexpr std::array fields = {
+      LAMINA_FIELD(checkpoint_header, magic),      LAMINA_FIELD(checkpoint_header, version),
+      LAMINA_FIELD(checkpoint_header, reserved),   LAMINA_FIELD(checkpoint_header, step),
+      LAMINA_FIELD(checkpoint_header, file_bytes), LAMINA_FIELD(checkpoint_header, index_bytes),
+      LAMINA_FIELD(checkpoint_header, checksum)};
+  const bytes section(5, std::byte{42});
+  lamina::detail::checksum sum;
+  sum.add(section);
+  bytes index;
+  resnet50_ps::append_to_index(index, "section", section.size(), sum.value());
+  checkpoint_header header;
+  header.step = 3;
+  header.file_bytes = sizeof header + section.size() + index.size();
+  header.index_bytes = index.size();
+  header.checksum = checksum_of(header, index);
+  bytes file(sizeof header);
+  std::memcpy(file.data(), &header, sizeof header);
+  file.insert(file.end(), section.begin(), section.end());
+  file.insert(file.end(), index.begin(), index.end());
+  write("checkpoint", "good", {3}, file);
+  write_bad("checkpoint", {3}, 0, file, fields);
+}
+#endif
 
 template <class T>
 void write_frames_and_states(int type) {
@@ -46,10 +145,14 @@ void write_frames_and_states(int type) {
       const std::string name = std::string(type == 1 ? "double" : "float") + "_model" +
                                std::to_string(which) + "_payload" + std::to_string(payload);
       write("decode", name, {type, which, 0, 0}, frame);
-      bytes state(32);
-      const bytes saved = worker.save();
-      state.insert(state.end(), saved.begin(), saved.end());
-      write("state", name, {type, which, payload % 2, 0, 1, 0}, state);
+      std::vector<int> choices = {type, which, payload % 2, 0, 1, 0};
+      choices.resize(choices.size() + 32);
+      const bytes state = worker.save();
+      write("state", name, choices, state);
+      if (type == 0 && which == 1 && payload < 2) {
+        if (payload == 0) write_bad("decode", {type, which, 0, 0}, 2, frame, frame_fields);
+        if (payload == 1) write_bad("state", choices, 5, state, state_fields);
+      }
     }
   }
 }
@@ -65,6 +168,9 @@ int main(int count, char** arguments) {
   root = arguments[1];
   write_frames_and_states<float>(0);
   write_frames_and_states<double>(1);
+#ifdef LAMINA_FUZZ_CHECKPOINTS
+  write_checkpoints();
+#endif
   for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint"}) {
     std::mt19937 random(11);
     for (const std::size_t size : {16, 64, 256, 1000}) {
