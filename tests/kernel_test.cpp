@@ -18,7 +18,7 @@ using namespace lamina_test;
 
 namespace {
 
-// An emulated machine tries one offset in so many, and one in so many of the long lengths.
+// An emulated machine, or a sanitizer, tries one offset in so many, and one in so many of the long lengths.
 #ifndef LAMINA_KERNEL_TEST_SHARE
 #define LAMINA_KERNEL_TEST_SHARE 1
 #endif
