@@ -52,11 +52,11 @@ senders everything(0);
 void aggregate(benchmark::State& state, senders& from) {
   const auto frames = from.frames(static_cast<std::size_t>(state.range(0)));
   std::vector<float> parameters(model.elements());
-  lamina::gradient_aggregator<float> aggregator(model, frames.size());
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, frames.size());
   for (auto _ : state) {
     state.PauseTiming();
-    aggregator = lamina::gradient_aggregator<float>(
-        model, frames.size());  // which waits for step 1, as the frames are
+    // Which waits for step 1, as the frames are.
+    aggregator = lamina::gradient_aggregator<float>::of_workers(model, frames.size());
     state.ResumeTiming();
     for (const auto& bytes : frames) aggregator.add(lamina::decode<float>(bytes, model));
     for (std::size_t l = 0; l < model.layers(); ++l) {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 # The components of the package: an adapter in lamina/adapt/, or lamina/cuda/, and the package it needs. Used by the
 # build and, installed beside the package configuration, by consumers.
-set(LAMINA_COMPONENTS xtensor eigen torch cuda)
+set(LAMINA_COMPONENTS xtensor eigen torch dlpack cuda)
 set(lamina_xtensor_package xtensor)
 set(lamina_eigen_package Eigen3)
 set(lamina_torch_package Torch)
+set(lamina_dlpack_package dlpack)
 set(lamina_cuda_package CUDAToolkit)
 
 # Looks for the component's package and sets `result` to what its users link, or to nothing where it is missing.
@@ -13,6 +14,7 @@ function(lamina_find_component component result)
   set(package ${lamina_${component}_package})
   set(libraries_xtensor xtensor)  # neither xtensor::optimize, which is -march=native, nor xtensor::use_xsimd
   set(libraries_eigen Eigen3::Eigen)
+  set(libraries_dlpack dlpack::dlpack)
   set(libraries_cuda CUDA::cudart)
   # A consumer may have brought the target itself. Torch's libraries are known to its package alone.
   if(component STREQUAL "cuda" AND NOT TARGET CUDA::cudart)

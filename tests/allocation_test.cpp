@@ -5,6 +5,7 @@
 #include <limits>
 #include <new>
 #include <random>
+#include <tuple>
 
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
@@ -118,7 +119,7 @@ TEST_CASE("allocation: functors, publisher and mean allocate nothing after the f
   const auto layer = [&](std::size_t) -> const auto& {
     return values;
   };
-  lamina::gradient_aggregator<float> aggregator(model, 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
   lamina::frame_encoder<float> encoder(model);
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const auto bytes = encoder.encode(lamina::frame_kind::gradients, step, 0, all, layer).to_bytes();
@@ -127,9 +128,9 @@ TEST_CASE("allocation: functors, publisher and mean allocate nothing after the f
       lamina::mean_abs{}(values);
       for (std::size_t l = 0; l < 20; ++l) aggregator.mean(l, [](std::size_t, std::span<const float>) {});
       publisher.update(aggregator.arrived());
-      publisher.encode(0, step, layer);
+      std::ignore = publisher.encode(0, step, layer);
       publisher.commit(0);
-      publisher.encode_for_all(step, layer);
+      std::ignore = publisher.encode_for_all(step, layer);
       publisher.commit_all();
       aggregator.next_step();
     });

@@ -28,6 +28,7 @@ enum field : std::size_t {
   layer_count = 32,
   payload_bytes = 40,
   reserved = 48,
+  run = 52,
   checksum = 56,
   bitmap = 64
 };
@@ -63,6 +64,12 @@ bytes patched(bytes frame, std::size_t at, Number number) {
   std::memcpy(frame.data() + at, &number, sizeof number);
   return frame;
 }
+
+// Whether decode, with an error code or without, takes what a caller gives as this type.
+template <class Given, class... Error>
+constexpr bool decodes = requires(Given&& given, const lamina::layout& model, Error&... error) {
+  lamina::decode<float>(std::forward<Given>(given), model, error...);
+};
 
 // The checksum made good again after a patch, by xxHash's one-shot function.
 std::uint64_t checksum_of([[maybe_unused]] const bytes& frame) {
@@ -142,6 +149,10 @@ TEMPLATE_TEST_CASE("codec: random selections come back bit for bit", "", float, 
       REQUIRE(view.is_dropped(l) == chosen.is_dropped(l));
       REQUIRE(same_bits(view.layer(l), chosen.is_sent(l) ? values[l] : std::vector<TestType>{}));
       std::vector<TestType> out(model.sizes()[l], TestType(77));
+      REQUIRE(view.apply_to(l, out) == chosen.is_sent(l));
+      REQUIRE(
+          same_bits(out, chosen.is_sent(l) ? values[l] : std::vector<TestType>(out.size(), TestType(77))));
+      if (of_kind == lamina::frame_kind::parameters) continue;
       view.restore(l, out);
       REQUIRE(same_bits(out, chosen.is_sent(l) ? values[l] : std::vector<TestType>(out.size())));
     }
@@ -182,7 +193,8 @@ TEMPLATE_TEST_CASE("codec: the header's fields stand where the format says", "",
   CHECK(read<std::uint64_t>(frame, fingerprint) == small.model.fingerprint());
   CHECK(read<std::uint64_t>(frame, layer_count) == 4);
   CHECK(read<std::uint64_t>(frame, payload_bytes) == 5 * sizeof(TestType));
-  CHECK(read<std::uint64_t>(frame, reserved) == 0);
+  CHECK(read<std::uint32_t>(frame, reserved) == 0);
+  CHECK(read<std::uint32_t>(frame, run) == 0);
   CHECK(read<std::uint64_t>(frame, checksum) == checksum_of(frame));
   CHECK(read<std::uint8_t>(frame, bitmap) == 0b101);
   CHECK(read<TestType>(frame, 128) == 1);
@@ -289,8 +301,8 @@ TEMPLATE_TEST_CASE("codec: damage in what only the checksum covers is a checksum
                    double) {
   if (!lamina::checksums_available) return;
   const small_frame<TestType> small;
-  for (const std::size_t at : {std::size_t{sender}, std::size_t{step}, std::size_t{checksum},
-                               std::size_t{128}, small.frame.size() - 1}) {
+  for (const std::size_t at : {std::size_t{sender}, std::size_t{step}, std::size_t{run},
+                               std::size_t{checksum}, std::size_t{128}, small.frame.size() - 1}) {
     const bytes damaged = patched(small.frame, at, std::uint8_t(read<std::uint8_t>(small.frame, at) ^ 0x40));
     CHECK(verdict<TestType>(damaged, small.model) == frame_errc::checksum_mismatch);
   }
@@ -333,7 +345,7 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
   for (const int number : {4, 255}) {
     CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_payload_type);
   }
-  for (std::size_t byte = 1; byte < 8; ++byte) {
+  for (std::size_t byte = 1; byte < 4; ++byte) {
     CHECK(refused(reserved + byte, std::uint8_t{1}) == frame_errc::nonzero_reserved);
   }
   CHECK(refused(fingerprint, small.model.fingerprint() + 1) == frame_errc::wrong_layout);
@@ -435,6 +447,105 @@ TEMPLATE_TEST_CASE("codec: restore refuses a wrong size or layer and writes noth
   CHECK(out == std::vector<TestType>{1, 2, 3});
 }
 
+TEMPLATE_TEST_CASE("codec: apply_to overwrites what was sent and leaves the rest", "", float, double) {
+  const small_frame<TestType> small;
+  using layer = std::vector<TestType>;
+  for (const auto of_kind : {lamina::frame_kind::gradients, lamina::frame_kind::parameters}) {
+    const bytes frame = encode(small.model, small.chosen, small.values, 7, 3, of_kind);
+    const auto view = lamina::decode<TestType>(frame, small.model);
+    layer first(3, TestType(5));
+    layer held_back(4, TestType(5));
+    layer last(2, TestType(5));
+    layer empty;
+    CHECK(view.apply_to(0, first));
+    CHECK_FALSE(view.apply_to(1, held_back));
+    CHECK(view.apply_to(2, std::span(last)));
+    CHECK_FALSE(view.apply_to(3, empty));
+    CHECK(first == layer{1, 2, 3});
+    CHECK(held_back == layer(4, TestType(5)));
+    CHECK(last == layer{4, 5});
+    // Looked at before anything is written, and for a layer that is held back too.
+    for (const std::size_t l : {0, 1}) {
+      layer wrong(5, TestType(5));
+      CHECK(contains(message_of<std::invalid_argument>([&] { view.apply_to(l, wrong); }),
+                     "layer" + std::to_string(l)));
+      CHECK(wrong == layer(5, TestType(5)));
+    }
+    CHECK_THROWS_AS(view.apply_to(4, first), std::out_of_range);
+  }
+}
+
+TEMPLATE_TEST_CASE("codec: restore refuses a frame of parameters, whose held layers are to be kept", "",
+                   float, double) {
+  const small_frame<TestType> small;
+  const bytes frame = encode(small.model, small.chosen, small.values, 7, 0, lamina::frame_kind::parameters);
+  const auto view = lamina::decode<TestType>(frame, small.model);
+  for (std::size_t l = 0; l < 4; ++l) {
+    std::vector<TestType> out(small.model.sizes()[l], TestType(5));
+    CHECK(contains(message_of<std::logic_error>([&] { view.restore(l, out); }), "apply_to"));
+    CHECK(out == std::vector<TestType>(out.size(), TestType(5)));
+  }
+  std::vector<TestType> out(3);
+  CHECK_THROWS_AS(view.restore(4, out), std::out_of_range);
+}
+
+TEST_CASE("codec: bytes that are gone when decode returns do not compile; none at all are truncated") {
+  std::error_code error;
+  const lamina::layout model = model_of({1});
+  CHECK(lamina::decode<float>({}, model, error).layers() == 0);
+  CHECK(error == frame_errc::truncated);
+  CHECK(decodes<bytes&>);
+  CHECK(decodes<const bytes&, std::error_code>);
+  CHECK(decodes<std::span<const std::byte>>);
+  CHECK_FALSE(decodes<bytes>);
+  CHECK_FALSE(decodes<bytes, std::error_code>);
+}
+
+TEMPLATE_TEST_CASE("codec: a run id is written and read, and is no other frame's concern", "", float,
+                   double) {
+  const small_frame<TestType> small;
+  const auto layer = [&](std::size_t l) { return std::span<const TestType>(small.values[l]); };
+  for (const std::uint32_t id : {0U, 1U, 0x12345678U, 0xffffffffU}) {
+    lamina::frame_encoder<TestType> encoder(small.model, id);
+    const auto copy = encoder;
+    for (auto each : {encoder, copy}) {
+      const bytes frame = each.encode(lamina::frame_kind::gradients, 7, 3, small.chosen, layer).to_bytes();
+      CHECK(read<std::uint32_t>(frame, run) == id);
+      CHECK(lamina::decode<TestType>(frame, small.model).run() == id);
+      CHECK((frame == small.frame) == (id == 0));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("codec: the largest frame of a layout is a bound, and one is as large", "", float,
+                   double) {
+  std::mt19937 random(45);
+  using enum lamina::payload_type;
+  for (const auto type : {as_is, float16, bfloat16, int8}) {
+    for (int round = 0; round < 20; ++round) {
+      const lamina::layout model = random_model(random);
+      const auto values = random_tensors<TestType>(random, model);
+      const auto layer = [&](std::size_t l) { return std::span<const TestType>(values[l]); };
+      lamina::frame_encoder<TestType> encoder(model);
+      lamina::selection chosen(model);
+      const std::size_t most = lamina::largest_frame_bytes<TestType>(model, type);
+      CHECK(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type).size_bytes() <= most);
+      chosen.send_all();
+      CHECK(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type).size_bytes() == most);
+    }
+  }
+  // Many small layers, whose bits take more than a constant.
+  const lamina::layout many = model_of(std::vector<std::size_t>(40'000, 4));
+  CHECK(lamina::largest_frame_bytes<float>(many) == 64 + 5056 + 640'000);
+  CHECK(lamina::largest_frame_bytes<TestType>(model_of({})) == 64);
+  // Sizes that cannot be counted.
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  for (const auto type : {as_is, float16, bfloat16, int8}) {
+    CHECK(lamina::largest_frame_bytes<TestType>(model_of({most}), type) == most);
+  }
+  CHECK(lamina::largest_frame_bytes<double>(model_of({most / 16, most / 16, most / 16})) == most);
+}
+
 TEMPLATE_TEST_CASE("codec: a true zero is not taken for a dropped layer", "", float, double) {
   const lamina::layout model = model_of({1, 1});
   lamina::selection chosen(model);
@@ -514,9 +625,21 @@ TEST_CASE("codec: a view outlives the layout it was decoded for, and has no laye
   view.restore(0, out);
   CHECK(out == values);
   CHECK_THROWS_AS(view.restore(0, std::span(out).first(1)), std::invalid_argument);
-  const auto taken = std::move(view);
+  CHECK_FALSE(view.is_of(model_of({3})));
+  auto taken = std::move(view);
   CHECK(taken.layers() == 1);
-  CHECK(view.layers() == 0);  // NOLINT(bugprone-use-after-move): what is left is defined
+  CHECK(taken.is_of(model_of({2})));
+  const auto is_empty = [](const lamina::frame_view<float>& left) {
+    return left.layers() == 0 && left.sent_elements() == 0 && !left.is_of(model_of({2}));
+  };
+  CHECK(is_empty(view));  // NOLINT(bugprone-use-after-move): what is left is defined
+  view = std::move(taken);
+  CHECK(is_empty(taken));  // NOLINT(bugprone-use-after-move)
+  CHECK(view.layer(0)[1] == 2);
+  lamina::frame_view<float> other;
+  other = view;
+  CHECK(view.is_of(model_of({2})));
+  CHECK(other.is_of(model_of({2})));
 }
 
 TEST_CASE("codec: a default view has no layers") {
@@ -550,7 +673,7 @@ TEST_CASE("codec: any bytes give a frame or a named error") {
 
 TEST_CASE("codec: every error has a name of its own") {
   std::vector<std::string> messages;
-  for (int code = 1; code <= static_cast<int>(frame_errc::duplicate_sender); ++code) {
+  for (int code = 1; code <= static_cast<int>(frame_errc::other_run); ++code) {
     const std::error_code error = static_cast<frame_errc>(code);
     CHECK(error);
     CHECK(std::string(error.category().name()) == "lamina.frame");
@@ -560,4 +683,46 @@ TEST_CASE("codec: every error has a name of its own") {
   std::ranges::sort(messages);
   CHECK(std::ranges::adjacent_find(messages) == messages.end());
   CHECK(lamina::frame_category().message(1000) == "unknown frame error");
+}
+
+namespace {
+
+// As a plugin has it that was loaded by itself, or another version of the library.
+struct category_of_a_plugin : std::error_category {
+  explicit category_of_a_plugin(const char* its_name) : name_(its_name) {}
+  const char* name() const noexcept override { return name_; }
+  std::string message(int) const override { return ""; }
+  const char* name_;
+};
+
+}  // namespace
+
+TEST_CASE("codec: an error is what its category is called, whichever object that is") {
+  const category_of_a_plugin frames("lamina.frame");
+  const category_of_a_plugin calls("lamina");
+  const category_of_a_plugin others("frame");
+  const int truncated = static_cast<int>(frame_errc::truncated);
+  CHECK(std::error_code(truncated, frames) == frame_errc::truncated);
+  CHECK(frame_errc::truncated == std::error_code(truncated, frames));
+  CHECK(std::error_code(truncated, frames) != frame_errc::bad_magic);
+  CHECK(std::error_code(truncated, others) != frame_errc::truncated);
+  CHECK(std::error_code(truncated, calls) != frame_errc::truncated);
+  CHECK(std::error_code(truncated, calls) == lamina::errc::no_such_layer);
+  CHECK(std::error_code(truncated, frames) != lamina::errc::no_such_layer);
+  CHECK(std::error_code() != frame_errc::truncated);
+  CHECK(std::error_code(frame_errc::truncated) == frame_errc::truncated);
+}
+
+TEST_CASE("codec: every mistake of a caller has a name of its own") {
+  std::vector<std::string> messages;
+  for (int code = 1; code <= static_cast<int>(lamina::errc::bad_argument); ++code) {
+    const std::error_code error = static_cast<lamina::errc>(code);
+    CHECK(error);
+    CHECK(std::string(error.category().name()) == "lamina");
+    CHECK(error.message() != "unknown error");
+    messages.push_back(error.message());
+  }
+  std::ranges::sort(messages);
+  CHECK(std::ranges::adjacent_find(messages) == messages.end());
+  CHECK(lamina::category().message(1000) == "unknown error");
 }

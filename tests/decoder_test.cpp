@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("decoder: any step and sender is read, and it is for the rece
       const auto foreign = lamina::decode<TestType>(from, model);
       CHECK(late.step() == number);
       CHECK(foreign.sender() == static_cast<std::uint32_t>(number));
-      lamina::gradient_aggregator<TestType> aggregator(model, 2, 7);
+      auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, 2, {.first_step = 7});
       const auto refusal_of = [&](const auto& view) {
         try {
           aggregator.add(view);
@@ -174,7 +174,7 @@ TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refuse
       const auto flag = [&](wire_header& header) { header.flags |= 1U << bit; };
       REQUIRE(verdict<TestType>(changed(frame, flag), model) == frame_errc::nonzero_reserved);
     }
-    for (unsigned bit = 0; bit < 56; ++bit) {
+    for (unsigned bit = 0; bit < 24; ++bit) {
       const auto reserved = [&](wire_header& header) {
         header.reserved[bit / 8] = static_cast<std::uint8_t>(1U << (bit % 8));
       };
@@ -183,7 +183,7 @@ TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refuse
   }
 }
 
-// What a bit may change where nothing covers it: the step, the sender, the elements, and gradients for parameters, which
+// What a bit may change where nothing covers it: the step, the sender, the run, the elements, and gradients for parameters, which
 // are 1 and 2 and so two bits apart. No size, and nothing of what the model says.
 TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or changes one thing that was sent",
                    "", float, double) {
@@ -200,14 +200,16 @@ TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or chan
       const auto view = lamina::decode<TestType>(frame, model, error);
       const bool is_sender = place >= 12 && place < 16;
       const bool is_step = place >= 16 && place < 24;
+      const bool is_run = place >= 52 && place < 56;
       const bool is_element = place >= payload_at;
-      REQUIRE(!error == (is_sender || is_step || is_element));
+      REQUIRE(!error == (is_sender || is_step || is_run || is_element));
       if (error) {
         REQUIRE(error.category() == lamina::frame_category());
         REQUIRE(view.layers() == 0);
       } else {
         REQUIRE((view.sender() != 1) == is_sender);
         REQUIRE((view.step() != 7) == is_step);
+        REQUIRE((view.run() != 0) == is_run);
         REQUIRE(same_bits(elements_of_frame(view), sent) != is_element);
         REQUIRE(view.is_dropped(1));
       }
@@ -275,6 +277,7 @@ TEMPLATE_TEST_CASE("decoder: output that overlaps the payload is refused and not
       const bool overlaps = at < payload_end && at + out.size_bytes() > payload_begin;
       if (overlaps) {
         CHECK(contains(message_of<std::invalid_argument>([&] { view.restore(0, out); }), "overlaps"));
+        CHECK(contains(message_of<std::invalid_argument>([&] { view.apply_to(0, out); }), "overlaps"));
         CHECK(contains(message_of<std::invalid_argument>([&] { view.copy(0, 0, out); }), "overlaps"));
         CHECK(buffer == before);
       } else {
@@ -285,6 +288,104 @@ TEMPLATE_TEST_CASE("decoder: output that overlaps the payload is refused and not
     }
     const std::span dropped(reinterpret_cast<TestType*>(buffer.data() + payload_begin), 4);
     CHECK_THROWS_AS(view.restore(1, dropped), std::invalid_argument);
+    CHECK_THROWS_AS(view.apply_to(1, dropped), std::invalid_argument);
     CHECK_NOTHROW(view.restore(3, dropped.first(0)));
   }
+}
+
+namespace {
+
+// What both forms of peek say; they must agree, and give nothing on error.
+std::error_code verdict_of_peek(std::span<const std::byte> first_bytes) {
+  std::error_code error = make_error_code(frame_errc::bad_magic);
+  const lamina::frame_info info = lamina::peek(first_bytes, error);
+  std::error_code thrown;
+  try {
+    const lamina::frame_info loud = lamina::peek(first_bytes);
+    CHECK(loud == info);
+  } catch (const lamina::decode_error& refusal) {
+    thrown = refusal.code();
+  }
+  CHECK(thrown == error);
+  if (error) CHECK(info == lamina::frame_info{});
+  return error;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("peek: the first 64 bytes tell the frame's size and what it says of itself", "", float,
+                   double) {
+  const lamina::layout model = model_of(sizes);
+  for (const payload_type type : every_type) {
+    bytes frame = frame_of<TestType>(type, 77, 5);
+    for (const auto kind : {lamina::frame_kind::gradients, lamina::frame_kind::parameters}) {
+      frame = changed(frame, [&](wire_header& header) {
+        header.kind = static_cast<std::uint8_t>(kind);
+        header.run = 9;
+      });
+      const lamina::frame_info expected = {.size_bytes = frame.size(),
+                                           .kind = kind,
+                                           .payload = type,
+                                           .element_bytes = sizeof(TestType),
+                                           .sender = 5,
+                                           .run = 9,
+                                           .step = 77,
+                                           .fingerprint = model.fingerprint(),
+                                           .layers = 4};
+      CHECK(lamina::peek(std::span(frame).first(lamina::peek_bytes)) == expected);
+      CHECK(lamina::peek(frame) == expected);
+      CHECK_FALSE(verdict_of_peek(frame));
+      for (std::size_t length = 0; length < lamina::peek_bytes; ++length) {
+        CHECK(verdict_of_peek(std::span(frame).first(length)) == frame_errc::truncated);
+      }
+    }
+  }
+}
+
+TEST_CASE("peek: refuses a header as decode does, and knows nothing of the layout") {
+  const lamina::layout model = model_of(sizes);
+  const bytes frame = frame_of<float>(payload_type::as_is);
+  for (std::size_t bit = 0; bit < 8 * lamina::peek_bytes; ++bit) {
+    CAPTURE(bit);
+    bytes damaged = frame;
+    damaged[bit / 8] ^= std::byte{1} << (bit % 8);
+    const std::error_code peeked = verdict_of_peek(damaged);
+    const std::error_code decoded = verdict<float>(damaged, model);
+    if (peeked) {
+      CHECK(peeked == decoded);
+    } else {
+      const lamina::frame_info info = lamina::peek(damaged);
+      CHECK((decoded || info.size_bytes == frame.size()));
+    }
+    if (bit / 8 == 6) CHECK(peeked == frame_errc::wrong_element_type);  // 1 and 2 are two bits apart
+  }
+  const bytes doubles = frame_of<double>(payload_type::as_is);
+  CHECK_FALSE(verdict_of_peek(doubles));
+  CHECK(verdict<float>(doubles, model) == frame_errc::wrong_element_type);
+}
+
+TEST_CASE("peek: a size that cannot be counted is refused") {
+  const bytes frame = frame_of<float>(payload_type::as_is);
+  constexpr std::uint64_t most = std::numeric_limits<std::size_t>::max();
+  const auto with = [&](std::uint64_t layers, std::uint64_t payload) {
+    return changed(frame, [&](wire_header& header) {
+      header.layers = layers;
+      header.payload_bytes = payload;
+    });
+  };
+  for (const std::uint64_t number : limits) {
+    CAPTURE(number);
+    const bytes many_layers = with(number, 20);
+    CHECK_FALSE(verdict_of_peek(many_layers));
+    CHECK(lamina::peek(many_layers).layers == number);
+    CHECK(lamina::peek(many_layers).size_bytes == 64 + (number / 8 + (number % 8 != 0) + 63) / 64 * 64 + 20);
+  }
+  CHECK_FALSE(verdict_of_peek(with(4, most - 128)));
+  CHECK(lamina::peek(with(4, most - 128)).size_bytes == most);
+  for (const std::uint64_t payload : {most - 127, most - 1, most}) {
+    CHECK(verdict_of_peek(with(4, payload)) == frame_errc::bad_payload_size);
+  }
+  CHECK(verdict_of_peek(with(most, most)) == frame_errc::bad_payload_size);
+  CHECK(verdict_of_peek(with(most, most - (most / 8 + 1) - 63)) == frame_errc::bad_payload_size);
+  CHECK_FALSE(verdict_of_peek(with(most, most - (most / 8 + 1) - 64)));
 }

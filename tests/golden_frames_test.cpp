@@ -85,7 +85,7 @@ bytes encoded(const golden_frame& row) {
   for (std::size_t l = 0; l < model.layers(); ++l) {
     layers.push_back(golden_elements<T>(l, model.sizes()[l]));
   }
-  lamina::frame_encoder<T> encoder(model);
+  lamina::frame_encoder<T> encoder(model, row.run);
   const auto layer = [&](std::size_t l) { return std::span<const T>(layers[l]); };
   bytes frame =
       encoder.encode(row.kind, row.step, row.sender, selection_of(model, row.present), layer, row.payload)
@@ -163,15 +163,26 @@ void check_decoded(const golden_frame& row) {
   CHECK(view.kind() == row.kind);
   CHECK(view.step() == row.step);
   CHECK(view.sender() == row.sender);
+  CHECK(view.run() == row.run);
   CHECK(view.payload() == row.payload);
   CHECK(view.layers() == model.layers());
+  const lamina::frame_info info = lamina::peek(std::span(frame).first(lamina::peek_bytes));
+  CHECK(info.size_bytes == row.bytes);
+  CHECK(info.kind == row.kind);
+  CHECK(info.payload == row.payload);
+  CHECK(info.element_bytes == sizeof(T));
+  CHECK(info.sender == row.sender);
+  CHECK(info.run == row.run);
+  CHECK(info.step == row.step);
+  CHECK(info.fingerprint == row.fingerprint);
+  CHECK(info.layers == model.layers());
   const lamina::selection chosen = selection_of(model, row.present);
   bool all_same = true;
   for (std::size_t l = 0; l < model.layers(); ++l) {
     std::vector<T> out(model.sizes()[l], T(77));
-    view.restore(l, out);
+    all_same &= view.apply_to(l, out) == chosen.is_sent(l);
     const std::vector<T> expected =
-        chosen.is_sent(l) ? golden_elements<T>(l, out.size()) : std::vector<T>(out.size());
+        chosen.is_sent(l) ? golden_elements<T>(l, out.size()) : std::vector<T>(out.size(), T(77));
     all_same &= view.is_dropped(l) == chosen.is_dropped(l) && same_bits(out, expected);
   }
   CHECK(all_same);
@@ -208,6 +219,7 @@ void check_size(const golden_size& row) {
                                      layer, row.payload);
   CHECK(frame.segments()[0].size() == row.header_bytes);
   CHECK(frame.size_bytes() == row.bytes);
+  if (row.present == "all") CHECK(lamina::largest_frame_bytes<T>(model, row.payload) == row.bytes);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/half.hpp"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <random>
 
 #include "catch.hpp"
+#include "lamina/detail/widen.hpp"
 #include "support.hpp"
 
 using lamina::bfloat16;
@@ -108,6 +110,30 @@ TEST_CASE("half: float16 to float is what the format says, for all patterns") {
 
 TEST_CASE("half: bfloat16 to float is the upper half of its bits, for all patterns") {
   for (std::uint32_t p = 0; p < 0x10000; ++p) REQUIRE(bits(to_float(pattern<bfloat16>(p))) == p << 16);
+}
+
+TEMPLATE_TEST_CASE("half: a row at a time gives the bits of to_float, for all patterns", "", float16,
+                   bfloat16) {
+  std::array<TestType, 64> from;
+  std::array<float, 64> singles;
+  std::array<double, 64> doubles;
+  for (std::uint32_t p = 0; p < 0x10000; p += 64) {
+    for (std::uint32_t i = 0; i < 64; ++i) from[i] = pattern<TestType>(p + i);
+    lamina::detail::widen_all(from.data(), singles);
+    lamina::detail::widen_all(from.data(), doubles);
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      const float expected = to_float(from[i]);
+      CAPTURE(p + i);
+      if (std::isnan(expected)) {
+        constexpr std::uint32_t quiet = 0x400000;  // set by F16C's instruction
+        REQUIRE((bits(singles[i]) | quiet) == (bits(expected) | quiet));
+        REQUIRE(std::isnan(doubles[i]));
+      } else {
+        REQUIRE(bits(singles[i]) == bits(expected));
+        REQUIRE(same_bits(doubles[i], static_cast<double>(expected)));
+      }
+    }
+  }
 }
 
 TEMPLATE_TEST_CASE("half: every finite pattern survives the way to float and back", "", float16, bfloat16) {

@@ -80,12 +80,13 @@ class placed {
 /// A functor as a user writes one, applied to whole registers: its map ends in a product, which must not be fused with
 /// the sum that follows.
 struct own_square_sum : lamina::detail::callable_representative<own_square_sum> {
+  using is_simd = void;
   static auto map(const auto& x) { return x * x; }
   static auto combine(const auto& a, const auto& b) { return a + b; }
   static double finish(double total, std::size_t) { return total; }
 };
 
-/// One that has no operand but the element, so that it takes the scalar path.
+/// One that does not say that it takes registers, so that it takes the scalar path.
 struct own_scalar_mean_abs : lamina::detail::callable_representative<own_scalar_mean_abs> {
   static float map(float x) { return x < 0 ? -x : x; }
   static double map(double x) { return x < 0 ? -x : x; }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Built once for each instruction set, with xsimd and without (CMakeLists.txt, aarch64/): all agree with the literal
 // summation order of support.hpp, hence with each other, in every bit.
+#include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <deque>
+#include <initializer_list>
+#include <limits>
 #include <list>
 #include <random>
 #include <ranges>
@@ -11,6 +16,10 @@
 
 #include "catch.hpp"
 #include "kernel_cases.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/residual.hpp"
 #include "support.hpp"
 
@@ -76,6 +85,34 @@ std::vector<T> sum_of(std::vector<T> a, const std::vector<T>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
   return a;
 }
+
+// Each product rounded by itself: memory that the compiler must write.
+template <class T>
+std::vector<T> scaled(const std::vector<T>& values, T scale) {
+  std::vector<T> products;
+  for (const T each : values) {
+    const volatile T product = each * scale;
+    products.push_back(static_cast<T>(product));
+  }
+  return products;
+}
+
+// The value of a tensor whose blocks are those of the source that `source_at` gives for the element at which they begin.
+template <class T>
+double value_by_blocks(const auto& functor, std::size_t length, const auto& source_at) {
+  double total = 0;
+  for (std::size_t begin = 0; begin < length; begin += 4096) {
+    const std::size_t count = std::min<std::size_t>(4096, length - begin);
+    const auto block = lamina::detail::reduce_block<T>(functor, count, source_at(begin));
+    if (block.taken != count) FAIL("a block was refused");
+    total = functor.combine(total, block.total);
+  }
+  return length == 0 ? 0.0 : functor.finish(total, length);
+}
+
+// Lengths for what has no order of its own: around a cache line, a row of lanes, and some rows.
+constexpr std::array<std::size_t, 18> some_lengths = {0,  1,  2,   7,   15,  16,  31,  33,  63,
+                                                      64, 65, 127, 128, 200, 256, 257, 300, 4099};
 
 }  // namespace
 
@@ -154,5 +191,217 @@ TEMPLATE_TEST_CASE(
         }
       }
     }
+  }
+}
+
+// No product is fused with the sum that follows, also where the machine could.
+TEMPLATE_TEST_CASE("kernels: a scaled gradient is multiplied, rounded and then added, in the literal order",
+                   "", float, double, lamina::float16, lamina::bfloat16) {
+  using T = computed_type<TestType>;
+  using lamina::detail::add_to;
+  using lamina::detail::assign_to;
+  std::mt19937 random(11);
+  for (const std::size_t length :
+       std::initializer_list<std::size_t>{0, 1, 63, 64, 65, 130, 300, 4095, 4096, 4100, 8193}) {
+    for (const T scale : {T(0.1), T(-1) / 3, T(0x1p-16), T(1), T(0)}) {
+      const std::size_t offset = below(random, 16);
+      const auto first = values_of<TestType>(kind::fractions, random, length);
+      const auto second = values_of<TestType>(kind::fractions, random, length);
+      const placed<TestType> first_gradient(first, (3 * offset) % 16);
+      const placed<TestType> second_gradient(second, offset);
+      const auto first_sum = sum_of(std::vector<T>(length), scaled(widened<T>(first), scale));
+      const auto second_sum = sum_of(first_sum, scaled(widened<T>(second), scale));
+      const auto first_expected = literal_values(first_sum);
+      const auto second_expected = literal_values(second_sum);
+      const auto check = [&](std::size_t f, const auto& functor, auto refuses) {
+        const auto where = [&] { return described(functor_names[f], length, kind::fractions, offset); };
+        std::vector<T> residual(length, T(7));
+        require_same_bits(
+            value_by_blocks<T>(functor, length,
+                               [&](std::size_t i) {
+                                 return assign_to<T, TestType, refuses(), true>{
+                                     {residual.data() + i, first_gradient.values().data() + i, scale}};
+                               }),
+            first_expected[f], where);
+        require_same_bits(std::span<const T>(residual), first_sum, where);
+        require_same_bits(value_by_blocks<T>(functor, length,
+                                             [&](std::size_t i) {
+                                               return add_to<T, TestType, refuses(), true>{
+                                                   residual.data() + i, second_gradient.values().data() + i,
+                                                   scale};
+                                             }),
+                          second_expected[f], where);
+        require_same_bits(std::span<const T>(residual), second_sum, where);
+      };
+      check(0, lamina::mean_abs{}, std::false_type{});
+      check(0, lamina::mean_abs{}, std::true_type{});
+      check(2, lamina::l2_norm{}, std::false_type{});
+      check(7, own_scalar_mean_abs{}, std::true_type{});
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: a refused scaled operand stops the block before it is written", "", float,
+                   double, lamina::float16, lamina::bfloat16) {
+  using T = computed_type<TestType>;
+  using lamina::detail::add_to;
+  const T scale = std::numeric_limits<T>::max() / 2;
+  for (const std::size_t place : std::initializer_list<std::size_t>{0, 1, 63, 64, 70, 100}) {
+    std::vector<T> wide(130, T(1));
+    wide[place] = 4;
+    std::vector<TestType> gradient;
+    for (const T each : wide) {
+      if constexpr (lamina::half_element<TestType>) {
+        gradient.push_back(lamina::saturating_round<TestType>(each));
+      } else {
+        gradient.push_back(each);
+      }
+    }
+    std::vector<T> residual(wide.size(), T(1));
+    const auto block = lamina::detail::reduce_block<T>(
+        lamina::max_abs{}, wide.size(),
+        add_to<T, TestType, true, true>{residual.data(), gradient.data(), scale});
+    REQUIRE(block.taken <= place);
+    REQUIRE(block.taken + 64 > place);
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      REQUIRE(residual[i] == (i < block.taken ? T(1) + scale : T(1)));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: the screen finds what is not small, at every place", "", float, double,
+                   lamina::float16, lamina::bfloat16) {
+  using T = computed_type<TestType>;
+  const auto not_small = [] {
+    if constexpr (std::same_as<TestType, lamina::float16>) {
+      return std::vector<TestType>{{0x7c00}, {0xfc00}, {0x7c01}, {0xfe00}};
+    } else if constexpr (std::same_as<TestType, lamina::bfloat16>) {
+      return std::vector<TestType>{{0x7180}, {0xf180}, {0x7f80}, {0xff80}, {0x7f81}, {0xffc0}};
+    } else {
+      using limits = std::numeric_limits<T>;
+      return std::vector<T>{lamina::detail::small_magnitude<T>, -limits::max(), limits::infinity(),
+                            -limits::infinity(), limits::quiet_NaN()};
+    }
+  }();
+  const auto small = [] {
+    if constexpr (std::same_as<TestType, lamina::float16>) {
+      return std::vector<TestType>{{0x7bff}, {0xfbff}, {0}, {0x8000}, {1}};
+    } else if constexpr (std::same_as<TestType, lamina::bfloat16>) {
+      return std::vector<TestType>{{0x717f}, {0xf17f}, {0}, {0x8000}, {1}};
+    } else {
+      const T below_it = std::nextafter(lamina::detail::small_magnitude<T>, T(0));
+      return std::vector<T>{below_it, -below_it, T(0), -T(0), std::numeric_limits<T>::denorm_min()};
+    }
+  }();
+  constexpr lamina::detail::screen<T, TestType> screen;
+  for (const std::size_t length : some_lengths) {
+    std::vector<TestType> values(length + 3);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = small[i % small.size()];
+    const TestType* begin = values.data() + length % 3;
+    REQUIRE(screen.all_small(begin, length));
+    for (std::size_t i = 0; i<length; i += length> 300 ? 61 : 1) {
+      TestType& place = values[length % 3 + i];
+      const TestType before = std::exchange(place, not_small[i % not_small.size()]);
+      REQUIRE_FALSE(screen.all_small(begin, length));
+      place = before;
+    }
+    if (length % 3 > 0) values.front() = not_small[0];
+    values[length % 3 + length] = not_small[0];
+    REQUIRE(screen.all_small(begin, length));  // nothing beyond either end counts
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: the screen with a scale looks at the products, for all patterns of halves", "",
+                   lamina::float16, lamina::bfloat16) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float scale :
+       {1.0F, 0.1F, -65536.0F, 0x1p84F, 0x1.8p110F, 0x1p-120F, 0.0F, infinity, -infinity, nan}) {
+    const lamina::detail::screen<float, TestType> screen(scale);
+    for (std::uint32_t pattern = 0; pattern < 0x10000; ++pattern) {
+      const TestType half{static_cast<std::uint16_t>(pattern)};
+      const volatile float product = lamina::to_float(half) * scale;
+      const bool small = std::abs(product) < 0x1p100F;
+      if (screen.all_small(&half, 1) != small) FAIL("pattern " << pattern << " times " << scale);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: the screen with a scale looks at the products of floats", "", float, double) {
+  using limits = std::numeric_limits<TestType>;
+  std::mt19937 random(13);
+  for (const TestType scale : {TestType(1), TestType(0.1), TestType(-3), TestType(1) / 3, limits::min(),
+                               TestType(0), limits::max(), limits::infinity(), limits::quiet_NaN()}) {
+    const lamina::detail::screen<TestType> screen(scale);
+    const TestType edge = lamina::detail::small_magnitude<TestType> / std::abs(scale);
+    for (int i = 0; i < 2000; ++i) {
+      TestType x =
+          std::ldexp(random_fractions<TestType>(random, 1)[0], static_cast<int>(below(random, 2000)) - 1000);
+      if (i % 2 == 0 && std::isfinite(edge)) {  // one after the other around the edge
+        using bits = lamina::detail::bits_of<TestType>;
+        x = std::bit_cast<TestType>(std::bit_cast<bits>(edge) + (i - 1000) / 2);
+      }
+      const volatile TestType product = x * scale;
+      REQUIRE(screen.all_small(&x, 1) == (std::abs(product) < lamina::detail::small_magnitude<TestType>));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: the largest magnitude, and what is not finite, at every place", "", float,
+                   double) {
+  using limits = std::numeric_limits<TestType>;
+  std::mt19937 random(17);
+  for (const std::size_t length : some_lengths) {
+    auto values = random_fractions<TestType>(random, length + 1);
+    const auto largest = [&] {
+      return lamina::detail::largest_magnitude<TestType>(
+          length, lamina::detail::read_only<TestType>(values.data() + 1));
+    };
+    TestType expected = 0;
+    for (std::size_t i = 0; i < length; ++i) expected = std::max(expected, std::abs(values[i + 1]));
+    REQUIRE(same_bits(std::array{largest()}, std::array{expected}));
+    for (std::size_t i = 1; i <= length; i += length > 300 ? 61 : 1) {
+      for (const TestType special :
+           {TestType(-1000), limits::infinity(), -limits::infinity(), -limits::quiet_NaN()}) {
+        const TestType before = std::exchange(values[i], special);
+        REQUIRE(same_bits(std::array{largest()}, std::array{std::abs(special)}));
+        values[i] = before;
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: element by element, every misalignment, and nothing beyond", "", float, double) {
+  namespace detail = lamina::detail;
+  std::mt19937 random(19);
+  for (const std::size_t length : some_lengths) {
+    const std::size_t offset = below(random, 16);
+    const auto from = random_fractions<TestType>(random, offset + length + 1);
+    const auto before = random_fractions<TestType>(random, offset + length + 1);
+    const auto check = [&](const auto& loop, const auto& one) {
+      auto to = before;
+      auto expected = before;
+      loop(to.data() + offset, from.data() + offset);
+      for (std::size_t i = offset; i < offset + length; ++i) expected[i] = one(before[i], from[i]);
+      REQUIRE(same_bits(to, expected));
+    };
+    check([&](auto* a, const auto* b) { detail::add_elements(a, b, length); },
+          [](auto a, auto b) { return a + b; });
+    check([&](auto* a, const auto* b) { detail::subtract_elements(a, b, length); },
+          [](auto a, auto b) { return a - b; });
+    check([&](auto* a, const auto*) { detail::divide_elements(a, TestType(3), length); },
+          [](auto a, auto) { return a / 3; });
+    check([&](auto* a, const auto* b) { detail::copy_elements(a, length, detail::read_only<TestType>(b)); },
+          [](auto, auto b) { return b; });
+    // A velocity: the product, and then the sum, each rounded.
+    check(
+        [&](auto* a, const auto* b) {
+          detail::copy_elements(a, length, detail::read_only<TestType, TestType, true>(a, TestType(0.9)));
+          detail::add_elements(a, b, length);
+        },
+        [](auto a, auto b) {
+          const volatile TestType product = TestType(0.9) * a;
+          return product + b;
+        });
   }
 }

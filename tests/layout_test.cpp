@@ -2,9 +2,14 @@
 #include "lamina/layout.hpp"
 
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
 #include "support.hpp"
@@ -58,7 +63,7 @@ TEST_CASE("layout: a zero anywhere in the shape makes an empty layer, whatever t
 
 TEST_CASE("layout: a layer whose size overflows is refused by name") {
   const lamina::layer too_large{"monster", {huge / 2 + 1, 2}};
-  CHECK(contains(message_of<std::invalid_argument>([&] { too_large.elements(); }), "monster"));
+  CHECK(contains(message_of<std::invalid_argument>([&] { (void)too_large.elements(); }), "monster"));
   CHECK(contains(message_of<std::invalid_argument>([&] { lamina::layout({too_large}); }), "monster"));
 }
 
@@ -103,8 +108,8 @@ TEST_CASE("layout: an index beyond the last layer throws out_of_range with the n
   const lamina::layout model = model_of({1, 2, 3});
   CHECK(model[2].name == "layer2");
   for (const std::size_t index : {std::size_t{3}, std::size_t{8}, huge}) {
-    CHECK(contains(message_of<std::out_of_range>([&] { model[index]; }), "3 layers"));
-    CHECK(contains(message_of<std::out_of_range>([&] { model.offset(index); }), "3 layers"));
+    CHECK(contains(message_of<std::out_of_range>([&] { (void)model[index]; }), "3 layers"));
+    CHECK(contains(message_of<std::out_of_range>([&] { (void)model.offset(index); }), "3 layers"));
     CHECK(contains(message_of<std::out_of_range>([&] { model.check_layer(index); }), std::to_string(index)));
     CHECK(contains(message_of<std::out_of_range>([&] { model.check_size(index, 1); }), "3 layers"));
   }
@@ -148,4 +153,69 @@ TEST_CASE("layout: the fingerprint tells models apart") {
   CHECK(base != fingerprint({{"ab", {2, 3}}}));
   CHECK(base != fingerprint({{"ab", {2, 3}}, {"c", {1}}, {"d", {0}}}));
   CHECK(base != fingerprint({{"ab", {2, 3 + (std::size_t{1} << 40)}}, {"c", {1}}}));
+}
+
+TEST_CASE("layout: a layer is found by its name") {
+  const lamina::layout model({{"weight", {3, 2}}, {"bias", {2}}, {"empty", {0}}, {"\xc3\xa9", {}}});
+  for (std::size_t l = 0; l < model.layers(); ++l) CHECK(model.index_of(model[l].name) == l);
+  for (const char* missing : {"", "weigh", "weight2", "Bias", "\xc3"})
+    CHECK(model.index_of(missing) == std::nullopt);
+  CHECK(lamina::layout({}).index_of("weight") == std::nullopt);
+}
+
+TEST_CASE("layout: each of many names is found, and none that is not there") {
+  std::vector<lamina::layer> layers;
+  for (std::size_t l = 0; l < 10'000; ++l)
+    layers.push_back({"block." + std::to_string(l) + ".weight", {l % 3}});
+  const lamina::layout model(layers);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    REQUIRE(model.index_of(layers[l].name) == l);
+    REQUIRE(model.index_of("block." + std::to_string(l) + ".bias") == std::nullopt);
+  }
+}
+
+TEST_CASE("layout: layers are picked by a predicate, in order") {
+  const lamina::layout model(
+      {{"conv.weight", {8, 3}}, {"conv.bias", {8}}, {"norm.weight", {8}}, {"scale", {}}});
+  const auto flat =
+      lamina::layers_where(model, [](const lamina::layer& each) { return each.shape.size() < 2; });
+  CHECK(flat == std::vector<std::size_t>{1, 2, 3});
+  const auto biases =
+      lamina::layers_where(model, [](const auto& each) { return each.name.ends_with(".bias"); });
+  CHECK(biases == std::vector<std::size_t>{1});
+  CHECK(lamina::layers_where(model, [](const auto&) { return false; }).empty());
+  CHECK(lamina::layers_where(lamina::layout({}), [](const auto&) { return true; }).empty());
+}
+
+TEST_CASE("layout: copies share one table, which lives as long as the last of them") {
+  std::optional<lamina::layout> first(model_of({4, 5}));
+  lamina::layout second(*first);
+  CHECK(&second[0] == &(*first)[0]);
+  lamina::layout third = model_of({1});
+  third = second;
+  third = *&third;  // itself
+  first.reset();
+  CHECK(&third[1] == &second[1]);
+  second = model_of({9});
+  CHECK(third[1].shape == std::vector<std::size_t>{5});
+  CHECK(second.elements() == 9);
+  lamina::layout from_temporary = std::move(third);  // a copy: a layout is never without its table
+  CHECK(third.layers() == 2);                        // NOLINT(bugprone-use-after-move)
+  CHECK(from_temporary.layers() == 2);
+}
+
+TEST_CASE("layout: copies come and go on several threads") {
+  const lamina::layout model = model_of({4, 5});
+  const auto copy = [&model] {
+    for (int i = 0; i < 20'000; ++i) {
+      const lamina::layout mine(model);
+      lamina::layout other = model_of({1});
+      other = mine;
+      if (other.elements() != 9) std::terminate();
+    }
+  };
+  std::thread beside(copy);
+  copy();
+  beside.join();
+  CHECK(model.elements() == 9);
 }

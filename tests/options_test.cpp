@@ -184,7 +184,7 @@ TEST_CASE("agreed: workers that decide by the same values publish what one of th
     std::vector<lamina::selection> chosen;
     for (auto& each : worker) chosen.push_back(each.select(agreed));
     for (auto& each : worker) {
-      REQUIRE(std::ranges::equal(each.select().bitmap(), chosen[0].bitmap()));
+      REQUIRE(std::ranges::equal(each.select(agreed).bitmap(), chosen[0].bitmap()));
       lamina::selection local(model);
       local.apply_threshold(each.values(), lamina::search_threshold(each.values(), model.sizes(), 0.8));
       local_would_differ = local_would_differ || !std::ranges::equal(local.bitmap(), chosen[0].bitmap());

@@ -69,7 +69,7 @@ struct cluster {
   cluster(const lamina::layout& of_model, std::size_t workers, T rate, const MakeWorker& make_worker)
       : model(of_model),
         learning_rate(rate),
-        aggregator(model, workers),
+        aggregator(lamina::gradient_aggregator<T>::of_workers(model, workers)),
         publisher(model, workers),
         parameters(zeros_like<T>(model)),
         computed(workers, zeros_like<T>(model)),
@@ -245,7 +245,7 @@ bool publishes_the_union(const Cluster& run) {
     most = std::max(most, elements);
     sum += elements;
   }
-  const std::size_t published = run.publisher.published().sent_elements();
+  const std::size_t published = run.publisher.published_to_all().sent_elements();
   return most <= published && published <= std::min(run.model.elements(), sum);
 }
 

@@ -218,13 +218,13 @@ TEST_CASE("oracle 8: the bounds of the union are met by equal and by disjoint wo
   const tensors<float> first = {{2, 2, 2, 2}, {0, 0, 0, 0}};
   const tensors<float> second = {{0, 0, 0, 0}, {2, 2, 2, 2}};
   run.step({first, first});
-  CHECK(run.publisher.published().sent_elements() == 4);
+  CHECK(run.publisher.published_to_all().sent_elements() == 4);
   CHECK(publishes_the_union(run));
   run.step({first, second});
-  CHECK(run.publisher.published().sent_elements() == 8);
+  CHECK(run.publisher.published_to_all().sent_elements() == 8);
   CHECK(publishes_the_union(run));
   run.step({{{0, 0, 0, 0}, {0, 0, 0, 0}}, {{0, 0, 0, 0}, {0, 0, 0, 0}}});
-  CHECK(run.publisher.published().sent_elements() == 0);
+  CHECK(run.publisher.published_to_all().sent_elements() == 0);
   CHECK(publishes_the_union(run));
 }
 
@@ -387,13 +387,13 @@ TEST_CASE("asynchronous: a reply holds only what the worker has not seen") {
   run.pull(0, 0);
   run.pull(1, 0);
   run.pull(0, 0);
-  CHECK(run.publisher.published().sent_layers() == 0);
+  CHECK(run.publisher.published(0).sent_layers() == 0);
   run.push_and_pull(0, {{1}, {1}});
-  CHECK(run.publisher.published().sent_layers() == 2);
+  CHECK(run.publisher.published(0).sent_layers() == 2);
   run.pull(0, 1);
-  CHECK(run.publisher.published().sent_layers() == 0);
+  CHECK(run.publisher.published(0).sent_layers() == 0);
   run.pull(1, 1);
-  CHECK(run.publisher.published().sent_layers() == 2);
+  CHECK(run.publisher.published(1).sent_layers() == 2);
 }
 
 TEST_CASE("negative control: a server-wide 'updated' leaves an asynchronous worker with a stale replica") {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/representative.hpp"
 
+#include <array>
 #include <cmath>
+#include <limits>
 #include <list>
 #include <random>
 #include <span>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "lamina/residual.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
@@ -18,6 +21,29 @@ namespace {
 struct either {
   std::variant<std::span<const float>, std::span<const double>> memory;
 };
+
+// As the comment on lamina::representative has them: one text for elements and registers, and one for elements alone, in
+// whose body a register would not compile.
+struct own_largest {
+  using is_simd = void;
+  static auto map(const auto& x) { return lamina::abs(x); }
+  static auto combine(const auto& a, const auto& b) { return lamina::max(a, b); }
+  static double finish(double total, std::size_t) { return total; }
+};
+struct own_of_elements {
+  auto map(auto x) const { return std::abs(x); }
+  auto combine(auto a, auto b) const { return a + b; }
+  double finish(double total, std::size_t elements) const { return total / static_cast<double>(elements); }
+};
+// The totals of blocks would be added in float.
+struct adds_in_float {
+  float map(float x) const { return x; }
+  float combine(float a, float b) const { return a + b; }
+  double finish(double total, std::size_t) const { return total; }
+};
+static_assert(lamina::representative<own_largest>);
+static_assert(lamina::representative<own_of_elements>);
+static_assert(!lamina::representative<adds_in_float>);
 
 }  // namespace
 
@@ -99,4 +125,46 @@ TEST_CASE("representative: what a functor maps to may be a class") {
   };
   static_assert(lamina::representative<own_sum>);
   CHECK(lamina::representative_value(own_sum{}, std::vector<float>(100, 0.5F)) == 50);
+}
+
+TEMPLATE_TEST_CASE("representative: a functor of the user's own, with registers and without", "", float,
+                   double) {
+  std::mt19937 random(8);
+  const auto values = random_fractions<TestType>(random, 9001);
+  lamina::residual_accumulator<TestType> residual(model_of({values.size()}));
+  CHECK(same_bits(lamina::representative_value(own_largest{}, values), lamina::max_abs{}(values)));
+  CHECK(same_bits(residual.accumulate(0, values, own_largest{}), lamina::max_abs{}(values)));
+  CHECK(same_bits(lamina::representative_value(own_of_elements{}, values), lamina::mean_abs{}(values)));
+  const double value = residual.accumulate(0, values, own_of_elements{});
+  CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
+}
+
+TEMPLATE_TEST_CASE("representative: abs, max and min of registers are those of their elements", "", float,
+                   double) {
+  using limits = std::numeric_limits<TestType>;
+  const std::array<TestType, 9> special = {0,
+                                           -TestType(0),
+                                           1,
+                                           -1,
+                                           limits::infinity(),
+                                           -limits::infinity(),
+                                           limits::quiet_NaN(),
+                                           limits::max(),
+                                           limits::denorm_min()};
+  using V = lamina::detail::native_register<TestType>;
+  for (const TestType a : special) {
+    for (const TestType b : special) {
+      std::array<TestType, sizeof(V) / sizeof(TestType)> lanes;
+      const auto require_all = [&](const V& given, TestType expected) {
+        lamina::detail::store(lanes.data(), given);
+        for (const TestType lane : lanes) REQUIRE(same_bits(std::array{lane}, std::array{expected}));
+      };
+      CAPTURE(a, b);
+      require_all(lamina::abs(V(a)), lamina::abs(a));
+      require_all(lamina::max(V(a), V(b)), lamina::max(a, b));
+      require_all(lamina::min(V(a), V(b)), lamina::min(a, b));
+    }
+  }
+  CHECK(lamina::max(TestType(1), TestType(2)) == 2);
+  CHECK(lamina::min(TestType(1), TestType(2)) == 1);
 }

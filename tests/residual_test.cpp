@@ -322,6 +322,7 @@ TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, wi
           lamina::residual_accumulator<TestType> residual(model, with_check(check, momentum));
           std::vector<double> values;
           for (const auto& gradient : gradients) {
+            residual.begin_step();
             values.push_back(residual.accumulate(1, gradient, functor, execution));
           }
           return std::pair(values, copy_of(residual.elements()));
@@ -419,6 +420,7 @@ TEMPLATE_TEST_CASE("residual: half-width gradients add as the same ones widened 
             if (random() % 8 == 0) each.bits &= 0x800f;
           }
           const auto wide = widened<T>(gradient);
+          for (auto* each : {&from_halves, &from_wide}) each->begin_step();
           if (step == 3) {
             REQUIRE(same_bits(from_halves.accumulate(1, gradient, lamina::l2_norm{}),
                               from_wide.accumulate(1, wide, lamina::l2_norm{})));
@@ -492,6 +494,7 @@ TEMPLATE_TEST_CASE("residual: each_element leaves out the bad number alone, in t
             a[place] = before_a[place];
             u[place] = before_u[place];
           }
+          residual.begin_step();
           const double value = residual.accumulate(1, gradient);
           REQUIRE(same_bits(residual[1], a));
           REQUIRE(same_bits(value, literal_mean_abs<TestType>(a)));
@@ -586,6 +589,7 @@ TEMPLATE_TEST_CASE("residual: momentum is u = m u + g, a += u, each rounded by i
         residual.accumulate(0, ones);
         for (int step = 0; step < 6; ++step) {
           const auto gradient = random_fractions<TestType>(random, length);
+          residual.begin_step();
           const double value = residual.accumulate(1, gradient);
           REQUIRE(literal_add(a, u, gradient, momentum));
           REQUIRE(same_bits(residual[1], a));
@@ -721,6 +725,8 @@ TEMPLATE_TEST_CASE("residual: refuses what would overflow and nothing else, smal
         const TestType share = static_cast<TestType>(below(random, 9)) / 8;
         element = (huge ? largest<TestType> : most_small) * (random() % 2 == 0 ? share : -share);
       }
+      whole.begin_step();
+      each.begin_step();
       if (literal_add(a, u, gradient, momentum)) {
         ++accepted;
         REQUIRE_NOTHROW(whole.accumulate(0, gradient));
@@ -754,9 +760,12 @@ TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residua
     const auto share = [](double of_largest) {
       return std::vector<TestType>{largest<TestType> * static_cast<TestType>(of_largest)};
     };
-    residual.accumulate(0, share(-0.75));   // u = a = -0.75 of the largest
-    residual.accumulate(0, share(0.7425));  // u about 0
-    residual.accumulate(0, share(0.95));    // u = 0.95, a = 0.2
+    for (const double each :
+         {-0.75, 0.7425, 0.95}) {  // u = a = -0.75 of the largest; u about 0; u = 0.95, a = 0.2
+      residual.begin_step();
+      residual.accumulate(0, share(each));
+    }
+    residual.begin_step();
     const auto before = copy_of(residual[0]);
     REQUIRE(std::abs(before[0]) < largest<TestType> / 4);
     const std::vector<TestType> zero = {0};  // u = 0.94, a = 1.14 of the largest
@@ -788,6 +797,8 @@ TEMPLATE_TEST_CASE("residual: layers at once give what they give one by one, wit
       const auto of = [&](std::size_t layer, const auto& visitor) {
         visitor(std::span<const TestType>(gradients[layer]));
       };
+      one_by_one.begin_step();
+      for (auto& each : at_once) each.begin_step();
       std::vector<double> expected;
       for (std::size_t l = 0; l < model.layers(); ++l) {
         expected.push_back(one_by_one.accumulate(l, gradients[l]));
@@ -891,6 +902,7 @@ TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity an
   CHECK(same_bits(residual.velocity(), u));
   CHECK(residual.left_out_elements() == 0);
   // Restored numbers count when the next gradient comes, in size and in sum.
+  residual.begin_step();
   CHECK_THROWS_AS(residual.accumulate(2, values{0, largest<TestType> / 2, 0}), lamina::non_finite_gradient);
   residual.accumulate(0, values{1, 1});
   CHECK(same_bits(residual[0], values{1 + 3.5, -2 + 4}));

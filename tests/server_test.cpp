@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/server.hpp"
 
+#include <algorithm>
 #include <random>
+#include <thread>
+#include <tuple>
 
 #include "catch.hpp"
+#include "lamina/worker.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
@@ -65,7 +69,7 @@ TEMPLATE_TEST_CASE("server: the mean is the sum in rank order over W, for any or
   }
   std::vector<std::uint32_t> order = {0, 1, 2, 3, 4};
   do {
-    lamina::gradient_aggregator<TestType> aggregator(model, workers);
+    auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, workers);
     std::vector<bytes> frames;
     for (const std::uint32_t w : order) frames.push_back(frame_of(model, sent[w], w));
     for (const bytes& frame : frames) aggregator.add(lamina::decode<TestType>(frame, model));
@@ -89,7 +93,7 @@ TEMPLATE_TEST_CASE("server: the mean is the sum in rank order over W, for any or
 TEST_CASE("server: rank order matters, so that the test above can fail") {
   const lamina::layout model = model_of({1});
   const auto mean_for = [&](const std::vector<float>& values) {
-    lamina::gradient_aggregator<float> aggregator(model, 3);
+    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 3);
     std::vector<bytes> frames;
     for (std::uint32_t w = 0; w < 3; ++w) frames.push_back(frame_of<float>(model, {{values[w]}}, w));
     for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
@@ -101,7 +105,7 @@ TEST_CASE("server: rank order matters, so that the test above can fail") {
 
 TEST_CASE("server: a dropped layer counts as zeros, so the mean divides by all workers") {
   const lamina::layout model = model_of({2, 1});
-  lamina::gradient_aggregator<float> aggregator(model, 4);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 4);
   std::vector<bytes> frames = {frame_of<float>(model, {{}, {}}, 0), frame_of<float>(model, {{4, 8}, {}}, 1),
                                frame_of<float>(model, {{}, {}}, 2), frame_of<float>(model, {{12, 8}, {}}, 3)};
   for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
@@ -119,7 +123,7 @@ TEMPLATE_TEST_CASE(
   for (int round = 0; round < 60; ++round) {
     std::vector<std::size_t> workers_of(1 + below(random, 5));
     for (std::size_t& workers : workers_of) workers = 1 + below(random, 4);
-    lamina::gradient_aggregator<TestType> aggregator(model, workers_of);
+    auto aggregator = lamina::gradient_aggregator<TestType>::of_nodes(model, workers_of);
     std::size_t all_workers = 0;
     for (const std::size_t workers : workers_of) all_workers += workers;
     REQUIRE(aggregator.senders() == workers_of.size());
@@ -169,11 +173,11 @@ TEMPLATE_TEST_CASE(
 TEST_CASE("server: the mean over leaders is the mean over their workers") {
   const lamina::layout model = model_of({2});
   const std::vector<std::vector<float>> of_worker = {{1, -2}, {5, 7}, {3, 0}, {-8, 4}};
-  lamina::gradient_aggregator<float> by_worker(model, 4);
+  auto by_worker = lamina::gradient_aggregator<float>::of_workers(model, 4);
   std::vector<bytes> frames;
   for (std::uint32_t w = 0; w < 4; ++w) frames.push_back(frame_of<float>(model, {of_worker[w]}, w));
   for (const bytes& frame : frames) by_worker.add(lamina::decode<float>(frame, model));
-  lamina::gradient_aggregator<float> by_leader(model, {3, 1});
+  auto by_leader = lamina::gradient_aggregator<float>::of_nodes(model, {3, 1});
   const bytes last = frame_of<float>(model, {{-8, 4}}, 1);
   const bytes sum_of_three = frame_of<float>(model, {{9, 5}}, 0);
   by_leader.add(lamina::decode<float>(sum_of_three, model));
@@ -187,12 +191,12 @@ TEST_CASE("server: a sender that stands for no worker is refused by name") {
   using workers = std::vector<std::size_t>;
   const auto refusal_of = [&](const workers& workers_of_sender) {
     return message_of<std::invalid_argument>(
-        [&] { lamina::gradient_aggregator<float>(model, workers_of_sender); });
+        [&] { std::ignore = lamina::gradient_aggregator<float>::of_nodes(model, workers_of_sender); });
   };
   CHECK(contains(refusal_of({3, 0, 1}), "sender 1"));
   CHECK(contains(refusal_of({0}), "sender 0"));
   CHECK(contains(refusal_of({}), "at least one worker"));
-  const lamina::gradient_aggregator<float> one_leader(model, workers{3}, 7);
+  const auto one_leader = lamina::gradient_aggregator<float>::of_nodes(model, {3}, {.first_step = 7});
   CHECK(one_leader.senders() == 1);
   CHECK(one_leader.workers() == 3);
   CHECK(one_leader.step() == 7);
@@ -200,7 +204,7 @@ TEST_CASE("server: a sender that stands for no worker is refused by name") {
 
 TEST_CASE("server: a closed step takes no more frames, and the next is open again") {
   const lamina::layout model = model_of({1, 1});
-  lamina::gradient_aggregator<float> aggregator(model, 3);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 3);
   const auto ask = [&] { aggregator.mean(0, [](std::size_t, std::span<const float>) {}); };
   const auto close = [&] { aggregator.close(); };
   CHECK(contains(message_of<std::logic_error>(close), "step 1"));
@@ -215,6 +219,9 @@ TEST_CASE("server: a closed step takes no more frames, and the next is open agai
   const std::string message = message_of<std::logic_error>(add_late);
   CHECK(contains(message, "sender 1"));
   CHECK(contains(message, "step 1"));
+  std::error_code error;
+  aggregator.add(lamina::decode<float>(late, model), error);
+  CHECK(error == lamina::errc::out_of_order);
   CHECK(mean_of(aggregator, 0) == std::vector<float>{8});  // over one worker
   CHECK(aggregator.arrived().is_dropped(1));
   CHECK_FALSE(aggregator.is_complete());
@@ -233,7 +240,7 @@ TEST_CASE("server: a closed step takes no more frames, and the next is open agai
 
 TEST_CASE("server: the mean comes in consecutive blocks that cover the layer") {
   const lamina::layout model = model_of({10000});
-  lamina::gradient_aggregator<float> aggregator(model, 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
   std::mt19937 random(92);
   const auto values = random_fractions<float>(random, 10000);
   const bytes frame = frame_of<float>(model, {values}, 0);
@@ -243,7 +250,7 @@ TEST_CASE("server: the mean comes in consecutive blocks that cover the layer") {
 
 TEST_CASE("server: frames of other steps, kinds and senders are refused by name and change nothing") {
   const lamina::layout model = model_of({1, 1});
-  lamina::gradient_aggregator<float> aggregator(model, 2, 7);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 2, {.first_step = 7});
   CHECK(aggregator.step() == 7);
   CHECK(aggregator.workers() == 2);
   const auto offer = [&](const bytes& frame) { aggregator.add(lamina::decode<float>(frame, model)); };
@@ -257,6 +264,10 @@ TEST_CASE("server: frames of other steps, kinds and senders are refused by name 
     CHECK(contains(message, "step " + std::to_string(step)));
     CHECK(contains(message, "7"));  // the step that is expected
     const std::error_code code = refusal([&] { offer(frame); });
+    std::error_code quiet;
+    aggregator.add(lamina::decode<float>(frame, model), quiet);
+    CHECK(quiet == code);
+    CHECK(aggregator.workers_present() == 1);
     CHECK_FALSE(aggregator.is_complete());
     CHECK(aggregator.arrived().is_dropped(1));
     CHECK(aggregator.arrived().sent_elements() == 1);
@@ -275,22 +286,68 @@ TEST_CASE("server: frames of other steps, kinds and senders are refused by name 
   CHECK(mean_of(aggregator, 0) == std::vector<float>{6});
 }
 
-TEST_CASE("server: a frame decoded for another model is refused") {
+TEST_CASE("server: a frame of another model, or moved from, is refused and changes nothing") {
   const lamina::layout model = model_of({1});
   const lamina::layout other = model_of({2});
-  lamina::gradient_aggregator<float> aggregator(model, 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
   const bytes frame = frame_of<float>(other, {{1, 2}}, 0);
-  CHECK_THROWS_AS(aggregator.add(lamina::decode<float>(frame, other)), std::invalid_argument);
-  CHECK_THROWS_AS(aggregator.add(lamina::frame_view<float>{}), std::invalid_argument);
-  CHECK_FALSE(aggregator.is_complete());
+  const bytes good = frame_of<float>(model, {{1}}, 0);
+  auto view = lamina::decode<float>(good, model);
+  const auto taken = std::move(view);
+  const auto refused = [&](const lamina::frame_view<float>& bad) {
+    CHECK_THROWS_AS(aggregator.add(bad), std::invalid_argument);
+    std::error_code error;
+    aggregator.add(bad, error);
+    CHECK(error == lamina::errc::other_layout);
+    CHECK_FALSE(aggregator.is_complete());
+    CHECK(aggregator.workers_present() == 0);
+    CHECK(aggregator.arrived().sent_layers() == 0);
+    CHECK_THROWS_AS(aggregator.close(), std::logic_error);
+  };
+  refused(lamina::decode<float>(frame, other));
+  refused(lamina::frame_view<float>{});
+  refused(view);  // NOLINT(bugprone-use-after-move): what is left is of no layout
   const lamina::layout equal = model_of({1});
-  const bytes good = frame_of<float>(equal, {{1}}, 0);
-  CHECK_NOTHROW(aggregator.add(lamina::decode<float>(good, equal)));
+  std::error_code error = make_error_code(frame_errc::truncated);
+  aggregator.add(lamina::decode<float>(good, equal), error);
+  CHECK_FALSE(error);
+  CHECK(aggregator.is_complete());
+}
+
+TEST_CASE("server: a frame of another run is refused by name and changes nothing") {
+  const lamina::layout model = model_of({1});
+  const auto of_run = [&](std::uint32_t run, std::uint64_t step = 1) {
+    lamina::frame_encoder<float> encoder(model, run);
+    lamina::selection all(model);
+    all.send_all();
+    const std::vector<float> one = {4};
+    return encoder
+        .encode(lamina::frame_kind::gradients, step, 0, all,
+                [&](std::size_t) { return std::span<const float>(one); })
+        .to_bytes();
+  };
+  for (const std::uint32_t run : {0U, 7U, 0xffffffffU}) {
+    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1, {.run = run});
+    for (const std::uint32_t other : {0U, 1U, 7U, 0xffffffffU}) {
+      if (other == run) continue;
+      for (const std::uint64_t step : {1, 2}) {
+        const bytes old = of_run(other, step);
+        const auto add = [&] { aggregator.add(lamina::decode<float>(old, model)); };
+        CHECK(refusal(add) == frame_errc::other_run);
+        const std::string message = message_of<lamina::decode_error>(add);
+        CHECK(contains(message, "run " + std::to_string(other == 0 ? run : other)));
+        CHECK(aggregator.workers_present() == 0);
+      }
+    }
+    const bytes good = of_run(run);
+    aggregator.add(lamina::decode<float>(good, model));
+    CHECK(mean_of(aggregator, 0) == std::vector<float>{4});
+  }
 }
 
 TEST_CASE("server: no mean before all frames are there, none of a layer that does not exist") {
   const lamina::layout model = model_of({1});
-  lamina::gradient_aggregator<float> aggregator(model, 2);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 2);
   const auto ask = [&](std::size_t l) { aggregator.mean(l, [](std::size_t, std::span<const float>) {}); };
   CHECK_THROWS_AS(ask(0), std::logic_error);
   const bytes first = frame_of<float>(model, {{1}}, 0);
@@ -304,7 +361,7 @@ TEST_CASE("server: no mean before all frames are there, none of a layer that doe
 
 TEST_CASE("server: the next step starts from nothing") {
   const lamina::layout model = model_of({1, 1});
-  lamina::gradient_aggregator<float> aggregator(model, 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
   const bytes first = frame_of<float>(model, {{1}, {}}, 0, 1);
   aggregator.add(lamina::decode<float>(first, model));
   aggregator.next_step();
@@ -335,20 +392,112 @@ TEST_CASE("server: expect refuses another kind and another step, naming sender a
   CHECK(contains(message, "step 57"));
 }
 
+TEST_CASE("server: a worker's frames are of the run that its options name") {
+  const lamina::layout model = model_of({1});
+  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0, .run = 8});
+  worker.accumulate(0, std::vector<float>{4});
+  const auto copy = worker;  // an encoder is copied with its run
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1, {.run = 8});
+  for (auto each : {worker, copy}) {
+    const bytes frame = each.encode().to_bytes();
+    const auto view = lamina::decode<float>(frame, model);
+    CHECK(view.run() == 8);
+    CHECK(lamina::peek(frame).run == 8);
+    if (!aggregator.is_complete()) aggregator.add(view);
+  }
+  CHECK(aggregator.is_complete());
+}
+
+TEST_CASE("server: expect gives the same as an error code, and looks at the run if it is told one") {
+  const lamina::layout model = model_of({1});
+  lamina::frame_encoder<float> encoder(model, 9);
+  const bytes frame = encoder
+                          .encode(lamina::frame_kind::gradients, 41, 3, lamina::selection(model),
+                                  [](std::size_t) { return std::span<const float>(); })
+                          .to_bytes();
+  const auto view = lamina::decode<float>(frame, model);
+  const auto gradients = lamina::frame_kind::gradients;
+  const auto parameters = lamina::frame_kind::parameters;
+  const auto checked = [&](auto kind, std::uint64_t step, auto... run) {
+    std::error_code quiet = make_error_code(frame_errc::truncated);
+    lamina::expect(view, kind, step, run..., quiet);
+    CHECK(refusal([&] { lamina::expect(view, kind, step, run...); }) == quiet);
+    return quiet;
+  };
+  CHECK_FALSE(checked(gradients, 41));
+  CHECK(checked(parameters, 41) == frame_errc::unexpected_kind);
+  CHECK(checked(gradients, 42) == frame_errc::unexpected_step);
+  CHECK_FALSE(checked(gradients, 41, 9U));
+  CHECK(checked(gradients, 41, 8U) == frame_errc::other_run);
+  CHECK(checked(gradients, 42, 0U) == frame_errc::other_run);
+  CHECK(checked(gradients, 42, 9U) == frame_errc::unexpected_step);
+  CHECK(checked(parameters, 41, 8U) == frame_errc::unexpected_kind);
+  const auto ask = [&] { lamina::expect(view, gradients, 41, 8U); };
+  const std::string message = message_of<lamina::decode_error>(ask);
+  CHECK(contains(message, "run 9"));
+  CHECK(contains(message, "run 8"));
+}
+
+TEMPLATE_TEST_CASE("server: the mean is the same bits through any execution, and covers the layer once", "",
+                   float, double) {
+  constexpr std::size_t piece = 65'536;
+  const lamina::layout model = model_of({1, 4096, piece - 1, piece, piece + 1, 3 * piece + 4097, 0});
+  std::mt19937 random(94);
+  auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, 3);
+  std::vector<bytes> frames;
+  for (std::uint32_t w = 0; w < 3; ++w) {
+    tensors<TestType> layers;
+    for (const std::size_t size : model.sizes())
+      layers.push_back(random_fractions<TestType>(random, (w + size) % 3 == 0 ? 0 : size));
+    frames.push_back(frame_of(model, layers, w));
+  }
+  for (const bytes& frame : frames) aggregator.add(lamina::decode<TestType>(frame, model));
+  std::size_t most_pieces = 0;
+  const auto backwards = [&](std::size_t pieces, auto&& work) {
+    most_pieces = std::max(most_pieces, pieces);
+    while (pieces-- > 0) work(pieces);
+  };
+  const auto threads = [](std::size_t pieces, auto&& work) {
+    std::vector<std::thread> all;
+    for (std::size_t i = 0; i < pieces; ++i) all.emplace_back([&work, i] { work(i); });
+    for (std::thread& each : all) each.join();
+  };
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const std::vector<TestType> expected = mean_of(aggregator, l);
+    const auto through = [&](const auto& execution) {
+      std::vector<TestType> whole(expected.size(), TestType(-1));
+      std::vector<char> seen(expected.size() / 4096 + 1);
+      aggregator.mean(
+          l,
+          [&](std::size_t begin, std::span<const TestType> part) {
+            ++seen[begin / 4096];
+            std::ranges::copy(part, whole.begin() + static_cast<std::ptrdiff_t>(begin));
+          },
+          execution);
+      for (std::size_t block = 0; block * 4096 < expected.size(); ++block) REQUIRE(seen[block] == 1);
+      return whole;
+    };
+    CHECK(same_bits(through(lamina::sequential{}), expected));
+    CHECK(same_bits(through(backwards), expected));
+    CHECK(same_bits(through(threads), expected));
+  }
+  CHECK(most_pieces == 4);
+}
+
 TEST_CASE("server: a model without layers goes through") {
   const lamina::layout model = model_of({});
   lamina::frame_encoder<float> encoder(model);
   const auto none = [](std::size_t) { return std::span<const float>(); };
   const auto bytes =
       encoder.encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model), none).to_bytes();
-  lamina::gradient_aggregator<float> aggregator(model, 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
   aggregator.add(lamina::decode<float>(bytes, model));
   CHECK(aggregator.is_complete());
 }
 
 TEST_CASE("server: without workers there is no server") {
   CHECK_THROWS_AS(lamina::parameter_publisher<float>(model_of({1}), 0), std::invalid_argument);
-  CHECK_THROWS_AS(lamina::gradient_aggregator<float>(model_of({1}), 0), std::invalid_argument);
+  CHECK_THROWS_AS(lamina::gradient_aggregator<float>::of_workers(model_of({1}), 0), std::invalid_argument);
 }
 
 namespace {
@@ -368,7 +517,8 @@ struct publishing {
     for (const std::size_t l : layers) changed.send(l);
     publisher.update(changed);
   }
-  std::vector<std::size_t> layers_in(const lamina::encoded_frame& frame, std::uint64_t step) {
+  std::vector<std::size_t> layers_in(const lamina::encoded_frame& frame, std::uint64_t step,
+                                     const lamina::selection& published) {
     const bytes copy = frame.to_bytes();
     const auto view = lamina::decode<float>(copy, model);
     CHECK(view.kind() == lamina::frame_kind::parameters);
@@ -376,7 +526,7 @@ struct publishing {
     CHECK(view.step() == step);
     std::vector<std::size_t> present;
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      CHECK(view.is_dropped(l) == publisher.published().is_dropped(l));
+      CHECK(view.is_dropped(l) == published.is_dropped(l));
       if (view.is_dropped(l)) continue;
       CHECK(same_bits(view.layer(l), parameters[l]));
       present.push_back(l);
@@ -384,10 +534,12 @@ struct publishing {
     return present;
   }
   std::vector<std::size_t> encode(std::size_t worker, std::uint64_t step = 1) {
-    return layers_in(publisher.encode(worker, step, access()), step);
+    const lamina::encoded_frame& frame = publisher.encode(worker, step, access());
+    return layers_in(frame, step, publisher.published(worker));
   }
   std::vector<std::size_t> encode_for_all(std::uint64_t step = 1) {
-    return layers_in(publisher.encode_for_all(step, access()), step);
+    const lamina::encoded_frame& frame = publisher.encode_for_all(step, access());
+    return layers_in(frame, step, publisher.published_to_all());
   }
 };
 
@@ -491,15 +643,15 @@ TEST_CASE("publisher: a selection of another model is refused and changes nothin
   const auto layer = [&](std::size_t) -> const auto& {
     return one;
   };
-  publisher.encode(0, 1, layer);
+  std::ignore = publisher.encode(0, 1, layer);
   publisher.commit(0);
   for (const auto& other : {model_of({1, 1, 2}), model_of({1})}) {
     lamina::selection changed(other);
     changed.send(0);
     CHECK_THROWS_AS(publisher.update(changed), std::invalid_argument);
   }
-  publisher.encode(0, 2, layer);
-  CHECK(publisher.published().sent_layers() == 0);
+  std::ignore = publisher.encode(0, 2, layer);
+  CHECK(publisher.published(0).sent_layers() == 0);
 }
 
 TEST_CASE("publisher: an encode that threw leaves nothing to commit") {
@@ -517,14 +669,85 @@ TEST_CASE("publisher: an encode that threw leaves nothing to commit") {
   CHECK_THROWS_AS(publisher.encode_for_all(1, wrong), std::invalid_argument);
   publisher.commit(0);
   publisher.commit_all();
-  publisher.encode_for_all(1, right);
-  CHECK(publisher.published().sent_layers() == 2);
+  std::ignore = publisher.encode_for_all(1, right);
+  CHECK(publisher.published_to_all().sent_layers() == 2);
 }
 
 TEST_CASE("publisher: a worker that does not exist is refused") {
   publishing server(2);
   CHECK_THROWS_AS(server.encode(2), std::out_of_range);
   CHECK_THROWS_AS(server.publisher.commit(2), std::out_of_range);
+  CHECK_THROWS_AS(server.publisher.forget(2), std::out_of_range);
+  CHECK_THROWS_AS(server.publisher.published(2), std::out_of_range);
+}
+
+TEST_CASE("publisher: replies to several workers are under way at once") {
+  publishing server(3);
+  const auto segments_of = [](const lamina::encoded_frame& frame) {
+    bytes joined;
+    for (const auto segment : frame.segments()) joined.insert(joined.end(), segment.begin(), segment.end());
+    return joined;
+  };
+  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::bfloat16}) {
+    lamina::parameter_publisher<float> publisher(server.model, 3, {.payload = payload});
+    CHECK(publisher.published(0).sent_layers() == 0);
+    const lamina::encoded_frame& first = publisher.encode(0, 1, server.access());
+    const bytes sent_first = first.to_bytes();
+    publisher.commit(0);
+    lamina::selection changed(server.model);
+    changed.send(3);
+    publisher.update(changed);
+    const lamina::encoded_frame& second = publisher.encode(1, 2, server.access());
+    const bytes sent_second = second.to_bytes();
+    const lamina::encoded_frame& all = publisher.encode_for_all(3, server.access());
+    const bytes sent_to_all = all.to_bytes();
+    CHECK(segments_of(first) == sent_first);
+    CHECK(segments_of(second) == sent_second);
+    const lamina::encoded_frame& next = publisher.encode(0, 4, server.access());
+    CHECK(publisher.published(0).sent_layers() == 1);
+    CHECK(publisher.published(1).sent_layers() == 3);
+    CHECK(publisher.published_to_all().sent_layers() == 3);
+    CHECK(next.to_bytes() != sent_first);
+    CHECK(segments_of(second) == sent_second);
+    CHECK(segments_of(all) == sent_to_all);
+  }
+}
+
+TEST_CASE("publisher: a worker that was forgotten gets everything, and no commit from before counts") {
+  publishing server(2);
+  server.encode_for_all();
+  server.publisher.commit_all();
+  CHECK(server.encode(0).empty());
+  server.publisher.forget(0);
+  CHECK(server.encode(1).empty());  // the other has seen what it has seen
+  CHECK(server.encode_for_all() == indices{0, 1, 3});
+  server.encode(0);
+  server.publisher.forget(0);
+  server.publisher.commit(0);
+  server.publisher.commit_all();
+  CHECK(server.encode(0) == indices{0, 1, 3});
+  server.publisher.commit(0);
+  CHECK(server.encode(0).empty());
+}
+
+TEST_CASE("publisher: the options say how parameters are written, and of which run") {
+  publishing server(1);
+  server.parameters[0] = {1.0F, 1.0F + 0x1p-20F};
+  lamina::parameter_publisher<float> publisher(server.model, 1,
+                                               {.payload = lamina::payload_type::bfloat16, .run = 5});
+  for (const bool for_all : {false, true}) {
+    const bytes frame = for_all ? publisher.encode_for_all(1, server.access()).to_bytes()
+                                : publisher.encode(0, 1, server.access()).to_bytes();
+    const auto view = lamina::decode<float>(frame, server.model);
+    CHECK(view.run() == 5);
+    CHECK(view.payload() == lamina::payload_type::bfloat16);
+    std::vector<float> replica(2);
+    CHECK(view.apply_to(0, replica));
+    CHECK(replica == std::vector<float>{1, 1});  // rounded, and the server's is not
+  }
+  const bytes plain =
+      lamina::parameter_publisher<float>(server.model, 1).encode(0, 1, server.access()).to_bytes();
+  CHECK(lamina::decode<float>(plain, server.model).run() == 0);
 }
 
 TEST_CASE("publisher: random updates, sends and losses leave each worker with just what it missed") {

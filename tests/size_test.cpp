@@ -325,7 +325,7 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
       frame.restore(1, restored);
       REQUIRE(is_repeated(restored, 0));
     }
-    lamina::gradient_aggregator<float> aggregator(model, 1);
+    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
     aggregator.add(frame);
     std::size_t next = 0;
     bool is_same = true;

@@ -7,6 +7,8 @@
 #include <deque>
 #include <limits>
 #include <list>
+#include <optional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <variant>
@@ -38,6 +40,15 @@ struct offset_view {
   const float* memory;
 };
 
+// May be without elements.
+struct perhaps {
+  std::vector<float> values;
+  bool is_there;
+};
+
+// Says what to call for another element type.
+struct converting_tensor : dynamic_tensor {};
+
 // A contiguous range that a partial specialisation takes over.
 template <class T>
 struct ring : std::vector<T> {
@@ -59,6 +70,17 @@ template <>
 struct lamina::tensor_traits<dynamic_tensor> {
   static auto elements(const dynamic_tensor& t) { return t.memory; }
 };
+template <>
+struct lamina::tensor_traits<perhaps> {
+  static auto elements(const perhaps& t) { return std::span(t.values); }
+  static bool has_value(const perhaps& t) { return t.is_there; }
+};
+template <>
+struct lamina::tensor_traits<converting_tensor> {
+  static auto elements(const converting_tensor& t) { return t.memory; }
+  template <lamina::element T>
+  static constexpr const char* conversion_to = std::same_as<T, float> ? "call .narrow()" : "call .widen()";
+};
 
 static_assert(lamina::element<float> && lamina::element<double>);
 static_assert(!lamina::element<int> && !lamina::element<long double> && !lamina::element<const float>);
@@ -66,6 +88,10 @@ static_assert(lamina::tensor<std::vector<float>> && lamina::tensor<const std::ve
 static_assert(lamina::tensor<std::span<const float>> && lamina::tensor<std::array<double, 3>>);
 static_assert(lamina::tensor<float[4]> && lamina::tensor<handle> && lamina::tensor<const dynamic_tensor>);
 static_assert(!lamina::tensor<std::list<float>> && !lamina::tensor<std::deque<float>>);
+static_assert(lamina::tensor<std::optional<std::vector<float>>> &&
+              lamina::tensor<const std::optional<handle>>);
+static_assert(!lamina::tensor<std::optional<float>> && !lamina::tensor<std::optional<float*>>);
+static_assert(!lamina::tensor<std::vector<float>*> && !lamina::tensor<handle*>);
 static_assert(!lamina::tensor<std::vector<bool>> && !lamina::tensor<float> && !lamina::tensor<float*>);
 
 TEMPLATE_TEST_CASE("tensor: contiguous ranges are read where they lie", "", float, double) {
@@ -109,8 +135,53 @@ TEST_CASE("tensor: an element type known at run time is checked at run time") {
   CHECK(lamina::elements_of<double>(tensor).data() == memory.data());
   CHECK(lamina::writable_elements_of<double>(tensor).size() == 2);
   CHECK_THROWS_AS(lamina::elements_of<float>(tensor), std::invalid_argument);
-  const auto read = [&] { lamina::writable_elements_of<float>(tensor); };
+  const auto read = [&] { (void)lamina::writable_elements_of<float>(tensor); };
   CHECK(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(read), "element type"));
+}
+
+TEST_CASE("tensor: where another element type is held, the error says what to call") {
+  std::array<double, 2> wide = {1, 2};
+  std::array<float, 2> narrow = {1, 2};
+  const auto message_of = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
+  const converting_tensor of_double{{std::span<double>(wide)}};
+  const converting_tensor of_float{{std::span<float>(narrow)}};
+  const auto as_float = [&] { (void)lamina::elements_of<float>(of_double); };
+  CHECK(lamina_test::contains(message_of(as_float), "float asked for: call .narrow()"));
+  const auto as_double = [&] { (void)lamina::writable_elements_of<double>(of_float); };
+  CHECK(lamina_test::contains(message_of(as_double), "double asked for: call .widen()"));
+  const dynamic_tensor silent{std::span<double>(wide)};
+  const auto without_advice = [&] { (void)lamina::elements_of<float>(silent); };
+  CHECK(lamina_test::contains(message_of(without_advice), "converted copy"));
+}
+
+TEST_CASE("tensor: whether a tensor has elements is asked of its traits") {
+  CHECK(lamina::detail::has_value(std::vector<float>{}));
+  CHECK(lamina::detail::has_value(std::span<const double>()));
+  CHECK(lamina::detail::has_value(handle{nullptr, 0}));
+  CHECK(lamina::detail::has_value(perhaps{{1}, true}));
+  CHECK_FALSE(lamina::detail::has_value(perhaps{{1}, false}));
+}
+
+TEST_CASE("tensor: a std::optional of a tensor is one that may not be there") {
+  std::vector<float> values = {1, 2};
+  std::optional<std::span<float>> given(values);
+  CHECK(lamina::detail::has_value(given));
+  CHECK(lamina::elements_of<float>(given).data() == values.data());
+  lamina::writable_elements_of<float>(given)[1] = 5;
+  CHECK(values.back() == 5);
+  const std::optional<std::vector<float>> owner(values);
+  CHECK(lamina::elements_of<float>(owner).data() == owner->data());
+  given = std::nullopt;
+  CHECK_FALSE(lamina::detail::has_value(given));
+  const auto read = [&] { (void)lamina::elements_of<float>(given); };
+  CHECK(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(read), "no tensor"));
+  CHECK_THROWS_AS(lamina::writable_elements_of<float>(given), std::invalid_argument);
+
+  CHECK_FALSE(lamina::detail::has_value(std::optional<perhaps>(perhaps{{}, false})));
+  CHECK(lamina::detail::has_value(std::optional<perhaps>(perhaps{{}, true})));
+  std::array<double, 2> memory = {1, 2};
+  const std::optional<const dynamic_tensor> dynamic = dynamic_tensor{std::span<double>(memory)};
+  CHECK(lamina::elements_of<double>(dynamic).data() == memory.data());
 }
 
 TEST_CASE("tensor: a range begins at its begin(), whatever its data() says") {
@@ -150,24 +221,24 @@ TEST_CASE("view: null pointers, negative dimensions and overflow are refused") {
   CHECK(lamina::view(null, {0}).empty());
   CHECK(lamina::view(null, {3, 0}).empty());
   CHECK(lamina_test::contains(message([&] {
-                                lamina::view(null, {2, 3});
+                                (void)lamina::view(null, {2, 3});
                               }),
                               "null pointer where the shape has 6"));
-  CHECK(lamina_test::contains(message([&] { lamina::view(null, {}); }), "null pointer"));
+  CHECK(lamina_test::contains(message([&] { (void)lamina::view(null, {}); }), "null pointer"));
   CHECK(lamina_test::contains(message([&] {
-                                lamina::view(&one, std::array{3, -1});
+                                (void)lamina::view(&one, std::array{3, -1});
                               }),
                               "negative dimension -1"));
   CHECK(lamina_test::contains(message([&] {
-                                lamina::view(&one, std::array{0, -1});
+                                (void)lamina::view(&one, std::array{0, -1});
                               }),
                               "negative dimension -1"));
   CHECK(lamina_test::contains(message([&] {
-                                lamina::view(&one, {largest, 2});
+                                (void)lamina::view(&one, {largest, 2});
                               }),
                               "elements of the shape overflows"));
   CHECK(lamina_test::contains(message([&] {
-                                lamina::view(&one, {largest / 2, 1});
+                                (void)lamina::view(&one, {largest / 2, 1});
                               }),
                               "bytes of the shape overflows"));
   // A zero counts, wherever it stands, as in layer::elements.

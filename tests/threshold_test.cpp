@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/threshold.hpp"
 
+#include "lamina/options.hpp"
+
 #include <cmath>
 #include <limits>
 #include <random>
@@ -112,7 +114,7 @@ TEST_CASE("threshold: infinite values are values") {
 
 TEST_CASE("threshold: sizes that differ in number are refused with both numbers") {
   const auto search = [] {
-    lamina::search_threshold(std::vector<double>(7), std::vector<std::size_t>(5), 0.5);
+    (void)lamina::search_threshold(std::vector<double>(7), std::vector<std::size_t>(5), 0.5);
   };
   const std::string message = message_of<std::invalid_argument>(search);
   CHECK(contains(message, "7 values"));
@@ -124,7 +126,7 @@ TEST_CASE("threshold: NaN is refused with the layer, wherever it stands") {
     std::vector<double> values(5, 1.0);
     values[place] = nan_value;
     const std::vector<std::size_t> sizes = {1, 1, 1, 1, 1};
-    const auto search = [&] { lamina::search_threshold(values, sizes, 0.5); };
+    const auto search = [&] { (void)lamina::search_threshold(values, sizes, 0.5); };
     CHECK(contains(message_of<std::invalid_argument>(search), "layer " + std::to_string(place)));
     lamina::threshold_search kept;
     CHECK_THROWS_AS(kept(values, sizes, 0.5), std::invalid_argument);
@@ -137,7 +139,7 @@ TEST_CASE("threshold: R below 0, above 1 and NaN are refused") {
   const std::vector<double> values = {1};
   const std::vector<std::size_t> sizes = {1};
   for (const double ratio : {-0.001, 1.001, -1.0, infinity, -infinity, nan_value}) {
-    CHECK_THROWS_AS(lamina::search_threshold(values, sizes, ratio), std::invalid_argument);
+    CHECK_THROWS_AS((void)lamina::search_threshold(values, sizes, ratio), std::invalid_argument);
     CHECK_THROWS_AS(lamina::check_drop_ratio(ratio), std::invalid_argument);
   }
   CHECK_NOTHROW(lamina::check_drop_ratio(0));
@@ -148,7 +150,7 @@ TEST_CASE("threshold: R below 0, above 1 and NaN are refused") {
 TEST_CASE("threshold: sizes whose sum overflows are refused") {
   const std::vector<double> values = {1, 2};
   const std::vector<std::size_t> sizes = {huge, 1};
-  CHECK_THROWS_AS(lamina::search_threshold(values, sizes, 0.5), std::invalid_argument);
+  CHECK_THROWS_AS((void)lamina::search_threshold(values, sizes, 0.5), std::invalid_argument);
 }
 
 TEST_CASE("threshold: refresh every n steps begins with the first") {

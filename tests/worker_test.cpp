@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/worker.hpp"
 
+#include "lamina/codec.hpp"
+
 #include <limits>
 #include <memory>
 #include <random>

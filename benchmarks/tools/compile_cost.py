@@ -9,6 +9,10 @@ import statistics
 import subprocess
 import tempfile
 
+from ratios import Ratio
+
+MOST_SECONDS = 0.7  # for including lamina.hpp, beyond <vector> and <string>
+
 WORKER = """#include <lamina/lamina.hpp>
 std::size_t step(const lamina::layout& model, std::span<const float> gradient, lamina::gradient_compressor<float>& worker) {
   for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -61,9 +65,20 @@ def measure(include: pathlib.Path, runs: int) -> dict[str, dict[str, dict[str, f
                         size[name] = _object_bytes(target)
                     else:
                         taken[name].append(seconds)
-            found[compiler] = {name: {"seconds": statistics.median(taken[name]), "bytes": size[name]} for name in SOURCES}
+            found[compiler] = {name: {"seconds": statistics.median(taken[name]), "bytes": size[name], "runs": taken[name]}
+                               for name in SOURCES}
     if not found:
         raise RuntimeError("neither g++ nor clang++ was found")
+    return found
+
+
+def surplus(measured: dict) -> list[Ratio]:
+    """What lamina.hpp costs beyond <vector> and <string>, in seconds for each compiler, against its limit: of the runs, which
+    take turns, the median, the least and the most."""
+    found = []
+    for compiler, sources in measured.items():
+        runs = [whole - part for whole, part in zip(sources["lamina.hpp"]["runs"], sources["vector, string"]["runs"])]
+        found.append(Ratio(f"include_seconds/{compiler}", statistics.median(runs), min(runs), max(runs), MOST_SECONDS))
     return found
 
 

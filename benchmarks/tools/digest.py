@@ -2,9 +2,8 @@
 """What was measured as tables, a question each: plain text that is Markdown as well."""
 
 import math
-import re
 
-from suite import Benchmark, Results
+from suite import Benchmark, Results, variant, variant_title
 
 METHODS = {"lamina": "lamina, whole layers", "lamina_parts": "lamina, parts of 65,536", "top_k": "top-k",
            "sampled_top_k": "top-k of a sample (DGC)", "random_k": "random-k", "block_sparse": "blocks of 256 (OmniReduce)",
@@ -126,9 +125,8 @@ def scaling(measured: dict[str, Benchmark]) -> str:
 
 
 def worker_step(results: Results) -> str:
-    """The same benchmarks at each instruction set, as multiples of the plain addition there."""
-    variants = {re.sub("^worker_step_?", "", name) or "sse2": measured for name, measured in results.items()
-                if name.startswith("worker_step")}
+    """The same benchmarks in each variant, as multiples of the plain addition there."""
+    variants = {variant_title(variant(name)): measured for name, measured in results.items() if name.startswith("worker_step")}
     rows = []
     for name in sorted(set.intersection(*(set(measured) for measured in variants.values()))):
         if "in_cache" in name or name == "plain_add":
@@ -175,7 +173,7 @@ def tables(results: Results, more: dict) -> dict[str, str]:
     """Title and table for each question that was measured."""
     found = {}
     if any(name.startswith("worker_step") for name in results):
-        found["The pass of a worker at each instruction set"] = worker_step(results)
+        found["The pass of a worker at each instruction set, at -O3 and -O2"] = worker_step(results)
     for program, title in QUESTIONS.items():
         if program in results:
             found[title] = globals()[program](results[program])

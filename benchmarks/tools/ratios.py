@@ -6,7 +6,7 @@ import pathlib
 import re
 import statistics
 
-from suite import INSTRUCTION_SETS, SECONDS, Results
+from suite import SECONDS, VARIANTS, Results, variant_title
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +44,12 @@ def of(defined: list[Definition], results: Results) -> list[Ratio]:
     """The ratios whose benchmarks ran. Raises ValueError for a benchmark that its program does not have."""
     ratios = []
     for each in defined:
-        for suffix in ("", *INSTRUCTION_SETS):
+        for suffix in ("", *VARIANTS):
             measured = results.get(each.program + suffix)
             if measured is None:
                 continue
-            has_variants = any(each.program + other in results for other in INSTRUCTION_SETS)
-            name = each.name + ("/" + (suffix.strip("_") or "sse2") if has_variants else "")
+            has_variants = any(each.program + other in results for other in VARIANTS)
+            name = each.name + ("/" + variant_title(suffix) if has_variants else "")
             above = _medians(each, each.numerator, measured)
             below = [_seconds(each.denominator)] * len(above) if _constant(each) \
                 else _medians(each, each.denominator, measured)

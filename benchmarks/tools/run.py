@@ -67,6 +67,8 @@ def main() -> int:
     for title, table in digest.tables(results, more).items():
         print(f"\n## {title}\n\n{table}")
     found = ratios.of(defined, results)
+    if "compile_cost" in more:
+        found += compile_cost.surplus(more["compile_cost"])
     print("\nMedians of the rounds; times vary from machine to machine and from hour to hour, ratios less.")
     for each in found:
         print(each.line())

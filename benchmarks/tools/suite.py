@@ -11,7 +11,10 @@ import statistics
 import subprocess
 import tempfile
 
-INSTRUCTION_SETS = {"_avx2": {"avx2", "fma", "bmi2"}, "_avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}}
+# What the name of a program may end in, for how it was built, and what the machine must have to run it: an instruction set,
+# and -O2 in place of -O3.
+_AVX2, _AVX512 = {"avx2", "fma", "bmi2"}, {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+VARIANTS = {"_avx2": _AVX2, "_avx512": _AVX512, "_o2": set(), "_avx2_o2": _AVX2, "_avx512_o2": _AVX512}
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -43,8 +46,7 @@ def programs(build: pathlib.Path, only: list[str] | None = None) -> dict[str, pa
     found = {}
     for path in sorted((build / "benchmarks").glob("benchmark_*")):
         name = path.name.removeprefix("benchmark_")
-        needed = next((flags_of for suffix, flags_of in INSTRUCTION_SETS.items() if name.endswith(suffix)), set())
-        if os.access(path, os.X_OK) and needed <= flags:
+        if os.access(path, os.X_OK) and VARIANTS.get(variant(name), set()) <= flags:
             found[name] = path
     if not found:
         raise ValueError(f"there are no benchmarks in {build}/benchmarks")
@@ -90,9 +92,19 @@ def counters_of(entry: dict) -> dict[str, float]:
     return {key: value for key, value in entry.items() if isinstance(value, (int, float)) and key not in known}
 
 
+def variant(program: str) -> str:
+    """What the name of a program says of how it was built: nothing, or one of VARIANTS."""
+    return max((suffix for suffix in VARIANTS if program.endswith(suffix)), key=len, default="")
+
+
+def variant_title(suffix: str) -> str:
+    """A variant in a table: sse2 where the name of the program says of no other instruction set."""
+    return (suffix if suffix.startswith("_avx") else "_sse2" + suffix)[1:]
+
+
 def base(program: str) -> str:
-    """The name of a program without its instruction set."""
-    return next((program.removesuffix(suffix) for suffix in INSTRUCTION_SETS if program.endswith(suffix)), program)
+    """The name of a program without its variant."""
+    return program.removesuffix(variant(program))
 
 
 def measure(build: pathlib.Path, quick: bool, rounds: int, again: dict[str, set[str]], only: list[str] | None = None,

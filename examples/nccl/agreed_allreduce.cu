@@ -113,7 +113,7 @@ int train(int devices) {
     check(ncclGroupEnd());
     on_each(workers, [&](worker& each) {
       const on_stream execution(each.stream);
-      each.compressor->select(execution);
+      each.compressor->select(execution, each.compressor->values());
       each.compressor->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
     });
     // NCCL takes its count from the host, so the host waits here, once a step. It is the same for all.

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <lamina/merge.hpp>
 #include <lamina/state.hpp>
 #include <stdexcept>
 

@@ -53,7 +53,8 @@ void take_reports(const std::vector<message>& messages, std::uint64_t step,
 
 void serve(server_link& link, const lamina::layout& model, const parameter_store& parameters,
            const server_options& options, const server_tasks& tasks, server_state from) {
-  lamina::gradient_aggregator<float> aggregator(model, link.workers_of_clients(), from.step + 1);
+  auto aggregator = lamina::gradient_aggregator<float>::of_nodes(model, link.workers_of_clients(),
+                                                                 {.first_step = from.step + 1});
   lamina::parameter_publisher<float> publisher(model, link.clients());
   sgd optimizer(model, options.optimizer);
   step_summary summary(model);

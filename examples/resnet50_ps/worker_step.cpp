@@ -16,9 +16,7 @@ void pull(worker_link& link, replica& local, std::uint64_t step) {
     lamina::expect(parameters, lamina::frame_kind::parameters, step);
     return parameters;
   });
-  for (std::size_t l = 0; l < local.model().layers(); ++l) {
-    if (!frame.is_dropped(l)) frame.restore(l, local[l]);
-  }
+  for (std::size_t l = 0; l < local.model().layers(); ++l) frame.apply_to(l, local[l]);
   local.upload();
 }
 

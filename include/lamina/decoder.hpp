@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <new>
 #include <optional>
@@ -16,144 +16,17 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
-#include "lamina/detail/kernels.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/tensor.hpp"
 
-namespace lamina {
-
-namespace detail {
-struct frame_decoder;
-}
-
-/// A decoded frame: a view into the bytes given to decode, which must outlive it.
-/// Default-constructed, and after a failed decode, it has no layers.
-template <element T>
-class frame_view {
- public:
-  frame_view() = default;
-
-  frame_kind kind() const noexcept { return kind_; }
-  /// The step the sender was in, counted from 1.
-  std::uint64_t step() const noexcept { return step_; }
-  std::uint32_t sender() const noexcept { return sender_; }
-  /// L, the number of layers, sent or not.
-  std::size_t layers() const noexcept { return begins_.empty() ? 0 : begins_.size() - 1; }
-  /// How the elements are written.
-  payload_type payload() const noexcept { return type_; }
-  /// Elements of the layers that were sent, together.
-  std::size_t sent_elements() const noexcept { return sent_elements_; }
-
-  /// True for list [0]. Throws std::out_of_range.
-  bool is_dropped(std::size_t layer) const {
-    check_layer(layer);
-    return begins_[layer] == begins_[layer + 1];
-  }
-  /// The n_l elements of a layer that was sent, where they lie; an empty span for list [0]. Throws std::out_of_range,
-  /// and std::logic_error if the payload is not as_is: copy(), read() and restore() read every type.
-  std::span<const T> layer(std::size_t layer) const {
-    check_layer(layer);
-    if (type_ != payload_type::as_is)
-      throw std::logic_error("the frame's elements are not written as they are: use restore()");
-    const auto bytes = bytes_of(layer);
-    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
-  }
-  /// The bytes of a layer on the wire; none for list [0]. Throws std::out_of_range.
-  std::span<const std::byte> bytes_of(std::size_t layer) const {
-    check_layer(layer);
-    return bytes_.subspan(begins_[layer], begins_[layer + 1] - begins_[layer]);
-  }
-  /// Copies elements [begin, begin + to.size()) of a layer that was sent; `begin` is a multiple of int8_block_elements.
-  /// Throws std::out_of_range if they are not there, and std::invalid_argument if `to` overlaps the frame's payload.
-  void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
-    check_elements(layer, begin, to.size());
-    check_apart(to);
-    detail::decode_payload<T>(type_, bytes_of(layer).data(), model_->sizes()[layer], begin, to);
-  }
-  /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
-  /// copied. Throws as copy().
-  std::span<const T> read(std::size_t layer, std::size_t begin, std::span<T> buffer) const {
-    if (type_ != payload_type::as_is) {
-      copy(layer, begin, buffer);
-      return buffer;
-    }
-    check_elements(layer, begin, buffer.size());
-    return this->layer(layer).subspan(begin, buffer.size());
-  }
-  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: a std::span<const T> of up
-  /// to 4,096 elements from `begin` on, where they lie if the payload is as_is, and valid during the call otherwise.
-  /// List [0] gives no block. Throws std::out_of_range. Allocates nothing.
-  template <class Consume>
-  void for_each_block(std::size_t layer, Consume&& consume) const {
-    if (is_dropped(layer)) return;
-    std::array<T, detail::block_elements> buffer;
-    const std::size_t elements = model_->sizes()[layer];
-    for (std::size_t begin = 0; begin < elements; begin += buffer.size()) {
-      consume(begin, read(layer, begin, std::span(buffer).first(std::min(buffer.size(), elements - begin))));
-    }
-  }
-  /// Copies a layer into `out`, a tensor of n_l elements to write; list [0] becomes zeros. Throws
-  /// std::out_of_range, or std::invalid_argument if `out` has another size or overlaps the frame's payload, before
-  /// anything is written.
-  template <class Tensor>
-  void restore(std::size_t layer, Tensor&& out) const {
-    check_layer(layer);
-    const std::span<T> to = writable_elements_of<T>(out);
-    model_->check_size(layer, to.size());
-    check_apart(to);
-    if (is_dropped(layer)) {
-      std::ranges::fill(to, T(0));
-    } else {
-      copy(layer, 0, to);
-    }
-  }
-  /// Whether this is a frame of the layout; false for a view that was not decoded.
-  bool is_of(const layout& model) const noexcept {
-    return model_ && model_->fingerprint() == model.fingerprint();
-  }
-
- private:
-  friend struct detail::frame_decoder;
-
-  void check_layer(std::size_t layer) const {
-    if (layer >= layers()) {
-      throw std::out_of_range("layer index " + std::to_string(layer) + " is out of range: the frame has " +
-                              std::to_string(layers()) + " layers");
-    }
-  }
-
-  void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
-    if (is_dropped(layer) || begin % int8_block_elements != 0 || begin > model_->sizes()[layer] ||
-        count > model_->sizes()[layer] - begin) {
-      throw std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(begin + count) +
-                              " of layer " + std::to_string(layer) + " are not in the frame");
-    }
-  }
-
-  // Writing over the payload would change what the frame says while it is read.
-  void check_apart(std::span<const T> to) const {
-    const auto out = std::as_bytes(to);
-    const std::less<> before;  // of any two addresses, where < would be undefined
-    if (!out.empty() && before(out.data(), bytes_.data() + bytes_.size()) &&
-        before(bytes_.data(), out.data() + out.size())) {
-      throw std::invalid_argument("the tensor to write overlaps the frame's payload");
-    }
-  }
-
-  frame_kind kind_{};
-  std::uint64_t step_ = 0;
-  std::uint32_t sender_ = 0;
-  std::optional<layout> model_;
-  payload_type type_{};
-  std::size_t sent_elements_ = 0;
-  std::span<const std::byte> bytes_;
-  std::vector<std::size_t> begins_;  // L + 1 positions in bytes_; equal neighbours are list [0]
-};
+namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
 
@@ -164,7 +37,9 @@ struct frame_decoder {
   static std::error_code decode(std::span<const std::byte> bytes, const layout& model, frame_view<T>& out) {
     if (bytes.size() < wire_header_bytes) return frame_errc::truncated;
     const wire_header header = read_header(bytes);
-    if (const std::error_code bad = check_header<T>(header, model)) return bad;
+    if (const std::error_code bad = check_fields(header, element_code<T>)) return bad;
+    if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
+      return frame_errc::wrong_layout;
 
     const std::size_t bitmap_bytes = padded_bitmap_bytes(model.layers());
     if (bytes.size() - wire_header_bytes < bitmap_bytes) return frame_errc::truncated;
@@ -191,14 +66,39 @@ struct frame_decoder {
       return frame_errc::misaligned_buffer;
     }
 
-    out.kind_ = static_cast<frame_kind>(header.kind);
-    out.step_ = header.step;
-    out.sender_ = header.sender;
-    out.model_ = model;
-    out.type_ = type;
-    out.sent_elements_ = sent_elements;
-    out.bytes_ = payload;
-    out.begins_ = std::move(begins);
+    out.is_ = {.kind = static_cast<frame_kind>(header.kind),
+               .payload = type,
+               .sender = header.sender,
+               .run = header.run,
+               .step = header.step,
+               .model = model,
+               .sent_elements = sent_elements,
+               .bytes = payload,
+               .begins = std::move(begins)};
+    return {};
+  }
+
+  static std::error_code peek(std::span<const std::byte> bytes, frame_info& out) noexcept {
+    if (bytes.size() < wire_header_bytes) return frame_errc::truncated;
+    const wire_header header = read_header(bytes);
+    const bool is_double = header.element_type == element_code<double>;
+    if (const std::error_code bad =
+            check_fields(header, is_double ? element_code<double> : element_code<float>)) {
+      return bad;
+    }
+    // No overflow: 2^64 layers take 2^61 bytes.
+    const std::uint64_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
+    if (prefix_bytes > largest_size || header.payload_bytes > largest_size - prefix_bytes)
+      return frame_errc::bad_payload_size;
+    out = {.size_bytes = static_cast<std::size_t>(prefix_bytes + header.payload_bytes),
+           .kind = static_cast<frame_kind>(header.kind),
+           .payload = static_cast<payload_type>(header.payload_type),
+           .element_bytes = is_double ? sizeof(double) : sizeof(float),
+           .sender = header.sender,
+           .run = header.run,
+           .step = header.step,
+           .fingerprint = header.fingerprint,
+           .layers = header.layers};
     return {};
   }
 
@@ -206,11 +106,10 @@ struct frame_decoder {
   // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
   static constexpr std::size_t largest_size = std::numeric_limits<std::size_t>::max();
 
-  template <element T>
-  static std::error_code check_header(const wire_header& header, const layout& model) noexcept {
+  static std::error_code check_fields(const wire_header& header, std::uint8_t own_element_type) noexcept {
     if (header.magic != wire_magic) return frame_errc::bad_magic;
     if (header.version != wire_version) return frame_errc::unsupported_version;
-    if (header.element_type != element_code<T>) return frame_errc::wrong_element_type;
+    if (header.element_type != own_element_type) return frame_errc::wrong_element_type;
     if (header.kind != static_cast<std::uint8_t>(frame_kind::gradients) &&
         header.kind != static_cast<std::uint8_t>(frame_kind::parameters)) {
       return frame_errc::unknown_kind;
@@ -220,8 +119,6 @@ struct frame_decoder {
     if ((header.flags & ~flag_checksum) != 0 || header.reserved != decltype(header.reserved){}) {
       return frame_errc::nonzero_reserved;
     }
-    if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
-      return frame_errc::wrong_layout;
     return {};
   }
 
@@ -263,41 +160,106 @@ struct frame_decoder {
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;
+#if LAMINA_HAS_EXCEPTIONS
   try {
     error = detail::frame_decoder::decode(bytes, model, view);
   } catch (const std::bad_alloc&) {
     error = std::make_error_code(std::errc::not_enough_memory);
   }
+#else
+  error = detail::frame_decoder::decode(bytes, model, view);  // without memory the program ends in `new`
+#endif
   return view;
 }
 
 /// The same; throws decode_error.
 template <element T>
-frame_view<T> decode(std::span<const std::byte> bytes, const layout& model) {
+[[nodiscard]] frame_view<T> decode(std::span<const std::byte> bytes, const layout& model) {
   std::error_code error;
   frame_view<T> view = decode<T>(bytes, model, error);
-  if (error) throw decode_error(error);
+  if (error) detail::raise(decode_error(error));
   return view;
 }
 
 /// A frame that is gone when decode returns cannot be viewed: keep the bytes.
-template <element T>
-frame_view<T> decode(std::vector<std::byte>&&, const layout&) = delete;
-template <element T>
-frame_view<T> decode(std::vector<std::byte>&&, const layout&, std::error_code&) = delete;
+template <element T, std::same_as<std::vector<std::byte>> Gone>
+frame_view<T> decode(Gone&&, const layout&) = delete;
+template <element T, std::same_as<std::vector<std::byte>> Gone>
+frame_view<T> decode(Gone&&, const layout&, std::error_code&) = delete;
 
-/// Throws decode_error with unexpected_kind or unexpected_step unless the frame is of this kind and step:
-/// late, early and replayed frames are refused by it.
-template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step) {
-  const auto refuse = [&](frame_errc code) {
-    throw decode_error(make_error_code(code), "frame of sender " + std::to_string(frame.sender()) +
-                                                  ", step " + std::to_string(frame.step()) +
-                                                  ", where one of step " + std::to_string(step) +
-                                                  " is expected");
-  };
-  if (frame.kind() != kind) refuse(frame_errc::unexpected_kind);
-  if (frame.step() != step) refuse(frame_errc::unexpected_step);
+/// What a frame says of itself, before its layout is known: for who reads frames from a stream, serves several models, or
+/// keeps strangers out before memory is taken for them. Looks at the first peek_bytes, 64, and at nothing behind them.
+/// `error` is set to a frame_errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
+/// says of the same header, or bad_payload_size, if the frame's size does not fit in std::size_t. Cost: constant, no
+/// allocation.
+///
+/// The bytes may come from anybody, and no checksum holds yet: take memory for `size_bytes` only up to
+/// largest_frame_bytes() of the layout that has this fingerprint. What decode() accepts has these fields.
+inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& error) noexcept {
+  frame_info info;
+  error = detail::frame_decoder::peek(first_bytes, info);
+  return info;
 }
 
-}  // namespace lamina
+/// The same; throws decode_error.
+[[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes) {
+  std::error_code error;
+  const frame_info info = peek(first_bytes, error);
+  if (error) detail::raise(decode_error(error));
+  return info;
+}
+
+/// `error` is set to unexpected_kind or unexpected_step unless the frame is of this kind and step, and cleared if it is:
+/// late, early and replayed frames are refused by it. Does not look at the run, which the next does.
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
+            std::error_code& error) noexcept {
+  error.clear();
+  if (frame.kind() != kind) {
+    error = frame_errc::unexpected_kind;
+  } else if (frame.step() != step) {
+    error = frame_errc::unexpected_step;
+  }
+}
+
+/// The same of a frame of this run, or of none if `run` is 0; otherwise `error` is set to other_run. A frame that was under
+/// way when its sender was restarted has the step of another, but not its run.
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run,
+            std::error_code& error) noexcept {
+  expect(frame, kind, step, error);
+  if (error != frame_errc::unexpected_kind && frame.run() != run) error = frame_errc::other_run;
+}
+
+namespace detail {
+
+template <element T>
+[[nodiscard]] std::string describe(const frame_view<T>& frame) {
+  return "frame of sender " + std::to_string(frame.sender()) + ", step " + std::to_string(frame.step()) +
+         (frame.run() == 0 ? "" : ", run " + std::to_string(frame.run()));
+}
+
+}  // namespace detail
+
+/// These throw decode_error with the same codes.
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step) {
+  std::error_code error;
+  expect(frame, kind, step, error);
+  if (error) {
+    detail::raise(decode_error(
+        error, detail::describe(frame) + ", where one of step " + std::to_string(step) + " is expected"));
+  }
+}
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
+  std::error_code error;
+  expect(frame, kind, step, run, error);
+  if (error) {
+    detail::raise(decode_error(error, detail::describe(frame) + ", where one of step " +
+                                          std::to_string(step) + ", run " + std::to_string(run) +
+                                          " is expected"));
+  }
+}
+
+}  // namespace lamina::inline LAMINA_ABI

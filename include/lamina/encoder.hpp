@@ -10,61 +10,25 @@
 #include <string>
 #include <vector>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
-enum class frame_kind : std::uint8_t { gradients = 1, parameters = 2 };
-
-/// Whether frames are written with a checksum: needs xxHash's header where lamina is compiled.
-inline constexpr bool checksums_available = detail::checksum::available;
-
-/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
-/// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its
-/// next frame.
-class encoded_frame {
- public:
-  /// The pieces in order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
-  std::span<const std::span<const std::byte>> segments() const noexcept { return segments_; }
-  std::size_t size_bytes() const noexcept { return size_bytes_; }
-
-  /// Writes the frame in one piece. Throws std::invalid_argument unless `to` has size_bytes() bytes.
-  void copy_to(std::span<std::byte> to) const {
-    if (to.size() != size_bytes_) {
-      throw std::invalid_argument("the frame has " + std::to_string(size_bytes_) + " bytes, the buffer " +
-                                  std::to_string(to.size()));
-    }
-    for (const auto segment : segments_) {
-      std::memcpy(to.data(), segment.data(), segment.size());
-      to = to.subspan(segment.size());
-    }
-  }
-  /// The frame in one piece of its own.
-  std::vector<std::byte> to_bytes() const {
-    std::vector<std::byte> bytes(size_bytes_);
-    copy_to(bytes);
-    return bytes;
-  }
-
- private:
-  template <element T>
-  friend class frame_encoder;
-  std::vector<std::span<const std::byte>> segments_;
-  std::size_t size_bytes_ = 0;
-};
-
-/// Builds frames of one layout. Allocates in its first frame; with a payload type other than as_is also for
+/// Builds frames of one layout, in one run. Allocates in its first frame; with a payload type other than as_is also for
 /// a frame larger than all before it.
 template <element T>
 class frame_encoder {
  public:
   /// A copy has no frame yet: the original's points into the original.
-  frame_encoder(const frame_encoder& other) : frame_encoder(other.model_) {}
+  frame_encoder(const frame_encoder& other) : frame_encoder(other.model_, other.run_) {}
   frame_encoder& operator=(const frame_encoder& other) {
     *this = frame_encoder(other);
     return *this;
@@ -72,8 +36,12 @@ class frame_encoder {
   frame_encoder(frame_encoder&&) noexcept = default;
   frame_encoder& operator=(frame_encoder&&) noexcept = default;
 
-  explicit frame_encoder(const layout& model)
-      : model_(model), prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
+  /// \param model  what the frames are of
+  /// \param run    written into them, so that a receiver tells frames of this run from those of another; 0: none
+  explicit frame_encoder(const layout& model, std::uint32_t run = 0)
+      : model_(model),
+        run_(run),
+        prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
     frame_.segments_.reserve(model.layers() + 1);
   }
 
@@ -96,7 +64,7 @@ class frame_encoder {
                               const selection& chosen, LayerElements&& layer_elements,
                               payload_type type = payload_type::as_is) {
     if (chosen.model().fingerprint() != model_.fingerprint()) {
-      throw std::invalid_argument("the selection is of another layout than the frame");
+      detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
     }
     frame_.segments_.assign(1, prefix_);
     if (type != payload_type::as_is) converted_.resize(std::max(converted_.size(), bytes_of(chosen, type)));
@@ -126,17 +94,24 @@ class frame_encoder {
     header.layers = model_.layers();
     header.payload_type = static_cast<std::uint8_t>(type);
     header.payload_bytes = payload_bytes;
+    header.run = run_;
     detail::write_header(prefix_, header);
     const auto bitmap = std::as_bytes(chosen.bitmap());
-    std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes);
+    std::copy(bitmap.begin(), bitmap.end(), prefix_.begin() + detail::wire_header_bytes);
 
     header.checksum = frame_checksum();
     detail::write_header(prefix_, header);
     return frame_;
   }
 
+  /// There is no frame any more: frame() has no bytes until the next encode.
+  void forget() noexcept {
+    frame_.segments_.clear();
+    frame_.size_bytes_ = 0;
+  }
+
   /// The frame of the last encode.
-  const encoded_frame& frame() const noexcept { return frame_; }
+  [[nodiscard]] const encoded_frame& frame() const noexcept { return frame_; }
 
  private:
   std::size_t bytes_of(const selection& chosen, payload_type type) const {
@@ -156,9 +131,10 @@ class frame_encoder {
   }
 
   layout model_;
+  std::uint32_t run_;
   std::vector<std::byte> prefix_;
   std::vector<std::byte> converted_;  // layers in a payload type other than as_is
   encoded_frame frame_;
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/visible.hpp"
 
 /// Errors come in two kinds.
 ///
@@ -11,7 +16,10 @@
 /// throws std::invalid_argument, std::out_of_range or std::logic_error, or a class derived from one of them,
 /// before anything is written. Bytes from outside give a `frame_errc`, thrown as decode_error or returned as
 /// std::error_code, and change nothing either.
-namespace lamina {
+///
+/// Calls that take a std::error_code throw for neither: it is set to a `frame_errc`, or to an `errc` where the others
+/// throw, and cleared when all went well.
+namespace lamina::inline LAMINA_ABI {
 
 /// Why a frame was refused. 0 is success, as std::error_code wants it.
 enum class frame_errc {
@@ -33,11 +41,12 @@ enum class frame_errc {
   unexpected_step,       ///< a frame of another step: late, early or replayed
   unknown_sender,        ///< a sender outside [0, senders)
   duplicate_sender,      ///< a second frame of one sender in the same step
+  other_run,             ///< a frame of another run: from before a restart, or of a job beside this one
 };
 
 namespace detail {
 
-class frame_error_category final : public std::error_category {
+class LAMINA_VISIBLE frame_error_category final : public std::error_category {
  public:
   const char* name() const noexcept override { return "lamina.frame"; }
   std::string message(int code) const override {
@@ -78,6 +87,8 @@ class frame_error_category final : public std::error_category {
         return "sender is not one of the workers";
       case frame_errc::duplicate_sender:
         return "sender has already sent a frame in this step";
+      case frame_errc::other_run:
+        return "frame belongs to another run";
     }
     return "unknown frame error";
   }
@@ -85,18 +96,100 @@ class frame_error_category final : public std::error_category {
 
 }  // namespace detail
 
-inline const std::error_category& frame_category() noexcept {
+/// The category of frame_errc: "lamina.frame".
+[[nodiscard]] LAMINA_VISIBLE inline const std::error_category& frame_category() noexcept {
   static const detail::frame_error_category category;
   return category;
 }
 
-inline std::error_code make_error_code(frame_errc code) noexcept {
+[[nodiscard]] inline std::error_code make_error_code(frame_errc code) noexcept {
   return {static_cast<int>(code), frame_category()};
+}
+
+/// What a call that takes a std::error_code says of a caller's mistake, or of a gradient that it refuses; the same call
+/// without one throws an exception whose sentence has the details.
+enum class errc {
+  no_such_layer = 1,   ///< an index beyond the last layer
+  wrong_size,          ///< a tensor has another number of elements than its layer
+  wrong_element_type,  ///< a tensor holds another element type than can be taken
+  wrong_count,         ///< another number of tensors, values or flags than there are layers, or parts
+  non_finite,          ///< a gradient holds NaN or infinity
+  overflow,            ///< adding the gradient would overflow the residual
+  out_of_order,        ///< the step has not come so far, or is beyond it
+  no_gradient,         ///< a layer has no gradient yet in this step
+  bad_tensor,          ///< a tensor cannot be read where it lies
+  other_layout,        ///< made for another model
+  bad_argument,        ///< a number outside its range
+};
+
+namespace detail {
+
+class LAMINA_VISIBLE error_category final : public std::error_category {
+ public:
+  const char* name() const noexcept override { return "lamina"; }
+  std::string message(int code) const override {
+    switch (static_cast<errc>(code)) {
+      case errc::no_such_layer:
+        return "there is no such layer";
+      case errc::wrong_size:
+        return "a tensor has another number of elements than its layer";
+      case errc::wrong_element_type:
+        return "a tensor holds an element type that cannot be taken";
+      case errc::wrong_count:
+        return "another number of tensors or values than there are layers";
+      case errc::non_finite:
+        return "the gradient holds NaN or infinity";
+      case errc::overflow:
+        return "adding the gradient would overflow the residual";
+      case errc::out_of_order:
+        return "the call is out of order in this step";
+      case errc::no_gradient:
+        return "a layer has no gradient yet in this step";
+      case errc::bad_tensor:
+        return "a tensor cannot be read where it lies";
+      case errc::other_layout:
+        return "made for another layout";
+      case errc::bad_argument:
+        return "a number is outside its range";
+    }
+    return "unknown error";
+  }
+};
+
+}  // namespace detail
+
+/// The category of errc: "lamina".
+[[nodiscard]] LAMINA_VISIBLE inline const std::error_category& category() noexcept {
+  static const detail::error_category category;
+  return category;
+}
+
+[[nodiscard]] inline std::error_code make_error_code(errc code) noexcept {
+  return {static_cast<int>(code), category()};
+}
+
+namespace detail {
+
+// error_code compares categories by address. A plugin that was loaded by itself may have one of its own all the same, and
+// another version or configuration of the library has: its codes mean the same, and the category has the same name.
+inline bool is_error(const std::error_code& error, int value, const std::error_category& category) noexcept {
+  return error.value() == value &&
+         (error.category() == category || std::string_view(error.category().name()) == category.name());
+}
+
+}  // namespace detail
+
+/// `error == frame_errc::truncated` holds whichever shared object of the process the error comes from.
+[[nodiscard]] inline bool operator==(const std::error_code& error, frame_errc code) noexcept {
+  return detail::is_error(error, static_cast<int>(code), frame_category());
+}
+[[nodiscard]] inline bool operator==(const std::error_code& error, errc code) noexcept {
+  return detail::is_error(error, static_cast<int>(code), category());
 }
 
 /// Thrown when bytes from outside are not an acceptable frame; `code()` says why and compares with
 /// frame_errc.
-class decode_error : public std::system_error {
+class LAMINA_VISIBLE decode_error : public std::system_error {
  public:
   using std::system_error::system_error;
 };
@@ -104,20 +197,32 @@ class decode_error : public std::system_error {
 /// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual. The residual
 /// is as it was. Source: the residual must never be poisoned, since it is the only copy of what was not sent
 /// yet.
-class non_finite_gradient : public std::domain_error {
+class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
  public:
-  non_finite_gradient(std::size_t layer, const std::string& name, const char* reason)
-      : std::domain_error("layer " + std::to_string(layer) + " '" + name + "': " + reason), layer_(layer) {}
-  /// Index of the layer whose gradient was refused.
-  std::size_t layer() const noexcept { return layer_; }
+  /// \param layer   in the model
+  /// \param part    among what is decided on: the same where layers are whole
+  /// \param name    of the layer
+  /// \param reason  what was found
+  non_finite_gradient(std::size_t layer, std::size_t part, const std::string& name, const char* reason)
+      : std::domain_error("layer " + std::to_string(layer) + " '" + name + "': " + reason),
+        layer_(layer),
+        part_(part) {}
+  /// Index in the model of the layer whose gradient was refused.
+  [[nodiscard]] std::size_t layer() const noexcept { return layer_; }
+  /// Index among gradient_compressor::parts() of the part in which the first bad element is; the layer's own where layers are
+  /// whole.
+  [[nodiscard]] std::size_t part() const noexcept { return part_; }
 
  private:
   std::size_t layer_;
+  std::size_t part_;
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI
 
 /// \cond
 template <>
 struct std::is_error_code_enum<lamina::frame_errc> : std::true_type {};
+template <>
+struct std::is_error_code_enum<lamina::errc> : std::true_type {};
 /// \endcond

@@ -6,9 +6,11 @@
 #include <concepts>
 #include <cstdint>
 
+#include "lamina/detail/abi.hpp"
+
 /// Half-width storage: gradients that come as fp16 or bf16, and payloads that are sent so. Arithmetic is done in float
 /// or double; these types only hold bits. A framework's own half type is used by viewing its memory as one of them.
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 /// IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits.
 struct float16 {
@@ -25,15 +27,18 @@ struct bfloat16 {
 template <class H>
 concept half_element = std::same_as<H, float16> || std::same_as<H, bfloat16>;
 
-/// The value, exactly. Infinity and NaN stay what they are. Does not depend on the flushing of denormals.
+/// The value, exactly. Infinity and NaN stay what they are. Does not depend on the flushing of denormals, and has no
+/// branch, so that compilers vectorise a loop over it.
 constexpr float to_float(float16 half) noexcept {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half.bits & 0x8000U) << 16U;
-  const std::uint32_t exponent = (half.bits >> 10U) & 0x1fU;
-  const std::uint32_t mantissa = half.bits & 0x3ffU;
-  const float denormal = static_cast<float>(mantissa) * 0x1p-24F;
-  const std::uint32_t widened = exponent == 0x1fU ? 0xffU : exponent + (127U - 15U);
-  const std::uint32_t normal = (widened << 23U) | (mantissa << 13U);
-  return std::bit_cast<float>(sign | (exponent == 0 ? std::bit_cast<std::uint32_t>(denormal) : normal));
+  // Signed, since SSE2 converts and shifts no others; what is shifted from the sign bit is all ones or none.
+  const std::int32_t sign = static_cast<std::int32_t>(half.bits & 0x8000U) << 16;
+  const std::int32_t magnitude = static_cast<std::int32_t>(half.bits & 0x7fffU);
+  const std::int32_t is_denormal = (magnitude - 0x0400) >> 31;
+  const std::int32_t is_not_finite = (0x7bff - magnitude) >> 31;
+  constexpr std::int32_t rebias = (127 - 15) << 23;
+  const std::int32_t normal = (magnitude << 13) + rebias + (rebias & is_not_finite);
+  const std::int32_t denormal = std::bit_cast<std::int32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+  return std::bit_cast<float>(sign | (denormal & is_denormal) | (normal & ~is_denormal));
 }
 
 constexpr float to_float(bfloat16 half) noexcept {
@@ -76,4 +81,4 @@ constexpr Half saturating_round(float value) noexcept {
   return {static_cast<std::uint16_t>(sign | rounded)};
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

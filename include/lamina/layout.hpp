@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <unordered_set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-namespace lamina {
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
+
+namespace lamina::inline LAMINA_ABI {
 
 /// One trainable tensor: its name, unique within the model, and its shape. A shape of {} is a scalar (one
 /// element); a zero in the shape makes an empty layer.
@@ -21,7 +25,7 @@ struct layer {
   std::vector<std::size_t> shape;
 
   /// Product of the shape. Throws std::invalid_argument, naming the layer, if it does not fit in std::size_t.
-  std::size_t elements() const {
+  [[nodiscard]] std::size_t elements() const {
     // An empty layer may have any other dimensions: look for the zero first, so that they cannot overflow.
     for (const std::size_t dimension : shape) {
       if (dimension == 0) return 0;
@@ -29,7 +33,7 @@ struct layer {
     std::size_t product = 1;
     for (const std::size_t dimension : shape) {
       if (product > std::numeric_limits<std::size_t>::max() / dimension) {
-        throw std::invalid_argument("layer '" + name + "': the number of elements overflows");
+        detail::raise(std::invalid_argument("layer '" + name + "': the number of elements overflows"));
       }
       product *= dimension;
     }
@@ -45,69 +49,93 @@ class layout {
  public:
   /// Throws std::invalid_argument for an empty or a duplicate name, or if N overflows. No layers at all is
   /// allowed.
-  explicit layout(std::vector<layer> layers) : table_(std::make_shared<const table>(std::move(layers))) {}
+  explicit layout(std::vector<layer> layers) : table_(new table(std::move(layers))) {}
 
   // Copies alone, and no moves: a moved-from layout would have no table.
-  layout(const layout&) = default;
-  layout& operator=(const layout&) = default;
-  ~layout() = default;
+  layout(const layout& other) noexcept : table_(other.table_) {
+    table_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  layout& operator=(const layout& other) noexcept {
+    layout copy(other);
+    std::swap(table_, copy.table_);
+    return *this;
+  }
+  ~layout() {
+    // Whoever deletes sees what the others did before they let go.
+    if (table_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete table_;
+  }
 
   /// L, the number of layers.
-  std::size_t layers() const noexcept { return table_->layers.size(); }
+  [[nodiscard]] std::size_t layers() const noexcept { return table_->layers.size(); }
   /// N, the number of elements of all layers together.
-  std::size_t elements() const noexcept { return table_->elements; }
+  [[nodiscard]] std::size_t elements() const noexcept { return table_->elements; }
   /// Layer `index`; throws std::out_of_range.
-  const layer& operator[](std::size_t index) const {
+  [[nodiscard]] const layer& operator[](std::size_t index) const {
     check_layer(index);
     return table_->layers[index];
   }
   /// n_l for each layer: L entries.
-  std::span<const std::size_t> sizes() const noexcept { return table_->sizes; }
+  [[nodiscard]] std::span<const std::size_t> sizes() const noexcept { return table_->sizes; }
   /// Where layer `index` begins when all layers lie one behind the other, in elements; throws
   /// std::out_of_range.
-  std::size_t offset(std::size_t index) const {
+  [[nodiscard]] std::size_t offset(std::size_t index) const {
     check_layer(index);
     return table_->offsets[index];
   }
+  /// The layer of that name, if there is one. Cost: one hash of the name, O(1) on average.
+  [[nodiscard]] std::optional<std::size_t> index_of(std::string_view name) const noexcept {
+    const std::size_t place = table_->places[table_->place_of(name)];
+    return place == 0 ? std::nullopt : std::optional<std::size_t>(place - 1);
+  }
   /// 64 bits over the names and shapes in order (FNV-1a; docs/wire-format.md gives the bytes), the same on
   /// every machine. It tells models apart by accident, not by design: it is no cryptographic hash.
-  std::uint64_t fingerprint() const noexcept { return table_->fingerprint; }
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return table_->fingerprint; }
 
   /// Throws std::out_of_range, with the number of layers, unless index < layers().
   void check_layer(std::size_t index) const {
-    if (index >= layers()) {
-      throw std::out_of_range("layer index " + std::to_string(index) + " is out of range: the layout has " +
-                              std::to_string(layers()) + " layers");
-    }
+    if (index >= layers()) detail::raise(layer_error(index));
   }
 
   /// Throws std::invalid_argument, naming the layer with its shape, unless it has `count` elements;
   /// std::out_of_range for the index.
   void check_size(std::size_t index, std::size_t count) const {
     check_layer(index);
-    if (count == sizes()[index]) return;
+    if (count != sizes()[index]) detail::raise(size_error(index, count));
+  }
+
+  /// What check_layer and check_size throw.
+  std::out_of_range layer_error(std::size_t index) const {
+    return std::out_of_range("layer index " + std::to_string(index) + " is out of range: the layout has " +
+                             std::to_string(layers()) + " layers");
+  }
+  std::invalid_argument size_error(std::size_t index, std::size_t count) const {
     const layer& each = table_->layers[index];
-    throw std::invalid_argument("layer '" + each.name + "' has shape " + shape_string(each) + " (" +
-                                std::to_string(sizes()[index]) + " elements), the tensor given has " +
-                                std::to_string(count) + " elements");
+    return std::invalid_argument("layer '" + each.name + "' has shape " + shape_string(each) + " (" +
+                                 std::to_string(sizes()[index]) + " elements), the tensor given has " +
+                                 std::to_string(count) + " elements");
   }
 
  private:
   struct table {
     explicit table(std::vector<layer> given) : layers(std::move(given)) {
-      std::unordered_set<std::string> names;
+      std::size_t room = 2;
+      while (room < 2 * layers.size()) room *= 2;
+      places.resize(room);
       sizes.reserve(layers.size());
       offsets.reserve(layers.size());
       for (std::size_t l = 0; l < layers.size(); ++l) {
         const layer& each = layers[l];
         if (each.name.empty())
-          throw std::invalid_argument("layer " + std::to_string(l) + " has an empty name");
-        if (!names.insert(each.name).second) {
-          throw std::invalid_argument("layer name '" + each.name + "' stands twice in the layout");
+          detail::raise(std::invalid_argument("layer " + std::to_string(l) + " has an empty name"));
+        std::size_t& place = places[place_of(each.name)];
+        if (place != 0) {
+          detail::raise(std::invalid_argument("layer name '" + each.name + "' stands twice in the layout"));
         }
+        place = l + 1;
         const std::size_t count = each.elements();
         if (count > std::numeric_limits<std::size_t>::max() - elements) {
-          throw std::invalid_argument("layer '" + each.name + "': the elements of the whole layout overflow");
+          detail::raise(
+              std::invalid_argument("layer '" + each.name + "': the elements of the whole layout overflow"));
         }
         offsets.push_back(elements);
         sizes.push_back(count);
@@ -116,12 +144,31 @@ class layout {
       fingerprint = fingerprint_of(layers);
     }
 
+    // Where the name stands in `places`, or would stand. At least half of them are free, so that it ends.
+    std::size_t place_of(std::string_view name) const noexcept {
+      std::uint64_t hash = fnv_basis;
+      for (const char each : name) add_byte(hash, static_cast<std::uint8_t>(each));
+      std::size_t index = static_cast<std::size_t>(hash) & (places.size() - 1);
+      while (places[index] != 0 && layers[places[index] - 1].name != name) {
+        index = (index + 1) & (places.size() - 1);
+      }
+      return index;
+    }
+
     std::vector<layer> layers;
     std::vector<std::size_t> sizes;
     std::vector<std::size_t> offsets;
     std::size_t elements = 0;
     std::uint64_t fingerprint = 0;
+    // Open addressing: for a name its layer + 1, 0 where there is none. A power of two of them.
+    std::vector<std::size_t> places;
+    std::atomic<std::size_t> owners = 1;
   };
+
+  static constexpr std::uint64_t fnv_basis = 0xcbf29ce484222325;
+  static constexpr void add_byte(std::uint64_t& hash, std::uint8_t byte) noexcept {
+    hash = (hash ^ byte) * 0x100000001b3;
+  }
 
   static std::string shape_string(const layer& each) {
     std::string text = "[";
@@ -133,22 +180,32 @@ class layout {
   }
 
   static std::uint64_t fingerprint_of(const std::vector<layer>& layers) noexcept {
-    std::uint64_t hash = 0xcbf29ce484222325;
-    const auto add_byte = [&hash](std::uint8_t byte) { hash = (hash ^ byte) * 0x100000001b3; };
+    std::uint64_t hash = fnv_basis;
     const auto add_number = [&](std::uint64_t number) {
-      for (int shift = 0; shift < 64; shift += 8) add_byte(static_cast<std::uint8_t>(number >> shift));
+      for (int shift = 0; shift < 64; shift += 8) add_byte(hash, static_cast<std::uint8_t>(number >> shift));
     };
     add_number(layers.size());
     for (const layer& each : layers) {
       add_number(each.name.size());
-      for (const char character : each.name) add_byte(static_cast<std::uint8_t>(character));
+      for (const char character : each.name) add_byte(hash, static_cast<std::uint8_t>(character));
       add_number(each.shape.size());
       for (const std::size_t dimension : each.shape) add_number(dimension);
     }
     return hash;
   }
 
-  std::shared_ptr<const table> table_;
+  table* table_;
 };
 
-}  // namespace lamina
+/// The indices of the layers of which predicate(layer) says so, in order: for compressor_options::always_sent, for
+/// instance all biases. Cost: one call a layer.
+template <class Predicate>
+[[nodiscard]] std::vector<std::size_t> layers_where(const layout& model, const Predicate& predicate) {
+  std::vector<std::size_t> found;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (predicate(model[l])) found.push_back(l);
+  }
+  return found;
+}
+
+}  // namespace lamina::inline LAMINA_ABI

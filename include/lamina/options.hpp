@@ -4,18 +4,93 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <vector>
 
-#include "lamina/payload.hpp"
-#include "lamina/residual.hpp"
-#include "lamina/threshold.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
 
-namespace lamina {
+/// What a worker can be told. Nothing here computes.
+namespace lamina::inline LAMINA_ABI {
+
+class memory_resource;
+
+/// When the threshold is searched again.
+class refresh_schedule {
+ public:
+  /// Every `steps` steps, beginning with the first; 1 is the default of the library, 100 is what the paper does.
+  /// Throws std::invalid_argument for 0.
+  [[nodiscard]] static refresh_schedule every(std::uint64_t steps) {
+    if (steps == 0) detail::raise(std::invalid_argument("the refresh period must be at least one step"));
+    return refresh_schedule(steps, std::nullopt);
+  }
+  /// In the first step alone.
+  [[nodiscard]] static refresh_schedule first_step_only() { return refresh_schedule(0, std::nullopt); }
+  /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
+  [[nodiscard]] static refresh_schedule fixed(double threshold) {
+    if (detail::is_nan(threshold)) detail::raise(std::invalid_argument("the threshold must not be NaN"));
+    return refresh_schedule(0, threshold);
+  }
+
+  /// Whether a search is due in `step`, counted from 1.
+  [[nodiscard]] constexpr bool due(std::uint64_t step) const noexcept {
+    if (fixed_threshold_) return false;
+    return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
+  }
+  /// The threshold of fixed(), if this is one.
+  [[nodiscard]] constexpr std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
+
+ private:
+  refresh_schedule(std::uint64_t period, std::optional<double> fixed_threshold)
+      : period_(period), fixed_threshold_(fixed_threshold) {}
+
+  std::uint64_t period_;  // 0: the first step alone
+  std::optional<double> fixed_threshold_;
+};
+
+/// How the elements of a layer that is sent are written.
+enum class payload_type : std::uint8_t {
+  as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
+  float16 =
+      1,  ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float)
+          ///< or 2^58 (double) on they are not sent, since what is left over could not be written down
+  bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
+  int8 =
+      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale
+};
+
+/// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
+enum class finite_check {
+  /// All that is given in one call is looked through first and refused whole: accumulate throws and the residual is as it was.
+  /// The default; costs one more read of the gradient, from cache where that holds it.
+  whole_layer,
+  /// Looked at within the one pass, so that the check costs next to nothing. Elements that are not finite, or that would
+  /// overflow, are left out and counted in left_out_elements(); the others are added. For training that would rather lose
+  /// a few elements than a layer.
+  each_element,
+  /// Not looked at: the caller knows already that the gradients are finite and that no sum overflows, as with loss scaling,
+  /// which looks for infinity itself, or after clipping. NaN or infinity that comes all the same goes into the residual and,
+  /// as the largest of values, out to the others.
+  caller,
+};
 
 /// What the threshold is searched over.
 enum class threshold_source {
   accumulated,  ///< the residual's values, which the decision compares too: only then does R bound what is dropped
-  fresh,  ///< the values of this step's gradients, a literal reading of the paper; sends more than 1 - R. One more
-          ///< read of each gradient in the steps that search.
+  fresh,  ///< the values of this step's gradients, a literal reading of the paper; sends more than 1 - R. In steps that
+  ///< search, each gradient is looked at a second time while it is in cache, and comes in one piece.
+};
+
+/// How a residual takes gradients.
+struct residual_options {
+  finite_check check = finite_check::whole_layer;
+  /// Momentum correction: u <- m·u + g, a <- a + u, and u is cleared with what is sent. 0: off, and no memory for u.
+  /// Of the pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others.
+  /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
+  double momentum = 0;
+  /// Where the residual lies; null: in memory of operator new. Must outlive the residual.
+  memory_resource* memory = nullptr;
 };
 
 /// How a worker compresses. The defaults are what to begin with.
@@ -32,11 +107,12 @@ struct compressor_options {
   refresh_schedule refresh = refresh_schedule::every(1);
   /// A promise on bytes in place of R: the share of the elements to send, as a mean over the steps, in (0, 1]. Each step
   /// adds that share to an allowance; the layers with the largest values go out as far as it reaches, and what is left
-  /// over is saved for a layer that did not fit: up to one step's share and the largest layer. By step t no more than
-  /// budget·N·t elements have been sent, but for what max_age forces out. Use it when the network has a price;
+  /// over is saved for a layer that did not fit: up to one step's share and the largest layer. Layers of equal value go out
+  /// together or not at all; give max_age where many may be equal and larger than that. By step t no more than
+  /// budget·N·t elements have been sent, but for what max_age and always_sent force out. Use it when the network has a price;
   /// drop_ratio, warm_up_steps and refresh then do not count.
   std::optional<double> byte_budget = std::nullopt;
-  /// A layer that was held back for so many steps is sent whatever its value; 0: never. Use it where a layer with small
+  /// A layer goes out at least every so many steps, whatever its value; 0: it may wait for ever. Use it where a layer with small
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
   std::uint64_t max_age = 0;
   threshold_source source = threshold_source::accumulated;
@@ -50,6 +126,14 @@ struct compressor_options {
   payload_type payload = payload_type::as_is;
   /// This worker's index in [0, W), written into its frames.
   std::uint32_t sender = 0;
+  /// Which run the frames are of, any number but 0: a receiver that resumes under another tells frames that were still
+  /// under way from its own. 0: not told apart.
+  std::uint32_t run = 0;
+  /// Layers of the model that are sent in every step, whatever their value: biases and normalisation layers, mostly, which
+  /// have few elements and do not bear delay. They come first within R and within a budget. See layers_where().
+  std::vector<std::size_t> always_sent = {};
+  /// Where the residual lies; null: in memory of operator new. Must outlive the compressor.
+  memory_resource* memory = nullptr;
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/kernels.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 /// A model cut into parts: each layer into pieces of at most m elements, so that one huge layer does not decide alone.
 /// The parts are themselves a layout, and everything that works on layers works on it: residual, values, frames, server.
@@ -26,27 +28,39 @@ class partition {
   explicit partition(const layout& model, std::size_t part_elements = 0)
       : model_(model), part_elements_(part_elements), parts_(cut(model, part_elements, first_)) {}
 
-  const layout& model() const noexcept { return model_; }
+  [[nodiscard]] const layout& model() const noexcept { return model_; }
   /// The parts in order: those of layer 0, of layer 1, ... A layer in one part keeps its name; parts of one that is cut
-  /// are named "name[0]", "name[1]", ...
-  const layout& parts() const noexcept { return parts_; }
+  /// are named "name[0]", "name[1]", ...; in a model that has a layer of such a name, with more brackets: "name[[0]]".
+  [[nodiscard]] const layout& parts() const noexcept { return parts_; }
   /// The parts of `layer` are [first(layer), first(layer + 1)); throws std::out_of_range beyond L.
-  std::size_t first(std::size_t layer) const { return first_.at(layer); }
+  [[nodiscard]] std::size_t first(std::size_t layer) const { return first_.at(layer); }
   /// The layer that a part is of, and where in the layer it begins. Cost: O(log L). Throws std::out_of_range.
-  std::size_t layer_of(std::size_t part) const {
+  [[nodiscard]] std::size_t layer_of(std::size_t part) const {
     parts_.check_layer(part);
-    return static_cast<std::size_t>(std::ranges::upper_bound(first_, part) - first_.begin()) - 1;
+    if (!is_cut()) return part;
+    return static_cast<std::size_t>(std::upper_bound(first_.begin(), first_.end(), part) - first_.begin()) -
+           1;
   }
-  std::size_t begin(std::size_t part) const { return (part - first_[layer_of(part)]) * part_elements_; }
+  [[nodiscard]] std::size_t begin(std::size_t part) const {
+    return (part - first_[layer_of(part)]) * part_elements_;
+  }
+  /// Whether a layer has more than one part.
+  [[nodiscard]] bool is_cut() const noexcept { return parts_.layers() != model_.layers(); }
   /// Elements of all parts of a layer but its last; 0: layers are whole.
-  std::size_t part_elements() const noexcept { return part_elements_; }
+  [[nodiscard]] std::size_t part_elements() const noexcept { return part_elements_; }
 
  private:
   static layout cut(const layout& model, std::size_t part_elements, std::vector<std::size_t>& first) {
     if (part_elements % detail::block_elements != 0) {
-      throw std::invalid_argument("part_elements must be a multiple of " +
-                                  std::to_string(detail::block_elements) + ", got " +
-                                  std::to_string(part_elements));
+      detail::raise(std::invalid_argument("part_elements must be a multiple of " +
+                                          std::to_string(detail::block_elements) + ", got " +
+                                          std::to_string(part_elements)));
+    }
+    std::string opening = "[";
+    std::string closing = "]";
+    while (has_layer_ending(model, part_elements, opening, closing)) {
+      opening += '[';
+      closing += ']';
     }
     std::vector<layer> parts;
     for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -57,12 +71,28 @@ class partition {
         continue;
       }
       for (std::size_t begin = 0, k = 0; begin < elements; begin += part_elements, ++k) {
-        parts.push_back(
-            {model[l].name + "[" + std::to_string(k) + "]", {std::min(part_elements, elements - begin)}});
+        std::string name = model[l].name;
+        name.append(opening).append(std::to_string(k)).append(closing);
+        parts.push_back({std::move(name), {std::min(part_elements, elements - begin)}});
       }
     }
     first.push_back(parts.size());
     return layout(std::move(parts));
+  }
+
+  // Whether the model has a layer whose name a part of another would get.
+  static bool has_layer_ending(const layout& model, std::size_t part_elements, const std::string& opening,
+                               const std::string& closing) {
+    if (part_elements == 0) return false;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const std::string& name = model[l].name;
+      const std::size_t bracket = name.rfind(opening);
+      if (bracket == std::string::npos || !name.ends_with(closing)) continue;
+      for (std::size_t whole = 0; whole < model.layers(); ++whole) {
+        if (model.sizes()[whole] > part_elements && model[whole].name == name.substr(0, bracket)) return true;
+      }
+    }
+    return false;
   }
 
   layout model_;
@@ -71,4 +101,4 @@ class partition {
   layout parts_;
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -13,23 +13,15 @@
 #include <span>
 #include <type_traits>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/half.hpp"
+#include "lamina/options.hpp"
 #include "lamina/tensor.hpp"
 
 /// How the elements of a layer that is sent are written. What rounding takes away is not lost: it goes back into the
 /// residual, exactly, so everything sent plus the residual is still the sum of the gradients.
-namespace lamina {
-
-enum class payload_type : std::uint8_t {
-  as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
-  float16 =
-      1,  ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float)
-          ///< or 2^58 (double) on they are not sent, since what is left over could not be written down
-  bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
-  int8 =
-      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale
-};
+namespace lamina::inline LAMINA_ABI {
 
 /// Elements that share one scale in payload_type::int8.
 inline constexpr std::size_t int8_block_elements = 64;
@@ -96,7 +88,7 @@ constexpr T unsendable_from(double finest) noexcept {
 LAMINA_ANY_CALLER template <element T>
 LAMINA_HOST_DEVICE std::int8_t to_int8(T x, T inverse_scale) noexcept {
   constexpr T unsendable = unsendable_from<T>(0x1p120);
-  if ((x < 0 ? -x : x) >= unsendable) return 0;
+  if (!((x < 0 ? -x : x) < unsendable)) return 0;  // NaN, too
   return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
 }
 
@@ -189,4 +181,4 @@ void decode_payload(payload_type type, const std::byte* layer, std::size_t layer
 
 }  // namespace detail
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

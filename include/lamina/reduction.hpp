@@ -3,14 +3,19 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <concepts>
 #include <cstddef>
-#include <iterator>
-#include <ranges>
 #include <span>
 #include <type_traits>
-#include <variant>
+#include <utility>
 
-#include "lamina/detail/kernels.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/host_device.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
@@ -24,15 +29,80 @@
 ///
 /// Scalar code, SSE2, AVX2 and AVX-512 give identical results because each lane is one sequence of operations
 /// that none of them may reorder.
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
-/// A representative functor is three functions: `map(x)` of one element, an associative and commutative
-/// `combine(a, b)` for which a zero is neutral, and `finish(total, elements)` in double. One whose map is a
-/// template over the operand (`auto`) is also applied to whole SIMD registers.
+/// A SIMD register of floats or doubles; none without xsimd.
+template <class V>
+concept simd_register = detail::is_register<V>;
+
+/// For functors: of elements and of whole registers, the same bits. The larger or smaller of two is `a` where they
+/// are equal, or where one is NaN.
+LAMINA_HOST_DEVICE inline float abs(float x) {
+  return std::abs(x);
+}
+LAMINA_HOST_DEVICE inline double abs(double x) {
+  return std::abs(x);
+}
+LAMINA_HOST_DEVICE constexpr float max(float a, float b) {
+  return a < b ? b : a;
+}
+LAMINA_HOST_DEVICE constexpr double max(double a, double b) {
+  return a < b ? b : a;
+}
+LAMINA_HOST_DEVICE constexpr float min(float a, float b) {
+  return b < a ? b : a;
+}
+LAMINA_HOST_DEVICE constexpr double min(double a, double b) {
+  return b < a ? b : a;
+}
+#if LAMINA_HAS_XSIMD
+template <class T, class A>
+xsimd::batch<T, A> abs(const xsimd::batch<T, A>& x) {
+  return xsimd::abs(x);
+}
+template <class T, class A>
+xsimd::batch<T, A> max(const xsimd::batch<T, A>& a, const xsimd::batch<T, A>& b) {
+#if defined(__SSE2__)
+  return xsimd::max(b, a);  // one instruction, which gives its second operand where neither is larger
+#else
+  return xsimd::select(a < b, b, a);
+#endif
+}
+template <class T, class A>
+xsimd::batch<T, A> min(const xsimd::batch<T, A>& a, const xsimd::batch<T, A>& b) {
+#if defined(__SSE2__)
+  return xsimd::min(b, a);
+#else
+  return xsimd::select(b < a, b, a);
+#endif
+}
+#endif
+
+/// A representative functor is three functions:
+///
+///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
+///     double map(double x);                // for elements of double
+///     float combine(float a, float b);     // of two values of map; associative, commutative, and a zero is neutral
+///     double combine(double a, double b);  // of the totals of blocks
+///     double finish(double total, std::size_t elements);
+///
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. All are const or
+/// static, do not throw, and depend on nothing but their operands.
+///
+/// One that says `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and
+/// combine(V, V) then give a V and do the same as with single elements, to the last bit. Templates over the operand, of
+/// + - * / and lamina::abs, max and min, are such functions:
+///
+///     struct largest {
+///       using is_simd = void;
+///       static auto map(const auto& x) { return lamina::abs(x); }
+///       static auto combine(const auto& a, const auto& b) { return lamina::max(a, b); }
+///       static double finish(double total, std::size_t) { return total; }
+///     };
 template <class F>
 concept representative = requires(const F& functor, float x, double total, std::size_t elements) {
   { functor.combine(functor.map(x), functor.map(x)) } -> std::convertible_to<double>;
-  { functor.combine(total, total) } -> std::convertible_to<double>;
+  { functor.combine(total, total) } -> std::same_as<double>;
   { functor.finish(total, elements) } -> std::convertible_to<double>;
 };
 
@@ -49,32 +119,35 @@ double reduce_contiguous(const F& functor, std::span<const G> elements) {
   return elements.empty() ? 0.0 : functor.finish(total, elements.size());
 }
 
-/// The same with zeros in the place of elements that are not finite.
-template <element T, representative F, class G>
-double reduce_finite(const F& functor, std::span<const G> elements) {
-  std::array<T, block_elements> block;
-  double total = 0;
-  for (std::size_t begin = 0; begin < elements.size(); begin += block.size()) {
-    const std::size_t count = std::min(block.size(), elements.size() - begin);
-    for (std::size_t i = 0; i < count; ++i) {
-      const T each = load_as<T, T>(elements.data() + begin + i);
-      block[i] = all_finite<T>(std::array{each}) ? each : T(0);
-    }
-    total = functor.combine(total, reduce_block<T, T>(functor, count, read_only<T>{block.data()}).total);
+/// The total of one block with zeros in the place of elements that are not finite.
+template <element T, representative F>
+double reduce_finite_block(const F& functor, const T* elements, std::size_t count) {
+  std::array<T, block_elements> finite;
+  for (std::size_t i = 0; i < count; ++i) {
+    finite[i] = all_finite<T>(std::array{elements[i]}) ? elements[i] : T(0);
   }
-  return elements.empty() ? 0.0 : functor.finish(total, elements.size());
+  return reduce_block<T, T>(functor, count, read_only<T>{finite.data()}).total;
+}
+
+/// The value of a layer from the totals of its blocks, combined in order.
+template <representative F, class Totals>
+double finished_value(const F& functor, const Totals& totals, std::size_t elements) {
+  double total = 0;
+  for (const double each : totals) total = functor.combine(total, each);
+  return elements == 0 ? 0.0 : functor.finish(total, elements);
 }
 
 /// The same for a range that is not contiguous: block by block through a buffer, hence the same bits.
 template <representative F, class Range>
 double reduce_range(const F& functor, const Range& range) {
-  using T = std::remove_cvref_t<std::ranges::range_reference_t<const Range>>;
+  using T = std::remove_cvref_t<decltype(*begin_of(range))>;
   std::array<T, block_elements> block;
   double total = 0;
   std::size_t elements = 0;
-  for (auto it = std::ranges::begin(range); it != std::ranges::end(range);) {
+  const auto last = end_of(range);
+  for (auto it = begin_of(range); it != last;) {
     std::size_t count = 0;
-    for (; count < block.size() && it != std::ranges::end(range); ++it) block[count++] = *it;
+    for (; count < block.size() && it != last; ++it) block[count++] = *it;
     total = functor.combine(total, reduce_block<T, T>(functor, count, read_only<T>{block.data()}).total);
     elements += count;
   }
@@ -82,8 +155,8 @@ double reduce_range(const F& functor, const Range& range) {
 }
 
 template <class Range>
-concept element_range = std::ranges::input_range<const Range> &&
-    element<std::remove_cvref_t<std::ranges::range_reference_t<const Range>>>;
+concept element_range = some_range<const Range> &&
+    element<std::remove_cvref_t<decltype(*begin_of(std::declval<const Range&>()))>>;
 
 }  // namespace detail
 
@@ -95,7 +168,7 @@ double representative_value(const F& functor, const Tensor& tensor) {
   if constexpr (lamina::tensor<const Tensor>) {
     const auto elements = tensor_traits<Tensor>::elements(tensor);
     if constexpr (detail::is_variant<std::remove_const_t<decltype(elements)>>) {
-      return std::visit([&](auto span) { return representative_value(functor, span); }, elements);
+      return visit([&](auto span) { return representative_value(functor, span); }, elements);
     } else {
       using G = std::remove_const_t<typename decltype(elements)::element_type>;
       static_assert(element<G> || half_element<G>,
@@ -111,4 +184,4 @@ double representative_value(const F& functor, const Tensor& tensor) {
   }
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

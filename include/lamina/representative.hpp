@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
 
@@ -11,8 +13,8 @@
 ///
 /// Each functor is called with a tensor and gives a double; an empty tensor gives 0. All follow the summation
 /// order of reduction.hpp. Your own functor needs map, combine and finish (see lamina::representative) and
-/// gets the same fused pass.
-namespace lamina {
+/// gets the same fused pass, on whole registers if it says `using is_simd = void;`.
+namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
 
@@ -24,10 +26,7 @@ struct callable_representative {
   }
 };
 
-/// Functions of single elements also run on a device, which knows no SIMD registers.
-template <class V>
-concept simd_register = is_register<V>;
-
+// Functions of single elements also run on a device, which knows no SIMD registers.
 struct sum {
 #if defined(__CUDA_ARCH__)
   // Additions that are not fused with a product before them.
@@ -52,19 +51,24 @@ struct sum {
 };
 
 struct magnitude {
-  LAMINA_HOST_DEVICE static float map(float x) { return std::abs(x); }
-  LAMINA_HOST_DEVICE static double map(double x) { return std::abs(x); }
+  using is_simd = void;
+  LAMINA_HOST_DEVICE static float map(float x) { return lamina::abs(x); }
+  LAMINA_HOST_DEVICE static double map(double x) { return lamina::abs(x); }
   template <simd_register V>
   static V map(const V& x) {
-    return abs(x);  // xsimd's
+    return lamina::abs(x);
   }
 };
 
 struct sum_of_magnitudes : sum, magnitude {};
 
 struct sum_of_squares : sum {
-  // In double, where the square of a float is exact.
+  // In double, where the square of a float is exact; registers of floats are not mapped.
+  using is_simd = void;
   LAMINA_HOST_DEVICE static double map(double x) { return x * x; }
+  template <simd_register V>
+  requires std::same_as<typename V::value_type, double>
+  static V map(const V& x) { return x * x; }
 };
 
 }  // namespace detail
@@ -96,11 +100,11 @@ struct root_mean_square : detail::callable_representative<root_mean_square>, det
 
 /// Largest absolute value.
 struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
-  LAMINA_HOST_DEVICE static float combine(float a, float b) { return a < b ? b : a; }
-  LAMINA_HOST_DEVICE static double combine(double a, double b) { return a < b ? b : a; }
-  template <detail::simd_register V>
+  LAMINA_HOST_DEVICE static float combine(float a, float b) { return lamina::max(a, b); }
+  LAMINA_HOST_DEVICE static double combine(double a, double b) { return lamina::max(a, b); }
+  template <simd_register V>
   static V combine(const V& a, const V& b) {
-    return max(a, b);  // xsimd's
+    return lamina::max(a, b);
   }
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
 };
@@ -108,9 +112,10 @@ struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
 /// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly
 /// negative is never sent; kept for comparison, not for use.
 struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
+  using is_simd = void;
   LAMINA_HOST_DEVICE static float map(float x) { return x; }
   LAMINA_HOST_DEVICE static double map(double x) { return x; }
-  template <detail::simd_register V>
+  template <simd_register V>
   static V map(const V& x) {
     return x;
   }
@@ -119,4 +124,4 @@ struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
   }
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -2,66 +2,61 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
-#include <numeric>
+#include <exception>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
-#include "lamina/detail/gradient.hpp"
-#include "lamina/detail/kernels.hpp"
-#include "lamina/detail/layer_blocks.hpp"
-#include "lamina/detail/residual_memory.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/failure.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
+#include "lamina/residual/add.hpp"
+#include "lamina/residual/blocks.hpp"
+#include "lamina/residual/gradient.hpp"
+#include "lamina/residual/memory.hpp"
 #include "lamina/tensor.hpp"
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
-/// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
-enum class finite_check {
-  /// The layer is looked through first and refused whole: accumulate throws and the residual is as it was. The default;
-  /// costs one more read of the gradient, mostly from cache.
-  whole_layer,
-  /// Looked at within the one pass, so that the check costs next to nothing. Elements that are not finite, or that would
-  /// overflow, are left out and counted in left_out_elements(); the others are added. For training that would rather lose
-  /// a few elements than a layer.
-  each_element,
-};
-
-struct residual_options {
-  finite_check check = finite_check::whole_layer;
-  /// Momentum correction: u <- m·u + g, a <- a + u, and u is cleared with what is sent. 0: off, and no memory for u.
-  /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
-  double momentum = 0;
-};
+namespace detail {
+template <element, representative>
+class gradient_intake;
+}
 
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
-/// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Different layers may be used from
-/// different threads at a time, one layer from one, also for reading: the zeros of a cleared layer are written when it is
-/// looked at.
+/// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads
+/// that add the first gradients. Different layers may be used from different threads at a time, one layer from one, also for
+/// reading: the zeros of a cleared layer are written when it is looked at.
 template <element T>
 class residual_accumulator {
  public:
   /// Throws std::invalid_argument for a momentum outside [0, 1).
-  explicit residual_accumulator(const layout& model, residual_options options = {})
+  explicit residual_accumulator(const layout& model, const residual_options& options = {})
       : options_(options),
-        memory_(model, options.momentum),
+        memory_(model, options),
         blocks_(model),
         bounds_after_(model.layers()),
+        is_given_(model.layers()),
         left_out_(model.layers()),
         block_totals_(blocks_.count()),
         block_notes_(blocks_.count()) {}
+
+  /// The next gradient of each layer is the first of a step, for which the velocity decays; those that follow it are pieces
+  /// of the same gradient. Without momentum nothing depends on it. Cost: O(L).
+  void begin_step() noexcept { memory_.begin_step(); }
 
   /// a_l <- a_l + g_l (eq. 1 of the paper), and the representative value of the sum, in one pass.
   ///
@@ -69,23 +64,24 @@ class residual_accumulator {
   /// \param gradient        a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
   /// \param representative  the functor whose value is wanted
   /// \param execution       runs the blocks of the layer, sequentially unless told otherwise; see execution.hpp
+  /// \param scale           multiplies each element, as a T, before it is added
   /// \return q_l after adding; 0 for an empty layer
   /// \throws std::out_of_range      no such layer
-  /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type
+  /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type; a scale that is not
+  ///                                finite
   /// \throws non_finite_gradient    with finite_check::whole_layer: it holds NaN or infinity, or a sum would overflow
   ///
-  /// On any error the residual is as it was. Cost: see finite_check; a residual that is clear is written and not read.
+  /// On any of these errors the residual is as it was. Cost: see finite_check; a residual that is clear is written and not read.
   /// Deterministic: the same bits on every machine and with any number of threads.
   template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
-  double accumulate(std::size_t layer, const Tensor& gradient, Representative representative = {},
-                    const Execution& execution = {}) {
+  double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
+                    const Execution& execution = {}, double scale = 1) {
     model().check_layer(layer);
     double value = 0;
-    detail::visit_gradient<T>(gradient, [&](auto from) {
-      accumulate_layers(
-          layer, layer + 1, [&](std::size_t, const auto& visitor) { visitor(from); }, std::span(&value, 1),
-          representative, execution);
-    });
+    accumulate_layers(
+        layer, layer + 1,
+        [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); },
+        std::span(&value, 1), representative, execution, scale);
     return value;
   }
 
@@ -97,72 +93,67 @@ class residual_accumulator {
   ///                        that layer; more than once, and from several threads
   /// \param values          gets q_l of these layers
   /// \param representative  the functor whose values are wanted
-  /// \param execution       runs pieces of up to 131,072 elements; if it throws itself, layers may be half added
+  /// \param execution       runs pieces of the work; if it throws itself, what it has not run is run by the calling thread,
+  ///                        all layers are added, and the exception goes on to the caller
+  /// \param scale           multiplies each element, as a T, before it is added
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
   void accumulate_layers(std::size_t first, std::size_t last, const Gradients& gradients,
-                         std::span<double> values, Representative representative = {},
-                         const Execution& execution = {}) {
-    if (first > last || last > model().layers()) {
-      throw std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
-                              ") among " + std::to_string(model().layers()));
-    }
-    for (std::size_t layer = first; layer < last; ++layer) {
-      bool visited = false;
-      gradients(layer, [&](auto from) {
-        model().check_size(layer, from.size());
-        visited = true;
-      });
-      if (!visited)
-        throw std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'");
-    }
-    if (values.size() != last - first) {
-      throw std::invalid_argument("there is room for " + std::to_string(values.size()) + " values of " +
-                                  std::to_string(last - first) + " layers");
-    }
-    if (options_.check == finite_check::whole_layer) check_layers(first, last, gradients, execution);
-
-    blocks_.for_each_run(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
-      gradients(layer, [&](auto from) {
-        for (; block < end; ++block) block_totals_[block] = add_block(layer, block, from, representative);
-      });
-    });
-
-    for (std::size_t layer = first; layer < last; ++layer) {
-      double total = 0;
-      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block) {
-        total = representative.combine(total, block_totals_[block]);
-        if (options_.check == finite_check::each_element) left_out_[layer] += block_notes_[block];
-      }
-      memory_.set_written(layer);
-      const std::size_t elements = model().sizes()[layer];
-      values[layer - first] = elements == 0 ? 0.0 : representative.finish(total, elements);
-    }
+                         std::span<double> values, const Representative& representative = {},
+                         const Execution& execution = {}, double scale = 1) {
+    const std::exception_ptr thrown =
+        add(first, last, gradients, values, representative, execution, {.scale = scale}, detail::throws());
+#if LAMINA_HAS_EXCEPTIONS
+    if (thrown) std::rethrow_exception(thrown);
+#endif
   }
 
   /// The residual of one layer: n_l elements, valid as long as this object. Throws std::out_of_range.
-  std::span<const T> operator[](std::size_t layer) const { return memory_.layer(layer); }
+  [[nodiscard]] std::span<const T> operator[](std::size_t layer) const {
+    return memory_.layer(layer);
+  }
 
-  /// a_l <- 0: what was in it has been sent. Throws std::out_of_range. Cost: O(1) without momentum, since the next
-  /// gradient is written over what is there.
-  void clear(std::size_t layer) { memory_.clear(layer); }
+  /// a_l <- 0: what was in it has been sent. Throws std::out_of_range. Cost: O(1), since the next gradient is written over
+  /// what is there.
+  void clear(std::size_t layer) {
+    memory_.clear(layer);
+  }
 
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as
-  /// detail::encode_payload wrote it from this residual.
+  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as it
+  /// stands in a frame that was encoded from this residual.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     memory_.subtract(layer, type, payload);
   }
 
-  /// Elements left out so far by finite_check::each_element.
-  std::size_t left_out_elements() const noexcept {
-    return std::accumulate(left_out_.begin(), left_out_.end(), std::size_t{0});
+  /// Whether the residual of a layer is zero because it was cleared, or is new. Throws std::out_of_range.
+  [[nodiscard]] bool is_clear(std::size_t layer) const {
+    model().check_layer(layer);
+    return memory_.is_clear(layer);
   }
 
-  const layout& model() const noexcept { return memory_.model(); }
-  const residual_options& options() const noexcept { return options_; }
+  /// Elements left out so far by finite_check::each_element.
+  [[nodiscard]] std::size_t left_out_elements() const noexcept {
+    std::size_t all = 0;
+    for (const std::size_t each : left_out_) all += each;
+    return all;
+  }
+
+  [[nodiscard]] const layout& model() const noexcept {
+    return memory_.model();
+  }
+  [[nodiscard]] const residual_options& options() const noexcept {
+    return options_;
+  }
 
   /// All of it, for saving: N elements in the order of the layout, and the velocity, N elements or none.
-  std::span<const T> elements() const noexcept { return memory_.elements(); }
-  std::span<const T> velocity() const noexcept { return memory_.velocity(); }
+  [[nodiscard]] std::span<const T> elements() const {
+    return memory_.elements();
+  }
+  [[nodiscard]] std::span<const T> velocity() const {
+    return memory_.velocity();
+  }
+  [[nodiscard]] bool has_velocity() const noexcept {
+    return memory_.has_velocity();
+  }
   /// Puts saved elements back. Throws std::invalid_argument, before anything is written, unless the sizes are those of
   /// elements() and velocity() and all numbers are finite.
   void restore(std::span<const T> elements, std::span<const T> velocity) {
@@ -170,103 +161,205 @@ class residual_accumulator {
   }
 
  private:
+  template <element, representative>
+  friend class detail::gradient_intake;
+
   using magnitude_bounds = typename detail::residual_memory<T>::magnitude_bounds;
+  using block_adder = detail::block_adder<T>;
 
-  template <class G, class Representative>
-  double add_block(std::size_t layer, std::size_t block, std::span<const G> gradient,
-                   const Representative& representative) {
-    const auto [begin, count] = blocks_.extent_of(layer, block);
-    const G* from = gradient.data() + begin;
-    const std::size_t offset = model().offset(layer) + begin;
-    if (!memory_.has_velocity()) {
-      return add_block(layer, block, offset, from, count, representative, nullptr);
+  // What a pass is told beside its gradients.
+  struct pass {
+    double scale = 1;
+    std::span<double> fresh_values = {};  // gets the values of the gradients alone, unless it is empty
+    bool may_lack_gradients = false;      // of some layers, which stay as they are
+    const partition* cut = nullptr;       // what the layers are parts of, for errors
+  };
+  // accumulate_layers, over where its errors go. What an execution threw comes back once all is added.
+  template <class Gradients, class Representative, class Execution, class Fail>
+  std::exception_ptr add(std::size_t first, std::size_t last, const Gradients& gradients,
+                         std::span<double> values, const Representative& representative,
+                         const Execution& execution, const pass& how, const Fail& fail) {
+    if (!look_at(first, last, gradients, values, how, fail)) return nullptr;
+    const block_adder adder(memory_, blocks_, options_.check, static_cast<T>(how.scale));
+    std::exception_ptr looked;
+    if (options_.check == finite_check::whole_layer &&
+        !check_layers(first, last, gradients, execution, adder, how, fail, looked)) {
+      return nullptr;
     }
-    std::array<T, detail::block_elements> updated;
-    memory_.corrected(offset, from, count, updated);
-    return add_block(layer, block, offset, static_cast<const T*>(updated.data()), count, representative,
-                     memory_.velocity_at(offset));
-  }
+    if (!how.fresh_values.empty()) fresh_totals_.resize(blocks_.count());
 
-  // With momentum the gradient is the new velocity, which is kept in `velocity` for each element that is added.
-  template <class G, class Representative>
-  double add_block(std::size_t layer, std::size_t block, std::size_t offset, const G* from, std::size_t count,
-                   const Representative& representative, T* velocity) {
-    T* to = memory_.elements_at(offset);
-    const bool is_clear = memory_.is_clear(layer);
-    const auto add = [&](auto refuses_bad) {
-      return is_clear ? detail::reduce_block<T, G>(representative, count,
-                                                   detail::assign_to<T, G, refuses_bad()>{to, from})
-                      : detail::reduce_block<T, G>(representative, count,
-                                                   detail::add_to<T, G, refuses_bad()>{to, from});
+    const auto add_run = [&](std::size_t layer, std::size_t block, std::size_t end) {
+      gradients(layer, [&](auto from) {
+        for (; block < end; ++block) {
+          if (block_notes_[block] != not_added) continue;
+          const auto sums = adder.add(layer, block, from, representative, !how.fresh_values.empty());
+          block_notes_[block] = sums.left_out;
+          block_totals_[block] = sums.total;
+          if (!how.fresh_values.empty()) fresh_totals_[block] = sums.fresh;
+        }
+      });
     };
-    const bool refuses = options_.check == finite_check::each_element;
-    const auto [total, taken] = refuses ? add(std::true_type{}) : add(std::false_type{});
-    if constexpr (std::same_as<G, T>) {
-      if (velocity != nullptr) std::copy_n(from, taken, velocity);
+    std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
+              block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
+    std::exception_ptr thrown = run_all(first, last, execution, add_run);
+    if (looked) thrown = looked;
+    for (std::size_t layer = first; layer < last; ++layer) {
+      if (is_given_[layer] != 0) finish(layer, values[layer - first], representative, how, first);
     }
-    if (refuses) block_notes_[block] = 0;
-    if (taken == count) return total;
-
-    for (std::size_t i = taken; i < count; ++i) {
-      const T before = is_clear ? T(0) : to[i];
-      const T addend = detail::load_as<T, T>(from + i);
-      const T sum = before + addend;
-      const bool adds = detail::all_finite<T>(std::array{sum});
-      to[i] = adds ? sum : before;
-      if (adds && velocity != nullptr) velocity[i] = addend;
-      if (!adds) ++block_notes_[block];
-    }
-    return detail::reduce_block<T, T>(representative, count, detail::read_only<T>{to}).total;
+    return thrown;
   }
 
-  // Throws, before anything changes, if one of the gradients must not be added; otherwise takes the bounds they lead to.
+  // Whether the call can be carried out: all that can be wrong but for numbers.
+  template <class Gradients, class Fail>
+  bool look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
+               const pass& how, const Fail& fail) {
+    if (first > last || last > model().layers()) {
+      fail(errc::no_such_layer, [&] {
+        return std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
+                                 ") among " + std::to_string(model().layers()));
+      });
+      return false;
+    }
+    if (values.size() != last - first) {
+      fail(errc::wrong_count, [&] {
+        return std::invalid_argument("there is room for " + std::to_string(values.size()) + " values of " +
+                                     std::to_string(last - first) + " layers");
+      });
+      return false;
+    }
+    const T scale = static_cast<T>(how.scale);
+    if (!detail::is_finite(how.scale) || !detail::is_finite(static_cast<double>(scale)) ||
+        (scale == T(0) && how.scale != 0)) {
+      fail(errc::bad_argument, [&] {
+        return std::invalid_argument(
+            "the scale of the gradients must be a finite number of their type, got " +
+            std::to_string(how.scale));
+      });
+      return false;
+    }
+    for (std::size_t layer = first; layer < last; ++layer) {
+      bool has_right_size = true;
+      is_given_[layer] = 0;
+      gradients(layer, [&](auto from) {
+        is_given_[layer] = 1;
+        has_right_size = from.size() == model().sizes()[layer];
+        if (!has_right_size) {
+          fail(errc::wrong_size, [&] { return model().size_error(layer, from.size()); });
+        }
+      });
+      if (!has_right_size || fail.has_failed()) return false;
+      if (is_given_[layer] == 0 && !how.may_lack_gradients) {
+        fail(errc::no_gradient, [&] {
+          return std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'");
+        });
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
+  template <class Execution, class Work>
+  std::exception_ptr run_all(std::size_t first, std::size_t last, const Execution& execution,
+                             const Work& work) {
+#if LAMINA_HAS_EXCEPTIONS
+    try {
+      blocks_.for_each_run(first, last, execution, work);
+    } catch (...) {
+      blocks_.for_each_run(first, last, sequential(), work);
+      return std::current_exception();
+    }
+#else
+    blocks_.for_each_run(first, last, execution, work);
+#endif
+    return nullptr;
+  }
+
+  template <class Representative>
+  void finish(std::size_t layer, double& value, const Representative& representative, const pass& how,
+              std::size_t first) {
+    const std::size_t begin = blocks_.first(layer);
+    const std::size_t blocks = blocks_.first(layer + 1) - begin;
+    if (options_.check == finite_check::each_element) {
+      for (std::size_t block = begin; block < begin + blocks; ++block)
+        left_out_[layer] += block_notes_[block];
+    }
+    memory_.set_written(layer);
+    memory_.set_decayed(layer);
+    const std::size_t elements = model().sizes()[layer];
+    value = detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks), elements);
+    if (!how.fresh_values.empty()) {
+      how.fresh_values[layer - first] =
+          detail::finished_value(representative, std::span(fresh_totals_).subspan(begin, blocks), elements);
+    }
+  }
+
+  // Fails, before anything changes, if one of the gradients must not be added; otherwise takes the bounds they lead to.
   // As long as the bounds leave room, no sum can overflow and the sums need not be looked at; in the rare other case
   // they are.
-  template <class Gradients, class Execution>
-  void check_layers(std::size_t first, std::size_t last, const Gradients& gradients,
-                    const Execution& execution) {
-    blocks_.for_each_run(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
+  template <class Gradients, class Execution, class Fail>
+  bool check_layers(std::size_t first, std::size_t last, const Gradients& gradients,
+                    const Execution& execution, const block_adder& adder, const pass& how, const Fail& fail,
+                    std::exception_ptr& thrown) {
+    thrown = run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
       gradients(layer, [&]<class G>(std::span<const G> from) {
+        const auto screen = adder.template screen_for<G>();
         for (; block < end; ++block) {
           const auto [begin, count] = blocks_.extent_of(layer, block);
-          block_notes_[block] = !detail::all_small<T>(count, detail::read_only<T, G>{from.data() + begin});
+          block_notes_[block] = !screen.all_small(from.data() + begin, count);
         }
       });
     });
     for (std::size_t layer = first; layer < last; ++layer) {
+      if (is_given_[layer] == 0) continue;
       const auto notes = std::span(block_notes_)
                              .subspan(blocks_.first(layer), blocks_.first(layer + 1) - blocks_.first(layer));
-      if (memory_.bounds(layer).leave_room() && std::ranges::count(notes, 0) == std::ssize(notes)) {
-        bounds_after_[layer] = memory_.bounds_after_small(memory_.bounds(layer));
-      } else {
-        gradients(layer, [&](auto from) { bounds_after_[layer] = finite_bounds_after(layer, from); });
+      const bool are_small =
+          std::all_of(notes.begin(), notes.end(), [](std::uint16_t note) { return note == 0; });
+      if (memory_.bounds(layer).leave_room() && are_small) {
+        bounds_after_[layer] = memory_.bounds_after_small(layer);
+        continue;
       }
+      gradients(layer, [&](auto from) {
+        const auto bounds = adder.bounds_after(layer, from);
+        bounds_after_[layer] = bounds.after;
+        if (!detail::is_finite_magnitude(
+                detail::larger_magnitude(bounds.after.elements, bounds.after.velocity))) {
+          refuse(layer, detail::is_finite_magnitude(bounds.gradient), how, fail);
+        }
+      });
+      if (fail.has_failed()) return false;
     }
-    for (std::size_t layer = first; layer < last; ++layer) memory_.set_bounds(layer, bounds_after_[layer]);
+    for (std::size_t layer = first; layer < last; ++layer) {
+      if (is_given_[layer] != 0) memory_.set_bounds(layer, bounds_after_[layer]);
+    }
+    return true;
   }
 
-  template <class G>
-  magnitude_bounds finite_bounds_after(std::size_t layer, std::span<const G> gradient) const {
-    const magnitude_bounds after = memory_.bounds_after(layer, gradient);
-    if (!detail::is_finite_magnitude(after.elements)) {
-      const T largest =
-          detail::largest_magnitude<T>(gradient.size(), detail::read_only<T, G>{gradient.data()});
-      throw non_finite_gradient(layer, model()[layer].name,
-                                detail::is_finite_magnitude(largest)
-                                    ? "adding the gradient would overflow the residual"
-                                    : "the gradient holds NaN or infinity");
-    }
-    return after;
+  template <class Fail>
+  void refuse(std::size_t layer, bool overflows, const pass& how, const Fail& fail) const {
+    fail(overflows ? errc::overflow : errc::non_finite, [&] {
+      return non_finite_gradient(how.cut == nullptr ? layer : how.cut->layer_of(layer), layer,
+                                 model()[layer].name,
+                                 overflows ? "adding the gradient would overflow the residual"
+                                           : "the gradient holds NaN or infinity");
+    });
   }
+
+  // In block_notes_: more than a block has elements.
+  static constexpr std::uint16_t not_added = 0xffff;
+  static_assert(detail::block_elements < not_added);
 
   residual_options options_;
   detail::residual_memory<T> memory_;
   detail::layer_blocks blocks_;
   std::vector<magnitude_bounds> bounds_after_;  // while a check has not found the last of its layers good
+  std::vector<char> is_given_;                  // of the call under way
   std::vector<std::size_t> left_out_;           // of each layer
   std::vector<double> block_totals_;
-  // Of the pass under way: elements of a block that were left out; or 1 for a block that is not all small.
+  std::vector<double> fresh_totals_;  // empty unless fresh values were wanted
+  // Of the pass under way: elements of a block that were left out; 1 for a block that is not all small; or not_added.
   std::vector<std::uint16_t> block_notes_;
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,20 +11,23 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/kernels.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 /// The decision of each step: values in, a selection out. Keeps the threshold between searches, the age of each layer
-/// and the allowance of the budget.
+/// and the allowance of the budget. A value that is NaN counts as infinity, so that its layer goes out first.
 class layer_selector {
  public:
-  /// Throws std::invalid_argument, naming the option, for one outside its range.
+  /// Throws std::invalid_argument, naming the option, for one outside its range; options.always_sent are layers of `model`.
   layer_selector(const layout& model, const compressor_options& options)
       : options_(options),
         chosen_(model),
@@ -34,8 +36,18 @@ class layer_selector {
     check_drop_ratio(options.drop_ratio);
     if (options.byte_budget &&
         (detail::is_nan(*options.byte_budget) || !(*options.byte_budget > 0 && *options.byte_budget <= 1))) {
-      throw std::invalid_argument("byte budget must lie in (0, 1], got " +
-                                  std::to_string(*options.byte_budget));
+      detail::raise(std::invalid_argument("byte budget must lie in (0, 1], got " +
+                                          std::to_string(*options.byte_budget)));
+    }
+    for (const std::size_t layer : options.always_sent) {
+      if (layer >= model.layers()) {
+        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
+                                            " of a model that has " + std::to_string(model.layers())));
+      }
+    }
+    if (!options.always_sent.empty()) {
+      is_always_sent_.resize(model.layers());
+      for (const std::size_t layer : options.always_sent) is_always_sent_[layer] = 1;
     }
   }
 
@@ -44,32 +56,29 @@ class layer_selector {
   /// \param step           counted from 1
   /// \param values         q_l, compared with the threshold: L values
   /// \param search_values  what the threshold is searched over; mostly the same
-  /// \throws std::invalid_argument  a number of values other than L, or NaN
+  /// \param held           L flags, or none: layers that are not sent whatever R, the budget or max_age say, and that count
+  ///                       as the first to be held back; their values are not looked at
+  /// \throws std::invalid_argument  a number of values or flags other than L
   const selection& decide(std::uint64_t step, std::span<const double> values,
-                          std::span<const double> search_values) {
+                          std::span<const double> search_values, std::span<const char> held = {}) {
     const layout& model = chosen_.model();
+    check_count(values.size(), "values");
+    check_count(search_values.size(), "values to search");
+    if (!held.empty()) check_count(held.size(), "flags of what is held");
+
+    detail::step_decision decision{.step = step, .max_age = options_.max_age};
     if (options_.byte_budget) {
-      std::array<double, 1> product = {*options_.byte_budget * static_cast<double>(model.elements())};
-      detail::round_by_itself(product);  // or machines that fuse it with the sum below would decide otherwise
-      const double share = product[0];
-      const double largest = model.layers() == 0 ? 0.0 : static_cast<double>(std::ranges::max(model.sizes()));
-      const double allowance = std::min(allowance_ + share, share + largest);
-      threshold_ = search_.within_budget(values, model.sizes(), allowance);
-      chosen_.apply_threshold(values, threshold_);
-      // Finite elements may have an infinite value, which is not below the threshold at which nothing fits.
-      if (static_cast<double>(chosen_.sent_elements()) > allowance) chosen_.clear();
-      allowance_ = allowance;
+      decide_by_budget(decision, values, held);
     } else {
       const double ratio = drop_ratio_in(step);
-      if (ratio > 0 && options_.refresh.due(step)) threshold_ = search_(search_values, model.sizes(), ratio);
-      chosen_.apply_threshold(values, threshold_);
+      if (ratio > 0 && options_.refresh.due(step)) threshold_ = searched(search_values, held, ratio);
       // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
-      if (ratio == 0 || (ratio == 1 && !options_.refresh.fixed_threshold())) chosen_.send_all();
+      decision.sends_all = ratio == 0 || (ratio == 1 && !options_.refresh.fixed_threshold());
     }
-    if (options_.max_age > 0) {
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        if (step - cleared_in_[l] >= options_.max_age) chosen_.send(l);
-      }
+    decision.threshold = threshold_;
+    chosen_.clear();
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (decision.sends(values[l], model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
     }
     return chosen_;
   }
@@ -77,20 +86,22 @@ class layer_selector {
   /// What decide() chose in `step` has been sent.
   void commit(std::uint64_t step) {
     allowance_ -= static_cast<double>(chosen_.sent_elements());
-    for (std::size_t l = 0; l < cleared_in_.size(); ++l) {
-      if (chosen_.is_sent(l)) cleared_in_[l] = step;
-    }
+    for (const std::size_t l : chosen_.sent()) cleared_in_[l] = step;
   }
 
   /// The drop ratio of a step, counted from 1.
-  double drop_ratio_in(std::uint64_t step) const {
+  [[nodiscard]] double drop_ratio_in(std::uint64_t step) const {
     if (step >= options_.warm_up_steps || options_.drop_ratio == 1) return options_.drop_ratio;
     const double progress = static_cast<double>(step) / static_cast<double>(options_.warm_up_steps);
     return 1 - std::pow(1 - options_.drop_ratio, progress);
   }
+  /// Whether `step`, counted from 1, searches the threshold over the values of decide()'s search_values.
+  [[nodiscard]] bool searches_in(std::uint64_t step) const {
+    return !options_.byte_budget && options_.refresh.due(step) && drop_ratio_in(step) > 0;
+  }
 
-  const selection& chosen() const noexcept { return chosen_; }
-  double threshold() const noexcept { return threshold_; }
+  [[nodiscard]] const selection& chosen() const noexcept { return chosen_; }
+  [[nodiscard]] double threshold() const noexcept { return threshold_; }
 
   /// What a later decide() depends on, for saving.
   struct memory {
@@ -98,24 +109,75 @@ class layer_selector {
     double allowance = 0;
     std::vector<std::uint64_t> cleared_in;  // for each layer the step in which it was last sent, 0: never
   };
-  memory remember() const { return {threshold_, allowance_, cleared_in_}; }
+  [[nodiscard]] memory remember() const { return {threshold_, allowance_, cleared_in_}; }
   /// Throws std::invalid_argument, and changes nothing, unless it is of as many layers.
   void restore(memory saved) {
     if (saved.cleared_in.size() != cleared_in_.size()) {
-      throw std::invalid_argument("the saved ages are of another number of layers");
+      detail::raise(std::invalid_argument("the saved ages are of another number of layers"));
     }
     threshold_ = saved.threshold;
+    // A threshold that the user gives is the one of this run; a budget does not use it.
+    if (!options_.byte_budget) threshold_ = options_.refresh.fixed_threshold().value_or(saved.threshold);
     allowance_ = saved.allowance;
     cleared_in_ = std::move(saved.cleared_in);
   }
 
  private:
+  void check_count(std::size_t count, const char* what) const {
+    if (count == cleared_in_.size()) return;
+    detail::raise(std::invalid_argument(std::to_string(count) + " " + what + " for " +
+                                        std::to_string(cleared_in_.size()) + " layers"));
+  }
+
+  detail::layer_rule rule_of(std::size_t layer, std::span<const char> held) const {
+    if (!held.empty() && held[layer] != 0) return detail::layer_rule::held;
+    if (!is_always_sent_.empty() && is_always_sent_[layer] != 0) return detail::layer_rule::always;
+    return detail::layer_rule::by_value;
+  }
+
+  double searched(std::span<const double> values, std::span<const char> held, double ratio) {
+    const layout& model = chosen_.model();
+    search_.begin();
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (model.sizes()[l] == 0) continue;
+      search_.add(detail::search_value(values[l], rule_of(l, held)), model.sizes()[l]);
+    }
+    return search_.beyond(ratio * static_cast<double>(model.elements()));
+  }
+
+  // Held layers take nothing from the allowance; those that are always sent take theirs before all others.
+  void decide_by_budget(detail::step_decision& decision, std::span<const double> values,
+                        std::span<const char> held) {
+    const layout& model = chosen_.model();
+    const double share = detail::rounded(*options_.byte_budget * static_cast<double>(model.elements()));
+    std::size_t largest = 0;
+    for (const std::size_t elements : model.sizes()) largest = std::max(largest, elements);
+    const double allowance = detail::grown_allowance(allowance_, share, largest);
+
+    std::size_t always_sent_elements = 0;
+    search_.begin();
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const std::size_t elements = model.sizes()[l];
+      const detail::layer_rule rule = rule_of(l, held);
+      if (rule == detail::layer_rule::always) always_sent_elements += elements;
+      if (rule == detail::layer_rule::by_value && elements > 0) {
+        search_.add(detail::ordered_value(values[l]), elements);
+      }
+    }
+    const auto [threshold, fits] =
+        search_.within(detail::allowance_by_value(allowance, always_sent_elements));
+    allowance_ = allowance;  // once nothing can fail any more
+    threshold_ = threshold;
+    decision.sends_by_value = fits;
+  }
+
   compressor_options options_;
   selection chosen_;
   threshold_search search_;
   double threshold_;
   double allowance_ = 0;  // elements
   std::vector<std::uint64_t> cleared_in_;
+  std::vector<char> is_always_sent_;  // empty if none is
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

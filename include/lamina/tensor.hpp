@@ -4,15 +4,16 @@
 #include <concepts>
 #include <cstddef>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
-#include <ranges>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <variant>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 
 /// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
 ///
@@ -30,12 +31,63 @@
 ///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
-/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp).
-namespace lamina {
+/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). Its
+/// specialisation may say what to call where another type is asked for than the tensor holds:
+///
+///     template <lamina::element T>
+///     static constexpr const char* conversion_to = std::same_as<T, float> ? "call .to_float()" : "call .to_double()";
+///
+/// A type that may be without elements, as the gradient of a parameter that took no part in the step, has
+/// `static bool has_value(const my_tensor&)`: where it says false, accumulate_all takes the layer for one without a
+/// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
+namespace lamina::inline LAMINA_ABI {
 
 /// The element types that residuals, frames and representative values are computed in.
 template <class T>
 concept element = std::same_as<T, float> || std::same_as<T, double>;
+
+namespace detail {
+
+// Told by what std::span takes, since <ranges> costs more than the rest of this header.
+template <class Range>
+concept contiguous_range = requires(Range& range) {
+  std::span(range);
+};
+
+template <class Range>
+concept some_range = std::is_array_v<std::remove_reference_t<Range>> || requires(Range& range) {
+  range.begin();
+  range.end();
+};
+
+template <class Range>
+constexpr auto begin_of(Range& range) {
+  if constexpr (requires { range.begin(); }) {
+    return range.begin();
+  } else {
+    using std::begin;
+    return begin(range);
+  }
+}
+
+template <class Range>
+constexpr auto end_of(Range& range) {
+  if constexpr (requires { range.end(); }) {
+    return range.end();
+  } else {
+    using std::end;
+    return end(range);
+  }
+}
+
+// Tensors, or layers, that are counted and indexed.
+template <class Tensors>
+concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
+  std::size(tensors);
+  std::begin(tensors)[index];
+};
+
+}  // namespace detail
 
 /// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the
 /// elements, without a copy. This definition serves every contiguous, sized range; a specialisation, partial
@@ -45,11 +97,10 @@ concept element = std::same_as<T, float> || std::same_as<T, double>;
 /// `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
 template <class Tensor>
 struct tensor_traits {
-  template <class Range>
-  requires std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range>
+  template <detail::contiguous_range Range>
   static auto elements(Range& range) {
     // From begin() and not from data(): that of an xtensor view gives the beginning of what it is a view of.
-    return std::span(std::ranges::begin(range), std::ranges::size(range));
+    return std::span(detail::begin_of(range), std::span(range).size());
   }
 };
 
@@ -59,12 +110,39 @@ concept tensor = requires(Tensor& each) {
   tensor_traits<std::remove_cvref_t<Tensor>>::elements(each);
 };
 
+/// A tensor that may not be there: no gradient in this step. `elements` of an empty one throws std::invalid_argument.
+template <tensor Tensor>
+struct tensor_traits<std::optional<Tensor>> {
+  template <class Self>
+  requires tensor<decltype(*std::declval<Self&>())>
+  static auto elements(Self& each) {
+    if (!each) detail::raise(std::invalid_argument("the std::optional holds no tensor"));
+    return tensor_traits<std::remove_cv_t<Tensor>>::elements(*each);
+  }
+  static bool has_value(const std::optional<Tensor>& each);
+};
+
 namespace detail {
 
-template <class>
-inline constexpr bool is_variant = false;
-template <class... Spans>
-inline constexpr bool is_variant<std::variant<Spans...>> = true;
+// Told by its members, and visited through argument-dependent lookup: only who has a std::variant includes its header.
+template <class Elements>
+inline constexpr bool is_variant = requires(const Elements& each) {
+  each.index();
+  each.valueless_by_exception();
+};
+
+/// Whether the tensor has elements to give: true unless its tensor_traits say otherwise.
+template <class Tensor>
+bool has_value([[maybe_unused]] const Tensor& tensor) {
+  using traits = tensor_traits<std::remove_cv_t<Tensor>>;
+  if constexpr (requires {
+                  { traits::has_value(tensor) } -> std::convertible_to<bool>;
+                }) {
+    return traits::has_value(tensor);
+  } else {
+    return true;
+  }
+}
 
 // For a static_assert that fails only where its template is used.
 template <class...>
@@ -83,7 +161,7 @@ constexpr auto require_tensor() {
     if constexpr (!is_variant<elements_t<Tensor>>) {
       using value = std::remove_cv_t<typename elements_t<Tensor>::element_type>;
       static_assert(
-          !std::is_pointer_v<value> && !std::ranges::range<value>,
+          !std::is_pointer_v<value> && !some_range<value>,
           "lamina: the elements are pointers or containers, not numbers. Pass the elements of one layer as "
           "one tensor, layer by layer");
       static_assert(
@@ -98,7 +176,7 @@ constexpr auto require_tensor() {
         never<Tensor>,
         "lamina: a pointer does not tell how many elements it points to. Pass lamina::view(pointer, shape) "
         "or std::span(pointer, count)");
-  } else if constexpr (std::ranges::input_range<Tensor>) {
+  } else if constexpr (some_range<Tensor>) {
     static_assert(
         never<Tensor>,
         "lamina: the elements of this range do not lie in one piece of memory. Pass a contiguous copy, for "
@@ -124,17 +202,30 @@ constexpr auto require_convertible() {
       "(decode<double>, gradient_compressor<double>, ...) of the tensor's type");
 }
 
-template <class T, class Elements>
+template <class Traits, class T>
+constexpr const char* how_to_convert() {
+  if constexpr (requires { Traits::template conversion_to<T>; }) {
+    return Traits::template conversion_to<T>;
+  } else {
+    return "pass a converted copy";
+  }
+}
+
+template <class Traits, class T, class Elements>
 std::span<T> narrow_to(const Elements& elements) {
   if constexpr (is_variant<Elements>) {
-    return std::visit(
+    return visit(
         []<class Span>(Span span) -> std::span<T> {
           if constexpr (std::is_convertible_v<Span, std::span<T>>) {
             return span;
+          } else if constexpr (std::is_convertible_v<Span, std::span<const T>>) {
+            detail::raise(std::invalid_argument(
+                "the tensor is const, or a view of const elements, and would be written to"));
           } else {
-            throw std::invalid_argument(
-                "the tensor holds another element type at run time than the one asked for: pass a converted "
-                "copy");
+            detail::raise(std::invalid_argument(
+                std::string("the tensor holds another element type at run time than the ") +
+                (sizeof(T) == 4 ? "float" : "double") +
+                " asked for: " + how_to_convert<Traits, std::remove_const_t<T>>()));
           }
         },
         elements);
@@ -154,7 +245,8 @@ constexpr std::size_t checked_product(const Shape& shape) {
   bool is_empty = false;
   for (const auto dimension : shape) {
     if (std::cmp_less(dimension, 0)) {
-      throw std::invalid_argument("the shape has the negative dimension " + std::to_string(dimension));
+      detail::raise(
+          std::invalid_argument("the shape has the negative dimension " + std::to_string(dimension)));
     }
     const auto factor = static_cast<std::size_t>(dimension);
     if (factor == 0) {
@@ -166,7 +258,7 @@ constexpr std::size_t checked_product(const Shape& shape) {
     }
   }
   if (is_empty) return 0;
-  if (overflows) throw std::invalid_argument("the number of elements of the shape overflows");
+  if (overflows) detail::raise(std::invalid_argument("the number of elements of the shape overflows"));
   return product;
 }
 
@@ -174,38 +266,44 @@ template <class T, class Shape>
 constexpr std::span<T> checked_view(T* pointer, const Shape& shape) {
   const std::size_t count = checked_product(shape);
   if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-    throw std::invalid_argument("the number of bytes of the shape overflows");
+    detail::raise(std::invalid_argument("the number of bytes of the shape overflows"));
   }
   if (pointer == nullptr && count > 0) {
-    throw std::invalid_argument("a null pointer where the shape has " + std::to_string(count) + " elements");
+    detail::raise(
+        std::invalid_argument("a null pointer where the shape has " + std::to_string(count) + " elements"));
   }
   return {pointer, count};
 }
 
 }  // namespace detail
 
+template <tensor Tensor>
+bool tensor_traits<std::optional<Tensor>>::has_value(const std::optional<Tensor>& each) {
+  return each.has_value() && detail::has_value(*each);
+}
+
 /// The tensor of product(shape) elements that begin at `pointer`: a raw pointer with the shape that a
 /// framework gives for it, a range of integers. A shape of {} is one element. Nothing is owned or copied.
 ///
 /// Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more
 /// than 0 elements.
-template <class T, std::ranges::input_range Shape>
-requires std::integral<std::ranges::range_value_t<Shape>>
-constexpr std::span<T> view(T* pointer, const Shape& shape) {
+template <class T, detail::some_range Shape>
+requires std::integral<std::remove_cvref_t<decltype(*detail::begin_of(std::declval<const Shape&>()))>>
+[[nodiscard]] constexpr std::span<T> view(T* pointer, const Shape& shape) {
   return detail::checked_view(pointer, shape);
 }
 template <class T>
-constexpr std::span<T> view(T* pointer, std::initializer_list<std::size_t> shape) {
+[[nodiscard]] constexpr std::span<T> view(T* pointer, std::initializer_list<std::size_t> shape) {
   return detail::checked_view(pointer, shape);
 }
 
 /// The elements of `tensor` to read, as T. A type that is known only at run time and is not T throws
 /// std::invalid_argument; one that is known at compile time and is not T does not compile.
 template <element T, class Tensor>
-std::span<const T> elements_of(const Tensor& tensor) {
+[[nodiscard]] std::span<const T> elements_of(const Tensor& tensor) {
   detail::require_tensor<const Tensor>();
   if constexpr (lamina::tensor<const Tensor>) {
-    return detail::narrow_to<const T>(tensor_traits<Tensor>::elements(tensor));
+    return detail::narrow_to<tensor_traits<Tensor>, const T>(tensor_traits<Tensor>::elements(tensor));
   } else {
     return {};
   }
@@ -214,13 +312,14 @@ std::span<const T> elements_of(const Tensor& tensor) {
 /// The elements of `tensor` to write; errors as above, and a const tensor does not compile. A view
 /// (std::span, a framework's tensor handle) may be passed as an rvalue.
 template <element T, class Tensor>
-std::span<T> writable_elements_of(Tensor&& tensor) {
+[[nodiscard]] std::span<T> writable_elements_of(Tensor&& tensor) {
   detail::require_tensor<Tensor>();
   if constexpr (lamina::tensor<Tensor>) {
-    return detail::narrow_to<T>(tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor));
+    using traits = tensor_traits<std::remove_cvref_t<Tensor>>;
+    return detail::narrow_to<traits, T>(traits::elements(tensor));
   } else {
     return {};
   }
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

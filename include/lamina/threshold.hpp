@@ -11,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
 
-/// The threshold λ: Algorithm 1 of the paper, and when to search it again.
-namespace lamina {
+/// The threshold λ: Algorithm 1 of the paper.
+namespace lamina::inline LAMINA_ABI {
 
 /// What Algorithm 1 gives when the sum of the sizes never exceeds R·N: every layer is sent.
 inline constexpr double invalid_threshold = -1.0;
@@ -22,7 +24,7 @@ inline constexpr double invalid_threshold = -1.0;
 /// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
 inline void check_drop_ratio(double drop_ratio) {
   if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
-    throw std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio));
+    detail::raise(std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio)));
   }
 }
 
@@ -31,31 +33,47 @@ inline void check_drop_ratio(double drop_ratio) {
 class threshold_search {
  public:
   /// As search_threshold below.
-  double operator()(std::span<const double> representative_values, std::span<const std::size_t> layer_sizes,
-                    double drop_ratio) {
+  [[nodiscard]] double operator()(std::span<const double> representative_values,
+                                  std::span<const std::size_t> layer_sizes, double drop_ratio) {
     check_drop_ratio(drop_ratio);
     const std::size_t elements = gather(representative_values, layer_sizes);
-    const double limit = drop_ratio * static_cast<double>(elements);
-    const auto crossing =
-        first_beyond(limit, [](const entry& a, const entry& b) { return a.value < b.value; });
-    return crossing == entries_.end() ? invalid_threshold : crossing->value;
+    return beyond(drop_ratio * static_cast<double>(elements));
   }
 
   /// The smallest threshold at which the layers sent hold at most `most_elements`: as much as a budget allows, largest
   /// values first. Layers that are tied are sent together or not at all. Infinity if not even the layer with the largest
   /// value fits. Errors and cost as search_threshold.
-  double within_budget(std::span<const double> representative_values,
-                       std::span<const std::size_t> layer_sizes, double most_elements) {
+  [[nodiscard]] double within_budget(std::span<const double> representative_values,
+                                     std::span<const std::size_t> layer_sizes, double most_elements) {
     gather(representative_values, layer_sizes);
+    return within(most_elements).threshold;
+  }
+
+  /// The same over layers that are given one by one: begin(), add() each that is not empty, then beyond() or within(), once.
+  void begin() { entries_.clear(); }
+  /// `value` is not NaN: see detail::ordered_value.
+  void add(double value, std::size_t elements) { entries_.push_back({value, elements}); }
+  /// The value of the layer with which, from the smallest value on, the elements are more than `limit_elements`.
+  [[nodiscard]] double beyond(double limit_elements) {
+    const auto crossing =
+        first_beyond(limit_elements, [](const entry& a, const entry& b) { return a.value < b.value; });
+    return crossing == entries_.end() ? invalid_threshold : crossing->value;
+  }
+  struct budget_result {
+    double threshold;
+    bool fits;  ///< false: nothing does, not even of infinite value, which no threshold can say
+  };
+  [[nodiscard]] budget_result within(double most_elements) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
     const auto crossing =
         first_beyond(most_elements, [](const entry& a, const entry& b) { return a.value > b.value; });
-    if (crossing == entries_.end()) return -std::numeric_limits<double>::infinity();
+    if (crossing == entries_.end()) return {-infinity, true};
     // The layers before it, in descending order, fit; those tied with it do not all.
-    double smallest = std::numeric_limits<double>::infinity();
+    double smallest = infinity;
     for (const entry& each : entries_) {
-      if (each.value > crossing->value) smallest = std::min(smallest, each.value);
+      if (each.value > crossing->value && each.value < smallest) smallest = each.value;
     }
-    return smallest;
+    return {smallest, crossing->value < infinity};
   }
 
  private:
@@ -67,17 +85,18 @@ class threshold_search {
   // Fills entries_ with the layers that are not empty; returns N.
   std::size_t gather(std::span<const double> values, std::span<const std::size_t> sizes) {
     if (values.size() != sizes.size()) {
-      throw std::invalid_argument("threshold search: " + std::to_string(values.size()) + " values but " +
-                                  std::to_string(sizes.size()) + " layer sizes");
+      detail::raise(std::invalid_argument("threshold search: " + std::to_string(values.size()) +
+                                          " values but " + std::to_string(sizes.size()) + " layer sizes"));
     }
     std::size_t elements = 0;
     entries_.clear();
     for (std::size_t l = 0; l < sizes.size(); ++l) {
       if (detail::is_nan(values[l])) {
-        throw std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN");
+        detail::raise(
+            std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN"));
       }
       if (sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
-        throw std::invalid_argument("threshold search: the sum of the layer sizes overflows");
+        detail::raise(std::invalid_argument("threshold search: the sum of the layer sizes overflows"));
       }
       elements += sizes[l];
       if (sizes[l] > 0) entries_.push_back({values[l], sizes[l]});
@@ -124,42 +143,9 @@ class threshold_search {
 ///
 /// Cost: O(L) on average and one allocation; threshold_search keeps it. Deterministic.
 /// Source: Lee et al. 2020, Algorithm 1; ascending, since descending would send more than R.
-inline double search_threshold(std::span<const double> representative_values,
-                               std::span<const std::size_t> layer_sizes, double drop_ratio) {
+[[nodiscard]] inline double search_threshold(std::span<const double> representative_values,
+                                             std::span<const std::size_t> layer_sizes, double drop_ratio) {
   return threshold_search{}(representative_values, layer_sizes, drop_ratio);
 }
 
-/// When the threshold is searched again.
-class refresh_schedule {
- public:
-  /// Every `steps` steps, beginning with the first; 1 is the default of the library, 100 is what the paper does.
-  /// Throws std::invalid_argument for 0.
-  static refresh_schedule every(std::uint64_t steps) {
-    if (steps == 0) throw std::invalid_argument("the refresh period must be at least one step");
-    return refresh_schedule(steps, std::nullopt);
-  }
-  /// In the first step alone.
-  static refresh_schedule first_step_only() { return refresh_schedule(0, std::nullopt); }
-  /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
-  static refresh_schedule fixed(double threshold) {
-    if (detail::is_nan(threshold)) throw std::invalid_argument("the threshold must not be NaN");
-    return refresh_schedule(0, threshold);
-  }
-
-  /// Whether a search is due in `step`, counted from 1.
-  constexpr bool due(std::uint64_t step) const noexcept {
-    if (fixed_threshold_) return false;
-    return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
-  }
-  /// The threshold of fixed(), if this is one.
-  constexpr std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
-
- private:
-  refresh_schedule(std::uint64_t period, std::optional<double> fixed_threshold)
-      : period_(period), fixed_threshold_(fixed_threshold) {}
-
-  std::uint64_t period_;  // 0: the first step alone
-  std::optional<double> fixed_threshold_;
-};
-
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -4,26 +4,35 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <ranges>
+#include <new>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "lamina/codec.hpp"
-#include "lamina/detail/gradient.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/failure.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/encoder.hpp"
 #include "lamina/execution.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
+#include "lamina/residual/inspect.hpp"
+#include "lamina/residual/intake.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/state.hpp"
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 /// A worker's side: residual, threshold and codec together. Each step:
 ///
@@ -33,214 +42,341 @@ namespace lamina {
 ///     compressor.commit();                                          // once the send has completed
 ///
 /// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode again, and no
-/// gradient is lost. Not for concurrent use. Allocates nothing after the first step, if
-/// the payload goes as_is.
+/// gradient is lost. Not for concurrent use. Allocates nothing after the first step, if the payload goes as_is.
 ///
 /// Decides by layer, or by part of a layer where options.part_elements says so: values, selection, residual and frames
 /// are over parts().
+///
+/// accumulate, accumulate_all, skip, select and encode also come with a std::error_code, which is set to an errc, or to
+/// std::errc::not_enough_memory, and then nothing has changed. They are for programs without exceptions; an exception says
+/// more. What an execution of your own throws goes through, once all is added.
 template <element T, representative Representative = mean_abs>
 class gradient_compressor {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range, and for a model without layers.
-  explicit gradient_compressor(const layout& model, compressor_options options = {},
+  explicit gradient_compressor(const layout& model, const compressor_options& options = {},
                                Representative functor = {})
       : options_(options),
-        functor_(std::move(functor)),
-        partition_(model, options.part_elements),
-        residual_(parts(), {.check = options.check, .momentum = options.momentum}),
-        selector_(parts(), options),
-        encoder_(parts()),
-        values_(parts().layers()),
-        accumulated_(parts().layers()) {
-    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
-    if (options.source == threshold_source::fresh) fresh_values_.resize(parts().layers());
+        intake_(model, options, std::move(functor)),
+        selector_(parts(), options_by_part()),
+        encoder_(parts(), options.run) {
+    if (model.layers() == 0) {
+      detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
+    }
   }
 
   /// Adds the gradient of one layer to its residual and gives the value of the layer, or of its last part. The first
-  /// call after select(), encode() or commit() begins the next step. Errors as residual_accumulator::accumulate; other
-  /// layers keep what they have, so after a refused gradient go on with the next batch in the same step.
+  /// call after select(), encode(), pack() or commit() begins the next step; a layer's gradient may come in pieces, which add
+  /// up. Errors as residual_accumulator::accumulate; other layers keep what they have, so after a refused gradient go on
+  /// with the next batch in the same step. Throws std::logic_error for a second piece in a step that searches its threshold
+  /// over fresh gradients.
+  ///
+  /// \param layer      index in model()
+  /// \param gradient   a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
+  /// \param scale      multiplies each element, as a T, before it is added: 1 / (loss scale), 1 / micro-batches, a clipping
+  ///                   factor; costs no pass
+  /// \param execution  runs the blocks of the layer; see execution.hpp
+  template <class Tensor, execution Execution = sequential>
+  double accumulate(std::size_t layer, const Tensor& gradient, double scale,
+                    const Execution& execution = {}) {
+    const double value = intake_.add_one(layer, gradient, scale, execution, searches(), detail::throws());
+    intake_.rethrow();
+    return value;
+  }
   template <class Tensor, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, const Execution& execution = {}) {
-    partition_.model().check_layer(layer);
-    detail::visit_gradient<T>(gradient, [&](auto from) {
-      add(
-          layer, layer + 1, [&](std::size_t, const auto& visitor) { visitor(from); }, execution);
+    return accumulate(layer, gradient, 1.0, execution);
+  }
+  template <class Tensor, execution Execution = sequential>
+  double accumulate(std::size_t layer, const Tensor& gradient, std::error_code& error, double scale = 1,
+                    const Execution& execution = {}) {
+    const double value = reported(error, [&] {
+      return intake_.add_one(layer, gradient, scale, execution, searches(), detail::reports(error));
     });
-    return values_[partition_.first(layer + 1) - 1];
+    intake_.rethrow();
+    return value;
   }
 
   /// The same for all layers at once, `gradients[l]` being the tensor of layer l: all are added or, on an error, none, so
-  /// a batch with NaN in one layer is skipped whole. Where an execution starts threads, this is much quicker than layer
-  /// by layer. Throws std::invalid_argument also for a number of tensors other than model().layers().
-  template <std::ranges::random_access_range Tensors, execution Execution = sequential>
+  /// a batch with NaN in one layer is skipped whole. A std::optional without a tensor, or a tensor of a framework that is
+  /// not defined, is a layer without a gradient: see skip(). Where an execution starts threads, this is much quicker than
+  /// layer by layer. Throws std::invalid_argument also for a number of tensors other than model().layers().
+  template <detail::indexed Tensors, execution Execution = sequential>
+  std::span<const double> accumulate_all(const Tensors& gradients, double scale,
+                                         const Execution& execution = {}) {
+    intake_.add_all(gradients, scale, execution, searches(), detail::throws());
+    intake_.rethrow();
+    return intake_.values();
+  }
+  template <detail::indexed Tensors, execution Execution = sequential>
   std::span<const double> accumulate_all(const Tensors& gradients, const Execution& execution = {}) {
-    const auto count = static_cast<std::size_t>(std::ranges::size(gradients));
-    if (count != model().layers()) {
-      throw std::invalid_argument("the model has " + std::to_string(model().layers()) + " layers, got " +
-                                  std::to_string(count) + " gradients");
-    }
-    const auto tensors = std::ranges::begin(gradients);
-    using index = std::ranges::range_difference_t<const Tensors>;
-    add(
-        0, count,
-        [&](std::size_t layer, const auto& visitor) {
-          detail::visit_gradient<T>(tensors[static_cast<index>(layer)], visitor);
-        },
-        execution);
-    return values_;
+    return accumulate_all(gradients, 1.0, execution);
+  }
+  template <detail::indexed Tensors, execution Execution = sequential>
+  std::span<const double> accumulate_all(const Tensors& gradients, std::error_code& error, double scale = 1,
+                                         const Execution& execution = {}) {
+    reported(error, [&] {
+      intake_.add_all(gradients, scale, execution, searches(), detail::reports(error));
+      return 0;
+    });
+    intake_.rethrow();
+    return intake_.values();
   }
 
-  /// q of each part after the last accumulate. A part that was sent since counts until it is accumulated again.
-  std::span<const double> values() const noexcept { return values_; }
+  /// A layer has no gradient in this step: an expert that got no input, a branch that was not taken. Its residual and its
+  /// velocity stay as they are, and it may be sent all the same. Begins a step as accumulate() does. Throws
+  /// std::out_of_range.
+  void skip(std::size_t layer) { intake_.skip(layer, detail::throws()); }
+  void skip(std::size_t layer, std::error_code& error) { intake_.skip(layer, detail::reports(error)); }
 
-  /// Decides which parts go out; called again in the same step, gives the same. Throws std::logic_error, naming the
-  /// layer, if one has no gradient yet in this step (empty layers need none), or if the step was committed already;
-  /// std::invalid_argument if a value is NaN.
-  const selection& select() {
-    return decide(values_, options_.source == threshold_source::fresh ? fresh_values_ : values_);
+  /// q of each part after the last accumulate. A part that was sent since counts until it is accumulated, or skipped, again.
+  [[nodiscard]] std::span<const double> values() const noexcept { return intake_.values(); }
+
+  /// Decides which parts go out; called again in the same step, gives the same. A value that is NaN counts as infinity: the
+  /// part goes out first. Throws std::logic_error, naming the layer, if one has no gradient yet in this step (empty layers
+  /// need none), if the step was committed already, or if it was selected by agreed values.
+  const selection& select() { return decide_own(detail::throws()); }
+  const selection& select(std::error_code& error) {
+    reported(error, [&] { return &decide_own(detail::reports(error)); });
+    return chosen();
   }
 
   /// The same by values that all workers have agreed on, mostly the mean of their values(): they then choose the same
   /// parts, and what one sends is what the server publishes. The library does not communicate; average with one small
-  /// allreduce. Throws also for a number of values other than parts().layers().
-  const selection& select(std::span<const double> agreed_values) {
-    return decide(agreed_values, agreed_values);
+  /// allreduce. Throws std::invalid_argument for a number of values other than parts().layers(), and std::logic_error if the
+  /// step was selected by this worker's own values.
+  const selection& select(std::span<const double> agreed_values) { return select(agreed_values, {}); }
+  const selection& select(std::span<const double> agreed_values, std::error_code& error) {
+    return select(agreed_values, {}, error);
   }
+  /// The same without the parts of which `held` is not 0: they are not sent, whatever R, budget, max_age or always_sent say.
+  /// Their elements count as held back first in the search, where N and R·N are those of the whole model; they take nothing
+  /// from a budget; their age goes on; and their values are not looked at. Throws also for a number of flags other than
+  /// parts().layers(), unless there are none.
+  const selection& select(std::span<const double> agreed_values, std::span<const char> held) {
+    return decide_agreed(agreed_values, held, detail::throws());
+  }
+  const selection& select(std::span<const double> agreed_values, std::span<const char> held,
+                          std::error_code& error) {
+    reported(error, [&] { return &decide_agreed(agreed_values, held, detail::reports(error)); });
+    return chosen();
+  }
+  /// The last selection.
+  [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
 
-  /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects
-  /// first if that was not done. Throws as select().
-  const encoded_frame& encode() {
-    require_open_step("encode");
-    select();
-    encoder_.encode(
-        frame_kind::gradients, step_, options_.sender, selector_.chosen(),
-        [this](std::size_t part) { return residual_[part]; }, options_.payload);
-    phase_ = phase::encoded;
+  /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects by this
+  /// worker's values if nothing was selected. Throws as select().
+  const encoded_frame& encode() { return encode(detail::throws()); }
+  /// The frame has no bytes on an error.
+  const encoded_frame& encode(std::error_code& error) {
+    reported(error, [&] { return &encode(detail::reports(error)); });
+    if (error) encoder_.forget();
     return encoder_.frame();
   }
 
-  /// The frame has reached its receiver: takes what was sent out of the residual. Throws std::logic_error unless a frame
-  /// was encoded and not committed yet.
-  void commit() {
-    if (phase_ != phase::encoded || encoder_.frame().size_bytes() == 0) {  // a copy has none
-      throw std::logic_error("commit: no frame to commit in step " + std::to_string(step_) +
-                             "; call encode() before, and commit() once for it");
+  /// What encode() would send, without a frame, for collectives: writes the parts sent to `to`, one behind the other, each
+  /// element divided by `divisor`. Counts as encode() for commit(). What was received in its place, summed over the workers,
+  /// scatter() writes over the gradients. Throws std::logic_error unless select() came before, and std::invalid_argument
+  /// unless `to` has chosen().sent_elements() elements and `divisor` is finite and not 0. Cost: one read and one write of
+  /// what is sent.
+  void pack(std::span<T> to, T divisor = T(1)) {
+    if (!detail::may_encode(intake_.phase()))
+      detail::raise(std::logic_error("pack: call select() of this step before"));
+    if (to.size() != chosen().sent_elements()) {
+      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(to.size()) +
+                                          " elements, " + std::to_string(chosen().sent_elements()) +
+                                          " are sent"));
     }
+    if (divisor == T(0) || !detail::is_finite(static_cast<double>(divisor))) {
+      detail::raise(std::invalid_argument("pack: the divisor must be finite and not 0"));
+    }
+    for (const std::size_t part : chosen().sent()) {
+      const std::span<const T> from = residual()[part];
+      std::copy(from.begin(), from.end(), to.begin());
+      if (divisor != T(1)) detail::divide_elements(to.data(), divisor, from.size());
+      to = to.subspan(from.size());
+    }
+    is_packed_ = true;
+    intake_.set_phase(detail::step_phase::encoded);
+  }
+
+  /// The frame, or what was packed, has reached its receiver: takes what was sent out of the residual. Throws
+  /// std::logic_error unless there is something encoded that was not committed yet.
+  void commit() {
+    if (!detail::may_commit(intake_.phase()) ||
+        (!is_packed_ && encoder_.frame().size_bytes() == 0)) {  // a copy has none
+      detail::raise(std::logic_error("commit: no frame to commit in step " + std::to_string(step()) +
+                                     "; call encode() before, and commit() once for it"));
+    }
+    const bool is_exact = is_packed_ || options_.payload == payload_type::as_is;
     std::size_t segment = 1;
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
-      if (selector_.chosen().is_dropped(part)) continue;
-      if (options_.payload == payload_type::as_is) {
-        residual_.clear(part);
+    for (const std::size_t part : chosen().sent()) {
+      if (is_exact) {
+        intake_.residual().clear(part);
       } else {
-        residual_.subtract(part, options_.payload, encoder_.frame().segments()[segment].data());
+        intake_.residual().subtract(part, options_.payload, encoder_.frame().segments()[segment].data());
       }
+      intake_.set_sent(part);
       ++segment;
     }
-    selector_.commit(step_);
-    phase_ = phase::committed;
+    selector_.commit(step());
+    intake_.set_phase(detail::step_phase::committed);
+  }
+
+  /// The first layer of model() whose gradient holds NaN or infinity, if there is one: what all ranks ask before they add
+  /// anything where one bad rank stops all. Changes nothing. Errors as accumulate_all; cost: one read of each gradient.
+  template <detail::indexed Tensors, execution Execution = sequential>
+  [[nodiscard]] std::optional<std::size_t> first_non_finite(const Tensors& gradients,
+                                                            const Execution& execution = {}) const {
+    intake_.check_count(std::size(gradients), "gradients", detail::throws());
+    return detail::first_non_finite<T>(model(), gradients, execution);
+  }
+  /// Sets is_zero[l] to 1 for each layer of model() whose gradient is zero throughout, or that has none, and to 0 for the
+  /// others. Throws std::invalid_argument also for a number of flags other than model().layers(). Cost: a layer is read up to
+  /// its first element that is not zero.
+  template <detail::indexed Tensors>
+  void find_zero(const Tensors& gradients, std::span<char> is_zero) const {
+    intake_.check_count(std::size(gradients), "gradients", detail::throws());
+    intake_.check_count(is_zero.size(), "flags", detail::throws());
+    detail::find_zero<T>(model(), gradients, is_zero);
   }
 
   /// Everything a later step depends on, as bytes with a checksum; see state.hpp. Between steps alone: throws
   /// std::logic_error while gradients of a step wait to be encoded. A frame that was encoded and not committed counts as
   /// lost.
-  std::vector<std::byte> save() const {
-    if (phase_ == phase::accumulating || phase_ == phase::selected) {
-      throw std::logic_error("save: step " + std::to_string(step_) +
-                             " has gradients that were not encoded yet");
+  [[nodiscard]] std::vector<std::byte> save() const {
+    if (intake_.phase() == detail::step_phase::accumulating ||
+        intake_.phase() == detail::step_phase::selected) {
+      detail::raise(std::logic_error("save: step " + std::to_string(step()) +
+                                     " has gradients that were not encoded yet"));
     }
-    return save_state<T>(residual_, selector_.remember(), step_);
+    return save_state<T>(residual(), selector_.remember(), step());
   }
 
   /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
   /// Changes nothing and throws decode_error for bytes that are damaged or of another model, std::invalid_argument if
   /// they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) {
-    step_ = load_state<T>(bytes, residual_, selector_);
-    phase_ = phase::committed;
+    intake_.resume_after(load_state<T>(bytes, intake_.residual(), selector_));
   }
 
   /// t, counted from 1; 0 before the first accumulate.
-  std::uint64_t step() const noexcept { return step_; }
+  [[nodiscard]] std::uint64_t step() const noexcept { return intake_.step(); }
   /// λ as of the last select().
-  double threshold() const noexcept { return selector_.threshold(); }
-  const residual_accumulator<T>& residual() const noexcept { return residual_; }
+  [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
+  [[nodiscard]] const residual_accumulator<T>& residual() const noexcept { return intake_.residual(); }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
-  const layout& model() const noexcept { return partition_.model(); }
-  const layout& parts() const noexcept { return partition_.parts(); }
+  [[nodiscard]] const layout& model() const noexcept { return intake_.model(); }
+  [[nodiscard]] const layout& parts() const noexcept { return intake_.parts(); }
+  /// Which part is of which layer.
+  [[nodiscard]] const partition& cut() const noexcept { return intake_.cut(); }
 
  private:
-  enum class phase { accumulating, selected, encoded, committed };
+  enum class choice { own, agreed, agreed_but_for_held };
 
-  // Adds the gradients of layers [first, last); `gradients` as in residual_accumulator::accumulate_layers.
-  template <class Gradients, class Execution>
-  void add(std::size_t first, std::size_t last, const Gradients& gradients, const Execution& execution) {
-    for (std::size_t layer = first; layer < last; ++layer) {
-      gradients(layer, [&](auto from) { model().check_size(layer, from.size()); });
-    }
-    const auto by_part = [&](std::size_t part, const auto& visitor) {
-      gradients(partition_.layer_of(part),
-                [&](auto from) { visitor(from.subspan(partition_.begin(part), parts().sizes()[part])); });
-    };
-    const std::size_t first_part = partition_.first(first);
-    const std::size_t last_part = partition_.first(last);
-    residual_.accumulate_layers(first_part, last_part, by_part,
-                                std::span(values_).subspan(first_part, last_part - first_part), functor_,
-                                execution);
-    if (phase_ != phase::accumulating) begin_step();
-    for (std::size_t part = first_part; part < last_part; ++part) {
-      accumulated_[part] = 1;
-      if (fresh_values_.empty()) continue;
-      by_part(part, [&]<class G>(std::span<const G> from) {
-        fresh_values_[part] = options_.check == finite_check::each_element
-                                  ? detail::reduce_finite<T>(functor_, from)
-                                  : detail::reduce_contiguous<T>(functor_, from);
-      });
-    }
-  }
-
-  const selection& decide(std::span<const double> values, std::span<const double> search_values) {
-    require_open_step("select");
-    if (phase_ != phase::accumulating) return selector_.chosen();
-    require_all_accumulated();
-    selector_.decide(step_, values, search_values);
-    phase_ = phase::selected;
-    return selector_.chosen();
-  }
-
-  void begin_step() {
-    ++step_;
-    std::ranges::fill(accumulated_, 0);
-    phase_ = phase::accumulating;
-  }
-
-  void require_open_step(const char* call) const {
-    if (phase_ == phase::committed) {
-      throw std::logic_error(std::string(call) + ": step " + std::to_string(step_) +
-                             (step_ == 0 ? " has no gradients yet" : " was committed") +
-                             "; accumulate the gradients of the next step first");
-    }
-  }
-
-  void require_all_accumulated() const {
-    for (std::size_t part = 0; part < accumulated_.size(); ++part) {
-      if (accumulated_[part] == 0 && parts().sizes()[part] > 0) {
-        throw std::logic_error("step " + std::to_string(step_) + ": layer '" + parts()[part].name +
-                               "' has no gradient yet; accumulate every layer before select() or encode()");
+  // options_, with the parts of the layers that are always sent.
+  compressor_options options_by_part() const {
+    compressor_options by_part = options_;
+    by_part.always_sent.clear();
+    for (const std::size_t layer : options_.always_sent) {
+      if (layer >= model().layers()) {
+        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
+                                            " of a model that has " + std::to_string(model().layers())));
+      }
+      for (std::size_t part = cut().first(layer); part < cut().first(layer + 1); ++part) {
+        by_part.always_sent.push_back(part);
       }
     }
+    return by_part;
+  }
+
+  // What a tensor's own library throws, as a code.
+  template <class Call>
+  static auto reported([[maybe_unused]] std::error_code& error, const Call& call) -> decltype(call()) {
+#if LAMINA_HAS_EXCEPTIONS
+    try {
+      return call();
+    } catch (const std::bad_alloc&) {
+      error = std::make_error_code(std::errc::not_enough_memory);
+    } catch (const std::invalid_argument&) {
+      error = make_error_code(errc::bad_tensor);
+    }
+    return {};
+#else
+    return call();
+#endif
+  }
+
+  template <class Fail>
+  const selection& decide_own(const Fail& fail) {
+    const bool is_fresh = !intake_.fresh_values().empty() && selector_.searches_in(step());
+    return decide(choice::own, values(), is_fresh ? intake_.fresh_values() : values(), {}, fail);
+  }
+
+  template <class Fail>
+  const selection& decide_agreed(std::span<const double> values, std::span<const char> held,
+                                 const Fail& fail) {
+    return decide(held.empty() ? choice::agreed : choice::agreed_but_for_held, values, values, held, fail);
+  }
+
+  template <class Fail>
+  const selection& decide(choice by, std::span<const double> values, std::span<const double> search_values,
+                          std::span<const char> held, const Fail& fail) {
+    if (!intake_.require_open_step("select", fail)) return chosen();
+    if (values.size() != parts().layers() || (!held.empty() && held.size() != parts().layers())) {
+      fail(errc::wrong_count, [&] {
+        return std::invalid_argument("select: there are " + std::to_string(parts().layers()) +
+                                     " parts, got " + std::to_string(values.size()) + " values and " +
+                                     std::to_string(held.size()) + " flags");
+      });
+      return chosen();
+    }
+    if (intake_.phase() != detail::step_phase::accumulating) {
+      if (by != chosen_by_) {
+        fail(errc::out_of_order, [&] {
+          return std::logic_error("select: step " + std::to_string(step()) +
+                                  (chosen_by_ == choice::own ? " was selected by this worker's own values"
+                                   : chosen_by_ == choice::agreed
+                                       ? " was selected by agreed values, with nothing held"
+                                       : " was selected by agreed values, with parts held") +
+                                  " already; select in one way");
+        });
+      }
+      return chosen();
+    }
+    if (!intake_.require_all(fail)) return chosen();
+    selector_.decide(step(), values, search_values, held);
+    chosen_by_ = by;
+    intake_.set_phase(detail::step_phase::selected);
+    return chosen();
+  }
+
+  template <class Fail>
+  const encoded_frame& encode(const Fail& fail) {
+    if (intake_.require_open_step("encode", fail) && intake_.phase() == detail::step_phase::accumulating)
+      decide_own(fail);
+    if (fail.has_failed()) {
+      encoder_.forget();
+      return encoder_.frame();
+    }
+    encoder_.encode(
+        frame_kind::gradients, step(), options_.sender, chosen(),
+        [this](std::size_t part) { return residual()[part]; }, options_.payload);
+    is_packed_ = false;
+    intake_.set_phase(detail::step_phase::encoded);
+    return encoder_.frame();
+  }
+
+  auto searches() const {
+    return [this](std::uint64_t step) { return selector_.searches_in(step); };
   }
 
   compressor_options options_;
-  Representative functor_;
-  partition partition_;
-  residual_accumulator<T> residual_;
+  detail::gradient_intake<T, Representative> intake_;
   layer_selector selector_;
   frame_encoder<T> encoder_;
-  std::vector<double> values_;
-  std::vector<double> fresh_values_;  // empty unless the threshold comes from them
-  std::vector<char> accumulated_;
-  std::uint64_t step_ = 0;
-  phase phase_ = phase::committed;
+  choice chosen_by_ = choice::own;
+  bool is_packed_ = false;  // in place of a frame
 };
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -17,6 +17,7 @@ class Lamina(CMakePackage):
     variant("xtensor", default=False, description="What the component xtensor needs")
     variant("eigen", default=False, description="What the component eigen needs")
     variant("torch", default=False, description="What the component torch needs")
+    variant("dlpack", default=False, description="What the component dlpack needs")
 
     depends_on("cxx", type="build")
     depends_on("cmake@3.22:", type="build")
@@ -25,6 +26,7 @@ class Lamina(CMakePackage):
     depends_on("xtensor@0.24:", when="+xtensor")
     depends_on("eigen@3.4:", when="+eigen")
     depends_on("py-torch", when="+torch")
+    depends_on("dlpack@0.6:", when="+dlpack")
 
     def cmake_args(self):
         return [

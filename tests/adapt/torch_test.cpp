@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
+#include <variant>
 #include <vector>
 #include "lamina/adapt/torch.hpp"
 
@@ -33,9 +35,9 @@ void require_refused(const at::Tensor& tensor, const std::string& sentence) {
     return lamina_test::contains(lamina_test::message_of<std::invalid_argument>(call), sentence);
   };
   lamina::residual_accumulator<float> residual(lamina_test::model_of({4}));
-  REQUIRE(refused([&] { lamina::elements_of<float>(tensor); }));
-  REQUIRE(refused([&] { lamina::writable_elements_of<float>(tensor); }));
-  REQUIRE(refused([&] { lamina::mean_abs{}(tensor); }));
+  REQUIRE(refused([&] { (void)lamina::elements_of<float>(tensor); }));
+  REQUIRE(refused([&] { (void)lamina::writable_elements_of<float>(tensor); }));
+  REQUIRE(refused([&] { (void)lamina::mean_abs{}(tensor); }));
   REQUIRE(refused([&] { residual.accumulate(0, tensor); }));
 }
 
@@ -88,8 +90,7 @@ TEST_CASE("torch: what is no dense float or double CPU tensor is refused with wh
   require_refused(at::ones({2, 2}).to_sparse_csr(), ".to_dense()");
   require_refused(at::_neg_view(at::ones({4})), ".resolve_neg()");
   require_refused(at::empty({4}, at::TensorOptions().device(at::kMeta)), "not on the CPU");
-  for (const at::ScalarType type :
-       {at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
+  for (const at::ScalarType type : {at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
     require_refused(at::zeros({4}, type), std::string("holds ") + at::toString(type));
     require_refused(at::zeros({4}, type), ".to(torch::kFloat)");
   }
@@ -98,11 +99,54 @@ TEST_CASE("torch: what is no dense float or double CPU tensor is refused with wh
   REQUIRE_THROWS_AS(lamina::writable_elements_of<double>(at::ones({4})), std::invalid_argument);
 }
 
+TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float16, lamina::bfloat16) {
+  constexpr at::ScalarType type = std::same_as<TestType, lamina::float16> ? at::kHalf : at::kBFloat16;
+  const at::Tensor wide = tensor_of(adapted_values<float>(), {50, 100});
+  const at::Tensor half = wide.to(type);
+  // What torch makes of the halves is what lamina makes of them.
+  const at::Tensor back = half.to(at::kFloat);
+  const auto values = lamina::elements_of<float>(back);
+  const auto held = std::get<std::span<TestType>>(lamina::tensor_traits<at::Tensor>::elements(half));
+  REQUIRE(held.data() == half.data_ptr());
+  REQUIRE(held.size() == 5000);
+  lamina_test::require_functors(half, std::vector<float>(values.begin(), values.end()));
+  lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
+  REQUIRE(residual.accumulate(0, half) == lamina::mean_abs{}(back));
+  REQUIRE(lamina_test::same_bits(residual[0], values));
+}
+
+TEST_CASE("torch: halves are not read or written as float or double, and the error says what to call") {
+  const at::Tensor half = at::ones({4}, at::kHalf);
+  const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
+  const auto contains = lamina_test::contains;
+  REQUIRE(contains(message([&] { (void)lamina::elements_of<float>(half); }),
+                   "float asked for: call .to(torch::kFloat)"));
+  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "call .to(torch::kDouble)"));
+  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), ".copy_()"));
+
+  const lamina::layout model = lamina_test::model_of({4});
+  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0});
+  worker.accumulate(0, half);
+  const std::vector<std::byte> bytes = worker.encode().to_bytes();
+  at::Tensor parameters = at::zeros({4}, at::kBFloat16);
+  const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
+  REQUIRE(contains(message(restore), ".copy_()"));
+  REQUIRE(parameters.sum().item<float>() == 0);
+}
+
+TEST_CASE("torch: an undefined tensor has no value") {
+  REQUIRE_FALSE(lamina::detail::has_value(at::Tensor()));
+  REQUIRE(lamina::detail::has_value(at::ones({4})));
+  REQUIRE(lamina::detail::has_value(at::empty({0})));
+  const at::Tensor leaf = at::ones({4}).set_requires_grad(true);
+  REQUIRE_FALSE(lamina::detail::has_value(leaf.grad()));
+}
+
 TEST_CASE("torch: the layer of a tensor has its name and shape") {
   const lamina::layer layer = lamina::layer_of("head", at::ones({10, 64}));
   REQUIRE(layer.name == "head");
   REQUIRE(layer.shape == std::vector<std::size_t>{10, 64});
   REQUIRE(lamina::layer_of("scale", at::ones({})).elements() == 1);
-  const auto undefined = [] { lamina::layer_of("head", at::Tensor()); };
+  const auto undefined = [] { (void)lamina::layer_of("head", at::Tensor()); };
   REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'head'"));
 }

@@ -82,7 +82,7 @@ class Suite(Directory):
     def test_later_rounds_run_what_is_asked_for_again(self):
         build = self.build("a", {"one": {"x/1/real_time": [1.0, 2.0], "x/10": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
                                  "two": {"x/1": [5.0]}})
-        with mock.patch.object(suite, "cpu_flags", return_value=suite.INSTRUCTION_SETS["_avx2"]):
+        with mock.patch.object(suite, "cpu_flags", return_value=suite.VARIANTS["_avx2"]):
             _, results = suite.measure(build, quick=True, rounds=2, again={"one": {"x/1"}})
         medians = {name: {key: each.medians() for key, each in measured.items()} for name, measured in results.items()}
         self.assertEqual(medians, {"one": {"x/1": [1.0, 2.0], "x/10": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
@@ -94,8 +94,9 @@ class Suite(Directory):
         self.assertEqual(suite.read(self.path / "new/results.json"), ({"cpu": "a"}, results, {"compile_cost": {"g++": {}}}))
 
     def test_programs_for_another_instruction_set_are_left_out(self):
-        build = self.build("a", {"one": {}, "one_avx2": {}, "one_avx512": {}})
-        for flags, expected in ((set(), ["one"]), (suite.INSTRUCTION_SETS["_avx2"], ["one", "one_avx2"])):
+        build = self.build("a", {"one": {}, "one_avx2": {}, "one_avx2_o2": {}, "one_avx512": {}, "one_avx512_o2": {}, "one_o2": {}})
+        for flags, expected in ((set(), ["one", "one_o2"]),
+                                (suite.VARIANTS["_avx2"], ["one", "one_avx2", "one_avx2_o2", "one_o2"])):
             with mock.patch.object(suite, "cpu_flags", return_value=flags):
                 self.assertEqual(list(suite.programs(build)), expected)
         with self.assertRaisesRegex(ValueError, "'nine'.*one"):
@@ -120,10 +121,12 @@ class Ratios(Directory):
         self.assertEqual(half.line(), "ratio half 0.400 limit 0.5 ok")
         self.assertEqual(ratios.Ratio("half", 0.51, 0.25, 0.75, 0.5).line(), "ratio half 0.510 limit 0.5 over")
 
-    def test_each_instruction_set_has_its_own(self):
-        one = {"a": benchmark(1), "b": benchmark(4)}
-        found = ratios.of(self.DEFINED[:1], {"p": one, "p_avx512": {"a": benchmark(2), "b": benchmark(4)}})
-        self.assertEqual([(each.name, each.value) for each in found], [("half/sse2", 0.25), ("half/avx512", 0.5)])
+    def test_each_way_to_build_has_its_own(self):
+        results = {"p" + suffix: {"a": benchmark(number), "b": benchmark(8)}
+                   for suffix, number in (("", 1), ("_avx512", 2), ("_o2", 4), ("_avx512_o2", 8))}
+        found = ratios.of(self.DEFINED[:1], results)
+        self.assertEqual([(each.name, each.value) for each in found],
+                         [("half/sse2", 0.125), ("half/avx512", 0.25), ("half/sse2_o2", 0.5), ("half/avx512_o2", 1.0)])
 
     def test_a_benchmark_that_is_not_there_is_named(self):
         with self.assertRaisesRegex(ValueError, "half asks for b, which p"):

@@ -18,92 +18,20 @@
 #include <utility>
 #include <vector>
 
+#include "device_support.hpp"
 #include "lamina/cuda/compressor.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/values.hpp"
 #include "lamina/lamina.hpp"
+#include "order_cases.hpp"
+#include "rule_cases.hpp"
 #include "support.hpp"
 
 /// What the device has to do as the CPU does, for any execution: the tests with Thrust on a CPU and those on a GPU call the
 /// same cases. A case throws std::runtime_error that says what differed; no test framework, since a machine with a GPU may
 /// have none.
 namespace lamina_test {
-
-inline void require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error(what);
-}
-
-template <class G>
-std::vector<G> random_gradient(std::mt19937& random, std::size_t elements, float strength) {
-  std::vector<G> gradient;
-  gradient.reserve(elements);
-  for (const float value : random_fractions<float>(random, elements)) {
-    if constexpr (lamina::half_element<G>) {
-      gradient.push_back(lamina::saturating_round<G>(strength * value));
-    } else {
-      gradient.push_back(static_cast<G>(strength) * static_cast<G>(value));
-    }
-  }
-  return gradient;
-}
-
-/// Device memory that begins at a multiple of 64 bytes.
-class frame_buffer {
- public:
-  explicit frame_buffer(std::size_t bytes) : memory_(bytes + 63) {
-    auto* begin = thrust::raw_pointer_cast(memory_.data());
-    skipped_ = (64 - reinterpret_cast<std::uintptr_t>(begin) % 64) % 64;
-    bytes_ = {begin + skipped_, bytes};
-  }
-  std::span<std::byte> bytes() const { return bytes_; }
-  std::vector<std::byte> to_host() const {
-    std::vector<std::byte> host(bytes_.size());
-    const auto begin = memory_.begin() + static_cast<std::ptrdiff_t>(skipped_);
-    thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(host.size()), host.begin());
-    return host;
-  }
-
- private:
-  thrust::device_vector<std::byte> memory_;
-  std::size_t skipped_ = 0;
-  std::span<std::byte> bytes_;
-};
-
-/// Sizes around lanes, rows and blocks.
-inline std::vector<std::size_t> telling_sizes() {
-  return {1, 0, 3, 63, 64, 65, 127, 255, 256, 257, 1000, 4095, 4096, 4097, 4160, 8192, 9000, 20001, 2};
-}
-
-/// Gradients of all layers in device memory, each `skipped` elements behind an aligned place.
-template <class G>
-class device_gradients {
- public:
-  device_gradients(const lamina::layout& model, std::size_t skipped) : skipped_(skipped) {
-    for (const std::size_t elements : model.sizes()) memory_.emplace_back(elements + skipped);
-  }
-  void set(std::size_t layer, const std::vector<G>& gradient) {
-    thrust::copy(gradient.begin(), gradient.end(),
-                 memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_));
-  }
-  std::vector<G> get(std::size_t layer) const {
-    std::vector<G> host(memory_[layer].size() - skipped_);
-    thrust::copy(memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_), memory_[layer].end(),
-                 host.begin());
-    return host;
-  }
-  std::vector<lamina::cuda::device_tensor> tensors() {
-    std::vector<lamina::cuda::device_tensor> tensors;
-    for (auto& each : memory_) {
-      tensors.push_back(lamina::cuda::device_tensor(each).part(skipped_, each.size() - skipped_));
-    }
-    return tensors;
-  }
-
- private:
-  std::size_t skipped_;
-  std::vector<thrust::device_vector<G>> memory_;
-};
 
 /// Values, threshold, frame and residual of a device and of the CPU, over steps some of whose frames are lost.
 template <class T, class G, class F = lamina::mean_abs, class Execution>
@@ -114,6 +42,7 @@ void follows_the_cpu(
   const lamina::layout model = model_of(sizes);
   options.check = lamina::finite_check::each_element;
   options.sender = 3;
+  options.run = 5;
   lamina::gradient_compressor<T, F> cpu(model, options);
   lamina::cuda::gradient_compressor<T, F> device(model, options);
   device_gradients<G> gradients(model, skipped);
@@ -279,6 +208,24 @@ void takes_tensors_of_each_kind(const Execution& execution) {
   for (std::size_t l = 0; l < shapes.size(); ++l) tensors.emplace_back(spans[l].data(), shapes[l]);
   has_values(spans, "span");
   has_values(tensors, "pointer and shape");
+  // As tensor_traits knows them.
+  std::vector<framework_tensor> taught;
+  std::vector<tensor_here_or_there> there;
+  for (auto& each : vectors) {
+    taught.push_back({thrust::raw_pointer_cast(each.data()), each.size(), false});
+    there.push_back({{thrust::raw_pointer_cast(each.data()), each.size()}});
+  }
+  has_values(taught, "a type of its own");
+  has_values(there, "a type that lies here or there");
+  require(lamina::cuda::device_tensor(taught[0]).is_writable() &&
+              !lamina::cuda::device_tensor(there[0]).is_writable(),
+          "what is const may be written, or the other way round");
+  taught[0].is_half = true;
+  require(lamina::cuda::device_tensor(taught[0]).type() == lamina::cuda::device_element::bfloat16,
+          "the element type of run time is another");
+  there[2] = {};
+  const auto message = message_of<std::invalid_argument>([&] { values.bind(execution, there); });
+  require(contains(message, "layer2") && contains(message, "no gradient"), "the message is: " + message);
 }
 
 /// A layer whose agreed value is NaN does not wait for ever.
@@ -398,14 +345,14 @@ void refuses_misuse(const Execution& execution) {
 
 /// All cases: calls visit(name, function).
 template <class Execution>
-void for_each_case(const Execution& execution,
-                   const std::function<void(const std::string&, const std::function<void()>&)>& visit) {
+void for_each_case(const Execution& execution, const visitor& visit) {
   using lamina::bfloat16;
   using lamina::float16;
   const auto sizes = telling_sizes();
-  for (const auto& [name, options] : all_options<float>()) {
-    visit("float, " + name, [&] { follows_the_cpu<float, float>(execution, sizes, options, 9); });
-    visit("double, " + name, [&] { follows_the_cpu<double, double>(execution, sizes, options, 5); });
+  for (const auto& each : all_options<float>()) {
+    const lamina::compressor_options& options = each.second;
+    visit("float, " + each.first, [&] { follows_the_cpu<float, float>(execution, sizes, options, 9); });
+    visit("double, " + each.first, [&] { follows_the_cpu<double, double>(execution, sizes, options, 5); });
   }
   const lamina::compressor_options plain{.drop_ratio = 0.7};
   visit("gradients of float16", [&] { follows_the_cpu<float, float16>(execution, sizes, plain, 5); });
@@ -417,7 +364,7 @@ void for_each_case(const Execution& execution,
   visit("a layer of more than 1,024 blocks", [&] {
     follows_the_cpu<float, float>(execution, {4'500'000, 1, 70'000}, {.drop_ratio = 0.5}, 2);
   });
-  for (const std::size_t skipped : {1, 2, 3}) {
+  for (const std::size_t skipped : {1U, 2U, 3U}) {
     visit("gradients " + std::to_string(skipped) + " elements off", [&, skipped] {
       follows_the_cpu<float, float>(execution, sizes, plain, 3, skipped);
       follows_the_cpu<double, double>(execution, sizes, plain, 3, skipped);
@@ -446,7 +393,7 @@ void for_each_case(const Execution& execution,
     follows_the_cpu<float, float>(
         execution, sizes, {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh}, 9, 0, spoil);
   });
-  for (const std::size_t layers : {1, 2, 7, 8, 9, 161, 1024, 1025, 9000}) {
+  for (const std::size_t layers : {1U, 2U, 7U, 8U, 9U, 161U, 1024U, 1025U, 9000U}) {
     visit("search over " + std::to_string(layers) + " layers",
           [&, layers] { searches_as_the_cpu(execution, layers); });
   }
@@ -454,6 +401,8 @@ void for_each_case(const Execution& execution,
   visit("a value that is NaN", [&] { sends_what_has_no_value(execution); });
   visit("restore", [&] { restores_what_was_sent(execution); });
   visit("misuse", [&] { refuses_misuse(execution); });
+  for_each_order_case(execution, visit);
+  for_each_rule_case(execution, visit);
 }
 
 }  // namespace lamina_test

@@ -120,10 +120,10 @@ void test_thresholds() {
   for (std::size_t place = 0; place < 3; ++place) {
     std::vector<double> values = {1, 2, 3};
     values[place] = nan_value;
-    check(throws<std::invalid_argument>([&] { lamina::search_threshold(values, sizes, 0.5); }),
+    check(throws<std::invalid_argument>([&] { (void)lamina::search_threshold(values, sizes, 0.5); }),
           "NaN searched", place);
   }
-  check(throws<std::invalid_argument>([&] { lamina::refresh_schedule::fixed(nan_value); }),
+  check(throws<std::invalid_argument>([&] { (void)lamina::refresh_schedule::fixed(nan_value); }),
         "a threshold of NaN");
   check(throws<std::invalid_argument>([&] { lamina::check_drop_ratio(nan_value); }), "a drop ratio of NaN");
   const lamina::layout model({{"a", {1}}, {"b", {2}}});

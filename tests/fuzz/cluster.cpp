@@ -78,9 +78,10 @@ class cluster {
         model_(small_model(in)),
         options_(options_of(in)),
         accepted_(1 + in.below(3)),
-        aggregator_(model_, accepted_.size()),
+        aggregator_(lamina::gradient_aggregator<float>::of_workers(model_, accepted_.size())),
         publisher_(model_, accepted_.size()),
         encoder_(model_),
+        encoder_of_another_run_(model_, 5),
         parameters_(filled(model_, 0)),
         expected_(parameters_) {
     for (options_.sender = 0; options_.sender < accepted_.size(); ++options_.sender)
@@ -180,6 +181,8 @@ class cluster {
     std::optional<frame_errc> expected;
     if (frame.kind() != frame_kind::gradients) {
       expected = frame_errc::unexpected_kind;
+    } else if (frame.run() != 0) {
+      expected = frame_errc::other_run;
     } else if (frame.step() != aggregator_.step()) {
       expected = frame_errc::unexpected_step;
     } else if (frame.sender() >= workers_.size()) {
@@ -217,7 +220,7 @@ class cluster {
     const auto kind = in_.flag() ? frame_kind::gradients : frame_kind::parameters;
     const std::uint64_t step = aggregator_.step() + in_.below(4) - 1;
     const bytes frame =
-        encoder_
+        (in_.below(4) == 3 ? encoder_of_another_run_ : encoder_)
             .encode(kind, step, static_cast<std::uint32_t>(in_.below(6)), lamina::selection(model_),
                     [](std::size_t) { return std::span<const float>(); })
             .to_bytes();
@@ -235,6 +238,12 @@ class cluster {
     one.compressor.load(saved);
     one.at = phase::idle;
     one.may_arrive = false;
+    if (in_.flag()) return;
+    // The replica is lost too, and a reply under way.
+    publisher_.forget(w);
+    one.replica = filled(model_, -777);
+    one.reply.clear();
+    one.is_stale.assign(model_.layers(), true);
   }
 
   void finish_step() {
@@ -290,7 +299,7 @@ class cluster {
     encode_reply(one,
                  publisher_.encode(
                      w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; }));
-    check_published([&](std::size_t l) { return one.is_stale[l]; });
+    check_published(publisher_.published(w), [&](std::size_t l) { return one.is_stale[l]; });
     if (in_.flag()) return;
     publisher_.commit(w);
     reply_arrives(one);
@@ -300,7 +309,7 @@ class cluster {
     const lamina::encoded_frame& frame = publisher_.encode_for_all(
         aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; });
     for (worker& each : workers_) encode_reply(each, frame);
-    check_published([&](std::size_t l) {
+    check_published(publisher_.published_to_all(), [&](std::size_t l) {
       return std::ranges::any_of(workers_, [&](const worker& each) { return each.is_stale[l]; });
     });
     const bool all_arrive = in_.flag();
@@ -319,9 +328,9 @@ class cluster {
   }
 
   template <class IsStale>
-  void check_published(const IsStale& is_stale) const {
+  void check_published(const lamina::selection& published, const IsStale& is_stale) const {
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      check(publisher_.published().is_sent(l) == (is_stale(l) && model_.sizes()[l] > 0),
+      check(published.is_sent(l) == (is_stale(l) && model_.sizes()[l] > 0),
             "a worker gets what it has not heard of, and no more");
     }
   }
@@ -362,6 +371,7 @@ class cluster {
   lamina::gradient_aggregator<float> aggregator_;
   lamina::parameter_publisher<float> publisher_;
   lamina::frame_encoder<float> encoder_;
+  lamina::frame_encoder<float> encoder_of_another_run_;
   tensors parameters_;
   tensors expected_;
   std::vector<worker> workers_;

@@ -2,6 +2,7 @@
 // Any bytes decode to a frame or a named error; of a frame everything can be read, and means the same whichever way.
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "fuzz.hpp"
 #include "lamina/server.hpp"
@@ -36,35 +37,48 @@ void mend_frame(bytes& frame, const lamina::layout& model, std::size_t how) {
 // Every way of reading a layer gives the same numbers.
 template <class T>
 void read_layer(const frame_view<T>& frame, std::size_t l, std::size_t elements, input& in) {
-  std::vector<T> all(elements, T(-777));
-  frame.restore(l, all);
-  check(throws<std::invalid_argument>([&] { frame.restore(l, std::vector<T>(elements + 1)); }),
+  const std::vector<T> untouched(elements, T(-777));
+  std::vector<T> all = untouched;
+  check(frame.apply_to(l, all) != frame.is_dropped(l), "apply_to says what was sent");
+  check(throws<std::invalid_argument>([&] { frame.apply_to(l, std::vector<T>(elements + 1)); }),
+        "apply_to refuses another size");
+  std::vector<T> restored = untouched;
+  const bool is_restored = !throws<std::logic_error>([&] { frame.restore(l, restored); });
+  check(is_restored == (frame.kind() == lamina::frame_kind::gradients), "parameters are not restored");
+  check(throws<std::logic_error>([&] { frame.restore(l, std::vector<T>(elements + 1)); }),
         "restore refuses another size");
   std::size_t seen = 0;
   frame.for_each_block(l, [&](std::size_t begin, std::span<const T> block) {
     check(begin == seen && same_numbers(block, std::span<const T>(all).subspan(begin, block.size())),
-          "blocks give what restore gives");
+          "blocks give what apply_to gives");
     seen += block.size();
   });
   if (frame.is_dropped(l)) {
-    check(seen == 0 && frame.bytes_of(l).empty() && std::ranges::count(all, T(0)) == std::ssize(all),
-          "list [0] is zeros");
-    check(throws<std::out_of_range>([&] { frame.copy(l, 0, std::span<T>()); }), "list [0] has no elements");
+    check(seen == 0 && frame.bytes_of(l).empty() && lamina_test::same_bits(all, untouched),
+          "a layer held back is left as it is");
+    check(!is_restored || std::ranges::count(restored, T(0)) == std::ssize(restored),
+          "a gradient held back is zeros");
+    check(throws<std::out_of_range>([&] { frame.copy(l, 0, std::span<T>()); }),
+          "a layer held back has no elements");
     return;
   }
+  check(lamina_test::same_bits(restored, is_restored ? all : untouched), "restore gives what apply_to gives");
   check(seen == elements, "a layer that was sent is whole");
-  const std::size_t begin = std::min<std::size_t>(in.below(80) * 64, elements / 64 * 64);
+  const bool is_int8 = frame.payload() == payload_type::int8;
+  const std::size_t begin = std::min<std::size_t>(in.below(80) * 64 + (is_int8 ? 0 : in.below(64)),
+                                                  is_int8 ? elements / 64 * 64 : elements);
   std::vector<T> some(std::min<std::size_t>(in.below(256), elements - begin));
   frame.copy(l, begin, some);
   const auto expected = std::span<const T>(all).subspan(begin, some.size());
-  check(same_numbers<T>(some, expected), "copy gives what restore gives");
-  check(same_numbers(frame.read(l, begin, some), expected), "read gives what restore gives");
+  check(same_numbers<T>(some, expected), "copy gives what apply_to gives");
+  check(same_numbers(frame.read(l, begin, some), expected), "read gives what apply_to gives");
   std::vector<T> too_many(elements + 1);
-  check(throws<std::out_of_range>([&] { frame.copy(l, 1, std::span<T>()); }) &&
+  check(throws<std::out_of_range>([&] { frame.copy(l, 1, std::span<T>()); }) == is_int8 &&
             throws<std::out_of_range>([&] { frame.copy(l, 0, too_many); }),
         "copy refuses elements that are not there");
   const bool is_as_is = frame.payload() == payload_type::as_is;
-  check(throws<std::logic_error>([&] { frame.layer(l); }) != is_as_is, "only as_is has elements in place");
+  check(throws<std::logic_error>([&] { std::ignore = frame.layer(l); }) != is_as_is,
+        "only as_is has elements in place");
   if (is_as_is) check(lamina_test::same_bits(frame.layer(l), all), "elements lie where they are");
 }
 
@@ -77,7 +91,7 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
     if (!frame.is_dropped(l)) chosen.send(l);
   }
   check(chosen.sent_elements() == frame.sent_elements(), "the view counts what was sent");
-  lamina::frame_encoder<T> encoder(model);
+  lamina::frame_encoder<T> encoder(model, frame.run());
   bytes written = encoder
                       .encode(frame.kind(), frame.step(), frame.sender(), chosen,
                               [&](std::size_t l) { return frame.layer(l); })
@@ -93,11 +107,18 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
 
 template <class T>
 void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
-  lamina::gradient_aggregator<T> aggregator(model, 3, frame.step());
+  auto aggregator = lamina::gradient_aggregator<T>::of_workers(
+      model, 3, {.first_step = frame.step(), .run = frame.run() % 16});
+  std::error_code quiet;
+  auto other = aggregator;
+  other.add(frame, quiet);
   std::error_code code;
   const outcome added = outcome_of([&] { aggregator.add(frame); }, &code);
+  check(quiet == code, "both forms of add say the same");
   if (frame.kind() != lamina::frame_kind::gradients) {
     check(added == outcome::refused && code == frame_errc::unexpected_kind, "parameters are no gradients");
+  } else if (frame.run() >= 16) {
+    check(added == outcome::refused && code == frame_errc::other_run, "a run is the server's");
   } else if (frame.sender() >= 3) {
     check(added == outcome::refused && code == frame_errc::unknown_sender, "a sender is known");
   } else {
@@ -109,7 +130,7 @@ void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(aggregator.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
       std::vector<T> expected(model.sizes()[l]);
-      frame.restore(l, expected);
+      frame.apply_to(l, expected);
       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) {
         check(same_numbers(mean, std::span<const T>(expected).subspan(begin, mean.size())),
               "the mean of one frame is the frame");
@@ -122,6 +143,33 @@ void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
     return;
   }
   check(aggregator.arrived().sent_layers() == 0, "a refused frame changes nothing");
+}
+
+// The first bytes of any frame, whatever follows them: what they say is what decode says.
+template <class T>
+void peek_at(std::span<const std::byte> given, const frame_view<T>& view, const std::error_code& decoded) {
+  std::error_code error;
+  const lamina::frame_info info =
+      lamina::peek(given.first(std::min(given.size(), lamina::peek_bytes)), error);
+  lamina::frame_info thrown_info;
+  std::error_code thrown;
+  outcome_of([&] { thrown_info = lamina::peek(given); }, &thrown);
+  check(thrown == error && thrown_info == info, "both forms of peek, and any number of bytes, give the same");
+  if (error) {
+    check(error.category() == lamina::frame_category() && decoded, "what peek refuses, decode refuses");
+    check(info == lamina::frame_info{}, "a refused header says nothing");
+    return;
+  }
+  check(info.size_bytes >= lamina::peek_bytes, "a frame has a header");
+  check(decoded != frame_errc::truncated || given.size() < info.size_bytes,
+        "the size is no more than is needed");
+  check(decoded != frame_errc::trailing_bytes || given.size() > info.size_bytes,
+        "the size is all that is needed");
+  if (decoded) return;
+  check(info.size_bytes == given.size() && info.element_bytes == sizeof(T) && info.kind == view.kind() &&
+            info.payload == view.payload() && info.sender == view.sender() && info.run == view.run() &&
+            info.step == view.step() && info.layers == view.layers(),
+        "peek says what decode says");
 }
 
 template <class T>
@@ -138,17 +186,21 @@ void decode_and_use(input& in) {
   std::error_code error;
   const frame_view<T> view = lamina::decode<T>(given, model, error);
   std::error_code thrown;
-  outcome_of([&] { lamina::decode<T>(given, model); }, &thrown);
+  outcome_of([&] { std::ignore = lamina::decode<T>(given, model); }, &thrown);
   check(thrown == error, "both decode give the same error");
+  peek_at(given, view, error);
   if (error) {
     check(error.category() == lamina::frame_category(), "a refusal has a name");
     check(view.layers() == 0 && !view.is_of(model), "a refused frame has no layers");
     return;
   }
   check(view.layers() == model.layers() && view.is_of(model), "a frame is of its model");
+  check(given.size() <= lamina::largest_frame_bytes<T>(model, view.payload()),
+        "no frame is larger than the largest");
   input choices(given);
   for (std::size_t l = 0; l < model.layers(); ++l) read_layer(view, l, model.sizes()[l], choices);
-  check(throws<std::out_of_range>([&] { view.is_dropped(model.layers()); }), "there are no more layers");
+  check(throws<std::out_of_range>([&] { std::ignore = view.is_dropped(model.layers()); }),
+        "there are no more layers");
   if (view.payload() == payload_type::as_is) check_canonical(view, model, given);
   aggregate(view, model);
 }

@@ -19,6 +19,7 @@ class literal_residual {
     for (const std::size_t size : sizes) {
       elements_.emplace_back(size);
       velocity_.emplace_back(size);
+      has_decayed_.push_back(false);
     }
   }
 
@@ -29,23 +30,27 @@ class literal_residual {
   bool takes(std::size_t layer, std::span<const T> gradient) const {
     if (check_ == lamina::finite_check::each_element) return true;
     for (std::size_t i = 0; i < gradient.size(); ++i) {
-      if (!std::isfinite(elements_[layer][i] + addend(layer, i, gradient[i]))) return false;
+      const sums after = sums_after(layer, i, gradient[i]);
+      if (!std::isfinite(after.element) || !std::isfinite(after.velocity)) return false;
     }
     return true;
   }
 
   void add(std::size_t layer, std::span<const T> gradient) {
     for (std::size_t i = 0; i < gradient.size(); ++i) {
-      const T updated = addend(layer, i, gradient[i]);
-      const T sum = elements_[layer][i] + updated;
-      if (!std::isfinite(sum)) {
+      const sums after = sums_after(layer, i, gradient[i]);
+      if (!std::isfinite(after.element) || !std::isfinite(after.velocity)) {
         ++left_out_;
         continue;
       }
-      elements_[layer][i] = sum;
-      if (momentum_ > 0) velocity_[layer][i] = updated;
+      elements_[layer][i] = after.element;
+      velocity_[layer][i] = after.velocity;
     }
+    has_decayed_[layer] = true;
   }
+
+  /// The next gradient of each layer is the first of its step.
+  void begin_step() { has_decayed_.assign(has_decayed_.size(), false); }
 
   /// What was sent, and whether it was all there was.
   void take_out(std::size_t layer, std::span<const T> sent, bool is_all) {
@@ -56,15 +61,25 @@ class literal_residual {
   }
 
  private:
-  T addend(std::size_t layer, std::size_t i, T gradient) const {
+  struct sums {
+    T element;
+    T velocity;
+  };
+
+  sums sums_after(std::size_t layer, std::size_t i, T gradient) const {
+    const T before = elements_[layer][i];
+    if (momentum_ == 0) return {before + gradient, 0};
+    if (has_decayed_[layer]) return {before + gradient, velocity_[layer][i] + gradient};
     const volatile T product = momentum_ * velocity_[layer][i];  // no contraction to FMA
-    return momentum_ > 0 ? product + gradient : gradient;
+    const T velocity = product + gradient;
+    return {before + velocity, velocity};
   }
 
   T momentum_;
   lamina::finite_check check_;
   std::vector<std::vector<T>> elements_;
   std::vector<std::vector<T>> velocity_;
+  std::vector<bool> has_decayed_;  // in this step
   std::size_t left_out_ = 0;
 };
 

@@ -84,9 +84,12 @@ class run {
 
   // False if the residual has no room for any gradient of this step.
   bool step() {
+    literal_.begin_step();
     for (std::size_t l = 0; l < worker_.model().layers(); ++l) {
       if (!accumulate(l)) return false;
-      if (in_.below(8) == 7 && !accumulate(l)) return false;
+      // Fresh values are of gradients in one piece.
+      const bool again = in_.below(8) == 7 && options_.source != lamina::threshold_source::fresh;
+      if (again && !accumulate(l)) return false;
     }
     const double threshold_before = worker_.threshold();
     std::vector<double> values(worker_.values().begin(), worker_.values().end());
@@ -100,8 +103,10 @@ class run {
       if (std::ranges::any_of(values, [](double value) { return std::isnan(value); })) return false;
       searched = values;
       worker_.select(values);
+    } else {
+      worker_.select();
     }
-    const lamina::selection chosen = worker_.select();
+    const lamina::selection chosen = worker_.chosen();
     check_threshold(values, searched, threshold_before, chosen);
     check_choice(values, chosen);
     send(chosen);

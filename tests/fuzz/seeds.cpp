@@ -45,7 +45,8 @@ constexpr std::array frame_fields = {
     LAMINA_FIELD(wire_header, flags),        LAMINA_FIELD(wire_header, sender),
     LAMINA_FIELD(wire_header, step),         LAMINA_FIELD(wire_header, fingerprint),
     LAMINA_FIELD(wire_header, layers),       LAMINA_FIELD(wire_header, payload_bytes),
-    LAMINA_FIELD(wire_header, payload_type), LAMINA_FIELD(wire_header, checksum)};
+    LAMINA_FIELD(wire_header, payload_type), LAMINA_FIELD(wire_header, run),
+    LAMINA_FIELD(wire_header, checksum)};
 constexpr std::array state_fields = {
     LAMINA_FIELD(state_header, magic),        LAMINA_FIELD(state_header, version),
     LAMINA_FIELD(state_header, element_type), LAMINA_FIELD(state_header, flags),
@@ -145,6 +146,16 @@ void write_frames_and_states(int type) {
       const std::string name = std::string(type == 1 ? "double" : "float") + "_model" +
                                std::to_string(which) + "_payload" + std::to_string(payload);
       write("decode", name, {type, which, 0, 0}, frame);
+      for (const bool is_gradient : {true, false}) {
+        const std::vector<T> zeros(100);
+        lamina::frame_encoder<T> of_a_run(model, 9);
+        lamina::selection some(model);
+        some.send(0);
+        const auto kind = is_gradient ? lamina::frame_kind::gradients : lamina::frame_kind::parameters;
+        const auto layer = [&](std::size_t l) { return std::span(zeros).first(model.sizes()[l]); };
+        write("decode", name + (is_gradient ? "_gradients" : "_parameters") + "_of_a_run",
+              {type, which, 0, 0}, of_a_run.encode(kind, 3, 1, some, layer, options.payload).to_bytes());
+      }
       std::vector<int> choices = {type, which, payload % 2, 0, 1, 0};
       choices.resize(choices.size() + 32);
       const bytes state = worker.save();

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "fuzz.hpp"
+#include "lamina/merge.hpp"
 #include "lamina/worker.hpp"
 
 namespace lamina_fuzz {

@@ -33,6 +33,7 @@ struct golden_frame {
   std::string present;
   std::size_t bytes;
   std::uint64_t fingerprint;
+  std::uint32_t run;
 };
 
 struct special_frame {
@@ -120,7 +121,8 @@ inline golden_table read_golden_table(const std::string& directory) {
       table.frames.push_back({w.at(1), w.at(2), kind_named(w.at(3)), is_double(w.at(4)),
                               payload_named(w.at(5)), meaning_of(w.at(6), {"none", "xxh3"}) == 1,
                               std::stoull(w.at(7)), static_cast<std::uint32_t>(std::stoul(w.at(8))), w.at(9),
-                              std::stoul(w.at(10)), std::stoull(w.at(11), nullptr, 16)});
+                              std::stoul(w.at(10)), std::stoull(w.at(11), nullptr, 16),
+                              w.size() > 12 ? static_cast<std::uint32_t>(std::stoul(w[12])) : 0});
     } else if (w[0] == "special") {
       table.specials.push_back(
           {w.at(1), is_double(w.at(2)), payload_named(w.at(3)), std::stoul(w.at(4)), {}, {}});

@@ -18,7 +18,7 @@ from pathlib import Path
 from models import Model, model_named
 from xxh3 import xxh3_64
 
-HEADER = struct.Struct("<4sHBBIIQQQQB7sQ")
+HEADER = struct.Struct("<4sHBBIIQQQQB3sIQ")
 CHECKSUM_AT = 56
 ALIGNMENT = 64
 MAGIC = b"\xf4LAM"
@@ -82,13 +82,14 @@ class Frame:
     payload_type: str
     has_checksum: bool
     sender: int
+    run: int
     step: int
     model: Model
     present: list[bool]
     payload: bytes
 
     def elements(self, layer: int) -> list[float] | None:
-        """Those of a layer; None for list [0]."""
+        """Those of a layer; None if it is held back."""
         if not self.present[layer]:
             return None
         sizes = [layer_bytes(self.payload_type, self.element_type, n) if here else 0
@@ -115,7 +116,7 @@ def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Fr
     """Raises FrameError. `element_type` is the reader's own, "float" or "double"; without one, the frame's will do."""
     refuse_if(len(data) < HEADER.size, "truncated")
     (magic, version, element_code, kind, flags, sender, step, fingerprint, layers, payload_bytes, payload_code,
-     reserved, checksum) = HEADER.unpack_from(data)
+     reserved, run, checksum) = HEADER.unpack_from(data)
     refuse_if(magic != MAGIC, "bad_magic")
     refuse_if(version != VERSION, "unsupported_version")
     own_type = ELEMENT_TYPES.get(element_code)
@@ -138,19 +139,19 @@ def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Fr
 
     expected = xxh3_64(data[:CHECKSUM_AT] + data[HEADER.size:]) if flags & FLAG_CHECKSUM else 0
     refuse_if(checksum != expected, "checksum_mismatch")
-    return Frame(KINDS[kind], own_type, payload_type, bool(flags & FLAG_CHECKSUM), sender, step, model, present,
-                 data[begin:])
+    return Frame(KINDS[kind], own_type, payload_type, bool(flags & FLAG_CHECKSUM), sender, run, step, model,
+                 present, data[begin:])
 
 
 def print_frame(frame: Frame) -> None:
-    print(f"{frame.kind} of step {frame.step}, sender {frame.sender}")
+    print(f"{frame.kind} of step {frame.step}, sender {frame.sender}" + (f", run {frame.run}" if frame.run else ""))
     print(f"elements: {frame.element_type}, written as {frame.payload_type}")
     print(f"checksum: {'holds' if frame.has_checksum else 'none'}")
     print(f"layers: {sum(frame.present)} of {len(frame.model)}, {len(frame.payload)} bytes of payload")
     for layer, name in enumerate(frame.model.names):
         elements = frame.elements(layer)
         if elements is None:
-            print(f"  {name}: list [0]")
+            print(f"  {name}: held back")
             continue
         first = " ".join(f"{each:g}" for each in elements[:6]) + (" ..." if len(elements) > 6 else "")
         print(f"  {name}: {len(elements)} elements: {first}")

@@ -47,6 +47,7 @@ class Row(NamedTuple):
     present: str
     size: int
     fingerprint: int
+    run: int
 
     def layers_present(self) -> list[bool]:
         return presence(self.present, self.model)
@@ -54,7 +55,8 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     split = [words[1:] for words in lines_of(TABLE) if words[0] == "frame"]
-    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16)) for w in split]
+    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16), int(w[11]) if len(w) > 11 else 0)
+            for w in split]
 
 
 def presence(text: str, model: str) -> list[bool]:
@@ -104,7 +106,7 @@ def names_for(bit: int, payload_at: int, has_checksum: bool) -> set[str]:
     fields = [(4, "bad_magic"), (6, "unsupported_version"), (7, "wrong_element_type"), (8, "unknown_kind"),
               (12, "checksum_mismatch" if bit == 64 else "nonzero_reserved"), (24, only_checksum),
               (40, "wrong_layout"), (48, "bad_payload_size"), (49, "unknown_payload_type bad_payload_size"),
-              (56, "nonzero_reserved"), (64, "checksum_mismatch"), (payload_at, "bad_presence bad_payload_size")]
+              (52, "nonzero_reserved"), (56, only_checksum), (64, "checksum_mismatch"), (payload_at, "bad_presence bad_payload_size")]
     for end, names in fields:
         if bit // 8 < end:
             return set(names.split(" "))
@@ -131,8 +133,9 @@ class GoldenFrames(unittest.TestCase):
             self.assertEqual(len(data), row.size, row.file)
             self.assertEqual(MODELS[row.model].fingerprint, row.fingerprint, row.file)
             frame = read_frame(data, MODELS[row.model], row.element_type)
-            self.assertEqual((frame.kind, frame.element_type, frame.payload_type, frame.step, frame.sender),
-                             (row.kind, row.element_type, row.payload_type, row.step, row.sender), row.file)
+            self.assertEqual((frame.kind, frame.element_type, frame.payload_type, frame.step, frame.sender,
+                              frame.run),
+                             (row.kind, row.element_type, row.payload_type, row.step, row.sender, row.run), row.file)
             self.assertEqual(frame.has_checksum, row.checksum == "xxh3", row.file)
             self.assertEqual(frame.present, row.layers_present(), row.file)
             self.check_elements(frame, row)
@@ -210,9 +213,14 @@ class Command(unittest.TestCase):
         result = self.run_on(file, f"{TABLE}:nine")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("parameters of step 5, sender 0\nelements: float, written as binary16\nchecksum: holds\n"
-                      "layers: 2 of 9, 12 bytes of payload\n  part0: list [0]\n", result.stdout)
+                      "layers: 2 of 9, 12 bytes of payload\n  part0: held back\n", result.stdout)
         first = " ".join(f"{element:g}" for element in elements_by_formula(8, 3))
         self.assertIn(f"  part8: 3 elements: {first}\n", result.stdout)
+
+    def test_prints_the_run(self) -> None:
+        file = HERE / "frames" / "mixed_gradients_float_as_is_run.lamina"
+        result = self.run_on(file, f"{TABLE}:mixed")
+        self.assertIn("gradients of step 43, sender 2, run 305419896\n", result.stdout)
 
     def test_names_the_refusal(self) -> None:
         result = self.run_on(TABLE, str(HERE.parents[1] / "benchmarks" / "models" / "resnet50.txt"))

@@ -51,7 +51,7 @@ void serve(transport& server) {
   std::iota(ranks.begin(), ranks.end(), std::size_t{1});
   numbers parameters(model.elements());
   std::vector<numbers> arrived(workers, numbers(model.elements()));
-  lamina::gradient_aggregator<float> aggregator(model, workers);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
   lamina::parameter_publisher<float> publisher(model, workers);
   for (std::uint64_t step = 0; step <= steps; ++step) {
     const auto& frame = publisher.encode_for_all(
@@ -104,9 +104,7 @@ void work(transport& worker) {
     const std::vector<message> news = worker.receive_from_each(server);
     const auto frame = lamina::decode<float>(news[0].bytes, model);
     lamina::expect(frame, lamina::frame_kind::parameters, step);
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (!frame.is_dropped(l)) frame.restore(l, layer(parameters, l));
-    }
+    for (std::size_t l = 0; l < model.layers(); ++l) frame.apply_to(l, layer(parameters, l));
     if (step > steps) break;
     numbers gradient = gradient_of(worker.rank() - 1, step);
     for (std::size_t l = 0; l < model.layers(); ++l) compressor.accumulate(l, layer(gradient, l));

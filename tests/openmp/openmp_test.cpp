@@ -67,3 +67,9 @@ TEST_CASE("openmp: the pieces really run on as many threads as asked for") {
   CHECK(std::ranges::count(thread_of, 0) == 32);
   CHECK(std::ranges::count(thread_of, 1) == 32);
 }
+
+TEST_CASE("openmp: says how many threads it starts") {
+  CHECK(lamina::openmp{3}.threads() == 3);
+  CHECK(lamina::openmp{}.threads() == static_cast<std::size_t>(omp_get_max_threads()));
+  CHECK(lamina::detail::threads_of(lamina::openmp{5}) == 5);
+}

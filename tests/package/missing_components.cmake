@@ -3,9 +3,9 @@
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 set(consumer ${configure} -S "${CMAKE_CURRENT_LIST_DIR}/components" "-DCMAKE_PREFIX_PATH=${PREFIX}")
 
-run_refused("lamina has no component tensorflow, only xtensor, eigen, torch, cuda"
+run_refused("lamina has no component tensorflow, only xtensor, eigen, torch, dlpack, cuda"
   ${consumer} -B "${WORK_DIR}/unknown" -DCOMPONENTS=tensorflow)
-foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch cuda=CUDAToolkit)
+foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch dlpack=dlpack cuda=CUDAToolkit)
   string(REPLACE "=" ";" pair "${pair}")
   list(GET pair 0 component)
   list(GET pair 1 package)
@@ -20,5 +20,5 @@ run(${consumer} -B "${WORK_DIR}/optional" -DOPTIONAL_COMPONENTS=eigen -DCMAKE_DI
 
 # find_package leaves a cache variable for each package that it looks for.
 run(${consumer} -B "${WORK_DIR}/none")
-file(STRINGS "${WORK_DIR}/none/CMakeCache.txt" looked_for REGEX "^(xtensor|xtl|xsimd|Eigen3|Torch|Caffe2)_DIR")
+file(STRINGS "${WORK_DIR}/none/CMakeCache.txt" looked_for REGEX "^(xtensor|xtl|xsimd|Eigen3|Torch|Caffe2|dlpack)_DIR")
 expect_equal("what was looked for without components" "${looked_for}" "")

@@ -11,7 +11,7 @@ import types
 
 root, version = pathlib.Path(sys.argv[1]), sys.argv[2]
 packaging = root / "packaging"
-components = {"xtensor", "eigen", "torch"}
+components = {"xtensor", "eigen", "torch", "dlpack"}
 
 
 def expect(condition, what):

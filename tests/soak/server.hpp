@@ -12,6 +12,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,7 +59,8 @@ class server {
     if (round > 0) load(round);
     audit(round, round > 0);
     for (std::size_t w = 0; w < run_.workers; ++w) reply(w, round);
-    lamina::gradient_aggregator<float> aggregator(parts(), run_.workers, round + 1);
+    auto aggregator =
+        lamina::gradient_aggregator<float>::of_workers(parts(), run_.workers, {.first_step = round + 1});
     while (round < run_.rounds) {
       const std::uint64_t next =
           std::min(run_.rounds, (round / run_.checkpoint_every + 1) * run_.checkpoint_every);
@@ -121,7 +123,8 @@ class server {
     publisher_.update(aggregator.arrived());
     aggregator.next_step();
     const auto parameters = [this](std::size_t part) { return parameters_of(part); };
-    if (reply_fails(run_, 0, round)) publisher_.encode_for_all(round, parameters);  // and does not arrive
+    // One that does not arrive.
+    if (reply_fails(run_, 0, round)) std::ignore = publisher_.encode_for_all(round, parameters);
     const lamina::encoded_frame& frame = publisher_.encode_for_all(round, parameters);
     for (std::size_t w = 0; w < run_.workers; ++w) send(w, round, frame);
     publisher_.commit_all();
@@ -171,8 +174,8 @@ class server {
   void reply(std::size_t worker, std::uint64_t round) {
     const auto parameters = [this](std::size_t part) { return parameters_of(part); };
     const std::size_t seen_by = run_.fault == "server-wide" && round > 0 ? 0 : worker;
-    if (reply_fails(run_, worker, round))
-      publisher_.encode(seen_by, round, parameters);  // and does not arrive
+    // One that does not arrive.
+    if (reply_fails(run_, worker, round)) std::ignore = publisher_.encode(seen_by, round, parameters);
     send(worker, round, publisher_.encode(seen_by, round, parameters));
     publisher_.commit(seen_by);
   }

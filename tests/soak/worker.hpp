@@ -109,9 +109,7 @@ class worker {
     const auto frame = lamina::decode<float>(bytes, parts);
     lamina::expect(frame, lamina::frame_kind::parameters, step);
     for (std::size_t part = 0; part < parts.layers(); ++part) {
-      if (!frame.is_dropped(part)) {
-        frame.restore(part, std::span(replica_).subspan(parts.offset(part), parts.sizes()[part]));
-      }
+      frame.apply_to(part, std::span(replica_).subspan(parts.offset(part), parts.sizes()[part]));
     }
   }
 

@@ -11,16 +11,20 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/wire_header.hpp"
-#include "lamina/encoder.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
@@ -28,13 +32,13 @@
 #include "lamina/residual.hpp"
 #include "lamina/selector.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 /// A worker's side on a device: what lamina::gradient_compressor does, with gradients, residual, values, threshold,
 /// selection and frame in the device's memory. Values, thresholds, decisions and bytes are those of the CPU, to the last
 /// bit. A step is
 ///
-///     compressor.accumulate(execution);        // a <- a + g over all layers, and their values
+///     compressor.accumulate(execution);        // a <- a + g over all layers, and their values; also in pieces
 ///     compressor.select(execution);            // Algorithm 1
 ///     compressor.encode(execution, buffer);    // the frame, in one piece
 ///     compressor.commit(execution);            // once it has reached its receiver
@@ -44,7 +48,11 @@ namespace lamina::cuda {
 /// at a time.
 ///
 /// Elements whose sum would not be finite are left out and counted, as by finite_check::each_element, whatever
-/// options.check says, since a refusal would have to wait for the host. A layer whose value is NaN is sent.
+/// options.check says, since a refusal would have to wait for the host.
+///
+/// Calls out of order throw before anything is launched. What graphs launch does not pass by the host: there each launch
+/// looks at how far the step has come in device memory. One that is out of order, such as commit() after the next
+/// accumulate(), leaves residual and gradients as they are, and the next last_step() throws.
 ///
 /// A representative of your own needs LAMINA_HOST_DEVICE before its functions. Where its map ends in a product, derive its
 /// combine from that of a functor of lamina or compile with -fmad=false, or the device rounds once where the CPU rounds
@@ -60,7 +68,7 @@ class gradient_compressor {
         partition_(model, options.part_elements),
         tables_(parts()),
         gradients_(partition_) {
-    (void)layer_selector(parts(), options);  // checks the options
+    (void)layer_selector(model, options);  // checks the options
     (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
                                           {.momentum = options.momentum});
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
@@ -84,30 +92,47 @@ class gradient_compressor {
   }
 
   /// a <- a + g for all layers (eq. 1 of the paper), and their values. Two launches; moves 3 N elements, 2 N where
-  /// the residual is clear. Throws std::logic_error before the first bind().
+  /// the residual is clear. The first call after select(), encode() or commit() begins the next step; more calls before
+  /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
+  /// the first bind(), and for a second piece where the threshold is searched over fresh gradients.
   template <class Execution>
   void accumulate(const Execution& execution) {
     const auto at = view("accumulate");
     if (searches_fresh()) {
+      if (!lamina::detail::begins_step(phase_)) throw std::logic_error(detail::fresh_in_pieces_sentence);
       execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
       execution.run(detail::finish_kernel<T, F>{at, functor_, fresh_values_.data().get(), nullptr});
     }
     const auto momentum = static_cast<T>(options_.momentum);
+    // Before the launches: if one fails, no commit may discard what the other has added.
+    phase_ = step_phase::accumulating;
+    has_frame_ = false;
     execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::residuals>{at, functor_, momentum});
     execution.run(detail::finish_kernel<T, F>{at, functor_, values(), is_clear_.data().get()});
-    phase_ = phase::accumulated;
   }
 
-  /// Decides the step. One launch. Throws std::logic_error unless accumulate() came before.
+  /// Decides the step; called again, leaves it as it is. A layer whose value is NaN goes out first. One launch. Throws
+  /// std::logic_error unless accumulate() came before, and if agreed values decided the step.
   template <class Execution>
   void select(const Execution& execution) {
-    select(execution, values(), searches_fresh() ? fresh_values_.data().get() : values());
+    const double* search_values = searches_fresh() ? fresh_values_.data().get() : values();
+    select(execution, selection_kind::own_values, values(), search_values, nullptr);
   }
-  /// The same by L values in device memory that all workers have agreed on, mostly the mean of their values().
+  /// The same by L values in device memory that all workers have agreed on, mostly the mean of their values(). Throws
+  /// std::logic_error also if this worker's own values decided the step.
   template <class Execution>
   void select(const Execution& execution, const double* agreed_values) {
     execution.require_device_memory(agreed_values, "agreed values");
-    select(execution, agreed_values, agreed_values);
+    select(execution, selection_kind::agreed_values, agreed_values, agreed_values, nullptr);
+  }
+  /// The same, and parts whose byte in `held`, L in device memory, is not 0 are not sent, whatever R, the budget, max_age or
+  /// always_sent say. Their elements are the first that count as held back, they take nothing from the budget, and their
+  /// values are not looked at.
+  template <class Execution>
+  void select(const Execution& execution, const double* agreed_values, const std::uint8_t* held) {
+    execution.require_device_memory(agreed_values, "agreed values");
+    execution.require_device_memory(held, "flags of what is held");
+    select(execution, selection_kind::agreed_values, agreed_values, agreed_values, held);
   }
 
   /// Writes the frame of this step: to device memory, or to host memory that the device can write, so that no copy
@@ -116,7 +141,7 @@ class gradient_compressor {
   /// bytes and has largest_frame_bytes(), and on a stream for a buffer that the device cannot write.
   template <class Execution>
   void encode(const Execution& execution, std::span<std::byte> to) {
-    require(phase_ == phase::selected || phase_ == phase::encoded, "encode", "select()");
+    require(lamina::detail::may_encode(phase_), "encode", "select()");
     if (reinterpret_cast<std::uintptr_t>(to.data()) % lamina::detail::payload_alignment_bytes != 0) {
       throw std::invalid_argument("encode: the buffer is not aligned to 64 bytes");
     }
@@ -126,25 +151,26 @@ class gradient_compressor {
     }
     execution.require_writable(to.data(), to.size(), "encode");
     execution.run(detail::pack_kernel<T>{view("encode"), options_.payload, to.data()});
-    phase_ = phase::encoded;
+    phase_ = step_phase::encoded;
+    has_frame_ = true;
   }
 
-  /// The frame has reached its receiver: takes what was sent out of the residual. One launch. Throws std::logic_error
-  /// unless encode() came before, once.
+  /// The last frame has reached its receiver: takes what was sent out of the residual. One launch. Throws
+  /// std::logic_error unless encode() came before, once.
   template <class Execution>
   void commit(const Execution& execution) {
-    require(phase_ == phase::encoded, "commit", "encode()");
+    require(lamina::detail::may_commit(phase_), "commit", "encode()");
     execution.run(detail::commit_kernel<T>{view("commit"), options_.payload});
-    phase_ = phase::committed;
+    phase_ = step_phase::committed;
   }
 
   /// Writes the payload of a frame of this step's selection over the bound tensors, zeros for the layers not sent: after an
   /// allreduce of the payload each gradient is the mean of what was sent. `payload` begins prefix_bytes() into a
-  /// frame, in device memory. One launch. Throws std::logic_error where half-width or const gradients are bound or payloads
-  /// are not as_is.
+  /// frame, in device memory. One launch. Throws std::logic_error unless encode() came after the last accumulate(), and
+  /// where half-width or const gradients are bound or payloads are not as_is.
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
-    require(phase_ == phase::encoded || phase_ == phase::committed, "restore", "encode()");
+    require(has_frame_, "restore", "encode()");
     if (!gradients_.are_writable() || options_.payload != payload_type::as_is) {
       throw std::logic_error(
           "restore: gradients must not be const, and gradients and payloads of the residual's type");
@@ -164,11 +190,15 @@ class gradient_compressor {
     std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
     std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
   };
-  /// Waits for the execution.
+  /// Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
   template <class Execution>
-  report last_step(const Execution& execution) const {
+  report last_step(const Execution& execution) {
     execution.wait();
-    const detail::step_state state = state_[0];
+    detail::step_state state = state_[0];
+    if (const std::uint32_t misuses = std::exchange(state.misuse, 0U); misuses != 0) {
+      state_[0] = state;
+      throw std::logic_error(detail::described(misuses));
+    }
     return {state.step, state.threshold, state.sent_elements, state.payload_bytes, state.left_out_elements};
   }
   /// q of each part after the last accumulate, L in device memory.
@@ -194,19 +224,28 @@ class gradient_compressor {
   const layout& parts() const noexcept { return partition_.parts(); }
 
  private:
-  enum class phase { committed, accumulated, selected, encoded };
+  using selection_kind = detail::selection_kind;
+  using step_phase = lamina::detail::step_phase;
 
   static void require(bool holds, const char* call, const char* before) {
     if (!holds) throw std::logic_error(std::string(call) + ": call " + before + " of this step before");
   }
 
   template <class Execution>
-  void select(const Execution& execution, const double* values, const double* search_values) {
-    if (phase_ == phase::selected || phase_ == phase::encoded) return;  // called again, gives the same
-    require(phase_ == phase::accumulated, "select", "accumulate()");
-    execution.run(detail::select_kernel<T>{view("select"), options_, values, search_values,
-                                           warm_up_.data().get(), largest_layer_});
-    phase_ = phase::selected;
+  void select(const Execution& execution, selection_kind kind, const double* values,
+              const double* search_values, const std::uint8_t* held) {
+    require(lamina::detail::may_select(phase_), "select", "accumulate()");
+    if (phase_ == step_phase::accumulating) {
+      phase_ = step_phase::selected;
+      selected_by_ = kind;
+    } else if (selected_by_ != kind) {
+      throw std::logic_error(detail::other_selection_sentence);
+    }
+    // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
+    const std::uint8_t* always_sent = always_sent_.empty() ? nullptr : always_sent_.data().get();
+    execution.run(detail::select_kernel<T>{view("select"), detail::decision_rules(options_), kind, values,
+                                           search_values, held, always_sent, warm_up_.data().get(),
+                                           largest_layer_});
   }
 
   // A budget takes the largest values whatever the source.
@@ -222,11 +261,23 @@ class gradient_compressor {
     values_.resize(layers);
     if (searches_fresh()) fresh_values_.resize(layers);
     is_clear_.assign(layers, 1);
+    if (!options_.always_sent.empty()) always_sent_ = flags_of_always_sent();
     cleared_in_.resize(layers);
     payload_begin_.resize(layers);
+    if (options_.payload != payload_type::as_is) rounded_in_.resize(detail::teams_for(tables_.blocks()));
     detail::step_state state;
     state.threshold = options_.refresh.fixed_threshold().value_or(invalid_threshold);
     state_.assign(1, state);
+  }
+
+  // By part.
+  std::vector<std::uint8_t> flags_of_always_sent() const {
+    std::vector<std::uint8_t> flags(parts().layers());
+    for (const std::size_t layer : options_.always_sent) {
+      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part)
+        flags[part] = 1;
+    }
+    return flags;
   }
 
   // All of the header that does not change from step to step.
@@ -235,6 +286,7 @@ class gradient_compressor {
     header.element_type = lamina::detail::element_code<T>;
     header.kind = static_cast<std::uint8_t>(frame_kind::gradients);
     header.sender = options_.sender;
+    header.run = options_.run;
     header.fingerprint = parts().fingerprint();
     header.layers = parts().layers();
     header.payload_type = static_cast<std::uint8_t>(options_.payload);
@@ -242,10 +294,7 @@ class gradient_compressor {
                                   lamina::detail::padded_bitmap_bytes(parts().layers()));
     lamina::detail::write_header(prefix, header);
     prefix_ = prefix;
-    largest_frame_bytes_ = prefix.size();
-    for (const std::size_t elements : parts().sizes()) {
-      largest_frame_bytes_ += payload_bytes<T>(options_.payload, elements);
-    }
+    largest_frame_bytes_ = lamina::largest_frame_bytes<T>(parts(), options_.payload);
   }
 
   // By the CPU, whose pow may round another way than the device's.
@@ -266,6 +315,7 @@ class gradient_compressor {
     at.is_clear = is_clear_.data().get();
     at.cleared_in = cleared_in_.data().get();
     at.payload_begin = payload_begin_.data().get();
+    at.rounded_in = rounded_in_.empty() ? nullptr : rounded_in_.data().get();
     at.prefix = prefix_.data().get();
     at.prefix_bytes = prefix_.size();
     at.bitmap = reinterpret_cast<std::uint8_t*>(at.prefix) + lamina::detail::wire_header_bytes;
@@ -280,18 +330,23 @@ class gradient_compressor {
   detail::bindings<T> gradients_;
   std::size_t largest_layer_ = 0;
   std::size_t largest_frame_bytes_ = 0;
-  phase phase_ = phase::committed;
+  // As of the calls; in a graph they count when it is captured.
+  step_phase phase_ = step_phase::committed;
+  selection_kind selected_by_ = selection_kind::own_values;
+  bool has_frame_ = false;  // of the gradients that came last
 
   thrust::device_vector<T> residual_;
   thrust::device_vector<T> velocity_;  // none without momentum
   thrust::device_vector<double> values_;
   thrust::device_vector<double> fresh_values_;  // none unless the threshold is searched over them
   thrust::device_vector<std::uint8_t> is_clear_;
+  thrust::device_vector<std::uint8_t> always_sent_;  // none if no layer is
   thrust::device_vector<std::uint64_t> cleared_in_;
   thrust::device_vector<std::size_t> payload_begin_;
+  thrust::device_vector<std::uint64_t> rounded_in_;  // none where payloads are as_is
   thrust::device_vector<std::byte> prefix_;
   thrust::device_vector<double> warm_up_;
   thrust::device_vector<detail::step_state> state_;
 };
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

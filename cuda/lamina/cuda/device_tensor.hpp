@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <ranges>
 #include <span>
+#include <stdexcept>
 #include <type_traits>
+#include <variant>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 enum class device_element : std::uint8_t { float32, float64, float16, bfloat16 };
 
@@ -34,9 +39,48 @@ struct device_element_of<lamina::bfloat16> {
   static constexpr device_element value = device_element::bfloat16;
 };
 
-/// Elements that lie in one piece of a device's memory: a pointer, their number and their type. Made of anything
-/// contiguous whose data() may be a device pointer, thrust::device_vector included, or of a raw pointer and a size or
-/// shape. Holds no memory of its own.
+class device_tensor;
+
+namespace detail {
+
+template <class G>
+concept device_storable = requires {
+  device_element_of<std::remove_const_t<G>>::value;
+};
+
+/// thrust::device_vector and the like, whose data() is a fancy pointer.
+template <class Vector>
+concept fancy_vector = requires(Vector& vector) {
+  vector.data().get();
+  vector.size();
+};
+
+template <class Tensor>
+concept has_device_elements = requires(Tensor& each) {
+  tensor_traits<std::remove_cvref_t<Tensor>>::device_elements(each);
+};
+
+/// A type that owns its elements is taken as an lvalue alone.
+template <class Tensor>
+concept device_tensor_like =
+    !std::same_as<std::remove_cvref_t<Tensor>, device_tensor> && !fancy_vector<Tensor> &&
+    (std::is_lvalue_reference_v<Tensor> || !std::ranges::range<Tensor> ||
+     std::ranges::borrowed_range<Tensor>)&&(has_device_elements<Tensor> || lamina::tensor<Tensor>);
+
+}  // namespace detail
+
+/// Elements that lie in one piece of a device's memory: a pointer, their number and their type. Made of a
+/// thrust::device_vector, of a raw pointer and a size or shape, or of any tensor of lamina: what tensor_traits knows by
+/// `elements`, contiguous ranges and types of your own, whose pointer is then the device's. A framework's type whose
+/// tensors lie here or there has a second function beside it, which the device asks instead:
+///
+///     template <>
+///     struct lamina::tensor_traits<their_tensor> {
+///       static std::span<float> elements(const their_tensor&);         // throws unless it lies in host memory
+///       static std::span<float> device_elements(const their_tensor&);  // throws unless it lies in the device's
+///     };
+///
+/// Both may return a std::variant of spans. Holds no memory of its own.
 class device_tensor {
  public:
   device_tensor() = default;
@@ -51,16 +95,12 @@ class device_tensor {
   template <class G>
   device_tensor(G* data, std::span<const std::size_t> shape) : device_tensor(data, elements_of(shape)) {}
 
-  template <class G, std::size_t Extent>
-  device_tensor(std::span<G, Extent> elements) : device_tensor(elements.data(), elements.size()) {}
-
-  /// thrust::device_vector and the like, whose data() is a fancy pointer.
-  template <class Vector>
-  requires requires(Vector& vector) {
-    vector.data().get();
-    vector.size();
-  }
+  template <detail::fancy_vector Vector>
   device_tensor(Vector& vector) : device_tensor(vector.data().get(), vector.size()) {}
+
+  /// Throws std::invalid_argument if it holds, at run time, an element type that the device does not take.
+  template <detail::device_tensor_like Tensor>
+  device_tensor(Tensor&& tensor) : device_tensor(of(elements_of_tensor(tensor))) {}
 
   void* data() const noexcept { return data_; }
   std::size_t elements() const noexcept { return elements_; }
@@ -82,10 +122,44 @@ class device_tensor {
     return layer{"", {shape.begin(), shape.end()}}.elements();
   }
 
+  template <class Tensor>
+  static auto elements_of_tensor(Tensor& tensor) {
+    using traits = tensor_traits<std::remove_const_t<Tensor>>;
+    if constexpr (detail::has_device_elements<Tensor>) {
+      return traits::device_elements(tensor);
+    } else {
+      return traits::elements(tensor);
+    }
+  }
+
+  template <class G, std::size_t Extent>
+  static device_tensor of(std::span<G, Extent> elements) {
+    static_assert(
+        detail::device_storable<G>,
+        "lamina: the elements on the device are neither float, double, nor half-width (lamina::float16, "
+        "lamina::bfloat16, and with lamina.cuh __half and __nv_bfloat16)");
+    return {elements.data(), elements.size()};
+  }
+  template <class... Spans>
+  static device_tensor of(const std::variant<Spans...>& elements) {
+    return std::visit(
+        []<class G, std::size_t Extent>(std::span<G, Extent> span) {
+          if constexpr (detail::device_storable<G>) {
+            return of(span);
+          } else {
+            throw std::invalid_argument(
+                "the tensor holds an element type that the device does not take: float, double and "
+                "half-width");
+            return device_tensor();
+          }
+        },
+        elements);
+  }
+
   void* data_ = nullptr;
   std::size_t elements_ = 0;
   device_element type_ = device_element::float32;
   bool is_writable_ = true;
 };
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

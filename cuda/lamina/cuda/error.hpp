@@ -7,7 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace lamina::cuda {
+#include "lamina/detail/abi.hpp"
+
+namespace lamina::inline LAMINA_ABI::cuda {
 
 /// A call of CUDA failed: what() names the error and the line of the call.
 class cuda_error : public std::runtime_error {
@@ -29,4 +31,4 @@ inline void check(cudaError_t code, const std::source_location& place = std::sou
   throw cuda_error(code, place);
 }
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

@@ -6,11 +6,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 /// The frame at the beginning of a buffer in host memory, which a device has written there without knowing how long it
 /// would be: without what follows it, and with its checksum, where lamina is compiled with checksums. Then it is the frame
@@ -38,4 +39,4 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   return frame;
 }
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

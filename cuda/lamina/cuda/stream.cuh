@@ -7,10 +7,12 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "lamina/cuda/error.hpp"
+#include "lamina/detail/abi.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 namespace detail {
 
@@ -44,6 +46,7 @@ class on_stream {
   /// Throws cuda_error if the launch fails, std::logic_error if another device is current than when this was made.
   template <class Kernel>
   void run(const Kernel& kernel) const {
+    static_assert(std::is_trivially_copyable_v<Kernel>);
     const std::size_t teams = kernel.teams();
     if (teams == 0) return;
     if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
@@ -103,4 +106,4 @@ class on_stream {
   int device_ = 0;
 };
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

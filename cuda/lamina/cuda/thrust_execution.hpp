@@ -5,11 +5,13 @@
 #include <thrust/iterator/counting_iterator.h>
 
 #include <cstddef>
+#include <type_traits>
 
 #include "lamina/cuda/detail/team.hpp"
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 namespace detail {
 
@@ -34,6 +36,7 @@ class with_policy {
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
+    static_assert(std::is_trivially_copyable_v<Kernel>);
     thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), kernel.teams(),
                        detail::run_serial_team<Kernel>{kernel});
   }
@@ -47,4 +50,4 @@ class with_policy {
   Policy policy_;
 };
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

@@ -8,11 +8,12 @@
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/representative.hpp"
 
-namespace lamina::cuda {
+namespace lamina::inline LAMINA_ABI::cuda {
 
 /// The representative values of many tensors on a device, without a residual: the bits that the functor gives on the
 /// CPU. Elements that are not finite count as zero.
@@ -46,4 +47,4 @@ class layer_values {
   thrust::device_vector<double> values_;
 };
 
-}  // namespace lamina::cuda
+}  // namespace lamina::inline LAMINA_ABI::cuda

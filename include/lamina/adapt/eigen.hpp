@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/tensor.hpp"
 
@@ -21,7 +23,7 @@
 /// stride). Expressions such as `2 * a + b` do not compile, for the representative functors neither:
 /// coefficient by coefficient they would not give the bits that Eigen's vectorised evaluation gives, and a
 /// product would be computed anew for each of them.
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
 
@@ -62,9 +64,9 @@ struct tensor_traits<Matrix> {
   template <class Self>
   static auto elements(Self& matrix) {
     if (!is_dense(matrix)) {
-      throw std::invalid_argument(
+      detail::raise(std::invalid_argument(
           "the Eigen object has gaps between its elements in memory: pass its .eval(); to write "
-          "into it, write into an Eigen::Matrix and assign that");
+          "into it, write into an Eigen::Matrix and assign that"));
     }
     return std::span(matrix.data(), static_cast<std::size_t>(matrix.size()));
   }
@@ -94,4 +96,4 @@ double representative_value(const F&, const Expression&) {
   return 0;
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

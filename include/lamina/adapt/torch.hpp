@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <stdexcept>
@@ -10,13 +11,19 @@
 #include <utility>
 #include <variant>
 
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 
 /// torch::Tensor as a tensor of lamina: read from and written to where it lies, without a copy.
 ///
 /// A torch::Tensor tells its type, device and strides only at run time; one that is not a dense, contiguous
-/// float or double tensor in CPU memory throws std::invalid_argument that says what to call. What
+/// tensor of float, double, Half or BFloat16 in CPU memory throws std::invalid_argument that says what to call. Half and
+/// BFloat16 are for gradients, which are added to a residual of float or double: elements_of<float> and what writes, such
+/// as restore, refuse them. An undefined tensor, the gradient of a parameter that took no part in the step, has no value:
+/// accumulate_all skips it, everything else refuses it. What
 /// channels_last or a transpose permutes counts as not contiguous, since the elements of one layer must have
 /// one order on all workers. Tensors without elements and of dimension 0 (one element) are tensors as any
 /// other.
@@ -27,22 +34,33 @@
 /// reads.
 template <>
 struct lamina::tensor_traits<at::Tensor> {
-  static std::variant<std::span<float>, std::span<double>> elements(const at::Tensor& tensor) {
+  template <lamina::element T>
+  static constexpr const char* conversion_to =
+      std::same_as<T, float> ? "call .to(torch::kFloat); to write into it, write into that and .copy_() it"
+                             : "call .to(torch::kDouble); to write into it, write into that and .copy_() it";
+
+  static bool has_value(const at::Tensor& tensor) { return tensor.defined(); }
+
+  static std::variant<std::span<float>, std::span<double>, std::span<lamina::float16>,
+                      std::span<lamina::bfloat16>>
+  elements(const at::Tensor& tensor) {
     if (!tensor.defined()) {
-      throw std::invalid_argument("torch tensor is undefined (no gradient was computed?)");
+      detail::raise(std::invalid_argument("torch tensor is undefined (no gradient was computed?)"));
     }
-    if (!tensor.device().is_cpu()) throw std::invalid_argument("torch tensor is not on the CPU: call .cpu()");
+    if (!tensor.device().is_cpu())
+      detail::raise(std::invalid_argument("torch tensor is not on the CPU: call .cpu()"));
     // A sparse tensor has no strides to be asked for.
     if (tensor.layout() != at::kStrided) {
-      throw std::invalid_argument("torch tensor is not dense (sparse or MKL-DNN): call .to_dense()");
+      detail::raise(std::invalid_argument("torch tensor is not dense (sparse or MKL-DNN): call .to_dense()"));
     }
     if (!tensor.is_contiguous()) {
-      throw std::invalid_argument(
+      detail::raise(std::invalid_argument(
           "torch tensor is not contiguous: call .contiguous(); to write into it, write into a "
-          "contiguous one and .copy_() that");
+          "contiguous one and .copy_() that"));
     }
     // Its memory holds the values with the other sign.
-    if (tensor.is_neg()) throw std::invalid_argument("torch tensor is lazily negated: call .resolve_neg()");
+    if (tensor.is_neg())
+      detail::raise(std::invalid_argument("torch tensor is lazily negated: call .resolve_neg()"));
 
     const auto count = static_cast<std::size_t>(tensor.numel());
     switch (tensor.scalar_type()) {
@@ -50,20 +68,27 @@ struct lamina::tensor_traits<at::Tensor> {
         return std::span(tensor.data_ptr<float>(), count);
       case at::kDouble:
         return std::span(tensor.data_ptr<double>(), count);
+      // The same bits as c10::Half and c10::BFloat16.
+      case at::kHalf:
+        return std::span(static_cast<lamina::float16*>(tensor.data_ptr()), count);
+      case at::kBFloat16:
+        return std::span(static_cast<lamina::bfloat16*>(tensor.data_ptr()), count);
       default:
-        throw std::invalid_argument(std::string("torch tensor holds ") + at::toString(tensor.scalar_type()) +
-                                    ", not float or double: call .to(torch::kFloat)");
+        detail::raise(
+            std::invalid_argument(std::string("torch tensor holds ") + at::toString(tensor.scalar_type()) +
+                                  ", not float, double, Half or BFloat16: call .to(torch::kFloat)"));
     }
   }
 };
 
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 /// The layer of a named torch tensor: its name and shape. Throws std::invalid_argument, naming it, for an
 /// undefined tensor.
 inline layer layer_of(std::string name, const at::Tensor& tensor) {
-  if (!tensor.defined()) throw std::invalid_argument("layer '" + name + "': the torch tensor is undefined");
+  if (!tensor.defined())
+    detail::raise(std::invalid_argument("layer '" + name + "': the torch tensor is undefined"));
   return {std::move(name), {tensor.sizes().begin(), tensor.sizes().end()}};
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/tensor.hpp"
 
@@ -30,7 +32,7 @@
 /// xt::xarray first, unless xtensor is compiled with XTENSOR_USE_XSIMD, whose vector functions (xt::exp and
 /// its like) round differently. Where elements in memory are needed, as for accumulate and restore, they do
 /// not compile.
-namespace lamina {
+namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
 
@@ -89,9 +91,9 @@ struct tensor_traits<Container> {
   template <class Self>
   static auto elements(Self& tensor) {
     if (!detail::is_dense_container(tensor)) {
-      throw std::invalid_argument(
+      detail::raise(std::invalid_argument(
           "the xtensor container has gaps between its elements in memory: assign it to an xt::xarray and "
-          "pass that");
+          "pass that"));
     }
     return std::span(tensor.data(), tensor.size());
   }
@@ -119,4 +121,4 @@ double representative_value(const F& functor, const Expression& expression) {
   return detail::reduce_range(functor, detail::row_major_elements<decltype(first)>{first});
 }
 
-}  // namespace lamina
+}  // namespace lamina::inline LAMINA_ABI

@@ -5,7 +5,9 @@
 #include <new>
 #include <vector>
 
-namespace lamina::detail {
+#include "lamina/detail/abi.hpp"
+
+namespace lamina::inline LAMINA_ABI::detail {
 
 /// Memory that begins at a cache line, so that blocks do not share lines and registers load aligned.
 template <class T>
@@ -25,4 +27,4 @@ struct cache_line_allocator {
 template <class T>
 using aligned_vector = std::vector<T, cache_line_allocator<T>>;
 
-}  // namespace lamina::detail
+}  // namespace lamina::inline LAMINA_ABI::detail

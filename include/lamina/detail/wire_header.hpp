@@ -3,15 +3,17 @@
 
 #include <array>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
 /// The first 64 bytes of a frame, as docs/wire-format.md gives them.
-namespace lamina::detail {
+namespace lamina::inline LAMINA_ABI::detail {
 
 static_assert(
     std::endian::native == std::endian::little,
@@ -39,19 +41,22 @@ struct wire_header {
   std::uint64_t layers = 0;
   std::uint64_t payload_bytes = 0;
   std::uint8_t payload_type = 0;
-  std::array<std::uint8_t, 7> reserved{};
+  std::array<std::uint8_t, 3> reserved{};
+  std::uint32_t run = 0;  // 0: none
   std::uint64_t checksum = 0;
 };
-static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, checksum) == checksum_offset);
+static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, run) == 52 &&
+              offsetof(wire_header, checksum) == checksum_offset);
 
 /// Presence bitmap plus the zeros that bring the payload to its alignment.
-constexpr std::size_t padded_bitmap_bytes(std::size_t layers) noexcept {
-  const std::size_t bytes = layers / 8 + (layers % 8 != 0);
-  const std::size_t rest = bytes % payload_alignment_bytes;
+template <std::unsigned_integral Number>
+[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers) noexcept {
+  const Number bytes = layers / 8 + (layers % 8 != 0);
+  const Number rest = bytes % payload_alignment_bytes;
   return rest == 0 ? bytes : bytes + (payload_alignment_bytes - rest);
 }
 
-inline wire_header read_header(std::span<const std::byte> bytes) noexcept {
+[[nodiscard]] inline wire_header read_header(std::span<const std::byte> bytes) noexcept {
   wire_header header;
   std::memcpy(&header, bytes.data(), sizeof header);
   return header;
@@ -61,4 +66,4 @@ inline void write_header(std::span<std::byte> bytes, const wire_header& header) 
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
-}  // namespace lamina::detail
+}  // namespace lamina::inline LAMINA_ABI::detail

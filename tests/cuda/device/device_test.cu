@@ -112,6 +112,36 @@ void graphs_follow_the_cpu() {
   execution.wait();
 }
 
+// A graph's commit that is launched after the next gradients leaves them, and is told.
+void graphs_lose_nothing_out_of_order() {
+  const stream own;
+  const on_stream execution(own.get());
+  const lamina::layout model = lamina_test::model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  lamina_test::device_gradients<float> gradients(model, 0);
+  gradients.set(1, std::vector<float>(5000, 1.0F));
+  device.bind(execution, gradients.tensors());
+  const pinned frame(device.largest_frame_bytes());
+  const graph gather(own.get(), [&] { device.accumulate(execution); });
+  const graph send(own.get(), [&] {
+    device.select(execution);
+    device.encode(execution, frame.bytes());
+  });
+  const graph commit(own.get(), [&] { device.commit(execution); });
+  check(cudaDeviceSynchronize());
+  gather.launch();
+  send.launch();
+  gather.launch();
+  commit.launch();
+  require(device.residual(execution, 1)[4999] == 2.0F, "the commit discarded a gradient that came later");
+  require(contains(message_of<std::logic_error>([&] { (void)device.last_step(execution); }), "commit"),
+          "the commit out of order was not told");
+  send.launch();
+  commit.launch();
+  require(device.residual(execution, 1)[4999] == 0.0F, "the commit in order did nothing");
+  (void)device.last_step(execution);
+}
+
 void refuses_host_memory() {
   const on_stream execution;
   const lamina::layout model = lamina_test::model_of({100});
@@ -130,6 +160,13 @@ void refuses_host_memory() {
                    }),
                    "agreed values"),
           "agreed values in host memory were taken");
+  require(contains(message_of<std::invalid_argument>([&] {
+                     const thrust::device_vector<double> values(1);
+                     const std::vector<std::uint8_t> held(1);
+                     device.select(execution, thrust::raw_pointer_cast(values.data()), held.data());
+                   }),
+                   "held"),
+          "flags in host memory were taken");
   device.select(execution);
   alignas(64) static std::byte pageable[4096];
   const auto refusal = message_of<std::invalid_argument>([&] { device.encode(execution, pageable); });
@@ -203,6 +240,7 @@ int main(int count, char** arguments) {
                                                lamina_test::telling_sizes(), {.drop_ratio = 0.7}, 5);
   });
   visit("graphs follow the CPU", graphs_follow_the_cpu);
+  visit("graphs lose nothing out of order", graphs_lose_nothing_out_of_order);
   visit("host memory is refused", refuses_host_memory);
   visit("memory of another device is refused", refuses_another_device);
   visit("errors say where", errors_say_where);

@@ -18,7 +18,7 @@ int main() {
   const std::vector<std::byte> bytes = worker.encode().to_bytes();
   worker.commit();
 
-  lamina::gradient_aggregator<float> server(model, 1);
+  auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
   server.add(lamina::decode<float>(bytes, model));
   if (server.arrived().is_sent(0) || !server.arrived().is_sent(1) || worker.residual()[0][799] != 0.001f)
     return 1;

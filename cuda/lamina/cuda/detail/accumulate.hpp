@@ -8,10 +8,11 @@
 
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
 
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// The gradients alone, or a <- a + g.
 enum class reduction_of { gradients, residuals };
@@ -93,7 +94,10 @@ struct accumulate_kernel {
       if (at.velocity == nullptr) {
         add_to_lanes(sums, place.count, first_lane, lane);
       } else {
-        add_to_lanes(corrected_rows<G>{sums, at.velocity + offset, momentum}, place.count, first_lane, lane);
+        // Only the first piece of a step decays the velocity.
+        const bool begins = lamina::detail::begins_step(at.state->load_phase());
+        add_to_lanes(corrected_rows<G>{sums, at.velocity + offset, begins ? momentum : T(1)}, place.count,
+                     first_lane, lane);
       }
     }
   }
@@ -148,7 +152,8 @@ struct accumulate_kernel {
     }
   };
 
-  // With momentum correction: u <- m·u + g, a <- a + u.
+  // With momentum correction: u <- m·u + g, a <- a + u for the first piece of a step; u <- u + g, a <- a + g for others,
+  // whose momentum is 1. An element whose a or u would not be finite is left out of both.
   template <class G>
   struct corrected_rows {
     static constexpr unsigned at_once = rows_at_once / 2;
@@ -178,9 +183,14 @@ struct accumulate_kernel {
                                           widened<T>(sums.gradient[i]), velocity[i], left_out);
     }
     LAMINA_HOST_DEVICE T corrected(T before, T gradient, T& moving, unsigned& left_out) const {
-      const T addend = product(momentum, moving) + gradient;
-      if (is_finite(before + addend)) moving = addend;
-      return sum(before, addend, left_out);
+      const T moved = product(momentum, moving) + gradient;
+      const T after = before + (momentum < T(1) ? moved : gradient);
+      if (is_finite(after) && is_finite(moved)) {
+        moving = moved;
+        return after;
+      }
+      ++left_out;
+      return before;
     }
   };
 
@@ -231,7 +241,8 @@ struct accumulate_kernel {
   }
 };
 
-/// The value of each layer from the totals of its blocks, combined in order: a team a layer.
+/// The value of each layer from the totals of its blocks, combined in order: a team a layer. After gradients were added it
+/// writes down that the step has them.
 template <element T, representative F>
 struct finish_kernel {
   static constexpr unsigned threads = 128;
@@ -268,8 +279,19 @@ struct finish_kernel {
     if (team.thread() == 0) {
       values[layer] = at.sizes[layer] == 0 ? 0.0 : functor.finish(total, at.sizes[layer]);
       if (is_clear != nullptr) is_clear[layer] = 0;
+      if (layer == 0 && at.state != nullptr) note_phase(*at.state);
+    }
+  }
+
+ private:
+  LAMINA_HOST_DEVICE void note_phase(step_state& state) const {
+    if (is_clear != nullptr) {
+      state.store_phase(step_phase::accumulating);
+      state.has_frame = 0;
+    } else if (!lamina::detail::begins_step(state.load_phase())) {
+      state.raise(misuse::fresh_in_pieces);
     }
   }
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
-#include "lamina/detail/kernels.hpp"
+#include "lamina/detail/rounding.hpp"
 
 /// Arithmetic that gives the same bits wherever it is compiled: no product is fused with a sum.
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// A value as memory would round it; on the device the sums that follow do not fuse (see lamina::detail::sum).
 template <class T>
 LAMINA_HOST_DEVICE T rounded(T value) {
 #if !defined(__CUDA_ARCH__)
-  std::array<T, 1> hidden = {value};
-  lamina::detail::round_by_itself(hidden);
-  return hidden[0];
+  return lamina::detail::rounded(value);
 #else
   return value;
 #endif
@@ -45,10 +44,9 @@ constexpr bool is_finite(T x) {
   return (std::bit_cast<bits>(x) & magnitude) < std::bit_cast<bits>(std::numeric_limits<T>::infinity());
 }
 
-/// Integers that order as the numbers do, with the two zeros as one; NaN comes last.
+/// Integers that order as the numbers do, with the two zeros as one; not of NaN.
 constexpr std::uint64_t key_of(double value) {
   constexpr std::uint64_t sign = std::uint64_t{1} << 63U;
-  if (value != value) return ~std::uint64_t{0};
   const auto bits = std::bit_cast<std::uint64_t>(value == 0 ? 0.0 : value);
   return (bits & sign) != 0 ? ~bits : bits | sign;
 }
@@ -58,4 +56,4 @@ constexpr double value_of(std::uint64_t key) {
   return std::bit_cast<double>((key & sign) != 0 ? key & ~sign : ~key);
 }
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -12,10 +12,12 @@
 
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
+#include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
+#include "lamina/tensor.hpp"
 
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// Where the tensors of a model's layers are, checked, as a table in device memory.
 template <element T>
@@ -38,7 +40,9 @@ class bindings {
     bool are_writable = true;
     using index = std::ranges::range_difference_t<Tensors>;
     for (std::size_t l = 0; l < count; ++l) {
-      const device_tensor tensor(std::ranges::begin(tensors)[static_cast<index>(l)]);
+      auto&& given = std::ranges::begin(tensors)[static_cast<index>(l)];
+      require_value(l, given);
+      const device_tensor tensor(given);
       require(execution, l, tensor);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       for (std::size_t part = partition_.first(l); part < partition_.first(l + 1); ++part) {
@@ -62,6 +66,15 @@ class bindings {
   bool are_writable() const noexcept { return are_writable_; }
 
  private:
+  template <class Tensor>
+  void require_value(std::size_t layer, const Tensor& tensor) const {
+    if constexpr (requires { tensor_traits<Tensor>::has_value(tensor); }) {
+      if (tensor_traits<Tensor>::has_value(tensor)) return;
+      throw std::invalid_argument("layer '" + partition_.model()[layer].name +
+                                  "' has no gradient; on the device bind zeros for it");
+    }
+  }
+
   template <class Execution>
   void require(const Execution& execution, std::size_t layer, const device_tensor& tensor) const {
     const std::string& name = partition_.model()[layer].name;
@@ -81,4 +94,4 @@ class bindings {
   bool are_writable_ = false;
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

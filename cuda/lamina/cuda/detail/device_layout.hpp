@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/residual/blocks.hpp"
 
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// The tables of a model in device memory: where its layers and their blocks are.
 class device_layout {
@@ -44,6 +45,7 @@ class device_layout {
   /// Where layer l begins in a buffer of padded_elements(), on the host.
   std::size_t offset(std::size_t layer) const { return offset_of_.at(layer); }
   std::size_t padded_elements() const noexcept { return padded_elements_; }
+  std::size_t blocks() const noexcept { return layer_of_block_.size(); }
 
   /// The tables alone; the memory of a residual is the caller's to fill in.
   template <class T>
@@ -71,4 +73,4 @@ class device_layout {
   thrust::device_vector<double> block_totals_;
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

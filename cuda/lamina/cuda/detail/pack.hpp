@@ -6,11 +6,14 @@
 #include <type_traits>
 
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/detail/wire_header.hpp"
 #include "lamina/payload.hpp"
 
 /// The kernels that walk the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// Elements of a layer and how they are written: where element i of a block stands in a payload.
 template <class T>
@@ -85,6 +88,7 @@ LAMINA_HOST_DEVICE void for_each_block(const model_view<T>& at, std::size_t inde
 }
 
 /// Header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
+/// Without a selection of this step what is at `frame` loses its magic number, so that nobody takes an old frame for it.
 template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
@@ -102,16 +106,31 @@ struct pack_kernel {
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    const bool may_encode = lamina::detail::may_encode(at.state->load_phase());
     if (team.index() == 0) {
-      for (std::size_t i = team.thread(); i < at.prefix_bytes; i += team.threads()) frame[i] = at.prefix[i];
+      const std::size_t bytes = may_encode ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
+      for (std::size_t i = team.thread(); i < bytes; i += team.threads())
+        frame[i] = may_encode ? at.prefix[i] : std::byte{0};
+      if (team.thread() == 0) note_phase(may_encode);
       return;
     }
+    if (!may_encode) return;
     for_each_block(at, team.index() - 1, [&](const block_place& place) {
       if (at.is_sent(place.layer)) pack(team, shared, place);
     });
   }
 
  private:
+  // The other teams may read either phase: both let them encode.
+  LAMINA_HOST_DEVICE void note_phase(bool has_encoded) const {
+    if (has_encoded) {
+      at.state->store_phase(step_phase::encoded);
+      at.state->has_frame = 1;
+    } else {
+      at.state->raise(misuse::encode_without_selection);
+    }
+  }
+
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void pack(const Team& team, shared_memory& shared, const block_place& place) const {
     const T* from = at.residual + at.offsets[place.layer] + place.begin;
@@ -140,7 +159,8 @@ struct pack_kernel {
 };
 
 /// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is
-/// there; otherwise what rounding took away stays.
+/// there; otherwise what rounding took away stays. Does nothing if gradients came since the frame was written, and nothing
+/// the second time: marks are the same then, and what is subtracted has the step beside it.
 template <class T>
 struct commit_kernel {
   static constexpr unsigned threads = 256;
@@ -157,8 +177,16 @@ struct commit_kernel {
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
     if (team.index() == 0) {
-      if (team.thread() == 0) at.state->allowance -= static_cast<double>(at.state->sent_elements);
+      if (team.thread() == 0) note_phase(*at.state);
       return;
+    }
+    if (at.state->has_frame == 0) return;
+    if (at.rounded_in != nullptr) {
+      std::uint64_t& rounded_in = at.rounded_in[team.index() - 1];
+      const bool is_done = rounded_in == at.state->step;
+      team.barrier();
+      if (is_done) return;
+      if (team.thread() == 0) rounded_in = at.state->step;
     }
     for_each_block(at, team.index() - 1, [&](const block_place& place) {
       if (at.is_sent(place.layer)) commit(team, shared, place);
@@ -166,6 +194,17 @@ struct commit_kernel {
   }
 
  private:
+  LAMINA_HOST_DEVICE static void note_phase(step_state& state) {
+    if (state.has_frame == 0) {
+      state.raise(misuse::commit_without_frame);
+    } else if (!lamina::detail::may_commit(state.load_phase())) {
+      state.raise(misuse::commit_twice);
+    } else {
+      state.allowance -= static_cast<double>(state.sent_elements);
+      state.store_phase(step_phase::committed);
+    }
+  }
+
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void commit(const Team& team, shared_memory& shared, const block_place& place) const {
     if (place.begin == 0 && team.thread() == 0) {
@@ -189,7 +228,7 @@ struct commit_kernel {
   }
 };
 
-/// The layers of a frame over the tensors bound, zeros for list [0].
+/// The layers of a frame over the tensors bound, zeros for those held back.
 template <class T>
 struct restore_kernel {
   static constexpr unsigned threads = 256;
@@ -203,6 +242,10 @@ struct restore_kernel {
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    if (at.state->has_frame == 0) {
+      if (team.index() == 0 && team.thread() == 0) at.state->raise(misuse::restore_without_frame);
+      return;
+    }
     for_each_block(at, team.index(), [&](const block_place& place) {
       T* to = static_cast<T*>(at.gradients[place.layer].data) + place.begin;
       const bool is_sent = at.is_sent(place.layer);
@@ -212,4 +255,4 @@ struct restore_kernel {
   }
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -4,18 +4,42 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <type_traits>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
+#include "lamina/threshold.hpp"
 
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
+
+/// What a decision needs of compressor_options, which own memory of the host.
+struct decision_rules {
+  std::optional<double> byte_budget;
+  double drop_ratio;
+  std::uint64_t warm_up_steps;
+  refresh_schedule refresh;
+  std::uint64_t max_age;
+  payload_type payload;
+
+  explicit decision_rules(const compressor_options& options)
+      : byte_budget(options.byte_budget),
+        drop_ratio(options.drop_ratio),
+        warm_up_steps(options.warm_up_steps),
+        refresh(options.refresh),
+        max_age(options.max_age),
+        payload(options.payload) {}
+};
+static_assert(std::is_trivially_copyable_v<decision_rules>);
 
 /// Algorithm 1, the selection and the header of the frame, by one team: L values are little work, and teams could not
-/// wait for each other. Decides as lamina::layer_selector does.
+/// wait for each other. Decides by detail/decision.hpp, as lamina::layer_selector does.
 template <element T>
 struct select_kernel {
   static constexpr unsigned threads = 1024;
@@ -30,12 +54,20 @@ struct select_kernel {
     std::size_t bytes;
   };
 
+  // Of a layer, for the search.
+  struct entry {
+    unsigned long long key;
+    unsigned long long elements;
+  };
+
+  struct ranked_entries {
+    unsigned long long key[ranked_layers];
+    unsigned long long elements[ranked_layers];
+  };
+
   struct shared_memory {
     union {
-      struct {
-        unsigned long long key[ranked_layers];
-        unsigned long long elements[ranked_layers];
-      } ranked;
+      ranked_entries ranked;
       unsigned long long of_digit[digits];
       part parts[threads];
     };
@@ -46,33 +78,46 @@ struct select_kernel {
   };
 
   model_view<T> at;
-  compressor_options options;
+  decision_rules rules;
+  selection_kind kind;
   const double* values;                 // of this device or those that all workers agreed on; L
   const double* search_values;          // what the threshold is searched over; mostly the same
-  const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below options.warm_up_steps
+  const std::uint8_t* held;             // L: not 0 for layers not to be sent in this step; or none
+  const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
+  const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
   std::size_t largest_layer;
 
   std::size_t teams() const { return 1; }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    const std::uint64_t step = at.state->step + 1;
-    const double elements = static_cast<double>(at.elements);
-    double threshold = at.state->threshold;
+    const step_phase phase = at.state->load_phase();
+    if (phase != step_phase::accumulating) {
+      // Asked again, which gives the same; or out of order.
+      if (team.thread() != 0) return;
+      if (!lamina::detail::may_select(phase)) {
+        at.state->raise(misuse::select_without_gradients);
+      } else if (at.state->selected_by != kind) {
+        at.state->raise(misuse::other_selection);
+      }
+      return;
+    }
+    lamina::detail::step_decision decision;
+    decision.step = at.state->step + 1;
+    decision.threshold = at.state->threshold;
+    decision.max_age = rules.max_age;
     double allowance = at.state->allowance;
-    bool sends_all = false;
-    bool nothing_fits = false;
-    if (options.byte_budget.has_value()) {
-      const double share = product(options.byte_budget.value_or(0), elements);
-      const double most = share + static_cast<double>(largest_layer);
-      allowance = allowance + share < most ? allowance + share : most;
-      // Layers that max_age forced out may have left less than nothing.
-      threshold = within_budget(team, shared, allowance > 0 ? allowance : 0, nothing_fits);
+    const double elements = static_cast<double>(at.elements);
+    if (rules.byte_budget.has_value()) {
+      const double share = product(rules.byte_budget.value_or(0), elements);
+      allowance = lamina::detail::grown_allowance(allowance, share, largest_layer);
+      const double left = lamina::detail::allowance_by_value(allowance, elements_always_sent(team, shared));
+      within_budget(team, shared, left, decision);
     } else {
-      const double ratio = drop_ratio_in(step);
-      if (ratio > 0 && options.refresh.due(step))
-        threshold = searched(team, shared, product(ratio, elements));
-      sends_all = ratio == 0 || (ratio == 1 && !options.refresh.fixed_threshold());
+      const double ratio = drop_ratio_in(decision.step);
+      if (ratio > 0 && rules.refresh.due(decision.step))
+        decision.threshold = searched(team, shared, product(ratio, elements));
+      decision.sends_all = ratio == 0 || (ratio == 1 && !rules.refresh.fixed_threshold());
     }
     // Whole bytes of the bitmap for each thread, in order, so that what is sent before them is known from few sums.
     const std::size_t bytes = (at.layers + 7) / 8;
@@ -83,13 +128,10 @@ struct select_kernel {
     for (std::size_t byte = first; byte < last; ++byte) {
       unsigned bits = 0;
       for (std::size_t layer = 8 * byte; layer < smaller(8 * byte + 8, at.layers); ++layer) {
-        const bool is_nan = values[layer] != values[layer];  // must not wait for ever
-        const bool waited = options.max_age > 0 && step - at.cleared_in[layer] >= options.max_age;
-        const bool is_large = values[layer] >= threshold && !nothing_fits;
-        if (at.sizes[layer] == 0 || !(is_large || sends_all || waited || is_nan)) continue;
+        if (!decision.sends(values[layer], at.sizes[layer], at.cleared_in[layer], rule_of(layer))) continue;
         bits |= 1U << (layer % 8);
         sent.elements += at.sizes[layer];
-        sent.bytes += lamina::payload_bytes<T>(options.payload, at.sizes[layer]);
+        sent.bytes += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
       }
       at.bitmap[byte] = static_cast<std::uint8_t>(bits);
     }
@@ -103,14 +145,16 @@ struct select_kernel {
         shared.parts[k] = all;
         all = {all.elements + own.elements, all.bytes + own.bytes};
       }
-      *at.state = {.step = step,
-                   .threshold = threshold,
-                   .allowance = allowance,
-                   .sent_elements = all.elements,
-                   .payload_bytes = all.bytes,
-                   .left_out_elements = at.state->left_out_elements};
+      step_state& state = *at.state;
+      state.step = decision.step;
+      state.threshold = decision.threshold;
+      state.allowance = allowance;
+      state.sent_elements = all.elements;
+      state.payload_bytes = all.bytes;
+      state.selected_by = kind;
+      state.store_phase(step_phase::selected);
       auto* header = reinterpret_cast<lamina::detail::wire_header*>(at.prefix);
-      header->step = step;
+      header->step = decision.step;
       header->payload_bytes = all.bytes;
     }
     team.barrier();
@@ -118,7 +162,7 @@ struct select_kernel {
     for (std::size_t layer = 8 * first; layer < smaller(8 * last, at.layers); ++layer) {
       if (!at.is_sent(layer)) continue;
       at.payload_begin[layer] = begin;
-      begin += lamina::payload_bytes<T>(options.payload, at.sizes[layer]);
+      begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
     }
   }
 
@@ -126,63 +170,96 @@ struct select_kernel {
   LAMINA_HOST_DEVICE static std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
-    if (step >= options.warm_up_steps || options.drop_ratio == 1) return options.drop_ratio;
+    if (step >= rules.warm_up_steps || rules.drop_ratio == 1) return rules.drop_ratio;
     return drop_ratio_in_warm_up[step - 1];
   }
 
-  // As lamina::threshold_search::operator().
+  LAMINA_HOST_DEVICE lamina::detail::layer_rule rule_of(std::size_t layer) const {
+    using lamina::detail::layer_rule;
+    if (held != nullptr && held[layer] != 0) return layer_rule::held;
+    if (always_sent != nullptr && always_sent[layer] != 0) return layer_rule::always;
+    return layer_rule::by_value;
+  }
+
+  LAMINA_HOST_DEVICE entry ascending(std::size_t layer) const {
+    return {key_of(lamina::detail::search_value(search_values[layer], rule_of(layer))), at.sizes[layer]};
+  }
+  // What its value does not decide on does not count.
+  LAMINA_HOST_DEVICE entry descending(std::size_t layer) const {
+    const bool counts = rule_of(layer) == lamina::detail::layer_rule::by_value;
+    return {~key_of(lamina::detail::ordered_value(search_values[layer])), counts ? at.sizes[layer] : 0};
+  }
+
+  // As lamina::threshold_search::beyond.
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE double searched(const Team& team, shared_memory& shared, double limit) const {
-    find_crossing(team, shared, limit, [](double value) { return key_of(value); });
+    find_crossing(team, shared, limit, [this](std::size_t layer) { return ascending(layer); });
     const double threshold = shared.found ? value_of(shared.crossing) : invalid_threshold;
     team.barrier();
     return threshold;
   }
 
-  // As lamina::threshold_search::within_budget: the smallest value above the first that does not fit. `nothing_fits` says
-  // so where that is infinite, which no threshold does.
+  // As lamina::threshold_search::within: the smallest value above the first that does not fit. Where that is infinite,
+  // nothing fits, which no threshold says.
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE double within_budget(const Team& team, shared_memory& shared, double most,
-                                          bool& nothing_fits) const {
-    find_crossing(team, shared, most, [](double value) { return ~key_of(value); });
+  LAMINA_HOST_DEVICE void within_budget(const Team& team, shared_memory& shared, double most,
+                                        lamina::detail::step_decision& decision) const {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    find_crossing(team, shared, most, [this](std::size_t layer) { return descending(layer); });
     const bool found = shared.found;
     const std::uint64_t crossing = ~shared.crossing;
-    nothing_fits = found && crossing == key_of(std::numeric_limits<double>::infinity());
-    if (team.thread() == 0) shared.above = key_of(std::numeric_limits<double>::infinity());
+    decision.sends_by_value = !(found && crossing == key_of(infinity));
+    decision.threshold = -infinity;
+    if (team.thread() == 0) shared.above = key_of(infinity);
     team.barrier();
-    if (!found) return -std::numeric_limits<double>::infinity();
+    if (!found) return;
     for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      const std::uint64_t key = key_of(search_values[layer]);
-      if (at.sizes[layer] > 0 && key > crossing) team.lower(shared.above, key);
+      const entry each = descending(layer);
+      if (each.elements > 0 && ~each.key > crossing) team.lower(shared.above, ~each.key);
     }
     team.barrier();
-    const double threshold = value_of(shared.above);
+    decision.threshold = value_of(shared.above);
     team.barrier();
-    return threshold;
+  }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE std::size_t elements_always_sent(const Team& team, shared_memory& shared) const {
+    if (always_sent == nullptr) return 0;
+    if (team.thread() == 0) shared.above = 0;
+    team.barrier();
+    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
+      if (rule_of(layer) == lamina::detail::layer_rule::always) team.add(shared.above, at.sizes[layer]);
+    }
+    team.barrier();
+    const std::size_t elements = shared.above;
+    team.barrier();
+    return elements;
   }
 
   // shared.crossing: the first key in ascending order with which the sum of the sizes is greater than the limit.
-  LAMINA_ANY_CALLER template <class Team, class Key>
+  LAMINA_ANY_CALLER template <class Team, class Entry>
   LAMINA_HOST_DEVICE void find_crossing(const Team& team, shared_memory& shared, double limit,
-                                        const Key& key) const {
+                                        const Entry& entry_of) const {
     if (team.thread() == 0) {
       shared.found = false;
       shared.before = 0;
       shared.crossing = 0;
     }
     if (at.layers <= ranked_layers) {
-      rank(team, shared, limit, key);
+      rank(team, shared, limit, entry_of);
     } else {
-      narrow(team, shared, limit, key);
+      narrow(team, shared, limit, entry_of);
     }
     team.barrier();
   }
 
-  LAMINA_ANY_CALLER template <class Team, class Key>
-  LAMINA_HOST_DEVICE void rank(const Team& team, shared_memory& shared, double limit, const Key& key) const {
+  LAMINA_ANY_CALLER template <class Team, class Entry>
+  LAMINA_HOST_DEVICE void rank(const Team& team, shared_memory& shared, double limit,
+                               const Entry& entry_of) const {
     for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      shared.ranked.key[layer] = key(search_values[layer]);
-      shared.ranked.elements[layer] = at.sizes[layer];
+      const entry each = entry_of(layer);
+      shared.ranked.key[layer] = each.key;
+      shared.ranked.elements[layer] = each.elements;
     }
     team.barrier();
     for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
@@ -205,9 +282,9 @@ struct select_kernel {
   }
 
   // Digit by digit from the highest: which value of the digit crosses, among the keys that begin as far as is known.
-  LAMINA_ANY_CALLER template <class Team, class Key>
+  LAMINA_ANY_CALLER template <class Team, class Entry>
   LAMINA_HOST_DEVICE void narrow(const Team& team, shared_memory& shared, double limit,
-                                 const Key& key) const {
+                                 const Entry& entry_of) const {
     for (unsigned shift = 64; shift > 0;) {
       shift -= digit_bits;
       for (unsigned digit = team.thread(); digit < digits; digit += team.threads())
@@ -215,9 +292,9 @@ struct select_kernel {
       team.barrier();
       const unsigned long long known = shared.crossing;
       for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-        const std::uint64_t own = key(search_values[layer]);
-        const bool begins_alike = shift + digit_bits == 64 || (own ^ known) >> (shift + digit_bits) == 0;
-        if (begins_alike) team.add(shared.of_digit[(own >> shift) % digits], at.sizes[layer]);
+        const entry each = entry_of(layer);
+        const bool begins_alike = shift + digit_bits == 64 || (each.key ^ known) >> (shift + digit_bits) == 0;
+        if (begins_alike) team.add(shared.of_digit[(each.key >> shift) % digits], each.elements);
       }
       team.barrier();
       if (team.thread() == 0) {
@@ -238,4 +315,4 @@ struct select_kernel {
   }
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -5,18 +5,29 @@
 #include <cstdint>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/device_tensor.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
-#include "lamina/detail/kernels.hpp"
 
 /// What the kernels of a step share: where the tables and the memory of a model lie on the device, and how a block of
 /// reduction.hpp is found.
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 using lamina::detail::block_elements;
 using lamina::detail::lanes;
 
-/// What is known between steps, and of the last one.
+using lamina::detail::step_phase;
+
+/// What a step is decided by.
+enum class selection_kind : std::uint32_t { own_values, agreed_values };
+
+/// What is known between steps, and of the last one. How far a step has come is known here as well as on the host, since
+/// the launches of a graph do not pass by the host's checks. Several teams of a launch read a word that one of them writes
+/// only where both of its values tell them the same, hence two words: `phase` is written by commit and read by encode,
+/// `has_frame` the other way round.
 struct step_state {
   std::uint64_t step = 0;
   double threshold = 0;
@@ -24,6 +35,30 @@ struct step_state {
   std::uint64_t sent_elements = 0;
   std::uint64_t payload_bytes = 0;
   unsigned long long left_out_elements = 0;
+  std::uint32_t phase = static_cast<std::uint32_t>(step_phase::committed);
+  std::uint32_t has_frame = 0;  // 1: of the residual as it is, or as it was before that frame was committed
+  selection_kind selected_by = selection_kind::own_values;
+  std::uint32_t misuse = 0;  // bits
+
+  // Relaxed: a word of its own, ordered by the launches alone.
+  LAMINA_HOST_DEVICE step_phase load_phase() const {
+#if defined(__CUDA_ARCH__)
+    return static_cast<step_phase>(*static_cast<const volatile std::uint32_t*>(&phase));
+#else
+    return static_cast<step_phase>(__atomic_load_n(&phase, __ATOMIC_RELAXED));
+#endif
+  }
+  LAMINA_HOST_DEVICE void store_phase(step_phase now) {
+#if defined(__CUDA_ARCH__)
+    *static_cast<volatile std::uint32_t*>(&phase) = static_cast<std::uint32_t>(now);
+#else
+    __atomic_store_n(&phase, static_cast<std::uint32_t>(now), __ATOMIC_RELAXED);
+#endif
+  }
+  /// By one thread of a launch.
+  LAMINA_HOST_DEVICE void raise(detail::misuse what) {
+    misuse |= static_cast<std::uint32_t>(what);
+  }
 };
 
 /// A tensor as kernels see it.
@@ -50,7 +85,9 @@ struct model_view {
   std::uint64_t* cleared_in = nullptr;   // L: the step in which a layer was last sent
   std::uint8_t* bitmap = nullptr;        // as on the wire; part of the prefix
   std::size_t* payload_begin = nullptr;  // L: of the layers sent, in bytes
-  std::byte* prefix = nullptr;           // header and bitmap of the frame
+  std::uint64_t* rounded_in =
+      nullptr;  // for each team of commit the step that it took out; none where payloads are as_is
+  std::byte* prefix = nullptr;  // header and bitmap of the frame
   std::size_t prefix_bytes = 0;
   step_state* state = nullptr;
 
@@ -106,4 +143,4 @@ LAMINA_HOST_DEVICE T widened(G from) {
   }
 }
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

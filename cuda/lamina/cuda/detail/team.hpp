@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 
 /// A kernel is written once, for a team of threads: `kernel(team, shared)` with team.thread() in [0, team.threads()),
@@ -16,7 +17,7 @@
 ///     struct shared_memory;                     a team's own
 ///     std::size_t teams() const;
 ///     template <class Team> void operator()(const Team&, shared_memory&) const;
-namespace lamina::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 class serial_team {
  public:
@@ -35,4 +36,4 @@ class serial_team {
   std::size_t index_;
 };
 
-}  // namespace lamina::cuda::detail
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail

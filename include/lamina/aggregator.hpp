@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "lamina/decoder.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/error.hpp"
+#include "lamina/execution.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI {
+
+/// How a server takes what workers send.
+struct aggregator_options {
+  /// The step whose frames are accepted first; after a resume at step t, t + 1.
+  std::uint64_t first_step = 1;
+  /// Frames of another run are refused: see compressor_options::run. 0: frames that name none.
+  std::uint32_t run = 0;
+};
+
+/// The server's receiving side, synchronous: the mean of the workers' gradients in one step, from one frame of each
+/// sender. A sender is a worker, or the leader of a node, whose frame is the sum over the node's workers.
+///
+///     auto aggregator = gradient_aggregator<T>::of_workers(model, W);
+///     aggregator.add(decode<T>(bytes, model));   // once for each sender, in any order
+///     for each layer l:
+///       aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) { update from element `begin` on });
+///     aggregator.next_step();
+///
+/// Keeps views, not copies: the bytes of each frame must live until next_step().
+template <element T>
+class gradient_aggregator {
+ public:
+  /// Each worker sends for itself: sender i is worker i. Throws std::invalid_argument if there are no workers.
+  [[nodiscard]] static gradient_aggregator of_workers(const layout& model, std::size_t workers,
+                                                      aggregator_options options = {}) {
+    return gradient_aggregator(model, std::vector<std::size_t>(workers, 1), options);
+  }
+  /// The frame of sender i is a sum over `workers_of_sender[i]` workers. Throws std::invalid_argument if there are no
+  /// senders, and naming the sender, if one stands for no worker.
+  [[nodiscard]] static gradient_aggregator of_nodes(const layout& model,
+                                                    std::vector<std::size_t> workers_of_sender,
+                                                    aggregator_options options = {}) {
+    return gradient_aggregator(model, std::move(workers_of_sender), options);
+  }
+
+  /// Takes the frame of one sender. On an error nothing is changed. Throws decode_error with unexpected_kind, other_run,
+  /// unexpected_step, unknown_sender or duplicate_sender; std::invalid_argument if the frame was decoded for another
+  /// layout or moved from, and std::logic_error if the step was closed.
+  void add(frame_view<T> frame) {
+    const std::error_code refused = refusal_of(frame);
+    if (refused == errc::other_layout)
+      detail::raise(std::invalid_argument("the frame was decoded for another layout than the aggregator's"));
+    if (refused == errc::out_of_order)
+      detail::raise(std::logic_error("add: the step is closed: " + detail::describe(frame)));
+    if (refused) {
+      detail::raise(decode_error(
+          refused, detail::describe(frame) + ", where one of step " + std::to_string(step_) +
+                       (options_.run == 0 ? "" : ", run " + std::to_string(options_.run)) + " is expected"));
+    }
+    take(std::move(frame));
+  }
+  /// The same; in place of what is thrown `error` is set to the frame_errc, to errc::other_layout or to
+  /// errc::out_of_order, and cleared if the frame was taken.
+  void add(frame_view<T> frame, std::error_code& error) noexcept {
+    error = refusal_of(frame);
+    if (!error) take(std::move(frame));
+  }
+
+  /// The step goes on without the senders that have not come: mean() is over the workers behind the frames that are
+  /// there, and add() takes no more until next_step(). A sender that was left out must not commit: its gradients then
+  /// stay in its residual and come later. Throws std::logic_error if no frame is there.
+  void close() {
+    if (frames_present_ == 0) {
+      detail::raise(std::logic_error("close: no frame has arrived in step " + std::to_string(step_)));
+    }
+    is_closed_ = true;
+  }
+
+  /// Whether the frames of all senders are there, in this step.
+  [[nodiscard]] bool is_complete() const noexcept { return frames_present_ == frames_.size(); }
+  /// The layers that at least one sender sent in this step: to be updated and published; all others stay
+  /// untouched, optimizer state included.
+  [[nodiscard]] const selection& arrived() const noexcept { return arrived_; }
+
+  /// G_l = (1/W) Σ_s a_{s,l} over the senders s whose frames are there, W being the number of workers behind them: the
+  /// mean divides by workers, not by leaders. Summed in the order of the senders' indices, so that the order of arrival
+  /// does not matter; a layer held back contributes zeros and costs nothing. The sum comes before the division: one beyond the
+  /// range of T is infinite.
+  ///
+  /// Calls `consume(begin, mean)` with blocks that together are the layer: a std::span<const T> with the mean of the
+  /// elements from `begin` on, up to 4,096 of them, valid during the call. A layer that did not arrive gives no block. The
+  /// blocks are consecutive; with an execution of several threads `consume` is called from these, in any order and for
+  /// several blocks at a time, and does not throw. The numbers are the same bits.
+  ///
+  /// \param layer      index of the layer
+  /// \param consume    takes the blocks
+  /// \param execution  what the blocks are shared by, in pieces of 65,536 elements; execution.hpp
+  /// \throws std::out_of_range  for the index
+  /// \throws std::logic_error   before all frames are there, unless the step was closed
+  template <class Consume, execution Execution = sequential>
+  void mean(std::size_t layer, Consume&& consume, const Execution& execution = {}) const {
+    model_.check_layer(layer);
+    if (!is_complete() && !is_closed_) {
+      detail::raise(std::logic_error("mean: " + std::to_string(frames_present_) + " of " +
+                                     std::to_string(frames_.size()) + " frames have arrived in step " +
+                                     std::to_string(step_)));
+    }
+    if (arrived_.is_dropped(layer)) return;
+    const std::size_t elements = model_.sizes()[layer];
+    const auto piece = [&](std::size_t index) {
+      const std::size_t first = index * piece_elements;
+      mean_of_blocks(layer, first, first + std::min(piece_elements, elements - first), consume);
+    };
+    if (elements <= piece_elements) {
+      piece(0);
+    } else {
+      execution(elements / piece_elements + (elements % piece_elements != 0), piece);
+    }
+  }
+
+  /// Forgets the frames and waits for those of the next step, from all senders.
+  void next_step() noexcept {
+    for (auto& frame : frames_) frame.reset();
+    frames_present_ = 0;
+    workers_present_ = 0;
+    is_closed_ = false;
+    arrived_.clear();
+    ++step_;
+  }
+
+  /// The step whose frames are accepted.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  /// The frames to expect in a step, and the workers behind them.
+  [[nodiscard]] std::size_t senders() const noexcept { return frames_.size(); }
+  [[nodiscard]] std::size_t workers() const noexcept {
+    std::size_t workers = 0;
+    for (const std::size_t each : workers_of_) workers += each;
+    return workers;
+  }
+  /// The workers behind the frames that are there: what mean() divides by.
+  [[nodiscard]] std::size_t workers_present() const noexcept { return workers_present_; }
+
+ private:
+  // One task of an execution: enough blocks to be worth handing to a thread.
+  static constexpr std::size_t piece_elements = 16 * detail::block_elements;
+
+  gradient_aggregator(const layout& model, std::vector<std::size_t> workers_of_sender,
+                      aggregator_options options)
+      : model_(model),
+        options_(options),
+        workers_of_(std::move(workers_of_sender)),
+        frames_(workers_of_.size()),
+        arrived_(model),
+        step_(options.first_step) {
+    if (workers_of_.empty())
+      detail::raise(std::invalid_argument("a parameter server needs at least one worker"));
+    for (std::size_t sender = 0; sender < workers_of_.size(); ++sender) {
+      if (workers_of_[sender] == 0) {
+        detail::raise(std::invalid_argument("sender " + std::to_string(sender) + " stands for no worker"));
+      }
+    }
+  }
+
+  // Why the frame cannot be taken.
+  std::error_code refusal_of(const frame_view<T>& frame) const noexcept {
+    if (!frame.is_of(model_)) return errc::other_layout;
+    std::error_code error;
+    expect(frame, frame_kind::gradients, step_, options_.run, error);
+    if (error) return error;
+    if (is_closed_) return errc::out_of_order;
+    if (frame.sender() >= frames_.size()) return frame_errc::unknown_sender;
+    if (frames_[frame.sender()]) return frame_errc::duplicate_sender;
+    return {};
+  }
+
+  void take(frame_view<T>&& frame) noexcept {
+    const std::size_t sender = frame.sender();
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (!frame.is_dropped(l)) arrived_.send(l);
+    }
+    frames_[sender].emplace(std::move(frame));
+    ++frames_present_;
+    workers_present_ += workers_of_[sender];
+  }
+
+  // Elements [begin, end) of a layer, block by block, so that a sum stays in cache until it is consumed.
+  template <class Consume>
+  void mean_of_blocks(std::size_t layer, std::size_t begin, std::size_t end, Consume& consume) const {
+    std::array<T, detail::block_elements> sum;
+    std::array<T, detail::block_elements> buffer;
+    for (; begin < end; begin += sum.size()) {
+      const std::size_t count = std::min(sum.size(), end - begin);
+      const std::span<T> block = std::span(sum).first(count);
+      bool is_first = true;
+      for (const auto& frame : frames_) {
+        if (!frame || frame->is_dropped(layer)) continue;
+        if (is_first) {
+          frame->copy(layer, begin, block);
+          is_first = false;
+        } else {
+          const std::span<const T> part = frame->read(layer, begin, std::span(buffer).first(count));
+          detail::add_elements(block.data(), part.data(), count);
+        }
+      }
+      detail::divide_elements(block.data(), static_cast<T>(workers_present_), count);
+      consume(begin, std::span<const T>(block));
+    }
+  }
+
+  layout model_;
+  aggregator_options options_;
+  std::vector<std::size_t> workers_of_;
+  std::vector<std::optional<frame_view<T>>> frames_;
+  std::size_t frames_present_ = 0;
+  std::size_t workers_present_ = 0;
+  bool is_closed_ = false;
+  selection arrived_;
+  std::uint64_t step_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

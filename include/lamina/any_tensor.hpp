@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <type_traits>
+#include <variant>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/half.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI {
+
+/// The element types of gradients, as a number: for bindings, and for tensors whose type is known at run time.
+enum class element_type : std::uint8_t { float32, float64, float16, bfloat16 };
+
+template <class G>
+inline constexpr element_type element_type_of = std::is_same_v<G, double>     ? element_type::float64
+                                                : std::is_same_v<G, float16>  ? element_type::float16
+                                                : std::is_same_v<G, bfloat16> ? element_type::bfloat16
+                                                                              : element_type::float32;
+
+[[nodiscard]] constexpr std::size_t element_bytes(element_type type) noexcept {
+  return type == element_type::float64 ? 8 : type == element_type::float32 ? 4 : 2;
+}
+
+/// Elements in one piece of memory, of a type that is known at run time: a pointer, a number and a type. Owns nothing. One
+/// without data and elements, as it is made by default, says that a layer has no gradient in this step; an empty layer's is
+/// any_tensor::empty().
+class any_tensor {
+ public:
+  any_tensor() = default;
+  /// \param data      aligned for its type, in memory of this process; null only for 0 elements
+  /// \param elements  their number
+  /// \param type      of each element
+  any_tensor(void* data, std::size_t elements, element_type type) : any_tensor(data, elements, type, true) {}
+  any_tensor(const void* data, std::size_t elements, element_type type)
+      : any_tensor(const_cast<void*>(data), elements, type, false) {}
+  template <class G>
+  requires(element<std::remove_const_t<G>> || half_element<std::remove_const_t<G>>)
+      any_tensor(std::span<G> elements)
+      : any_tensor(const_cast<std::remove_const_t<G>*>(elements.data()), elements.size(),
+                   element_type_of<std::remove_const_t<G>>, !std::is_const_v<G>) {}
+  static any_tensor empty(element_type type) { return any_tensor(nullptr, 0, type, true); }
+
+  [[nodiscard]] void* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+  [[nodiscard]] element_type type() const noexcept { return type_; }
+  [[nodiscard]] bool is_writable() const noexcept { return is_writable_; }
+  [[nodiscard]] bool has_value() const noexcept { return has_value_; }
+
+ private:
+  any_tensor(void* data, std::size_t elements, element_type type, bool is_writable)
+      : data_(data), elements_(elements), type_(type), is_writable_(is_writable), has_value_(true) {
+    if (data == nullptr && elements > 0) {
+      detail::raise(
+          std::invalid_argument("a tensor of " + std::to_string(elements) + " elements at a null pointer"));
+    }
+    if (type > element_type::bfloat16)
+      detail::raise(std::invalid_argument("a tensor of an unknown element type"));
+    if (reinterpret_cast<std::uintptr_t>(data) % element_bytes(type) != 0) {
+      detail::raise(std::invalid_argument("a tensor's memory is not aligned to its elements"));
+    }
+  }
+
+  void* data_ = nullptr;
+  std::size_t elements_ = 0;
+  element_type type_ = element_type::float32;
+  bool is_writable_ = false;
+  bool has_value_ = false;
+};
+
+/// Reading takes any; writing throws std::invalid_argument for one that was made of const elements.
+template <>
+struct tensor_traits<any_tensor> {
+  using spans = std::variant<std::span<float>, std::span<double>, std::span<float16>, std::span<bfloat16>>;
+  using const_spans = std::variant<std::span<const float>, std::span<const double>, std::span<const float16>,
+                                   std::span<const bfloat16>>;
+
+  static bool has_value(const any_tensor& tensor) { return tensor.has_value(); }
+  static const_spans elements(const any_tensor& tensor) { return spans_of<const_spans, const void>(tensor); }
+  static spans elements(any_tensor& tensor) {
+    if (!tensor.is_writable())
+      detail::raise(std::invalid_argument("the tensor is const and would be written to"));
+    return spans_of<spans, void>(tensor);
+  }
+
+ private:
+  template <class Spans, class Memory>
+  static Spans spans_of(const any_tensor& tensor) {
+    if (!tensor.has_value())
+      detail::raise(std::invalid_argument("there is no tensor (no gradient in this step?)"));
+    const auto span_of = [&]<class G>(G*) {
+      using each = std::conditional_t<std::is_const_v<Memory>, const G, G>;
+      return Spans(std::span<each>(static_cast<each*>(tensor.data()), tensor.elements()));
+    };
+    switch (tensor.type()) {
+      case element_type::float64:
+        return span_of(static_cast<double*>(nullptr));
+      case element_type::float16:
+        return span_of(static_cast<float16*>(nullptr));
+      case element_type::bfloat16:
+        return span_of(static_cast<bfloat16*>(nullptr));
+      default:
+        return span_of(static_cast<float*>(nullptr));
+    }
+  }
+};
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/host_device.hpp"
+
+/// What decides whether a layer goes out, and in which order the calls of a step come: one text, which host and device both
+/// run.
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What the caller says of a layer, or part, whatever its value.
+enum class layer_rule : std::uint8_t {
+  by_value,
+  always,  ///< sent in every step: compressor_options::always_sent
+  held,    ///< not sent in this step: select(agreed, held)
+};
+
+inline constexpr double infinite_value = std::numeric_limits<double>::infinity();
+
+/// A value as the threshold sees it: NaN counts as infinity, so that a layer whose value is NaN goes out first and does not
+/// wait for ever.
+LAMINA_HOST_DEVICE constexpr double ordered_value(double value) {
+  // By bits, for -ffast-math, and by a builtin, since functions of the standard library are the host's alone.
+  const auto bits = __builtin_bit_cast(std::uint64_t, value);
+  const bool is_not_a_number = (bits & ~(std::uint64_t{1} << 63U)) > infinity_bits;
+  return is_not_a_number ? infinite_value : value;  // NOLINT: clang-tidy 14 takes infinity for narrowed
+}
+
+/// The same in the search for R: a layer that is held is the first to be held back, one that is always sent the last.
+LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) {
+  if (rule == layer_rule::held) return -infinite_value;
+  if (rule == layer_rule::always) return infinite_value;
+  return ordered_value(value);
+}
+
+/// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and
+/// the largest layer.
+LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
+                                                    std::size_t largest_layer) {
+  const double most = share + static_cast<double>(largest_layer);
+  return allowance + share < most ? allowance + share : most;
+}
+
+/// What is left of an allowance for layers that their values decide on: those that are always sent come first, and layers
+/// that max_age forced out may have left less than nothing.
+LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::size_t always_sent_elements) {
+  const double left = allowance - static_cast<double>(always_sent_elements);
+  return left > 0 ? left : 0;
+}
+
+/// The decision of one step, once its threshold is known.
+struct step_decision {
+  std::uint64_t step = 0;     // counted from 1
+  double threshold = 0;       // λ
+  std::uint64_t max_age = 0;  // 0: none
+  bool sends_all = false;     // R = 0, or R = 1 without a threshold of the user's
+  bool sends_by_value =
+      true;  // not where nothing fits into a budget: infinite values are not below any threshold
+
+  /// Whether a layer goes out: q, its elements, and the step in which it was sent last.
+  LAMINA_HOST_DEVICE constexpr bool sends(double value, std::size_t elements, std::uint64_t cleared_in,
+                                          layer_rule rule) const {
+    if (elements == 0 || rule == layer_rule::held) return false;
+    if (sends_all || rule == layer_rule::always) return true;
+    if (max_age > 0 && step - cleared_in >= max_age) return true;
+    return sends_by_value && ordered_value(value) >= threshold;
+  }
+};
+
+/// How far a step has come.
+enum class step_phase : std::uint8_t {
+  committed,     ///< or not begun
+  accumulating,  ///< has gradients
+  selected,
+  encoded,
+};
+
+/// Whether the next gradient is the first of a step: the first piece, which momentum decays for.
+LAMINA_HOST_DEVICE constexpr bool begins_step(step_phase now) {
+  return now != step_phase::accumulating;
+}
+LAMINA_HOST_DEVICE constexpr bool may_select(step_phase now) {
+  return now != step_phase::committed;
+}
+LAMINA_HOST_DEVICE constexpr bool may_encode(step_phase now) {
+  return now == step_phase::selected || now == step_phase::encoded;
+}
+LAMINA_HOST_DEVICE constexpr bool may_commit(step_phase now) {
+  return now == step_phase::encoded;
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail

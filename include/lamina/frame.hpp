@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/checksum.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/tensor.hpp"
+
+/// What goes over the wire: a frame that is ready to send, and one that has come.
+namespace lamina::inline LAMINA_ABI {
+
+enum class frame_kind : std::uint8_t { gradients = 1, parameters = 2 };
+
+/// Whether frames are written with a checksum: needs xxHash's header where lamina is compiled.
+inline constexpr bool checksums_available = detail::checksum::available;
+
+/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
+/// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its
+/// next frame.
+class encoded_frame {
+ public:
+  /// The pieces in order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
+  [[nodiscard]] std::span<const std::span<const std::byte>> segments() const noexcept { return segments_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
+
+  /// Writes the frame in one piece. Throws std::invalid_argument unless `to` has size_bytes() bytes.
+  void copy_to(std::span<std::byte> to) const {
+    if (to.size() != size_bytes_) {
+      detail::raise(std::invalid_argument("the frame has " + std::to_string(size_bytes_) +
+                                          " bytes, the buffer " + std::to_string(to.size())));
+    }
+    for (const auto segment : segments_) {
+      std::memcpy(to.data(), segment.data(), segment.size());
+      to = to.subspan(segment.size());
+    }
+  }
+  /// The frame in one piece of its own.
+  [[nodiscard]] std::vector<std::byte> to_bytes() const {
+    std::vector<std::byte> bytes(size_bytes_);
+    copy_to(bytes);
+    return bytes;
+  }
+
+ private:
+  template <element T>
+  friend class frame_encoder;
+  std::vector<std::span<const std::byte>> segments_;
+  std::size_t size_bytes_ = 0;
+};
+
+/// What the first bytes of a frame tell: see peek() in decoder.hpp.
+struct frame_info {
+  std::size_t size_bytes = 0;  ///< of the whole frame
+  frame_kind kind{};
+  payload_type payload{};
+  std::size_t element_bytes = 0;  ///< 4: float, 8: double
+  std::uint32_t sender = 0;
+  std::uint32_t run = 0;  ///< 0: none
+  std::uint64_t step = 0;
+  std::uint64_t fingerprint = 0;  ///< of the layout, as layout::fingerprint()
+  std::uint64_t layers = 0;       ///< L, of that layout
+
+  friend bool operator==(const frame_info&, const frame_info&) = default;
+};
+/// The bytes that peek() looks at.
+inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
+
+/// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The largest
+/// std::size_t, if that cannot be counted. Cost: O(L).
+template <element T>
+[[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
+                                              payload_type type = payload_type::as_is) noexcept {
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers());
+  for (const std::size_t elements : model.sizes()) {
+    if (elements > most / sizeof(T)) return most;
+    const std::size_t layer_bytes = payload_bytes<T>(type, elements);
+    if (layer_bytes > most - bytes) return most;
+    bytes += layer_bytes;
+  }
+  return bytes;
+}
+
+namespace detail {
+struct frame_decoder;
+}
+
+/// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and
+/// after a failed decode, it has no layers and is of no layout.
+///
+/// A layer that was not sent is *held back*. In a frame of gradients it counts as zeros: restore() writes them. In a frame of
+/// parameters it means that the receiver keeps what it has: apply_to() does.
+template <element T>
+class frame_view {
+ public:
+  frame_view() = default;
+  frame_view(const frame_view&) = default;
+  frame_view& operator=(const frame_view&) = default;
+  frame_view(frame_view&& other) noexcept : is_(std::exchange(other.is_, {})) {}
+  frame_view& operator=(frame_view&& other) noexcept {
+    is_ = std::exchange(other.is_, {});
+    return *this;
+  }
+  ~frame_view() = default;
+
+  [[nodiscard]] frame_kind kind() const noexcept { return is_.kind; }
+  /// The step the sender was in, counted from 1.
+  [[nodiscard]] std::uint64_t step() const noexcept { return is_.step; }
+  [[nodiscard]] std::uint32_t sender() const noexcept { return is_.sender; }
+  /// The run that the sender takes part in; 0 if it was told none.
+  [[nodiscard]] std::uint32_t run() const noexcept { return is_.run; }
+  /// L, the number of layers, sent or not.
+  [[nodiscard]] std::size_t layers() const noexcept { return is_.begins.empty() ? 0 : is_.begins.size() - 1; }
+  /// How the elements are written.
+  [[nodiscard]] payload_type payload() const noexcept { return is_.payload; }
+  /// Elements of the layers that were sent, together.
+  [[nodiscard]] std::size_t sent_elements() const noexcept { return is_.sent_elements; }
+
+  /// True for a layer that is held back. Throws std::out_of_range.
+  [[nodiscard]] bool is_dropped(std::size_t layer) const {
+    check_layer(layer);
+    return is_.begins[layer] == is_.begins[layer + 1];
+  }
+  /// The n_l elements of a layer that was sent, where they lie; an empty span for one held back. Throws
+  /// std::out_of_range, and std::logic_error if the payload is not as_is: copy(), read(), restore() and apply_to() read
+  /// every type.
+  [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
+    check_layer(layer);
+    if (is_.payload != payload_type::as_is)
+      detail::raise(
+          std::logic_error("the frame's elements are not written as they are: use restore() or apply_to()"));
+    const auto bytes = bytes_of(layer);
+    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+  /// The bytes of a layer on the wire; none for one held back. Throws std::out_of_range.
+  [[nodiscard]] std::span<const std::byte> bytes_of(std::size_t layer) const {
+    check_layer(layer);
+    return is_.bytes.subspan(is_.begins[layer], is_.begins[layer + 1] - is_.begins[layer]);
+  }
+  /// Copies elements [begin, begin + to.size()) of a layer that was sent. Throws std::out_of_range if they are not there,
+  /// and std::invalid_argument if `to` overlaps the frame's payload.
+  ///
+  /// \param layer  index of the layer
+  /// \param begin  in elements; of an int8 payload a multiple of int8_block_elements
+  /// \param to     as many elements as are wanted
+  void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
+    check_elements(layer, begin, to.size());
+    check_apart(to);
+    detail::decode_payload<T>(is_.payload, bytes_of(layer).data(), is_.model->sizes()[layer], begin, to);
+  }
+  /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
+  /// copied. Throws as copy().
+  [[nodiscard]] std::span<const T> read(std::size_t layer, std::size_t begin, std::span<T> buffer) const {
+    if (is_.payload != payload_type::as_is) {
+      copy(layer, begin, buffer);
+      return buffer;
+    }
+    check_elements(layer, begin, buffer.size());
+    return this->layer(layer).subspan(begin, buffer.size());
+  }
+  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: a std::span<const T> of up
+  /// to 4,096 elements from `begin` on, where they lie if the payload is as_is, and valid during the call otherwise.
+  /// A layer held back gives no block. Throws std::out_of_range. Allocates nothing.
+  template <class Consume>
+  void for_each_block(std::size_t layer, Consume&& consume) const {
+    if (is_dropped(layer)) return;
+    std::array<T, detail::block_elements> buffer;
+    const std::size_t elements = is_.model->sizes()[layer];
+    for (std::size_t begin = 0; begin < elements; begin += buffer.size()) {
+      consume(begin, read(layer, begin, std::span(buffer).first(std::min(buffer.size(), elements - begin))));
+    }
+  }
+  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one held back becomes zeros. Throws
+  /// std::out_of_range, std::logic_error for a frame of parameters, in which held back means keep, or
+  /// std::invalid_argument if `out` has another size or overlaps the frame's payload, before anything is written.
+  template <class Tensor>
+  void restore(std::size_t layer, Tensor&& out) const {
+    check_layer(layer);
+    if (is_.kind == frame_kind::parameters) {
+      detail::raise(std::logic_error(
+          "restore: a layer held back in a frame of parameters is to be kept, not zeros; use "
+          "apply_to()"));
+    }
+    const std::span<T> to = checked_output(layer, out);
+    if (is_dropped(layer)) {
+      for (T& each : to) each = 0;
+    } else {
+      copy(layer, 0, to);
+    }
+  }
+  /// Overwrites `out`, a tensor of n_l elements, with the layer if it was sent; leaves `out` as it is if the layer is held
+  /// back. How a worker takes the server's parameters. Throws std::out_of_range, or std::invalid_argument if `out` has
+  /// another size or overlaps the frame's payload, before anything is written and for every layer, sent or not.
+  /// \return whether the layer was sent
+  template <class Tensor>
+  bool apply_to(std::size_t layer, Tensor&& out) const {
+    check_layer(layer);
+    const std::span<T> to = checked_output(layer, out);
+    if (is_dropped(layer)) return false;
+    copy(layer, 0, to);
+    return true;
+  }
+  /// Whether this is a frame of the layout; false for a view that was not decoded.
+  [[nodiscard]] bool is_of(const layout& model) const noexcept {
+    return is_.model && is_.model->fingerprint() == model.fingerprint();
+  }
+
+ private:
+  friend struct detail::frame_decoder;
+
+  // Moved as a whole: what is left behind is a view that was never decoded.
+  struct contents {
+    frame_kind kind{};
+    payload_type payload{};
+    std::uint32_t sender = 0;
+    std::uint32_t run = 0;
+    std::uint64_t step = 0;
+    std::optional<layout> model;
+    std::size_t sent_elements = 0;
+    std::span<const std::byte> bytes;
+    std::vector<std::size_t> begins;  // L + 1 positions in bytes; equal neighbours are held back
+  };
+
+  void check_layer(std::size_t layer) const {
+    if (layer >= layers()) {
+      detail::raise(std::out_of_range("layer index " + std::to_string(layer) +
+                                      " is out of range: the frame has " + std::to_string(layers()) +
+                                      " layers"));
+    }
+  }
+
+  void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
+    // A scale of int8 is for a block, so that its elements are read from their first on.
+    const bool splits_a_block = is_.payload == payload_type::int8 && begin % int8_block_elements != 0;
+    if (is_dropped(layer) || splits_a_block || begin > is_.model->sizes()[layer] ||
+        count > is_.model->sizes()[layer] - begin) {
+      detail::raise(std::out_of_range(
+          "elements " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of layer " +
+          std::to_string(layer) +
+          (splits_a_block ? " do not begin at a block of the int8 payload" : " are not in the frame")));
+    }
+  }
+
+  template <class Tensor>
+  std::span<T> checked_output(std::size_t layer, Tensor& out) const {
+    const std::span<T> to = writable_elements_of<T>(out);
+    is_.model->check_size(layer, to.size());
+    check_apart(to);
+    return to;
+  }
+
+  // Writing over the payload would change what the frame says while it is read.
+  void check_apart(std::span<const T> to) const {
+    // As numbers, since < of two pointers into different arrays would be undefined.
+    const auto out = reinterpret_cast<std::uintptr_t>(to.data());
+    const auto payload = reinterpret_cast<std::uintptr_t>(is_.bytes.data());
+    if (!to.empty() && out < payload + is_.bytes.size() && payload < out + to.size_bytes()) {
+      detail::raise(std::invalid_argument("the tensor to write overlaps the frame's payload"));
+    }
+  }
+
+  contents is_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lamina/detail/abi.hpp"
+
+/// The names of the library without their definitions, for headers that only mention them. They cannot be declared by hand:
+/// the library lies in an inline namespace, see docs/guide.md, "One program for many machines".
+namespace lamina::inline LAMINA_ABI {
+
+// What is described.
+struct layer;
+class layout;
+class partition;
+class selection;
+struct float16;
+struct bfloat16;
+class any_tensor;
+
+// What is told.
+enum class payload_type : std::uint8_t;
+enum class finite_check;
+enum class threshold_source;
+enum class frame_kind : std::uint8_t;
+enum class element_type : std::uint8_t;
+enum class value_functor : std::uint8_t;
+class refresh_schedule;
+struct residual_options;
+struct compressor_options;
+struct aggregator_options;
+struct publisher_options;
+class memory_resource;
+
+// What computes. gradient_compressor's functor is mean_abs unless something else is said, in worker.hpp.
+class threshold_search;
+class layer_selector;
+template <class>
+struct tensor_traits;
+struct mean_abs;
+struct l1_norm;
+struct l2_norm;
+struct root_mean_square;
+struct max_abs;
+struct signed_mean;
+struct sequential;
+class any_compressor;
+
+// What goes over the wire.
+class encoded_frame;
+struct frame_info;
+
+// What goes wrong.
+enum class frame_errc;
+enum class errc;
+class decode_error;
+class non_finite_gradient;
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/selector.hpp"
+#include "lamina/state/format.hpp"
+#include "lamina/tensor.hpp"
+#include "lamina/threshold.hpp"
+
+/// Saved states of many workers as one: elastic restarts.
+namespace lamina::inline LAMINA_ABI {
+
+namespace detail {
+
+// The mean of one quantity over W states, value_of(w) being what state w has. Where all agree it is that value, which
+// the sum over W, rounded, need not give back.
+template <class Value>
+auto mean_over(std::size_t states, const Value& value_of) {
+  const auto first = value_of(0);
+  auto sum = first;
+  using bits = bits_of<decltype(sum)>;
+  bool all_agree = true;
+  for (std::size_t w = 1; w < states; ++w) {
+    const auto value = value_of(w);
+    sum += value;
+    // Bits, since NaN equals everything under -ffast-math.
+    all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
+  }
+  return all_agree ? first : sum / static_cast<decltype(sum)>(states);
+}
+
+// The same for each number of one part of the states.
+template <element T>
+std::vector<T> mean_over(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
+  std::vector<T> means((states[0].*part).size() / sizeof(T));
+  for (std::size_t i = 0; i < means.size(); ++i) {
+    const auto number_of = [&](std::size_t w) { return value_at<T>(states[w].*part, i); };
+    means[i] = mean_over(states.size(), number_of);
+    if (all_finite<T>(std::array{means[i]})) continue;
+    for (std::size_t w = 0; w < states.size(); ++w) {
+      if (all_finite<T>(std::array{number_of(w)})) continue;
+      detail::raise(std::invalid_argument(state_name(w) + " holds NaN or infinity"));
+    }
+    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  }
+  return means;
+}
+
+// How the next decide() of a resumed run finds its threshold, ages and allowance.
+inline layer_selector::memory merge_memories(std::span<const state_view> states) {
+  layer_selector::memory merged;
+  merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
+  merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
+  merged.cleared_in = values_of<std::uint64_t>(states[0].cleared_in);
+  for (const state_view& state : states) {
+    if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
+    for (std::size_t l = 0; l < merged.cleared_in.size(); ++l) {
+      merged.cleared_in[l] = std::min(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));
+    }
+  }
+  // A budget may leave infinities of both signs; it finds a threshold anew before it uses one.
+  if (is_nan(merged.threshold)) merged.threshold = invalid_threshold;
+  if (!is_finite(merged.allowance)) detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  return merged;
+}
+
+// Ranges of bytes that outlive the loop over them.
+template <class States>
+concept saved_states = some_range<const States> && requires(const States& states) {
+  { *begin_of(states) } -> std::convertible_to<std::span<const std::byte>>;
+  requires std::is_lvalue_reference_v<decltype(*begin_of(states))> ||
+      std::ranges::enable_borrowed_range<std::remove_cvref_t<decltype(*begin_of(states))>>;
+};
+
+}  // namespace detail
+
+/// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W
+/// that were saved, what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
+///
+/// Residual, velocity, allowance and threshold are the means, summed in the order of the workers, the first two in T. What
+/// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
+/// earliest of the steps in which it was last sent counts, so that none waits for longer than max_age.
+///
+/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
+///                std::vector<std::vector<std::byte>>
+/// \param parts   what the workers decide on: gradient_compressor::parts(), or partition::parts() of the same model
+/// \return the state, for gradient_compressor::load
+/// \throws decode_error           as load_state, for the first state that is refused, named by its index; wrong_layout
+///                                also for one with velocity where state 0 has none, or the other way round
+/// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
+///
+/// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of
+/// the states, two with checksums, and twice the memory of one.
+template <element T, detail::saved_states States>
+std::vector<std::byte> merge_states(const States& states, const layout& parts) {
+  std::vector<detail::state_view> views;
+  for (const std::span<const std::byte> bytes : states) {
+    std::optional<bool> with_velocity;
+    if (!views.empty()) with_velocity = views[0].has_velocity();
+    views.push_back(detail::read_state<T>(bytes, parts, with_velocity, detail::state_name(views.size())));
+    if (views.back().header.step != views[0].header.step) {
+      detail::raise(std::invalid_argument(
+          detail::state_name(0) + " is of step " + std::to_string(views[0].header.step) + ", " +
+          detail::state_name(views.size() - 1) + " of step " + std::to_string(views.back().header.step)));
+    }
+  }
+  if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
+  return detail::write_state<T>(
+      parts, detail::merge_memories(views), detail::mean_over<T>(views, &detail::state_view::elements),
+      detail::mean_over<T>(views, &detail::state_view::velocity), views[0].header.step);
+}
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/encoder.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI {
+
+/// How a server publishes.
+struct publisher_options {
+  /// How the parameters are written. As they are, each replica holds the server's numbers. Another type saves bytes and
+  /// rounds: the server's parameters are not what the workers hold, and nothing makes up for the difference, as no residual
+  /// takes what was rounded off; a layer's rounding lasts until the layer is next sent.
+  payload_type payload = payload_type::as_is;
+  /// Written into the frames, as compressor_options::run is into the workers'; 0: none.
+  std::uint32_t run = 0;
+};
+
+/// The server's sending side: to each worker the layers that were updated since that worker's last frame, the rest held
+/// back, which means keep. A worker's first frame holds every layer. The worker takes it with frame_view::apply_to.
+///
+/// "Updated" is counted for each worker on its own. A synchronous server sends one frame to all; an
+/// asynchronous one replies to the worker it heard from, and that worker then also gets the updates that
+/// others caused.
+///
+/// Each worker has a frame of its own, so that replies to several can be under way at once; as the payload as_is points into
+/// the parameters, these must not change while a frame is. Memory: for each worker that was replied to, O(L), and with a
+/// payload other than as_is the bytes of its largest frame.
+///
+/// Counts updates with one clock: layer l carries the time of its last update, worker w the time of its last
+/// frame.
+template <element T>
+class parameter_publisher {
+ public:
+  /// Throws std::invalid_argument if there are no workers.
+  parameter_publisher(const layout& model, std::size_t workers, publisher_options options = {})
+      : model_(model),
+        options_(options),
+        updated_at_(model.layers(), 1),
+        seen_(workers, 0),
+        encoded_at_(workers, 0),
+        replies_(workers),
+        nothing_(model) {
+    if (workers == 0) detail::raise(std::invalid_argument("a parameter server needs at least one worker"));
+  }
+
+  /// The parameters of these layers have changed. Throws std::invalid_argument for a selection of another layout.
+  void update(const selection& layers) {
+    if (layers.model().fingerprint() != model_.fingerprint()) {
+      detail::raise(std::invalid_argument("the selection is of another layout than the publisher's"));
+    }
+    ++clock_;
+    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
+      if (layers.is_sent(l)) updated_at_[l] = clock_;
+    }
+  }
+
+  /// The frame for one worker, valid until the next for this worker.
+  ///
+  /// \param worker      index in [0, W)
+  /// \param step        written into the frame
+  /// \param parameters  `parameters(l)` gives layer l as a std::span<const T> of n_l elements; called for the layers sent
+  /// \throws std::out_of_range      for the worker
+  /// \throws std::invalid_argument  a span has another size than its layer; there is no frame then, and nothing to commit
+  template <class Parameters>
+  [[nodiscard]] const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
+    encoded_at_.at(worker) = seen_[worker];  // an encode that throws has nothing to commit
+    const encoded_frame& frame = encode_since(seen_[worker], step, replies_[worker], parameters);
+    encoded_at_[worker] = clock_;
+    return frame;
+  }
+
+  /// One frame for all workers: every layer that at least one of them has not seen. Valid until the next for all.
+  template <class Parameters>
+  [[nodiscard]] const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
+    const encoded_frame& frame =
+        encode_since(*std::min_element(seen_.begin(), seen_.end()), step, reply_to_all_, parameters);
+    for (auto& each : encoded_at_) each = clock_;
+    return frame;
+  }
+
+  /// The last frame encoded for this worker, or for all, has reached it. Until then encode repeats what was in it, so that
+  /// a send that failed loses nothing. Throws std::out_of_range.
+  void commit(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker); }
+  void commit_all() noexcept { std::copy(encoded_at_.begin(), encoded_at_.end(), seen_.begin()); }
+
+  /// The worker was restarted and has seen nothing: its next frame holds every layer. A commit of what was encoded for it
+  /// before commits nothing. Throws std::out_of_range.
+  void forget(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker) = 0; }
+
+  /// The layers in the last frame of encode() for this worker, none before the first. Throws std::out_of_range.
+  [[nodiscard]] const selection& published(std::size_t worker) const {
+    return layers_in(replies_.at(worker));
+  }
+  /// The same of encode_for_all().
+  [[nodiscard]] const selection& published_to_all() const noexcept { return layers_in(reply_to_all_); }
+
+ private:
+  struct reply {
+    selection layers;
+    frame_encoder<T> encoder;
+  };
+
+  template <class Parameters>
+  const encoded_frame& encode_since(std::uint64_t seen, std::uint64_t step, std::optional<reply>& to,
+                                    Parameters& parameters) {
+    if (!to) to.emplace(reply{selection(model_), frame_encoder<T>(model_, options_.run)});
+    to->layers.clear();
+    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
+      if (updated_at_[l] > seen) to->layers.send(l);
+    }
+    return to->encoder.encode(frame_kind::parameters, step, 0, to->layers, parameters, options_.payload);
+  }
+
+  const selection& layers_in(const std::optional<reply>& of) const noexcept {
+    return of ? of->layers : nothing_;
+  }
+
+  layout model_;
+  publisher_options options_;
+  std::uint64_t clock_ = 1;
+  std::vector<std::uint64_t> updated_at_;      // L times
+  std::vector<std::uint64_t> seen_;            // W times
+  std::vector<std::uint64_t> encoded_at_;      // W times
+  std::vector<std::optional<reply>> replies_;  // made when first used
+  std::optional<reply> reply_to_all_;
+  selection nothing_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/failure.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/half.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What a residual of T can add: T itself and the half-width types.
+template <class G, class T>
+concept addable_to = std::same_as<G, T> || half_element<G>;
+
+/// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. One that holds
+/// another type at run time goes to `fail`.
+template <element T, class Tensor, class Visitor, class Fail = throws>
+void visit_gradient(const Tensor& gradient, const Visitor& visitor, const Fail& fail = {}) {
+  require_tensor<const Tensor>();
+  const auto elements = tensor_traits<Tensor>::elements(gradient);
+  if constexpr (is_variant<std::remove_const_t<decltype(elements)>>) {
+    visit(
+        [&](auto span) {
+          using G = std::remove_const_t<typename decltype(span)::element_type>;
+          if constexpr (addable_to<G, T>) {
+            visitor(std::span<const G>(span));
+          } else {
+            fail(errc::wrong_element_type, [] {
+              return std::invalid_argument(
+                  "the gradient holds another element type at run time than the residual: pass a converted "
+                  "copy");
+            });
+          }
+        },
+        elements);
+  } else {
+    using G = std::remove_const_t<typename decltype(elements)::element_type>;
+    static_assert(addable_to<G, T>,
+                  "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
+                  "lamina::bfloat16");
+    visitor(std::span<const G>(elements));
+  }
+}
+
+/// The same to write: calls visitor(std::span<G>). Throws std::invalid_argument for what is neither T nor half-width.
+template <element T, class Tensor, class Visitor>
+void visit_writable(Tensor&& tensor, const Visitor& visitor) {
+  require_tensor<Tensor>();
+  const auto elements = tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor);
+  if constexpr (is_variant<std::remove_const_t<decltype(elements)>>) {
+    visit(
+        [&](auto span) {
+          using G = typename decltype(span)::element_type;
+          if constexpr (addable_to<G, T>) {
+            visitor(std::span<G>(span));
+          } else {
+            raise(std::invalid_argument(
+                "the tensor to write holds another element type at run time than can be written"));
+          }
+        },
+        elements);
+  } else {
+    using G = typename decltype(elements)::element_type;
+    static_assert(
+        addable_to<G, T>,
+        "lamina: the tensor to write is const, or its element type is neither the one that is written, "
+        "nor lamina::float16 or lamina::bfloat16");
+    visitor(std::span<G>(elements));
+  }
+}
+
+/// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.
+template <half_element Half, element T>
+constexpr Half to_nearest(T x) noexcept {
+  constexpr T largest = std::numeric_limits<float>::max();
+  if (is_nan(static_cast<double>(x))) return Half{0x7fff};
+  return saturating_round<Half>(static_cast<float>(x < -largest ? -largest : x > largest ? largest : x));
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/buffer.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/memory_resource.hpp"
+#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What residual_accumulator keeps between steps: residual a and, with momentum, velocity u of every layer in flat
+/// buffers, and what is known of their magnitudes.
+///
+/// A layer that is cleared is not written, nor is one that is new: the next gradient goes over what is there, in the threads
+/// that will use it, whose memory it then is. Zeros are written when a layer is looked at before, so const members write.
+template <element T>
+class residual_memory {
+ public:
+  /// No |a_i| of the layer, and no |u_i|, is larger.
+  struct magnitude_bounds {
+    T elements = 0;
+    T velocity = 0;
+
+    /// Whether they leave room for one more small gradient: up to a quarter of the range, so that rounding of sums and
+    /// bounds, and that gradient with its velocity, still fit.
+    bool leave_room() const noexcept {
+      constexpr T room = std::numeric_limits<T>::max() / 4;
+      return elements < room && velocity < room;
+    }
+  };
+
+  /// Throws std::invalid_argument for a momentum outside [0, 1).
+  residual_memory(const layout& model, const residual_options& options)
+      : model_(model), momentum_(static_cast<T>(checked(options.momentum))), layers_(model.layers()) {
+    if (model.elements() > static_cast<std::size_t>(PTRDIFF_MAX) / sizeof(T))
+      raise(std::length_error("the bytes of the residual cannot be counted"));
+    elements_ = buffer<T>(model.elements(), options.memory);
+    if (options.momentum > 0) velocity_ = buffer<T>(model.elements(), options.memory);
+    has_velocity_ = options.momentum > 0;
+  }
+
+  const layout& model() const noexcept { return model_; }
+  bool has_velocity() const noexcept { return has_velocity_; }
+
+  /// One layer, its zeros written. Throws std::out_of_range.
+  std::span<T> layer(std::size_t layer) const {
+    model_.check_layer(layer);
+    return written(elements_, layer, layers_[layer].elements);
+  }
+  std::span<const T> elements() const {
+    for (std::size_t l = 0; l < model_.layers(); ++l) layer(l);
+    return {elements_.data(), elements_.size()};
+  }
+  std::span<const T> velocity() const {
+    if (!has_velocity()) return {};
+    for (std::size_t l = 0; l < model_.layers(); ++l) written(velocity_, l, layers_[l].velocity);
+    return {velocity_.data(), velocity_.size()};
+  }
+
+  /// To write to: the elements from `offset` on, counted through all layers, those of a clear layer being anything.
+  T* elements_at(std::size_t offset) noexcept { return elements_.data() + offset; }
+  T* velocity_at(std::size_t offset) noexcept { return velocity_.data() + offset; }
+  bool is_clear(std::size_t layer) const noexcept { return layers_[layer].elements != content::numbers; }
+  bool is_velocity_clear(std::size_t layer) const noexcept {
+    return layers_[layer].velocity != content::numbers;
+  }
+  /// All elements of a layer were written, and of its velocity where there is one.
+  void set_written(std::size_t layer) noexcept {
+    layers_[layer].elements = content::numbers;
+    if (has_velocity()) layers_[layer].velocity = content::numbers;
+  }
+
+  /// Whether the next gradient of a layer is the first in this step, for which the velocity decays.
+  bool decays_next(std::size_t layer) const noexcept { return !layers_[layer].has_decayed; }
+  void set_decayed(std::size_t layer) noexcept { layers_[layer].has_decayed = true; }
+  void begin_step() noexcept {
+    for (layer_state& each : layers_) each.has_decayed = false;
+  }
+
+  void clear(std::size_t layer) {
+    model_.check_layer(layer);
+    layers_[layer].bounds.elements = 0;
+    layers_[layer].elements = content::anything;
+    clear_velocity(layer);
+  }
+
+  /// a_l <- a_l − what the payload says.
+  void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
+    const std::span<T> to = this->layer(layer);
+    std::array<T, block_elements> sent;
+    for (std::size_t begin = 0; begin < to.size(); begin += sent.size()) {
+      const auto rest = to.subspan(begin, std::min(sent.size(), to.size() - begin));
+      decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
+      subtract_elements(rest.data(), sent.data(), rest.size());
+    }
+    layers_[layer].bounds.elements = magnitude_of(to);
+    clear_velocity(layer);
+  }
+
+  void restore(std::span<const T> elements, std::span<const T> velocity) {
+    if (elements.size() != elements_.size() || velocity.size() != velocity_.size()) {
+      detail::raise(std::invalid_argument("the saved residual has " + std::to_string(elements.size()) +
+                                          " elements and " + std::to_string(velocity.size()) +
+                                          " of velocity, where " + std::to_string(elements_.size()) +
+                                          " and " + std::to_string(velocity_.size()) + " belong"));
+    }
+    for (const auto saved : {elements, velocity}) {
+      if (!is_finite_magnitude(magnitude_of(saved))) {
+        detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
+      }
+    }
+    std::copy(elements.begin(), elements.end(), elements_.begin());
+    std::copy(velocity.begin(), velocity.end(), velocity_.begin());
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      set_written(l);
+      layers_[l].bounds = {magnitude_of(layer_of(elements_, l)),
+                           has_velocity() ? magnitude_of(layer_of(velocity_, l)) : T(0)};
+    }
+  }
+
+  /// The velocity that a block of the gradient leads to: m·u + g, the product rounded by itself on every machine, or u + g
+  /// for a later piece.
+  void corrected(std::size_t layer, std::size_t offset, const T* from, std::size_t count,
+                 std::array<T, block_elements>& updated) const {
+    const T* u = velocity_.data() + offset;
+    if (is_velocity_clear(layer)) {
+      std::fill_n(updated.begin(), count, T(0));
+    } else if (decays_next(layer)) {
+      copy_elements(updated.data(), count, read_only<T, T, true>(u, momentum_));
+    } else {
+      std::copy_n(u, count, updated.begin());
+    }
+    add_elements(updated.data(), from, count);
+  }
+
+  const magnitude_bounds& bounds(std::size_t layer) const noexcept { return layers_[layer].bounds; }
+  void set_bounds(std::size_t layer, const magnitude_bounds& bounds) noexcept {
+    layers_[layer].bounds = bounds;
+  }
+  /// The bounds after a gradient of small magnitudes: |u| <= m·|u| + small, |a| <= |a| + |u|. Of a later piece:
+  /// |u| <= |u| + small, |a| <= |a| + small.
+  magnitude_bounds bounds_after_small(std::size_t layer) const noexcept {
+    const magnitude_bounds& before = bounds(layer);
+    if (!has_velocity() || !decays_next(layer)) {
+      return {before.elements + small_magnitude<T>,
+              has_velocity() ? before.velocity + small_magnitude<T> : T(0)};
+    }
+    const T velocity = momentum_ * before.velocity + small_magnitude<T>;
+    return {before.elements + velocity, velocity};
+  }
+
+ private:
+  /// What the memory of a layer holds.
+  enum class content : std::uint8_t {
+    anything,  // and counts as zero
+    zeros,
+    numbers,
+  };
+
+  struct layer_state {
+    magnitude_bounds bounds;
+    content elements = content::anything;
+    content velocity = content::anything;
+    bool has_decayed = false;  // in this step
+  };
+
+  static double checked(double momentum) {
+    if (is_nan(momentum) || !(momentum >= 0 && momentum < 1) || !(static_cast<T>(momentum) < T(1))) {
+      raise(std::invalid_argument("momentum must lie in [0, 1), got " + std::to_string(momentum)));
+    }
+    return momentum;
+  }
+
+  std::span<T> layer_of(buffer<T>& all, std::size_t layer) const {
+    return {all.data() + model_.offset(layer), model_.sizes()[layer]};
+  }
+
+  std::span<T> written(buffer<T>& all, std::size_t layer, content& holds) const {
+    const std::span<T> elements = layer_of(all, layer);
+    if (holds == content::anything) {
+      std::fill(elements.begin(), elements.end(), T(0));
+      holds = content::zeros;
+    }
+    return elements;
+  }
+
+  void clear_velocity(std::size_t layer) {
+    if (!has_velocity()) return;
+    layers_[layer].velocity = content::anything;
+    layers_[layer].bounds.velocity = 0;
+  }
+
+  static T magnitude_of(std::span<const T> elements) {
+    return largest_magnitude<T>(elements.size(), read_only<T>{elements.data()});
+  }
+
+  layout model_;
+  T momentum_;
+  bool has_velocity_ = false;
+  mutable buffer<T> elements_;
+  mutable buffer<T> velocity_;  // empty without momentum
+  mutable std::vector<layer_state> layers_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::detail

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/checksum.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/error.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/selector.hpp"
+#include "lamina/tensor.hpp"
+
+/// The bytes of a worker's memory: little-endian, with the layout's fingerprint and a checksum. Bytes that are damaged, cut,
+/// or of another model are refused.
+namespace lamina::inline LAMINA_ABI::detail {
+
+inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
+
+inline constexpr std::uint8_t state_flag_checksum = 1;
+inline constexpr std::uint8_t state_flag_velocity = 2;
+
+struct state_header {
+  std::uint32_t magic = state_magic;
+  std::uint16_t version = 1;
+  std::uint8_t element_type = 0;
+  std::uint8_t flags = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint64_t layers = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t step = 0;
+  double threshold = 0;
+  double allowance = 0;
+  std::uint64_t checksum = 0;
+};
+static_assert(sizeof(state_header) == 64 && std::is_trivially_copyable_v<state_header>);
+
+template <class Value>
+void append(std::vector<std::byte>& bytes, std::span<const Value> values) {
+  const std::size_t end = bytes.size();
+  bytes.resize(end + values.size_bytes());
+  if (!values.empty()) std::memcpy(bytes.data() + end, values.data(), values.size_bytes());
+}
+
+template <class Value>
+Value value_at(std::span<const std::byte> bytes, std::size_t index) {
+  Value value;
+  std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+template <class Value>
+std::vector<Value> values_of(std::span<const std::byte> bytes) {
+  std::vector<Value> values(bytes.size() / sizeof(Value));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// The header's own checksum field counts as zero.
+inline std::uint64_t state_checksum(state_header header, std::span<const std::byte> body) {
+  header.checksum = 0;
+  checksum sum;
+  sum.add(std::as_bytes(std::span(&header, 1)));
+  sum.add(body);
+  return sum.value();
+}
+
+template <element T>
+std::vector<std::byte> write_state(const layout& model, const layer_selector::memory& memory,
+                                   std::span<const T> elements, std::span<const T> velocity,
+                                   std::uint64_t step) {
+  std::vector<std::byte> bytes(sizeof(state_header));
+  append(bytes, std::span<const std::uint64_t>(memory.cleared_in));
+  append(bytes, elements);
+  append(bytes, velocity);
+
+  state_header header;
+  header.element_type = element_code<T>;
+  header.flags = static_cast<std::uint8_t>((checksum::available ? state_flag_checksum : 0) |
+                                           (velocity.empty() ? 0 : state_flag_velocity));
+  header.fingerprint = model.fingerprint();
+  header.layers = model.layers();
+  header.elements = model.elements();
+  header.step = step;
+  header.threshold = memory.threshold;
+  header.allowance = memory.allowance;
+  header.checksum = state_checksum(header, std::span(bytes).subspan(sizeof header));
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes;
+}
+
+// The parts of a state that was checked, in its bytes, where they need not be aligned.
+struct state_view {
+  state_header header;
+  std::span<const std::byte> cleared_in;
+  std::span<const std::byte> elements;
+  std::span<const std::byte> velocity;
+
+  bool has_velocity() const noexcept { return (header.flags & state_flag_velocity) != 0; }
+};
+
+inline std::string state_name(std::size_t index) {
+  return "saved state " + std::to_string(index);
+}
+
+// `with_velocity` says whether there must be velocity; nothing: both will do. `name` stands in the errors.
+template <element T>
+state_view read_state(std::span<const std::byte> bytes, const layout& model,
+                      std::optional<bool> with_velocity, const std::string& name) {
+  const auto refuse_if = [&](bool bad, frame_errc code) {
+    if (bad) detail::raise(decode_error(make_error_code(code), name));
+  };
+  state_view view;
+  state_header& header = view.header;
+  refuse_if(bytes.size() < sizeof header, frame_errc::truncated);
+  std::memcpy(&header, bytes.data(), sizeof header);
+  refuse_if(header.magic != state_magic, frame_errc::bad_magic);
+  refuse_if(header.version != state_header{}.version, frame_errc::unsupported_version);
+  refuse_if(header.element_type != element_code<T>, frame_errc::wrong_element_type);
+  refuse_if((header.flags & ~(state_flag_checksum | state_flag_velocity)) != 0, frame_errc::nonzero_reserved);
+  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers() ||
+                header.elements != model.elements() ||
+                view.has_velocity() != with_velocity.value_or(view.has_velocity()),
+            frame_errc::wrong_layout);
+  const bool has_checksum = (header.flags & state_flag_checksum) != 0;
+  refuse_if(has_checksum && !checksum::available, frame_errc::checksum_unsupported);
+
+  const auto body = bytes.subspan(sizeof header);
+  const std::size_t ages_bytes = model.layers() * sizeof(std::uint64_t);
+  const std::size_t elements_bytes = model.elements() * sizeof(T);
+  const std::size_t expected = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
+  // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
+  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < expected, frame_errc::truncated);
+  refuse_if(body.size() > expected, frame_errc::trailing_bytes);
+  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
+            frame_errc::checksum_mismatch);
+  if (is_nan(header.threshold) || !is_finite(header.allowance)) {
+    detail::raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
+  }
+  view.cleared_in = body.first(ages_bytes);
+  view.elements = body.subspan(ages_bytes, elements_bytes);
+  view.velocity = body.subspan(ages_bytes + elements_bytes);
+  return view;
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail

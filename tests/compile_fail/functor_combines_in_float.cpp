@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// EXPECT: { functor.combine(total, total) } -> std::same_as<double>;
+
+#include <cstddef>
+#include <vector>
+
+#include "lamina/residual.hpp"
+
+struct sum {
+  float map(float x) const { return x; }
+#ifdef LAMINA_SHOULD_FAIL
+  float combine(float a, float b) const {
+    return a + b;
+  }
+#else
+  auto combine(auto a, auto b) const {
+    return a + b;
+  }
+#endif
+  double finish(double total, std::size_t) const {
+    return total;
+  }
+};
+
+int main() {
+  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  residual.accumulate(0, std::vector<float>(3), sum{});
+}

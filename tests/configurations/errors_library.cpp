@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#include "errors_library.hpp"
+
+#include <lamina/decoder.hpp>
+#include <lamina/error.hpp>
+#include <lamina/layout.hpp>
+#include <lamina/residual.hpp>
+#include <lamina/worker.hpp>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace LAMINA_TEST_SIDE {
+
+std::error_code truncated() {
+  std::error_code error;
+  (void)lamina::decode<float>(std::span<const std::byte>{}, lamina::layout({}), error);
+  return error;
+}
+
+bool is_truncated(const std::error_code& error) {
+  return error == lamina::frame_errc::truncated;
+}
+
+std::error_code non_finite() {
+  lamina::gradient_compressor<float> worker(lamina::layout({{"a", {1}}}));
+  std::error_code error;
+  worker.accumulate(0, std::vector<float>{std::numeric_limits<float>::quiet_NaN()}, error);
+  return error;
+}
+
+bool is_non_finite(const std::error_code& error) {
+  return error == lamina::errc::non_finite;
+}
+
+void throw_decode_error() {
+  (void)lamina::decode<float>(std::span<const std::byte>{}, lamina::layout({}));
+}
+
+void throw_non_finite_gradient() {
+  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {1}}, {"b", {1}}}));
+  residual.accumulate(1, std::vector<float>{std::numeric_limits<float>::quiet_NaN()});
+}
+
+bool catches_decode_error(void (*throws)()) {
+  try {
+    throws();
+  } catch (const lamina::decode_error& error) {
+    return error.code() == lamina::frame_errc::truncated;
+  } catch (...) {
+  }
+  return false;
+}
+
+bool catches_non_finite_gradient(void (*throws)()) {
+  try {
+    throws();
+  } catch (const lamina::non_finite_gradient& error) {
+    return error.layer() == 1;
+  } catch (...) {
+  }
+  return false;
+}
+
+}  // namespace LAMINA_TEST_SIDE

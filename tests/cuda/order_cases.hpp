@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device_support.hpp"
+#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/frame.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+/// The order of calls within a step: in pieces, again, and out of order, also where graphs launch what the host cannot see.
+namespace lamina_test {
+
+/// Four pieces of g/4 give what one piece of g gives: in numbers of few bits, whose sums are exact.
+template <class T, class G, class Execution>
+void pieces_give_what_one_gives(const Execution& execution, const lamina::compressor_options& options) {
+  constexpr int pieces = 4;
+  const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000});
+  lamina::cuda::gradient_compressor<T> at_once(model, options);
+  lamina::cuda::gradient_compressor<T> in_pieces(model, options);
+  device_gradients<G> whole(model, 0);
+  device_gradients<G> quarter(model, 0);
+  at_once.bind(execution, whole.tensors());
+  in_pieces.bind(execution, quarter.tensors());
+  const frame_buffer buffer(at_once.largest_frame_bytes());
+  const auto finish = [&](auto& device, int piece) {
+    for (; piece > 0; --piece) device.accumulate(execution);
+    device.select(execution);
+    device.encode(execution, buffer.bytes());
+    (void)device.last_step(execution);
+    auto bytes = buffer.to_host();
+    const auto frame = lamina::cuda::finish_frame(bytes);
+    return std::vector<std::byte>(frame.begin(), frame.end());
+  };
+  std::mt19937 random(3);
+  for (int step = 1; step <= 6; ++step) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const auto integers = random_integers<float>(random, model.sizes()[l]);
+      std::vector<G> gradient(integers.size());
+      for (const bool is_whole : {true, false}) {
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+          const float element = is_whole ? pieces * integers[i] : integers[i];
+          if constexpr (lamina::half_element<G>) {
+            gradient[i] = lamina::saturating_round<G>(element);
+          } else {
+            gradient[i] = element;
+          }
+        }
+        (is_whole ? whole : quarter).set(l, gradient);
+      }
+    }
+    const std::string where = " differ in step " + std::to_string(step);
+    require(same_bits(finish(at_once, 1), finish(in_pieces, pieces)), "the frames" + where);
+    if (step == 3) continue;  // this frame was lost
+    at_once.commit(execution);
+    in_pieces.commit(execution);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      require(same_bits(at_once.residual(execution, l), in_pieces.residual(execution, l)),
+              "the residuals of layer " + std::to_string(l) + where);
+    }
+  }
+}
+
+/// One to three pieces a step, in numbers that round, some of which are not finite, beside the CPU.
+template <class T, class G, class Execution>
+void pieces_follow_the_cpu(const Execution& execution, lamina::compressor_options options) {
+  const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000});
+  options.check = lamina::finite_check::each_element;
+  lamina::gradient_compressor<T> cpu(model, options);
+  lamina::cuda::gradient_compressor<T> device(model, options);
+  device_gradients<G> gradients(model, 1);
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  std::mt19937 random(9);
+  for (int step = 1; step <= 8; ++step) {
+    const std::string where = " differ in step " + std::to_string(step);
+    for (std::size_t pieces = 1 + below(random, 3); pieces > 0; --pieces) {
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        auto gradient = random_gradient<G>(random, model.sizes()[l], 1);
+        if constexpr (!lamina::half_element<G>) {
+          using limits = std::numeric_limits<G>;
+          for (const G bad : {limits::quiet_NaN(), limits::infinity(), limits::max(), -limits::max()}) {
+            if (gradient.size() > 60) gradient[below(random, gradient.size())] = bad;
+          }
+        }
+        gradients.set(l, gradient);
+        cpu.accumulate(l, gradient);
+      }
+      device.accumulate(execution);
+      execution.wait();
+    }
+    device.select(execution);
+    device.encode(execution, buffer.bytes());
+    const auto report = device.last_step(execution);
+    require(report.left_out_elements == cpu.residual().left_out_elements(), "the elements left out" + where);
+    auto bytes = buffer.to_host();
+    require(same_bits(lamina::cuda::finish_frame(bytes), cpu.encode().to_bytes()), "the frames" + where);
+    if (step % 4 == 3) continue;  // this frame was lost
+    cpu.commit();
+    device.commit(execution);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      require(same_bits(device.residual(execution, l), cpu.residual()[l]),
+              "the residuals of layer " + std::to_string(l) + where);
+    }
+  }
+}
+
+/// An element of a later piece whose velocity would overflow while its residual would not is left out of both.
+template <class Execution>
+void leaves_out_of_velocity_and_residual(const Execution& execution) {
+  constexpr float largest = std::numeric_limits<float>::max();
+  const lamina::layout model = model_of({1, 4});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0.5, .momentum = 0.5});
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const thrust::device_vector<double> agreed = on_device<double>({0, 1});  // holds layer 0 back
+  const auto add = [&](float element) {
+    gradients.set(0, {element});
+    device.accumulate(execution);
+  };
+  const auto expect = [&](float residual, std::size_t left_out) {
+    require(device.residual(execution, 0)[0] == residual,
+            "the residual is " + std::to_string(device.residual(execution, 0)[0]));
+    require(device.last_step(execution).left_out_elements == left_out, "another number of elements left out");
+  };
+  add(-largest);  // u = a = -max
+  device.select(execution, address_of(agreed));
+  add(largest);  // u = max / 2, a = -max / 2
+  expect(-largest / 2, 0);
+  add(largest);  // u would be 1.5 max
+  expect(-largest / 2, 1);
+  device.select(execution, address_of(agreed));
+  add(0);  // u = max / 4
+  expect(-largest / 4, 1);
+}
+
+template <class Execution>
+void refuses_fresh_pieces(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  const lamina::compressor_options options{.source = lamina::threshold_source::fresh};
+  lamina::cuda::gradient_compressor<float> device(model, options);
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  device.accumulate(execution);
+  require(contains(message_of<std::logic_error>([&] { device.accumulate(execution); }), "one piece"),
+          "a second piece was taken");
+  device.select(execution);
+  device.accumulate(execution);  // begins the next step
+
+  // Where graphs launch it, nothing is lost, and it is told.
+  gradients.set(0, std::vector<float>(100, 1.0F));
+  lamina::cuda::gradient_compressor<float> replayed(model, options);
+  replayed.bind(execution, gradients.tensors());
+  const recording graph(execution);
+  replayed.accumulate(graph);
+  graph.replay();
+  (void)replayed.last_step(execution);
+  graph.replay();
+  require(contains(message_of<std::logic_error>([&] { (void)replayed.last_step(execution); }), "one piece"),
+          "a second piece was launched and not told");
+  require(replayed.residual(execution, 0)[99] == 2.0F, "a piece was lost");
+}
+
+/// Launches of all calls of a step, in any order, beside a CPU that does the ones in order alone: frames, residuals and
+/// gradients are the same after each, and last_step() tells whether there was one out of order.
+template <class Execution>
+void replays_lose_nothing(const Execution& execution, lamina::compressor_options options) {
+  const lamina::layout model = model_of({1, 0, 65, 4097, 300, 20000});
+  options.check = lamina::finite_check::each_element;
+  lamina::gradient_compressor<float> cpu(model, options);
+  lamina::cuda::gradient_compressor<float> device(model, options);
+  const bool restores = options.payload == lamina::payload_type::as_is;
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  const recording accumulate(execution);
+  const recording select(execution);
+  const recording encode(execution);
+  const recording commit(execution);
+  const recording restore(execution);
+  device.accumulate(accumulate);
+  device.select(select);
+  device.encode(encode, buffer.bytes());
+  device.commit(commit);
+  if (restores) device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
+
+  enum class phase { committed, accumulating, selected, encoded } now = phase::committed;
+  bool has_frame = false;
+  bool was_in_order = true;
+  std::vector<std::byte> frame;  // the CPU's last
+  std::string calls;
+  std::mt19937 random(11);
+  for (int launch = 0; launch < 150; ++launch) {
+    // Mostly the next in order, so that all phases are reached.
+    const std::size_t next = now == phase::committed ? 0 : static_cast<std::size_t>(now);
+    const std::size_t call = below(random, 3) > 0 ? next : below(random, 5);
+    bool is_in_order = true;
+    switch (call) {
+      case 0:
+        calls += 'a';
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          const auto gradient = random_fractions<float>(random, model.sizes()[l]);
+          gradients.set(l, gradient);
+          cpu.accumulate(l, gradient);
+        }
+        accumulate.replay();
+        now = phase::accumulating;
+        has_frame = false;
+        break;
+      case 1:
+        calls += 's';
+        select.replay();
+        is_in_order = now != phase::committed;
+        if (now == phase::accumulating) {
+          cpu.select();
+          now = phase::selected;
+        }
+        break;
+      case 2: {
+        calls += 'e';
+        encode.replay();
+        is_in_order = now == phase::selected || now == phase::encoded;
+        execution.wait();
+        auto bytes = buffer.to_host();
+        if (is_in_order) {
+          frame = cpu.encode().to_bytes();
+          require(same_bits(lamina::cuda::finish_frame(bytes), frame), "the frames differ after " + calls);
+          now = phase::encoded;
+          has_frame = true;
+        } else {
+          require(throws<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }),
+                  "an old frame was left after " + calls);
+        }
+        break;
+      }
+      case 3:
+        calls += 'c';
+        commit.replay();
+        is_in_order = now == phase::encoded;
+        if (is_in_order) {
+          cpu.commit();
+          now = phase::committed;
+        }
+        break;
+      default: {
+        if (!restores) break;
+        calls += 'r';
+        std::vector<std::vector<float>> expected;
+        for (std::size_t l = 0; l < model.layers(); ++l) expected.push_back(gradients.get(l));
+        is_in_order = has_frame;
+        if (is_in_order) {
+          const auto view = lamina::decode<float>(frame, model);
+          for (std::size_t l = 0; l < model.layers(); ++l) view.restore(l, expected[l]);
+        }
+        restore.replay();
+        execution.wait();
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          require(same_bits(gradients.get(l), expected[l]), "other gradients are restored after " + calls);
+        }
+      }
+    }
+    was_in_order = was_in_order && is_in_order;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      require(same_bits(device.residual(execution, l), cpu.residual()[l]),
+              "the residuals of layer " + std::to_string(l) + " differ after " + calls);
+    }
+    if (below(random, 4) > 0) continue;
+    const auto message = message_of<std::logic_error>([&] { (void)device.last_step(execution); });
+    require(contains(message, "out of order") != was_in_order,
+            "last_step says " + message + " after " + calls);
+    was_in_order = true;
+    (void)device.last_step(execution);  // told once
+  }
+}
+
+/// What is told of each launch out of order.
+template <class Execution>
+void tells_what_was_out_of_order(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model);
+  device_gradients<float> gradients(model, 0);
+  gradients.set(0, std::vector<float>(100, 1.0F));
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  const recording accumulate(execution);
+  const recording select(execution);
+  const recording select_agreed(execution);
+  const recording encode(execution);
+  const recording commit(execution);
+  const recording restore(execution);
+  const thrust::device_vector<double> agreed = on_device<double>({1, 0});
+  device.accumulate(recording(execution));
+  device.select(select_agreed, address_of(agreed));
+  device.accumulate(accumulate);
+  device.select(select);
+  device.encode(encode, buffer.bytes());
+  device.commit(commit);
+  device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
+  const auto tells = [&](const std::string& part) {
+    const auto message = message_of<std::logic_error>([&] { (void)device.last_step(execution); });
+    require(contains(message, part), "the message should hold '" + part + "', but is: " + message);
+  };
+  select.replay();
+  tells("select: was launched without gradients");
+  commit.replay();
+  tells("commit: was launched without a frame");
+  restore.replay();
+  tells("restore: was launched without a frame");
+  accumulate.replay();
+  encode.replay();
+  tells("encode: was launched without a selection");
+  select_agreed.replay();
+  const auto sent = device.last_step(execution).sent_elements;
+  select.replay();
+  tells("do not mix");
+  require(device.last_step(execution).sent_elements == sent, "the selection changed");
+  encode.replay();
+  commit.replay();
+  commit.replay();
+  tells("commit: was launched twice");
+  select.replay();
+  encode.replay();
+  tells("; encode");
+}
+
+/// A step is decided in one way, and asked again gives the same.
+template <class Execution>
+void decides_a_step_in_one_way(const Execution& execution) {
+  const lamina::layout model = model_of({100, 100});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0.5});
+  device_gradients<float> gradients(model, 0);
+  gradients.set(0, std::vector<float>(100, 1.0F));
+  device.bind(execution, gradients.tensors());
+  const thrust::device_vector<double> agreed = on_device<double>({0, 1});
+  const thrust::device_vector<double> alike = on_device<double>({1, 1});
+  const frame_buffer buffer(device.largest_frame_bytes());
+  const auto sent = [&] {
+    device.encode(execution, buffer.bytes());
+    const auto report = device.last_step(execution);
+    const auto bytes = buffer.to_host();
+    const auto frame =
+        lamina::decode<float>(std::span(bytes).first(device.prefix_bytes() + report.payload_bytes), model);
+    return std::string(frame.is_dropped(0) ? "-" : "0") + (frame.is_dropped(1) ? "-" : "1");
+  };
+  const auto refuses = [&](const auto& call) {
+    require(contains(message_of<std::logic_error>(call), "do not mix"), "the step was decided in two ways");
+  };
+  device.accumulate(execution);
+  device.select(execution);
+  refuses([&] { device.select(execution, address_of(agreed)); });
+  require(sent() == "0-", "its own values send " + sent());
+  refuses([&] { device.select(execution, address_of(agreed)); });
+  device.select(execution);
+  require(sent() == "0-", "asked again it sends " + sent());
+
+  device.accumulate(execution);
+  device.select(execution, address_of(agreed));
+  refuses([&] { device.select(execution); });
+  require(sent() == "-1", "agreed values send " + sent());
+  device.select(execution, address_of(alike));
+  require(sent() == "-1", "asked again it sends " + sent());
+}
+
+/// Before the first frame there is nothing to restore.
+template <class Execution>
+void restores_no_frame_before_there_is_one(const Execution& execution) {
+  const lamina::layout model = model_of({100});
+  lamina::cuda::gradient_compressor<float> device(model);
+  device_gradients<float> gradients(model, 0);
+  const std::vector<float> sevens(100, 7.0F);
+  gradients.set(0, sevens);
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  const auto message = message_of<std::logic_error>(
+      [&] { device.restore(execution, buffer.bytes().data() + device.prefix_bytes()); });
+  require(same_bits(gradients.get(0), sevens), "the gradients were written");
+  require(contains(message, "encode()"), "the message is: " + message);
+}
+
+template <class Execution>
+void for_each_order_case(const Execution& execution, const visitor& visit) {
+  using options = lamina::compressor_options;
+  const options plain{.drop_ratio = 0.7};
+  const options momentum{.drop_ratio = 0.7, .momentum = 0.5};
+  visit("pieces", [&] { pieces_give_what_one_gives<float, float>(execution, plain); });
+  visit("pieces, momentum", [&] {
+    pieces_give_what_one_gives<float, float>(execution, momentum);
+    pieces_give_what_one_gives<double, double>(execution, momentum);
+    pieces_give_what_one_gives<float, lamina::bfloat16>(execution, momentum);
+  });
+  visit("pieces, momentum, payload int8", [&] {
+    pieces_give_what_one_gives<float, float>(
+        execution, {.drop_ratio = 0.7, .momentum = 0.5, .payload = lamina::payload_type::int8});
+  });
+  const options heavy{.drop_ratio = 0.7, .momentum = 0.9};
+  visit("pieces beside the CPU", [&] {
+    pieces_follow_the_cpu<float, float>(execution, plain);
+    pieces_follow_the_cpu<float, float>(execution, heavy);
+    pieces_follow_the_cpu<double, double>(execution, heavy);
+    pieces_follow_the_cpu<float, lamina::float16>(execution, heavy);
+  });
+  visit("pieces, overflow with momentum", [&] { leaves_out_of_velocity_and_residual(execution); });
+  visit("pieces of fresh gradients", [&] { refuses_fresh_pieces(execution); });
+  visit("replays", [&] { replays_lose_nothing(execution, plain); });
+  visit("replays, payload int8",
+        [&] { replays_lose_nothing(execution, {.drop_ratio = 0.7, .payload = lamina::payload_type::int8}); });
+  visit("replays, payload float16, a budget", [&] {
+    replays_lose_nothing(execution,
+                         {.byte_budget = 0.3, .max_age = 3, .payload = lamina::payload_type::float16});
+  });
+  visit("replays, what is told", [&] { tells_what_was_out_of_order(execution); });
+  visit("a step is decided in one way", [&] { decides_a_step_in_one_way(execution); });
+  visit("restore before a step", [&] { restores_no_frame_before_there_is_one(execution); });
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Each name of fwd.hpp is that of the library: used before it is defined, and as itself afterwards.
+#include "lamina/fwd.hpp"
+
+namespace {
+
+template <class... Names>
+struct names;
+using declared =
+    names<lamina::layer, lamina::layout, lamina::partition, lamina::selection, lamina::float16,
+          lamina::bfloat16, lamina::any_tensor, lamina::payload_type, lamina::finite_check,
+          lamina::threshold_source, lamina::frame_kind, lamina::element_type, lamina::value_functor,
+          lamina::refresh_schedule, lamina::residual_options, lamina::compressor_options,
+          lamina::aggregator_options, lamina::publisher_options, lamina::memory_resource,
+          lamina::threshold_search, lamina::layer_selector, lamina::tensor_traits<int>, lamina::mean_abs,
+          lamina::l1_norm, lamina::l2_norm, lamina::root_mean_square, lamina::max_abs, lamina::signed_mean,
+          lamina::sequential, lamina::any_compressor, lamina::encoded_frame, lamina::frame_info,
+          lamina::frame_errc, lamina::errc, lamina::decode_error, lamina::non_finite_gradient>;
+
+}  // namespace
+
+#include <cstddef>
+
+#include "catch.hpp"
+#include "lamina/any_compressor.hpp"
+#include "lamina/lamina.hpp"
+
+namespace {
+
+// sizeof does not compile for what was only declared.
+template <class... Names>
+struct names {
+  static constexpr std::size_t bytes = (sizeof(Names) + ...);
+  static constexpr std::size_t count = sizeof...(Names);
+};
+
+}  // namespace
+
+TEST_CASE("fwd: every name that is declared is defined by the library") {
+  STATIC_REQUIRE(declared::bytes > declared::count);
+}
