@@ -14,8 +14,11 @@ using declared =
           lamina::aggregator_options, lamina::publisher_options, lamina::memory_resource,
           lamina::threshold_search, lamina::layer_selector, lamina::tensor_traits<int>, lamina::mean_abs,
           lamina::l1_norm, lamina::l2_norm, lamina::root_mean_square, lamina::max_abs, lamina::signed_mean,
-          lamina::sequential, lamina::any_compressor, lamina::encoded_frame, lamina::frame_info,
-          lamina::frame_errc, lamina::errc, lamina::decode_error, lamina::non_finite_gradient>;
+          lamina::sequential, lamina::residual_accumulator<float>, lamina::gradient_compressor<float>,
+          lamina::gradient_compressor<double, lamina::max_abs>, lamina::gradient_aggregator<double>,
+          lamina::parameter_publisher<float>, lamina::frame_view<float>, lamina::frame_encoder<double>,
+          lamina::any_compressor, lamina::encoded_frame, lamina::frame_info, lamina::frame_errc, lamina::errc,
+          lamina::decode_error, lamina::non_finite_gradient>;
 
 }  // namespace
 

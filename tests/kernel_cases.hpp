@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/detail/aligned_vector.hpp"
+#include "lamina/detail/buffer.hpp"
 #include "lamina/half.hpp"
 #include "lamina/representative.hpp"
 #include "support.hpp"
@@ -68,12 +68,13 @@ template <class G>
 class placed {
  public:
   placed(std::span<const G> values, std::size_t offset) : memory_(offset + values.size()), offset_(offset) {
-    std::ranges::copy(values, memory_.begin() + static_cast<std::ptrdiff_t>(offset));
+    std::ranges::fill_n(memory_.begin(), static_cast<std::ptrdiff_t>(offset), G{});
+    std::ranges::copy(values, memory_.begin() + offset);
   }
   std::span<const G> values() const { return std::span(memory_).subspan(offset_); }
 
  private:
-  lamina::detail::aligned_vector<G> memory_;
+  lamina::detail::buffer<G> memory_;
   std::size_t offset_;
 };
 

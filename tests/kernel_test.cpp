@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Built once for each instruction set, with xsimd and without (CMakeLists.txt, aarch64/): all agree with the literal
+// Built once for each instruction set, with registers and without (CMakeLists.txt, aarch64/): all agree with the literal
 // summation order of support.hpp, hence with each other, in every bit.
 #include <algorithm>
 #include <array>
@@ -403,5 +403,67 @@ TEMPLATE_TEST_CASE("kernels: element by element, every misalignment, and nothing
           const volatile TestType product = TestType(0.9) * a;
           return product + b;
         });
+  }
+}
+
+TEMPLATE_TEST_CASE("kernels: a register does what its elements do", "", float, double) {
+  using limits = std::numeric_limits<TestType>;
+  const std::array<TestType, 13> special = {0,
+                                            -TestType(0),
+                                            1,
+                                            -1,
+                                            3,
+                                            TestType(0.1),
+                                            TestType(-7e-5),
+                                            limits::infinity(),
+                                            -limits::infinity(),
+                                            limits::quiet_NaN(),
+                                            limits::max(),
+                                            limits::min(),
+                                            limits::denorm_min()};
+  using V = lamina::detail::native_register<TestType>;
+  for (const TestType a : special) {
+    for (const TestType b : special) {
+      std::array<TestType, sizeof(V) / sizeof(TestType)> lanes;
+      const auto require_all = [&](const V& given, TestType expected) {
+        lamina::detail::store(lanes.data(), given);
+        for (const TestType lane : lanes) {
+          // What sign the NaN of an operation has is the machine's choice.
+          if (expected != expected) {
+            REQUIRE(lane != lane);
+          } else {
+            REQUIRE(same_bits(std::array{lane}, std::array{expected}));
+          }
+        }
+      };
+      CAPTURE(a, b);
+      const volatile TestType x = a;
+      const volatile TestType y = b;
+      require_all(V(a), x);
+      require_all(V(a) + V(b), x + y);
+      require_all(V(a) - V(b), x - y);
+      require_all(V(a) * V(b), x * y);
+      require_all(V(a) / V(b), x / y);
+      require_all(-V(a), -x);
+      require_all(lamina::abs(V(a)), lamina::abs(a));
+      require_all(lamina::max(V(a), V(b)), lamina::max(a, b));
+      require_all(lamina::min(V(a), V(b)), lamina::min(a, b));
+    }
+  }
+  CHECK(lamina::max(TestType(1), TestType(2)) == 2);
+  CHECK(lamina::min(TestType(1), TestType(2)) == 1);
+}
+
+TEMPLATE_TEST_CASE("kernels: a sign is seen in every place of a register, and nothing else is", "",
+                   std::uint16_t, std::uint32_t, std::uint64_t) {
+  using V = lamina::detail::native_register<TestType>;
+  std::array<TestType, lamina::detail::width<V, TestType>> lanes;
+  const auto sign = lamina::detail::sign_bit<TestType>;
+  lanes.fill(static_cast<TestType>(~sign));
+  CHECK_FALSE(lamina::detail::any_sign(lamina::detail::load<V>(lanes.data())));
+  for (TestType& lane : lanes) {
+    const TestType before = std::exchange(lane, sign);
+    CHECK(lamina::detail::any_sign(lamina::detail::load<V>(lanes.data())));
+    lane = before;
   }
 }

@@ -138,33 +138,3 @@ TEMPLATE_TEST_CASE("representative: a functor of the user's own, with registers 
   const double value = residual.accumulate(0, values, own_of_elements{});
   CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
 }
-
-TEMPLATE_TEST_CASE("representative: abs, max and min of registers are those of their elements", "", float,
-                   double) {
-  using limits = std::numeric_limits<TestType>;
-  const std::array<TestType, 9> special = {0,
-                                           -TestType(0),
-                                           1,
-                                           -1,
-                                           limits::infinity(),
-                                           -limits::infinity(),
-                                           limits::quiet_NaN(),
-                                           limits::max(),
-                                           limits::denorm_min()};
-  using V = lamina::detail::native_register<TestType>;
-  for (const TestType a : special) {
-    for (const TestType b : special) {
-      std::array<TestType, sizeof(V) / sizeof(TestType)> lanes;
-      const auto require_all = [&](const V& given, TestType expected) {
-        lamina::detail::store(lanes.data(), given);
-        for (const TestType lane : lanes) REQUIRE(same_bits(std::array{lane}, std::array{expected}));
-      };
-      CAPTURE(a, b);
-      require_all(lamina::abs(V(a)), lamina::abs(a));
-      require_all(lamina::max(V(a), V(b)), lamina::max(a, b));
-      require_all(lamina::min(V(a), V(b)), lamina::min(a, b));
-    }
-  }
-  CHECK(lamina::max(TestType(1), TestType(2)) == 2);
-  CHECK(lamina::min(TestType(1), TestType(2)) == 1);
-}

@@ -94,19 +94,20 @@ struct tensor_traits<any_tensor> {
   static Spans spans_of(const any_tensor& tensor) {
     if (!tensor.has_value())
       detail::raise(std::invalid_argument("there is no tensor (no gradient in this step?)"));
-    const auto span_of = [&]<class G>(G*) {
+    const auto span_of = [&](auto of_type) {
+      using G = decltype(of_type);
       using each = std::conditional_t<std::is_const_v<Memory>, const G, G>;
       return Spans(std::span<each>(static_cast<each*>(tensor.data()), tensor.elements()));
     };
     switch (tensor.type()) {
       case element_type::float64:
-        return span_of(static_cast<double*>(nullptr));
+        return span_of(double());
       case element_type::float16:
-        return span_of(static_cast<float16*>(nullptr));
+        return span_of(float16());
       case element_type::bfloat16:
-        return span_of(static_cast<bfloat16*>(nullptr));
+        return span_of(bfloat16());
       default:
-        return span_of(static_cast<float*>(nullptr));
+        return span_of(float());
     }
   }
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 
 /// The names of the library without their definitions, for headers that only mention them. They cannot be declared by hand:
@@ -33,7 +34,7 @@ struct aggregator_options;
 struct publisher_options;
 class memory_resource;
 
-// What computes. gradient_compressor's functor is mean_abs unless something else is said, in worker.hpp.
+// What computes.
 class threshold_search;
 class layer_selector;
 template <class>
@@ -45,10 +46,22 @@ struct root_mean_square;
 struct max_abs;
 struct signed_mean;
 struct sequential;
+template <element T>
+class residual_accumulator;
+template <element T, class Representative = mean_abs>
+class gradient_compressor;
+template <element T>
+class gradient_aggregator;
+template <element T>
+class parameter_publisher;
 class any_compressor;
 
 // What goes over the wire.
 class encoded_frame;
+template <element T>
+class frame_view;
+template <element T>
+class frame_encoder;
 struct frame_info;
 
 // What goes wrong.

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/host_device.hpp"
@@ -31,7 +32,7 @@
 /// that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
 
-/// A SIMD register of floats or doubles; none without xsimd.
+/// A SIMD register of floats or doubles; none with a compiler that has no vectors of GNU, and none with LAMINA_NO_SIMD.
 template <class V>
 concept simd_register = detail::is_register<V>;
 
@@ -55,56 +56,20 @@ LAMINA_HOST_DEVICE constexpr float min(float a, float b) {
 LAMINA_HOST_DEVICE constexpr double min(double a, double b) {
   return b < a ? b : a;
 }
-#if LAMINA_HAS_XSIMD
-template <class T, class A>
-xsimd::batch<T, A> abs(const xsimd::batch<T, A>& x) {
-  return xsimd::abs(x);
+#if LAMINA_HAS_SIMD
+template <class T>
+detail::simd<T> abs(const detail::simd<T>& x) {
+  return detail::magnitudes<T>(x);
 }
-template <class T, class A>
-xsimd::batch<T, A> max(const xsimd::batch<T, A>& a, const xsimd::batch<T, A>& b) {
-#if defined(__SSE2__)
-  return xsimd::max(b, a);  // one instruction, which gives its second operand where neither is larger
-#else
-  return xsimd::select(a < b, b, a);
-#endif
+template <class T>
+detail::simd<T> max(const detail::simd<T>& a, const detail::simd<T>& b) {
+  return detail::simd<T>(a.data < b.data ? b.data : a.data);
 }
-template <class T, class A>
-xsimd::batch<T, A> min(const xsimd::batch<T, A>& a, const xsimd::batch<T, A>& b) {
-#if defined(__SSE2__)
-  return xsimd::min(b, a);
-#else
-  return xsimd::select(b < a, b, a);
-#endif
+template <class T>
+detail::simd<T> min(const detail::simd<T>& a, const detail::simd<T>& b) {
+  return detail::simd<T>(b.data < a.data ? b.data : a.data);
 }
 #endif
-
-/// A representative functor is three functions:
-///
-///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
-///     double map(double x);                // for elements of double
-///     float combine(float a, float b);     // of two values of map; associative, commutative, and a zero is neutral
-///     double combine(double a, double b);  // of the totals of blocks
-///     double finish(double total, std::size_t elements);
-///
-/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. All are const or
-/// static, do not throw, and depend on nothing but their operands.
-///
-/// One that says `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and
-/// combine(V, V) then give a V and do the same as with single elements, to the last bit. Templates over the operand, of
-/// + - * / and lamina::abs, max and min, are such functions:
-///
-///     struct largest {
-///       using is_simd = void;
-///       static auto map(const auto& x) { return lamina::abs(x); }
-///       static auto combine(const auto& a, const auto& b) { return lamina::max(a, b); }
-///       static double finish(double total, std::size_t) { return total; }
-///     };
-template <class F>
-concept representative = requires(const F& functor, float x, double total, std::size_t elements) {
-  { functor.combine(functor.map(x), functor.map(x)) } -> std::convertible_to<double>;
-  { functor.combine(total, total) } -> std::same_as<double>;
-  { functor.finish(total, elements) } -> std::convertible_to<double>;
-};
 
 namespace detail {
 
@@ -113,8 +78,8 @@ double reduce_contiguous(const F& functor, std::span<const G> elements) {
   double total = 0;
   for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
     const std::size_t count = std::min(block_elements, elements.size() - begin);
-    total = functor.combine(
-        total, reduce_block<T, G>(functor, count, read_only<T, G>{elements.data() + begin}).total);
+    total = functor.combine(total,
+                            reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
   }
   return elements.empty() ? 0.0 : functor.finish(total, elements.size());
 }
@@ -126,7 +91,7 @@ double reduce_finite_block(const F& functor, const T* elements, std::size_t coun
   for (std::size_t i = 0; i < count; ++i) {
     finite[i] = all_finite<T>(std::array{elements[i]}) ? elements[i] : T(0);
   }
-  return reduce_block<T, T>(functor, count, read_only<T>{finite.data()}).total;
+  return reduce_block<T>(functor, count, read_only<T>{finite.data()}).total;
 }
 
 /// The value of a layer from the totals of its blocks, combined in order.
@@ -148,7 +113,7 @@ double reduce_range(const F& functor, const Range& range) {
   for (auto it = begin_of(range); it != last;) {
     std::size_t count = 0;
     for (; count < block.size() && it != last; ++it) block[count++] = *it;
-    total = functor.combine(total, reduce_block<T, T>(functor, count, read_only<T>{block.data()}).total);
+    total = functor.combine(total, reduce_block<T>(functor, count, read_only<T>{block.data()}).total);
     elements += count;
   }
   return elements == 0 ? 0.0 : functor.finish(total, elements);

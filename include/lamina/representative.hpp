@@ -12,7 +12,7 @@
 /// The representative value q_l of a layer: the one number that is compared with the threshold.
 ///
 /// Each functor is called with a tensor and gives a double; an empty tensor gives 0. All follow the summation
-/// order of reduction.hpp. Your own functor needs map, combine and finish (see lamina::representative) and
+/// order of reduction.hpp. Your own functor needs map, combine and finish (see concepts.hpp) and
 /// gets the same fused pass, on whole registers if it says `using is_simd = void;`.
 namespace lamina::inline LAMINA_ABI {
 

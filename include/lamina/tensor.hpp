@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
@@ -41,10 +42,6 @@
 /// `static bool has_value(const my_tensor&)`: where it says false, accumulate_all takes the layer for one without a
 /// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
 namespace lamina::inline LAMINA_ABI {
-
-/// The element types that residuals, frames and representative values are computed in.
-template <class T>
-concept element = std::same_as<T, float> || std::same_as<T, double>;
 
 namespace detail {
 

@@ -21,6 +21,7 @@
 #include "lamina/encoder.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
+#include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
@@ -50,8 +51,14 @@ namespace lamina::inline LAMINA_ABI {
 /// accumulate, accumulate_all, skip, select and encode also come with a std::error_code, which is set to an errc, or to
 /// std::errc::not_enough_memory, and then nothing has changed. They are for programs without exceptions; an exception says
 /// more. What an execution of your own throws goes through, once all is added.
-template <element T, representative Representative = mean_abs>
+///
+/// Representative is mean_abs unless something else is said (fwd.hpp).
+template <element T, class Representative>
 class gradient_compressor {
+  static_assert(representative<Representative>,
+                "lamina: the functor of a gradient_compressor must have map, combine and finish as "
+                "lamina/concepts.hpp says");
+
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range, and for a model without layers.
   explicit gradient_compressor(const layout& model, const compressor_options& options = {},

@@ -18,8 +18,8 @@ class LaminaConan(ConanFile):
     topics = ("deep-learning", "distributed-training", "gradient-compression", "header-only")
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {"with_xsimd": [True, False], "with_xxhash": [True, False]}
-    default_options = {"with_xsimd": True, "with_xxhash": True}
+    options = {"with_xxhash": [True, False]}
+    default_options = {"with_xxhash": True}
     no_copy_source = True
 
     @property
@@ -40,8 +40,6 @@ class LaminaConan(ConanFile):
         basic_layout(self)
 
     def requirements(self):
-        if self.options.with_xsimd:
-            self.requires("xsimd/[>=8.1 <14]")
         if self.options.with_xxhash:
             self.requires("xxhash/[>=0.8.1 <1]")
 
@@ -66,7 +64,5 @@ class LaminaConan(ConanFile):
         self.cpp_info.bindirs = []
         self.cpp_info.libdirs = []
         # Or a header of the system would be used.
-        if not self.options.with_xsimd:
-            self.cpp_info.defines.append("LAMINA_NO_XSIMD")
         if not self.options.with_xxhash:
             self.cpp_info.defines.append("LAMINA_NO_XXHASH")

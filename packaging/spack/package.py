@@ -21,7 +21,6 @@ class Lamina(CMakePackage):
 
     depends_on("cxx", type="build")
     depends_on("cmake@3.22:", type="build")
-    depends_on("xsimd@8.1:")
     depends_on("xxhash@0.8.1:")
     depends_on("xtensor@0.24:", when="+xtensor")
     depends_on("eigen@3.4:", when="+eigen")

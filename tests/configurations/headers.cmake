@@ -2,7 +2,7 @@
 # Every header has the name of the namespace, under conditions too: one that missed abi.hpp would lie in a namespace that
 # is called LAMINA_ABI. And every header compiles without exceptions and run-time types, by each compiler that is here.
 include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
-set(bare -DLAMINA_NO_XSIMD -DLAMINA_NO_XXHASH)
+set(bare -DLAMINA_NO_SIMD -DLAMINA_NO_XXHASH)
 list(GET COMPILERS 0 first_compiler)
 
 # The adapters need their third party, which may want exceptions.

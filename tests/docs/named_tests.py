@@ -11,7 +11,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reliability.md"
 # Of Catch2 with its description, and of ctest with dots.
 NAME = re.compile(r"`((?:[a-z0-9]+(?: frames)?: |property )[^`]+|[a-z0-9_]+(?:\.[a-z0-9_]+)+|fast_math)`")
 # Left out where the machine lacks what they need; ctest's configuration says so.
-OPTIONAL = {"fast_math.clang", "fuzz.short", "lint.clang_tidy", "lint.cppcheck", "lint.clang_format", "fuzz.checkpoint"}
+OPTIONAL = {"fast_math.clang", "lint.clang_tidy", "lint.cppcheck", "lint.clang_format", "fuzz.checkpoint"}
 
 
 def main() -> None:

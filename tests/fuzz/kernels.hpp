@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-/// What the library computes of one gradient and another, built once with xsimd for the widest registers of this machine and
+/// What the library computes of one gradient and another, built once with SIMD for the widest registers of this machine and
 /// once without: kernels_built.cpp. No type of the library stands here, since the two builds have each their own.
 namespace lamina_fuzz {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Compiled twice (CMakeLists.txt), the second time with LAMINA_NO_XSIMD and with another name for the namespace lamina:
+// Compiled twice (CMakeLists.txt), the second time with LAMINA_NO_SIMD and with another name for the namespace lamina:
 // functions of one name must not have two bodies in one program, and these have. LAMINA_FUZZ_BUILD is the name of one.
 #include <cstddef>
 #include <stdexcept>

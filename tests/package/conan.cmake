@@ -5,7 +5,7 @@ set(ENV{CONAN_HOME} "${WORK_DIR}/home")
 set(ENV{CXX} "${CXX_COMPILER}")
 run("${CONAN}" profile detect)
 run("${CONAN}" create "${SOURCE_DIR}/packaging/conan" --no-remote -s compiler.cppstd=20
-  -o "lamina/*:with_xsimd=False" -o "lamina/*:with_xxhash=False" -c tools.build:jobs=1
+  -o "lamina/*:with_xxhash=False" -c tools.build:jobs=1
   -c "tools.cmake.cmake_layout:test_folder=${WORK_DIR}/test_package")
 if(NOT output MATCHES "lamina ${VERSION}: checksum no")
   message(FATAL_ERROR "conan create printed:\n${output}")

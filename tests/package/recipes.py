@@ -77,12 +77,12 @@ def conan():
     for wanted in (True, False):
         requires = []
         recipe.requires = requires.append
-        recipe.options = types.SimpleNamespace(with_xsimd=wanted, with_xxhash=wanted)
+        recipe.options = types.SimpleNamespace(with_xxhash=wanted)
         recipe.cpp_info = types.SimpleNamespace(set_property=lambda *_: None, defines=[])
         recipe.requirements()
         recipe.package_info()
-        expect(len(requires) == (2 if wanted else 0), "conan: requirements")
-        expect(len(recipe.cpp_info.defines) == (0 if wanted else 2), "conan: definitions")
+        expect(len(requires) == wanted, "conan: requirements")
+        expect(len(recipe.cpp_info.defines) == (not wanted), "conan: definitions")
 
 
 def spack():

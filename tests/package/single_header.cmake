@@ -11,7 +11,7 @@ endif()
 
 set(compile "${CXX_COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror
   "${CMAKE_CURRENT_LIST_DIR}/single_header/frames.cpp")
-foreach(optional IN ITEMS "" "-DLAMINA_NO_XSIMD;-DLAMINA_NO_XXHASH")
+foreach(optional IN ITEMS "" "-DLAMINA_NO_SIMD;-DLAMINA_NO_XXHASH")
   run(${compile} ${optional} -DSINGLE_HEADER "-I${WORK_DIR}/alone" -o "${WORK_DIR}/single")
   run("${WORK_DIR}/single")
   set(single "${output}")

@@ -6,14 +6,14 @@
 #include "lamina/version.hpp"
 
 /// All of lamina lies in an inline namespace, LAMINA_ABI, whose name carries what changes a class or the code of a function:
-/// the version, xsimd and xxHash where they are used, exceptions, -ffast-math, the standard library and the instruction set.
+/// the version, LAMINA_NO_SIMD, xxHash where it is used, exceptions, -ffast-math, the standard library and the instruction set.
 /// One program may then hold several configurations, and two versions: their functions have different names, so that the
 /// linker cannot put one in the place of the other. An object of one configuration that is passed to another is an error of
 /// the linker, and no crash. docs/guide.md has "One program for many machines", with the names;
 /// docs/decisions/0011-one-namespace-a-configuration.md, why.
 ///
 /// LAMINA_ABI_TAG, defined before the first header of lamina, is one more piece of the name: for what is not in it, such as
-/// two versions of xsimd, or flags of a single machine.
+/// two versions of xxHash, or flags of a single machine.
 
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #define LAMINA_HAS_EXCEPTIONS 1
@@ -22,10 +22,10 @@
 #endif
 
 // Each of these is a piece of the name, or nothing.
-#if !defined(LAMINA_NO_XSIMD) && __has_include(<xsimd/xsimd.hpp>)
-#define LAMINA_ABI_XSIMD _xsimd
+#if defined(LAMINA_NO_SIMD)
+#define LAMINA_ABI_REGISTERS _nosimd
 #else
-#define LAMINA_ABI_XSIMD
+#define LAMINA_ABI_REGISTERS
 #endif
 #if !defined(LAMINA_NO_XXHASH) && __has_include(<xxhash.h>)
 #define LAMINA_ABI_XXHASH _xxhash
@@ -137,10 +137,10 @@
 #define LAMINA_ABI_PASTE(major, minor, patch, a, b, c, d, e, f, g, h, i, j, k, l, tag) \
   v##major##_##minor##_##patch##a##b##c##d##e##f##g##h##i##j##k##l##tag
 #define LAMINA_ABI_JOIN(...) LAMINA_ABI_PASTE(__VA_ARGS__)
-#define LAMINA_ABI                                                                                      \
-  LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_XSIMD,   \
-                  LAMINA_ABI_XXHASH, LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_STANDARD,           \
-                  LAMINA_ABI_DEBUG, LAMINA_ABI_LEVEL, LAMINA_ABI_FMA, LAMINA_ABI_F16C, LAMINA_ABI_BITS, \
+#define LAMINA_ABI                                                                                        \
+  LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_REGISTERS, \
+                  LAMINA_ABI_XXHASH, LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_STANDARD,             \
+                  LAMINA_ABI_DEBUG, LAMINA_ABI_LEVEL, LAMINA_ABI_FMA, LAMINA_ABI_F16C, LAMINA_ABI_BITS,   \
                   LAMINA_ABI_INTEGERS, LAMINA_ABI_HALVES, LAMINA_ABI_TAG)
 
 // A function's name has the types of its parameters and not the one it returns, and a variable's has none: with this

@@ -129,9 +129,5 @@ template <class T, class F, class Source>
 block_result reduce_block(const F& functor, std::size_t count, const Source& source) {
   return reduce_block_over<T, operand<F, T>>(functor, count, source);
 }
-template <class T, class G, class F, class Source>
-block_result reduce_block(const F& functor, std::size_t count, const Source& source) {
-  return reduce_block_over<T, operand<F, T>>(functor, count, source);
-}
 
 }  // namespace lamina::inline LAMINA_ABI::detail

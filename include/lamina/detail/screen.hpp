@@ -40,22 +40,68 @@ constexpr Pattern carry_from(Pattern first) {
   return static_cast<Pattern>(sign_bit<Pattern> - first);
 }
 
+#if LAMINA_HAS_SIMD && defined(__SSE2__)
+#if defined(__AVX__)
+using signs_of_floats [[gnu::vector_size(32)]] = float;
+using signs_of_doubles [[gnu::vector_size(32)]] = double;
+#else
+using signs_of_floats [[gnu::vector_size(16)]] = float;
+using signs_of_doubles [[gnu::vector_size(16)]] = double;
+#endif
+
+/// The sign bits of a register of 4 or 8 byte patterns, gathered by the instruction that does that; of one of 64 bytes, of
+/// both halves together.
+template <class Pattern>
+LAMINA_ALWAYS_INLINE int gathered_signs(const simd<Pattern>& seen) {
+#if defined(__AVX512F__)
+  const auto words = std::bit_cast<simd<std::uint64_t>>(seen).data;
+#if defined(__clang__) || __GNUC__ >= 12
+  const auto folded =
+      __builtin_shufflevector(words, words, 0, 1, 2, 3) | __builtin_shufflevector(words, words, 4, 5, 6, 7);
+#else
+  using half [[gnu::vector_size(32)]] = std::uint64_t;
+  const auto halves = std::bit_cast<std::array<half, 2>>(words);
+  const half folded = halves[0] | halves[1];
+#endif
+#else
+  const auto folded = seen.data;
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(Pattern) == 4)
+    return __builtin_ia32_movmskps256(std::bit_cast<signs_of_floats>(folded));
+  return __builtin_ia32_movmskpd256(std::bit_cast<signs_of_doubles>(folded));
+#else
+  if constexpr (sizeof(Pattern) == 4) return __builtin_ia32_movmskps(std::bit_cast<signs_of_floats>(folded));
+  return __builtin_ia32_movmskpd(std::bit_cast<signs_of_doubles>(folded));
+#endif
+}
+#endif
+
 /// Whether the sign bit of a pattern, or of any in a register, is set.
 template <class Bits>
 LAMINA_ALWAYS_INLINE bool any_sign(const Bits& seen) {
   if constexpr (!is_register<Bits>) {
     return (seen & sign_bit<Bits>) != 0;
   } else {
-#if LAMINA_HAS_XSIMD
+#if LAMINA_HAS_SIMD
     using pattern = typename Bits::value_type;
-    using words = xsimd::batch<std::int32_t>;  // since SSE2 compares no 64-bit integers
-    if constexpr (sizeof(pattern) == 4) {
-      return xsimd::any(std::bit_cast<words>(seen) < words(0));
-    } else {
-      return xsimd::any(std::bit_cast<words>(seen & Bits(sign_bit<pattern>)) != words(0));
-    }
+#if defined(__SSE2__)
+    if constexpr (sizeof(pattern) >= 4) return gathered_signs(seen) != 0;
+#endif
+    const auto folded = std::bit_cast<simd<std::uint64_t>>(seen & Bits(sign_bit<pattern>));
+    std::uint64_t any = 0;
+    for (std::size_t i = 0; i < width<Bits, std::uint64_t>; ++i) any |= folded.data[i];
+    return any != 0;
 #endif
   }
+}
+
+/// The magnitude of each element of a register.
+template <class T>
+LAMINA_ALWAYS_INLINE native_register<T> magnitudes(const native_register<T>& x) {
+  using patterns = native_register<pattern_of<T>>;
+  return std::bit_cast<native_register<T>>(std::bit_cast<patterns>(x) &
+                                           patterns(static_cast<pattern_of<T>>(~sign_bit<pattern_of<T>>)));
 }
 
 /// Whether all of these elements or registers are finite.
@@ -68,16 +114,14 @@ LAMINA_ALWAYS_INLINE bool all_finite(const std::array<V, Count>& operands) {
     for (const T each : operands) seen |= magnitude_of_pattern(std::bit_cast<pattern>(each)) + carry;
     return !any_sign(seen);
   } else {
-#if LAMINA_HAS_XSIMD
-    using patterns = xsimd::batch<pattern>;
+    using patterns = native_register<pattern>;
     const patterns carries(carry);
     patterns seen(0);
     repeat<V, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA {
       // The magnitude as the functors take it, so that both share one instruction.
-      seen = seen | (std::bit_cast<patterns>(xsimd::abs(operands[i])) + carries);
+      seen = seen | (std::bit_cast<patterns>(magnitudes<T>(operands[i])) + carries);
     });
     return !any_sign(seen);
-#endif
   }
 }
 
@@ -178,7 +222,6 @@ T largest_magnitude(std::size_t count, const Source source) {
   std::size_t i = 0;
   const std::size_t whole = count - count % lanes;
   if constexpr (is_register<V>) {
-#if LAMINA_HAS_XSIMD
     // Registers know the larger of two floats, but not all of them that of two integers. What is not finite is left to
     // the patterns.
     constexpr std::size_t step = width<V, T>;
@@ -195,7 +238,8 @@ T largest_magnitude(std::size_t count, const Source source) {
                              LAMINA_INLINED_LAMBDA { operands[r] = row.template at<V>(k + r * step); });
         finite = finite && all_finite<T>(operands);
         repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
-          most[r] = xsimd::max(most[r], xsimd::abs(operands[r]));
+          const V magnitude = magnitudes<T>(operands[r]);
+          most[r] = V(most[r].data < magnitude.data ? magnitude.data : most[r].data);
         });
       }
     }
@@ -208,7 +252,6 @@ T largest_magnitude(std::size_t count, const Source source) {
     } else {
       i = 0;
     }
-#endif
   } else {
     std::array<pattern_of<T>, lanes> most{};
     for (; i < whole; i += lanes) {

@@ -5,19 +5,16 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "lamina/detail/abi.hpp"
 
-#if !defined(LAMINA_NO_XSIMD) && __has_include(<xsimd/xsimd.hpp>)
-#include <xsimd/xsimd.hpp>
-#ifdef XSIMD_NO_SUPPORTED_ARCHITECTURE  // it knows no instruction set of this machine
-#define LAMINA_HAS_XSIMD 0
+#if defined(__GNUC__) && (defined(__SSE2__) || defined(__aarch64__)) && !defined(LAMINA_NO_SIMD)
+#define LAMINA_HAS_SIMD 1
 #else
-#define LAMINA_HAS_XSIMD 1
-#endif
-#else
-#define LAMINA_HAS_XSIMD 0
+#define LAMINA_HAS_SIMD 0
 #endif
 
 /// What is inlined however large its caller is: pieces of the loops over elements, which would otherwise pass registers
@@ -33,15 +30,86 @@
 /// SIMD registers: an operand V is one element T or a register of them, and what is written over V serves both.
 namespace lamina::inline LAMINA_ABI::detail {
 
+#if LAMINA_HAS_SIMD
+#if defined(__AVX512F__)
+inline constexpr std::size_t register_bytes = 64;
+#elif defined(__AVX__)
+inline constexpr std::size_t register_bytes = 32;
+#else
+inline constexpr std::size_t register_bytes = 16;
+#endif
+
+// Each by itself, since g++ 12 forgets the attribute where the element's type is a parameter.
+template <class T>
+struct vector_of;
+template <>
+struct vector_of<float> {
+  using type [[gnu::vector_size(register_bytes)]] = float;
+};
+template <>
+struct vector_of<double> {
+  using type [[gnu::vector_size(register_bytes)]] = double;
+};
+template <>
+struct vector_of<std::uint16_t> {
+  using type [[gnu::vector_size(register_bytes)]] = std::uint16_t;
+};
+template <>
+struct vector_of<std::uint32_t> {
+  using type [[gnu::vector_size(register_bytes)]] = std::uint32_t;
+};
+template <>
+struct vector_of<std::uint64_t> {
+  using type [[gnu::vector_size(register_bytes)]] = std::uint64_t;
+};
+
+/// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM,
+/// whose operators are those of single elements, rounded as these are. docs/decisions/0014-registers-of-the-compiler.md has
+/// why not a library's.
+template <class T>
+struct simd {
+  using value_type = T;
+  typename vector_of<T>::type data;
+
+  simd() = default;
+  /// The element in every place; from it alone, since 0 taken from it changes nothing, -0 and NaN included.
+  LAMINA_ALWAYS_INLINE simd(T element) : data(element - typename vector_of<T>::type{}) {}
+  LAMINA_ALWAYS_INLINE explicit simd(typename vector_of<T>::type vector) : data(vector) {}
+
+  LAMINA_ALWAYS_INLINE friend simd operator+(simd a, simd b) { return simd(a.data + b.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator-(simd a, simd b) { return simd(a.data - b.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator*(simd a, simd b) { return simd(a.data * b.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator/(simd a, simd b) { return simd(a.data / b.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator-(simd a) { return simd(-a.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator&(simd a, simd b) { return simd(a.data & b.data); }
+  LAMINA_ALWAYS_INLINE friend simd operator|(simd a, simd b) { return simd(a.data | b.data); }
+};
+#endif
+
+template <class V>
+inline constexpr bool is_register = false;
+#if LAMINA_HAS_SIMD
+template <class T>
+inline constexpr bool is_register<simd<T>> = true;
+template <class T>
+using native_register = simd<T>;
+#else
+template <class T>
+using native_register = T;
+#endif
+
 template <class V, class T>
 inline constexpr std::size_t width = sizeof(V) / sizeof(T);
 
+/// From where elements need not be aligned to more than their own size.
 template <class V, class T>
 LAMINA_ALWAYS_INLINE V load(const T* from) {
   if constexpr (std::same_as<V, T>) {
     return *from;
   } else {
-    return V::load_unaligned(from);
+    V value;
+    std::memcpy(&value.data, from, sizeof value.data);
+    return value;
   }
 }
 
@@ -50,24 +118,9 @@ LAMINA_ALWAYS_INLINE void store(T* to, const V& value) {
   if constexpr (std::same_as<V, T>) {
     *to = value;
   } else {
-    value.store_unaligned(to);
+    std::memcpy(to, &value.data, sizeof value.data);
   }
 }
-
-template <class V>
-inline constexpr bool is_register = false;
-#if LAMINA_HAS_XSIMD
-template <class T, class A>
-inline constexpr bool is_register<xsimd::batch<T, A>> = true;
-#endif
-
-#if LAMINA_HAS_XSIMD
-template <class T>
-using native_register = xsimd::batch<T>;
-#else
-template <class T>
-using native_register = T;
-#endif
 
 /// How many operands are loaded, looked at and written together, of `Most` elements: four registers, few enough for every
 /// machine, or, where V is one element, all of them, a group for the compiler to vectorise.

@@ -172,7 +172,7 @@ struct add_to {
   }
   template <class V>
   LAMINA_ALWAYS_INLINE void put(std::size_t i, const V& value) const {
-    detail::store(residual + i, value);  // qualified: xsimd::store would be found and wants alignment
+    detail::store(residual + i, value);
   }
 
  protected:
