@@ -112,7 +112,7 @@ TEST_CASE("budget: what is sent stays within the allowance at every step and use
   }
 }
 
-TEST_CASE("budget: the layers with the largest values go first, ties together") {
+TEST_CASE("budget: within a threshold are the largest values, ties together") {
   lamina::threshold_search search;
   const std::vector<double> values = {5, 3, 3, 9, 1};
   const std::vector<std::size_t> sizes = {10, 10, 10, 20, 0};
@@ -140,6 +140,48 @@ TEST_CASE("budget: a layer whose value is infinite goes out when it fits, and no
   worker.accumulate(1, std::vector<float>(8, 0.0F));
   CHECK(worker.select().is_dropped(0));
   CHECK(worker.select().is_sent(1));
+}
+
+TEST_CASE("budget: layers of equal value take turns when they do not fit together") {
+  const lamina::layout model = model_of(std::vector<std::size_t>(10, 3));
+  lamina::compressor_options options;
+  options.byte_budget = 0.2;  // two of the ten layers a step
+  lamina::gradient_compressor<float> worker(model, options);
+  std::vector<std::size_t> times(10);
+  for (int step = 0; step < 50; ++step) {
+    for (std::size_t l = 0; l < 10; ++l) worker.accumulate(l, std::vector<float>(3, 1.0F));
+    for (const std::size_t l : worker.select().sent()) ++times[l];
+    CHECK(worker.chosen().sent_layers() == 2);
+    std::ignore = worker.encode();
+    worker.commit();
+  }
+  CHECK(times == std::vector<std::size_t>(10, 10));
+}
+
+TEST_CASE("budget: of equal values the first in the model go out as far as they fit, also of infinite ones") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const lamina::layout model = model_of({4, 2, 0, 3, 1, 10});  // 20 elements
+  const auto sent_with = [&](double budget, const std::vector<double>& values,
+                             const std::vector<char>& held = {}) {
+    lamina::compressor_options options;
+    options.byte_budget = budget;
+    lamina::layer_selector selector(model, options);
+    std::string sent;
+    const lamina::selection& chosen = selector.decide(1, values, values, held);
+    for (std::size_t l = 0; l < model.layers(); ++l) sent += chosen.is_sent(l) ? '1' : '0';
+    return sent + ' ' + std::to_string(selector.threshold());
+  };
+  CHECK(sent_with(0.25, {7, 7, 7, 7, 7, 7}) == "100000 7.000000");
+  CHECK(sent_with(0.30, {7, 7, 7, 7, 7, 7}) == "110000 7.000000");
+  CHECK(sent_with(0.45, {7, 7, 7, 7, 7, 7}) == "110100 7.000000");
+  CHECK(sent_with(0.15, {7, 7, 7, 7, 7, 7}) == "000000 inf");  // the first does not fit: it is saved for
+  CHECK(sent_with(0.30, {7, 8, 7, 7, 7, 7}) == "110000 7.000000");
+  CHECK(sent_with(0.25, {7, 8, 7, 7, 7, 7}) == "010000 8.000000");
+  CHECK(sent_with(0.25, {7, 7, 7, 7, 9, 7}, {1, 0, 0, 0, 0, 0}) == "010010 7.000000");
+  CHECK(sent_with(1.00, {7, 7, 7, 7, 7, 7}) == "110111 -inf");
+  CHECK(sent_with(0.25, {infinity, infinity, 1, infinity, infinity, 1}) == "100000 inf");
+  CHECK(sent_with(0.35, {std::nan(""), infinity, 1, infinity, 2, 1}) == "110000 inf");
+  CHECK(sent_with(0.15, {infinity, infinity, 1, 1, 1, 1}) == "000000 inf");
 }
 
 TEST_CASE("budget: the search equals the literal one for random values") {

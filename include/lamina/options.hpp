@@ -107,8 +107,8 @@ struct compressor_options {
   refresh_schedule refresh = refresh_schedule::every(1);
   /// A promise on bytes in place of R: the share of the elements to send, as a mean over the steps, in (0, 1]. Each step
   /// adds that share to an allowance; the layers with the largest values go out as far as it reaches, and what is left
-  /// over is saved for a layer that did not fit: up to one step's share and the largest layer. Layers of equal value go out
-  /// together or not at all; give max_age where many may be equal and larger than that. By step t no more than
+  /// over is saved for a layer that did not fit: up to one step's share and the largest layer. Of layers of
+  /// equal value those that come first in the model do. By step t no more than
   /// budget·N·t elements have been sent, but for what max_age and always_sent force out. Use it when the network has a price;
   /// drop_ratio, warm_up_steps and refresh then do not count.
   std::optional<double> byte_budget = std::nullopt;

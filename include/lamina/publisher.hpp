@@ -77,7 +77,7 @@ class parameter_publisher {
   /// \throws std::invalid_argument  a span has another size than its layer; there is no frame then, and nothing to commit
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
-    encoded_at_.at(worker) = seen_[worker];  // an encode that throws has nothing to commit
+    encoded_at_[worker] = seen_.at(worker);  // an encode that throws has nothing to commit
     const encoded_frame& frame = encode_since(seen_[worker], step, replies_[worker], parameters);
     encoded_at_[worker] = clock_;
     return frame;

@@ -78,7 +78,7 @@ class layer_selector {
     decision.threshold = threshold_;
     chosen_.clear();
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (decision.sends(values[l], model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
+      if (decision.sends(l, values[l], model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
     }
     return chosen_;
   }
@@ -164,11 +164,25 @@ class layer_selector {
         search_.add(detail::ordered_value(values[l]), elements);
       }
     }
-    const auto [threshold, fits] =
-        search_.within(detail::allowance_by_value(allowance, always_sent_elements));
+    const auto found = search_.within(detail::allowance_by_value(allowance, always_sent_elements));
     allowance_ = allowance;  // once nothing can fail any more
-    threshold_ = threshold;
-    decision.sends_by_value = fits;
+    threshold_ = found.threshold;
+    if (!found.crossing) return;
+    // Of the layers that are tied where the allowance ends, the first that fit.
+    double left = found.left;
+    std::size_t end = 0;
+    bool any = false;
+    for (; end < model.layers(); ++end) {
+      const std::size_t elements = model.sizes()[end];
+      if (elements == 0 || rule_of(end, held) != detail::layer_rule::by_value) continue;
+      if (detail::ordered_value(values[end]) != *found.crossing) continue;
+      left -= static_cast<double>(elements);
+      if (left < 0) break;
+      any = true;
+    }
+    if (any) threshold_ = *found.crossing;
+    if (threshold_ == *found.crossing)
+      decision.equals_end = end;  // also where they are infinite and none fits
   }
 
   compressor_options options_;

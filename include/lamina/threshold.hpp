@@ -41,8 +41,8 @@ class threshold_search {
   }
 
   /// The smallest threshold at which the layers sent hold at most `most_elements`: as much as a budget allows, largest
-  /// values first. Layers that are tied are sent together or not at all. Infinity if not even the layer with the largest
-  /// value fits. Errors and cost as search_threshold.
+  /// values first. A threshold alone cannot part layers that are tied, so they are within it together or not at all; a budget of
+  /// compressor_options can. Infinity if not even the layer with the largest value fits. Errors and cost as search_threshold.
   [[nodiscard]] double within_budget(std::span<const double> representative_values,
                                      std::span<const std::size_t> layer_sizes, double most_elements) {
     gather(representative_values, layer_sizes);
@@ -60,20 +60,25 @@ class threshold_search {
     return crossing == entries_.end() ? invalid_threshold : crossing->value;
   }
   struct budget_result {
-    double threshold;
-    bool fits;  ///< false: nothing does, not even of infinite value, which no threshold can say
+    double threshold;  ///< as of within_budget()
+    std::optional<double>
+        crossing;     ///< the largest value below it: of the layers that have it some do not fit
+    double left = 0;  ///< elements that those layers may have
   };
   [[nodiscard]] budget_result within(double most_elements) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     const auto crossing =
         first_beyond(most_elements, [](const entry& a, const entry& b) { return a.value > b.value; });
-    if (crossing == entries_.end()) return {-infinity, true};
+    if (crossing == entries_.end()) return {-infinity, std::nullopt};
     // The layers before it, in descending order, fit; those tied with it do not all.
     double smallest = infinity;
+    std::size_t elements = 0;
     for (const entry& each : entries_) {
-      if (each.value > crossing->value && each.value < smallest) smallest = each.value;
+      if (!(each.value > crossing->value)) continue;
+      smallest = std::min(smallest, each.value);
+      elements += each.elements;
     }
-    return {smallest, crossing->value < infinity};
+    return {smallest, crossing->value, most_elements - static_cast<double>(elements)};
   }
 
  private:

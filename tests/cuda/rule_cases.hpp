@@ -38,8 +38,8 @@ inline void require_same(const std::string& sent, const std::string& expected, c
   require(sent == expected, "sent is " + sent + " and not " + expected + where);
 }
 
-/// The first step of `options` as literally as can be: layers in order of their value, one after the other, those tied
-/// together.
+/// The first step of `options` as literally as can be: layers in order of their value, one after the other, of equal
+/// ones the first in the model.
 inline std::string literal_decision(const std::vector<double>& values, const std::vector<std::size_t>& sizes,
                                     const std::vector<std::uint8_t>& held,
                                     const std::vector<std::uint8_t>& always,
@@ -73,14 +73,10 @@ inline std::string literal_decision(const std::vector<double>& values, const std
       return held[l] != 0 || always[l] != 0;
     });
     std::ranges::stable_sort(order, std::greater(), value);
-    for (std::size_t first = 0; first < order.size();) {
-      std::size_t last = first;
-      double tied = 0;
-      for (; last < order.size() && value(order[last]) == value(order[first]); ++last)
-        tied += static_cast<double>(sizes[order[last]]);
-      if (tied > 0 && tied > left) break;
-      for (; first < last; ++first) goes[order[first]] = 1;
-      left -= tied;
+    for (const std::size_t l : order) {
+      left -= static_cast<double>(sizes[l]);
+      if (sizes[l] > 0 && left < 0) break;
+      goes[l] = 1;
     }
   }
   std::string sent;

@@ -55,20 +55,20 @@ LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::si
 
 /// The decision of one step, once its threshold is known.
 struct step_decision {
-  std::uint64_t step = 0;     // counted from 1
-  double threshold = 0;       // λ
-  std::uint64_t max_age = 0;  // 0: none
-  bool sends_all = false;     // R = 0, or R = 1 without a threshold of the user's
-  bool sends_by_value =
-      true;  // not where nothing fits into a budget: infinite values are not below any threshold
+  std::uint64_t step = 0;                                 // counted from 1
+  double threshold = 0;                                   // λ
+  std::uint64_t max_age = 0;                              // 0: none
+  bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
+  std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
 
-  /// Whether a layer goes out: q, its elements, and the step in which it was sent last.
-  LAMINA_HOST_DEVICE constexpr bool sends(double value, std::size_t elements, std::uint64_t cleared_in,
-                                          layer_rule rule) const {
+  /// Whether layer l goes out: q, its elements, and the step in which it was sent last.
+  LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
+                                          std::uint64_t cleared_in, layer_rule rule) const {
     if (elements == 0 || rule == layer_rule::held) return false;
     if (sends_all || rule == layer_rule::always) return true;
     if (max_age > 0 && step - cleared_in >= max_age) return true;
-    return sends_by_value && ordered_value(value) >= threshold;
+    const double ordered = ordered_value(value);
+    return ordered > threshold || (ordered == threshold && layer < equals_end);
   }
 };
 

@@ -73,6 +73,8 @@ struct select_kernel {
     };
     unsigned long long crossing;
     unsigned long long above;
+    unsigned long long tied;
+    unsigned long long first_tied;
     unsigned long long before;
     bool found;
   };
@@ -128,7 +130,8 @@ struct select_kernel {
     for (std::size_t byte = first; byte < last; ++byte) {
       unsigned bits = 0;
       for (std::size_t layer = 8 * byte; layer < smaller(8 * byte + 8, at.layers); ++layer) {
-        if (!decision.sends(values[layer], at.sizes[layer], at.cleared_in[layer], rule_of(layer))) continue;
+        if (!decision.sends(layer, values[layer], at.sizes[layer], at.cleared_in[layer], rule_of(layer)))
+          continue;
         bits |= 1U << (layer % 8);
         sent.elements += at.sizes[layer];
         sent.bytes += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
@@ -199,8 +202,8 @@ struct select_kernel {
     return threshold;
   }
 
-  // As lamina::threshold_search::within: the smallest value above the first that does not fit. Where that is infinite,
-  // nothing fits, which no threshold says.
+  // As lamina::layer_selector: the smallest value above the first that does not fit, and of the layers that have that one
+  // the first that fit.
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void within_budget(const Team& team, shared_memory& shared, double most,
                                         lamina::detail::step_decision& decision) const {
@@ -208,18 +211,44 @@ struct select_kernel {
     find_crossing(team, shared, most, [this](std::size_t layer) { return descending(layer); });
     const bool found = shared.found;
     const std::uint64_t crossing = ~shared.crossing;
-    decision.sends_by_value = !(found && crossing == key_of(infinity));
-    decision.threshold = -infinity;
-    if (team.thread() == 0) shared.above = key_of(infinity);
     team.barrier();
+    decision.threshold = -infinity;
     if (!found) return;
-    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      const entry each = descending(layer);
-      if (each.elements > 0 && ~each.key > crossing) team.lower(shared.above, ~each.key);
+    if (team.thread() == 0) {
+      shared.above = key_of(infinity);
+      shared.before = 0;
+      shared.tied = 0;
+      shared.first_tied = at.layers;
     }
     team.barrier();
+    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
+      const entry each = descending(layer);
+      if (each.elements == 0) continue;
+      if (~each.key > crossing) {
+        team.lower(shared.above, ~each.key);
+        team.add(shared.before, each.elements);
+      } else if (~each.key == crossing) {
+        team.add(shared.tied, 1);
+        team.lower(shared.first_tied, layer);
+      }
+    }
+    team.barrier();
+    const double left = most - static_cast<double>(shared.before);
+    const unsigned long long first_tied = shared.first_tied;
+    const bool may_part = shared.tied > 1;
     decision.threshold = value_of(shared.above);
     team.barrier();
+    std::size_t end = first_tied;  // alone it does not fit
+    if (may_part) {
+      find_crossing(team, shared, left, [this, crossing](std::size_t layer) {
+        const entry each = descending(layer);
+        return entry{layer, ~each.key == crossing ? each.elements : 0};
+      });
+      end = shared.crossing;
+      team.barrier();
+    }
+    if (end > first_tied) decision.threshold = value_of(crossing);
+    if (decision.threshold == value_of(crossing)) decision.equals_end = end;
   }
 
   LAMINA_ANY_CALLER template <class Team>
