@@ -28,6 +28,8 @@ class kept_layers {
   kept_layers(worker_group& group, const replica& local, sgd& optimizer)
       : group_(group), local_(local), optimizer_(optimizer) {}
 
+  void begin(std::uint64_t step) { step_ = step; }
+
   void add(std::size_t layer, std::span<const float> gradient) {
     for (std::size_t begin = 0; begin < gradient.size();) {
       const std::size_t count = std::min(chunk_elements - chunk_.size(), gradient.size() - begin);
@@ -45,6 +47,7 @@ class kept_layers {
     for (float& each : chunk_) each /= static_cast<float>(group_.workers());
     std::span<const float> rest = chunk_;
     for (const piece& each : pieces_) {
+      if (each.begin == 0) optimizer_.begin(each.layer, step_);
       optimizer_.update(each.layer, each.begin, rest.first(each.count), local_[each.layer]);
       rest = rest.subspan(each.count);
     }
@@ -67,6 +70,7 @@ class kept_layers {
   std::vector<float> chunk_;
   std::vector<piece> pieces_;
   double update_seconds_ = 0;
+  std::uint64_t step_ = 0;
 };
 
 }  // namespace
@@ -164,7 +168,7 @@ namespace {
 void begin(worker_group& group, replica& local, sgd& optimizer,
            lamina::gradient_compressor<float>& compressor, const worker_tasks& tasks, server_state from) {
   const std::vector<std::byte> bytes = group.scatter([&](std::size_t w) {
-    std::vector<std::vector<std::byte>> parts(3);
+    std::vector<std::vector<std::byte>> parts(4);
     for (std::size_t l = 0; l < local.model().layers(); ++l) {
       const auto layer = std::as_bytes(local[l]);
       parts[0].insert(parts[0].end(), layer.begin(), layer.end());
@@ -172,11 +176,14 @@ void begin(worker_group& group, replica& local, sgd& optimizer,
     const auto velocity = std::as_bytes(std::span(from.velocity));
     parts[1].assign(velocity.begin(), velocity.end());
     if (from.step > 0) parts[2] = std::move(from.workers.at(w));
+    const auto updated_in = std::as_bytes(std::span(from.updated_in));
+    parts[3].assign(updated_in.begin(), updated_in.end());
     return pack(parts);
   });
   const std::vector<std::vector<std::byte>> parts = unpack(bytes);
-  if (parts.size() != 3 || parts[0].size() != local.model().elements() * sizeof(float) ||
-      (!parts[1].empty() && parts[1].size() != optimizer.velocity().size_bytes())) {
+  if (parts.size() != 4 || parts[0].size() != local.model().elements() * sizeof(float) ||
+      (!parts[1].empty() && parts[1].size() != optimizer.velocity().size_bytes()) ||
+      (!parts[3].empty() && parts[3].size() != optimizer.updated_in().size_bytes())) {
     throw link_error("worker 0 sent the beginning of another run");
   }
   const std::byte* next = parts[0].data();
@@ -186,6 +193,7 @@ void begin(worker_group& group, replica& local, sgd& optimizer,
   }
   local.upload();
   if (!parts[1].empty()) std::memcpy(optimizer.velocity().data(), parts[1].data(), parts[1].size());
+  if (!parts[3].empty()) std::memcpy(optimizer.updated_in().data(), parts[3].data(), parts[3].size());
   if (!parts[2].empty()) load_state(parts[2], &compressor, tasks);
 }
 
@@ -224,6 +232,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     const std::size_t frame_bytes = compressor.encode().size_bytes();
     const float learning_rate = server.learning_rate.at(step);
     optimizer.set_learning_rate(learning_rate);
+    kept.begin(step);
     for (std::size_t l = 0; l < model.layers(); ++l) {
       if (chosen.is_sent(l)) kept.add(l, compressor.residual()[l]);
     }
@@ -246,8 +255,9 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     if (is_checkpoint_due(worker.checkpoint_period_steps, step, worker.steps)) {
       const std::vector<message> states = group.gather({}, save_state(&compressor, tasks));
       if (group.worker() == 0 && records.save) {
-        server_state state{.step = step, .velocity = {}, .workers = {}};
+        server_state state{.step = step, .velocity = {}, .updated_in = {}, .workers = {}};
         state.velocity.assign(optimizer.velocity().begin(), optimizer.velocity().end());
+        state.updated_in.assign(optimizer.updated_in().begin(), optimizer.updated_in().end());
         for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
         records.save(state);
       }

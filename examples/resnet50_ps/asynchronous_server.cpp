@@ -63,6 +63,7 @@ void serve_asynchronously(server_link& link, const lamina::layout& model, const 
     for (std::size_t l = 0; l < model.layers(); ++l) {
       if (frame.is_dropped(l)) continue;
       layers.send(l);
+      optimizer.begin(l, step);
       frame.for_each_block(l, [&](std::size_t begin, std::span<const float> gradient) {
         share.assign(gradient.begin(), gradient.end());
         for (float& each : share) each /= workers;

@@ -13,9 +13,7 @@ std::uint64_t correct_within(std::int64_t first, const torch::Tensor& logits, co
   return static_cast<std::uint64_t>(best.eq(target.unsqueeze(1)).sum().item<std::int64_t>());
 }
 
-void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_set>& images,
-              std::size_t batch_images, step_report& report) {
-  const stopwatch whole;
+void average_statistics(worker_peers& peers, replica& local) {
   const std::vector<torch::Tensor> statistics = local.statistics();
   std::vector<float> all;
   for (const torch::Tensor& each : statistics) {
@@ -32,6 +30,12 @@ void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_s
     rest = rest.subspan(elements.size());
   }
   local.set_statistics(statistics);
+}
+
+void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_set>& images,
+              std::size_t batch_images, step_report& report) {
+  const stopwatch whole;
+  average_statistics(peers, local);
   const torch::NoGradGuard no_gradients;
   local.network().ptr()->eval();
   for_each_batch(images, {peers.workers(), peers.worker()}, batch_images,

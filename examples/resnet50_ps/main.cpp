@@ -196,6 +196,7 @@ int run(const options& given, const place& here) {
         given.data, data.train->size().value(), data.test->size().value(), data.train->classes(),
         data.train->image_size_pixels(), data.train->image_size_pixels(), described.who.workers(),
         given.batch_images);
+    for (const std::string& note : data.notes) fmt::print(stderr, "resnet50_ps: {}\n", note);
   }
   std::vector<run_result> results;
   for (const bool layer_dropping : {false, true}) {

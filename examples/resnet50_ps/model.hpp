@@ -9,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <string>
 
 namespace resnet50_ps {
 
@@ -43,5 +44,12 @@ class resnet50_impl : public torch::nn::Module {
 };
 
 TORCH_MODULE_IMPL(resnet50, resnet50_impl);
+
+/// Writes parameters and running statistics, on the CPU, as a TorchScript archive: `torch.jit.load(file).state_dict()` in
+/// Python is what torchvision's resnet50 takes. The file is there whole or not at all. Throws std::runtime_error that names it.
+void save_model(const torch::nn::Module& network, const std::string& file);
+/// Reads them back, or what `torch.jit.script(network).save(file)` wrote. Throws std::runtime_error that names the file, and
+/// the tensor if one is missing or of another shape; the network is then partly overwritten.
+void load_model(torch::nn::Module& network, const std::string& file);
 
 }  // namespace resnet50_ps

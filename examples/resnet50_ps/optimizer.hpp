@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <lamina/layout.hpp>
 #include <span>
 #include <vector>
@@ -18,13 +19,23 @@ struct sgd_options {
 /// Stochastic gradient descent at the server, as in torch.optim.SGD without dampening:
 /// g <- G + λ x, v <- μ v + g, and x <- x - η v, or with Nesterov x <- x - η (g + μ v).
 ///
-/// Only what is passed to update() changes: a layer that no worker sent keeps its parameters and its
-/// velocity, and its weights do not decay. The velocity begins as zeros.
+/// Only what is passed to update() changes: a layer that no worker sent keeps its parameters and its velocity. Its weights
+/// decay when it arrives: k steps after its last gradient they are multiplied by (1 - η λ)^k, with the η of then, so that a layer
+/// sent every 20th step decays as much as one that is sent in each. The velocity begins as zeros.
+///
+/// A step may bring a layer several gradients, as of an asynchronous server's workers, whose sum is G: the first of a step
+/// brings μ v and λ x with it, the others add to v and x what is theirs. All together move the layer as far as one update with
+/// their sum, but for rounding.
 class sgd {
  public:
+  enum class rule { plain, momentum, nesterov };
+
   /// Throws std::invalid_argument that names the option which is out of its range or not a number.
   sgd(const lamina::layout& model, sgd_options options);
 
+  /// The gradients that update() takes from here on are of one gradient of `layer`, in `step`, counted from 1. Throws
+  /// std::out_of_range for a layer that is not in the model, and std::invalid_argument for a step before the layer's last.
+  void begin(std::size_t layer, std::uint64_t step);
   /// Updates the elements of `layer` from `begin` on, as many as `gradient` has, in one pass; `parameters` is
   /// the whole layer. Each element is computed on its own, so blocks give what the whole layer gives. Throws,
   /// before anything is written, std::invalid_argument if `parameters` is not of the layer's size and
@@ -35,15 +46,24 @@ class sgd {
   /// η of the updates from here on; throws std::invalid_argument unless it is finite and 0 or more.
   void set_learning_rate(float rate);
 
-  /// v of all layers, one behind the other: N elements, or none without momentum. With the parameters and the
-  /// step it is all there is to save; written back, training goes on as if it had not stopped.
+  /// v of all layers, one behind the other: N elements, or none without momentum.
   std::span<float> velocity() noexcept { return velocity_; }
   std::span<const float> velocity() const noexcept { return velocity_; }
+  /// For each layer the step of its last gradient, 0 before the first. With the velocity, the parameters and the step it is all
+  /// there is to save; written back, training goes on as if it had not stopped.
+  std::span<std::uint64_t> updated_in() noexcept { return updated_in_; }
+  std::span<const std::uint64_t> updated_in() const noexcept { return updated_in_; }
 
  private:
+  template <rule Rule>
+  void pass_by(std::span<const float> gradient, float* x, float* v) const;
+
   lamina::layout model_;
   sgd_options options_;
   std::vector<float> velocity_;
+  std::vector<std::uint64_t> updated_in_;
+  bool is_first_ = true;  // gradient of the layer in its step
+  float missed_decay_ = 1;
 };
 
 }  // namespace resnet50_ps

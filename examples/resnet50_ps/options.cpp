@@ -155,19 +155,29 @@ parsed parse_options(int argc, char** argv) {
       ->check(CLI::Range(0.0, 0.9999))
       ->group(server);
   app.add_flag("--nesterov", given.nesterov, "Nesterov's momentum")->group(server);
-  app.add_option("--weight-decay", given.weight_decay, "of SGD, on layers that arrived")
+  app.add_option("--weight-decay", given.weight_decay,
+                 "of SGD; a layer that did not arrive decays when it does")
       ->check(finite)
       ->check(CLI::NonNegativeNumber)
       ->group(server);
-  app.add_option("--evaluate-every", given.evaluation_period_steps,
-                 "steps between evaluations; 0: at the end alone")
-      ->check(counted)
+  CLI::Option* evaluations = app.add_option("--evaluate-every", given.evaluation_period_steps,
+                                            "steps between evaluations; 0: at the end alone")
+                                 ->check(counted)
+                                 ->group(server);
+  app.add_flag("--no-evaluation", given.no_evaluation, "no evaluation, not even at the end")
+      ->excludes(evaluations)
       ->group(server);
 
   const std::string run = "The run";
   CLI::Option* output =
       app.add_option("--output", given.output, "directory for the metrics of each run, which ./plot draws")
           ->group(run);
+  app.add_option("--load", given.load, "model to begin from: a file of --save, or of torch.jit in Python")
+      ->group(run);
+  app.add_option("--save", given.save,
+                 "file for the trained model, written by worker 0 before the last evaluation; "
+                 "torch.jit.load reads it in Python")
+      ->group(run);
   app.add_option("--checkpoint-every", given.checkpoint_period_steps,
                  "steps between checkpoints in the output directory, and one at the end; 0: none")
       ->check(counted)

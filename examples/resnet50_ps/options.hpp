@@ -43,9 +43,12 @@ struct options {
   bool nesterov = false;
   float weight_decay = 0;
   std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end alone
+  bool no_evaluation = false;
 
   // The run.
   std::string output;                         ///< directory; empty: none is written
+  std::string load;                           ///< file; empty: the model begins as the seed makes it
+  std::string save;                           ///< file; empty: the model is not kept
   std::uint64_t checkpoint_period_steps = 0;  ///< 0: no checkpoints
   bool resume = false;
   bool merge_residuals = false;

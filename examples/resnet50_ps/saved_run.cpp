@@ -165,6 +165,7 @@ void save_checkpoint(const training& run, const replica& local, const server_sta
     writer.add("parameters/" + local.model()[l].name, std::as_bytes(local[l]));
   }
   writer.add("velocity", std::as_bytes(std::span(state.velocity)));
+  writer.add("updated_in", std::as_bytes(std::span(state.updated_in)));
   for (std::size_t w = 0; w < state.workers.size(); ++w)
     writer.add(fmt::format("worker/{}", w), state.workers[w]);
   writer.commit();
@@ -199,6 +200,8 @@ server_state load_checkpoint(const training& run, const replica& local) {
   }
   state.velocity.resize(run.given.momentum > 0 ? local.model().elements() : 0);
   reader.read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
+  state.updated_in.resize(local.model().layers());
+  reader.read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
   state.workers.resize(reader.read_value<std::uint64_t>("states"));
   for (std::size_t w = 0; w < state.workers.size(); ++w)
     state.workers[w] = reader.read(fmt::format("worker/{}", w));

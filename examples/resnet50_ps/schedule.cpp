@@ -57,7 +57,8 @@ double share(const constant_rate&, std::uint64_t, std::uint64_t) {
 }
 
 double share(const step_decay& decay, std::uint64_t step, std::uint64_t warm_up_steps) {
-  return std::pow(decay.gamma, static_cast<double>((step - warm_up_steps - 1) / decay.every));
+  const std::uint64_t passed = (step - warm_up_steps - 1) / decay.every;
+  return std::pow(decay.gamma, static_cast<double>(passed));
 }
 
 double share(const milestone_decay& decay, std::uint64_t step, std::uint64_t) {

@@ -14,6 +14,7 @@ namespace {
 
 void resume(server_link& link, const server_state& state, sgd& optimizer) {
   std::ranges::copy(state.velocity, optimizer.velocity().begin());
+  std::ranges::copy(state.updated_in, optimizer.updated_in().begin());
   std::span<const std::vector<std::byte>> states = state.workers;
   const std::vector<std::size_t> workers = link.workers_of_clients();
   for (std::size_t c = 0; c < link.clients(); ++c) {
@@ -26,6 +27,7 @@ server_state state_after(std::uint64_t step, const sgd& optimizer, const std::ve
   server_state state;
   state.step = step;
   state.velocity.assign(optimizer.velocity().begin(), optimizer.velocity().end());
+  state.updated_in.assign(optimizer.updated_in().begin(), optimizer.updated_in().end());
   for (const message& each : messages) {
     for (auto& worker : unpack(each.bytes)) state.workers.push_back(std::move(worker));
   }
@@ -86,6 +88,7 @@ void serve(server_link& link, const lamina::layout& model, const parameter_store
     if (messages.size() < link.clients()) aggregator.close();  // without those that were lost
     for (std::size_t l = 0; l < model.layers(); ++l) {
       // Blocks of the mean go straight into the update; a layer that did not arrive has none and stays untouched.
+      if (aggregator.arrived().is_sent(l)) optimizer.begin(l, step);
       aggregator.mean(l, [&](std::size_t begin, std::span<const float> gradient) {
         optimizer.update(l, begin, gradient, parameters(l));
       });

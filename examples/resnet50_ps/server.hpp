@@ -18,8 +18,9 @@ namespace resnet50_ps {
 
 /// What a checkpoint holds beside the parameters.
 struct server_state {
-  std::uint64_t step = 0;       ///< steps done; 0 is the beginning
-  std::vector<float> velocity;  ///< of the optimizer; empty without momentum
+  std::uint64_t step = 0;                 ///< steps done; 0 is the beginning
+  std::vector<float> velocity;            ///< of the optimizer; empty without momentum
+  std::vector<std::uint64_t> updated_in;  ///< the same: each layer's last step
   std::vector<std::vector<std::byte>> workers;
 };
 
@@ -50,8 +51,8 @@ void serve(server_link& link, const lamina::layout& model, const parameter_store
 
 /// The asynchronous one: applies each gradient frame when it comes and answers its client with what that client has not
 /// seen, for `steps` frames a client. A frame counts as its workers of all W, so that a frame of each client moves the
-/// parameters as far as a step of the synchronous server and the same learning rate suits both; a step, to the schedule
-/// and to the metrics, is that many frames. Makes no checkpoints.
+/// parameters as far as a step of the synchronous server, momentum and decay included, and the same learning rate suits both; a
+/// step, to the optimizer, the schedule and the metrics, is that many frames. Makes no checkpoints.
 void serve_asynchronously(server_link& link, const lamina::layout& model, const parameter_store& parameters,
                           const server_options& options, const server_tasks& tasks);
 

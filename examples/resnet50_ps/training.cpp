@@ -6,6 +6,7 @@
 #include <torch/utils.h>
 
 #include <cstring>
+#include <fstream>
 #include <lamina/partition.hpp>
 #include <lamina/version.hpp>
 #include <map>
@@ -82,8 +83,9 @@ std::string introduction(const training& run, const lamina::layout& model) {
       "lamina {}.{}.{}; {} of runs {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}{}{}",
       LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, run.name(), given.runs,
       workers_of(run.who), given.steps, given.evaluation_period_steps, given.checkpoint_period_steps,
-      given.degraded ? "degraded; " : "", given.replay.empty() ? "" : "replayed; ",
-      configuration_of(run, model));
+      (given.degraded ? "degraded; " : std::string()) + (given.no_evaluation ? "not evaluated; " : "") +
+          (given.save.empty() ? "" : "saved; ") + (given.load.empty() ? "" : "from " + given.load + "; "),
+      given.replay.empty() ? "" : "replayed; ", configuration_of(run, model));
 }
 
 // Everyone introduces itself to rank 0, which answers with the steps that are done already. Returns them.
@@ -121,6 +123,8 @@ struct worker_part {
         part{run.who.workers(), worker_number},
         local(trained),
         batches(std::make_unique<batch_stream>(data.train, part, given.batch_images, given.seed)) {
+    if (part.worker == 0 && !given.save.empty() && !std::ofstream(given.save + ".part"))
+      throw std::runtime_error("cannot make the file " + given.save);
     if (!given.record.empty()) recorder.emplace(given.record, part.worker, given.steps, recorded_steps);
     if (!given.replay.empty())
       player.emplace(given.replay, part.worker, given.compute_seconds, trained.partition().model());
@@ -131,7 +135,14 @@ struct worker_part {
         .compute = [this](std::uint64_t step, step_report& report) { compute(step, report); },
         .evaluate =
             [this, &peers](step_report& report) {
-              if (!player) evaluate(peers, local, data.test, evaluation_batch_images, report);
+              if (player || given.no_evaluation) return;
+              evaluate(peers, local, data.test, evaluation_batch_images, report);
+            },
+        .finished =
+            [this, &peers] {
+              if (given.save.empty()) return;
+              average_statistics(peers, local);
+              if (part.worker == 0) save_model(*local.network().ptr(), given.save);
             },
         .pulled = {},
         .save = [this] { return save_worker(local, *batches); },
@@ -264,7 +275,9 @@ replica make_replica(const training& run, torch::Device device) {
   torch::manual_seed(run.given.seed);
   const model_options network{run.given.classes > 0 ? run.given.classes : run.data.train->classes(),
                               run.given.small_stem ? stem::small : stem::standard};
-  return replica{torch::nn::AnyModule(resnet50(network)), run.given.part_elements, device};
+  resnet50 made(network);
+  if (!run.given.load.empty()) load_model(*made, run.given.load);
+  return replica{torch::nn::AnyModule(made), run.given.part_elements, device};
 }
 
 void check_training(const training& run, bool is_worker) {
@@ -287,6 +300,9 @@ void check_training(const training& run, bool is_worker) {
             "--selection agreed needs workers in step: --mode sync");
   refuse_if(given.degraded && given.runs == "both",
             "--degraded needs --runs with or without: who is lost in one run is missing in the other");
+  refuse_if(!given.save.empty() && given.runs == "both",
+            "--save needs --runs with or without: it keeps one model");
+  refuse_if(!given.load.empty() && given.resume, "--load begins a run, --resume goes on with one: give one");
   refuse_if(
       given.classes > 0 && given.classes < run.data.train->classes(),
       fmt::format("--classes {} are too few: the data has {}", given.classes, run.data.train->classes()));

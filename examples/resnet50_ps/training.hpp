@@ -24,7 +24,7 @@ struct training {
   std::string name() const { return layer_dropping ? "with layer dropping" : "without layer dropping"; }
 };
 
-/// ResNet-50 as the seed makes it, for the server and each worker alike.
+/// ResNet-50 as the seed makes it, or --load, for the server and each worker alike. Throws as load_model().
 replica make_replica(const training& run, torch::Device device = torch::kCPU);
 
 /// Throws std::invalid_argument, naming it, for an option that cannot be meant, before any time is spent.

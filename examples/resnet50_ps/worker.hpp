@@ -31,12 +31,14 @@ struct worker_tasks {
   /// Fills the gradients of the replica, mostly by compute_gradients(), and the report on its batch.
   std::function<void(std::uint64_t step, step_report&)> compute;
   /// Evaluates the replica: sets the report's counts of test images.
-  std::function<void(step_report&)> evaluate;
+  std::function<void(step_report&)> evaluate = {};
+  /// The trained parameters stand in the replica; called once, before the last evaluation.
+  std::function<void()> finished = {};
   /// New parameters stand in the replica: those that `step` begins with; called `steps` + 1 times in all.
-  std::function<void(std::uint64_t step)> pulled;
+  std::function<void(std::uint64_t step)> pulled = {};
   /// What a checkpoint holds of the worker beside its compressor; and takes it up again.
-  std::function<std::vector<std::byte>()> save;
-  std::function<void(std::span<const std::byte>)> load;
+  std::function<std::vector<std::byte>()> save = {};
+  std::function<void(std::span<const std::byte>)> load = {};
 };
 
 /// Runs one worker until step `steps`: takes the parameters into the replica, computes the gradients of a batch, sends the

@@ -27,6 +27,7 @@ step_report report_on_replica(replica& local, std::uint64_t step, const worker_t
   if (report.is_last || is_due(options.hash_period_steps, step - 1)) {
     report.replica_hash = hash_of(local.model(), [&](std::size_t l) { return local[l]; });
   }
+  if (report.is_last && tasks.finished) tasks.finished();
   if (tasks.evaluate && (report.is_last || is_due(options.evaluation_period_steps, step - 1)))
     tasks.evaluate(report);
   return report;

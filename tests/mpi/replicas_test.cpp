@@ -81,7 +81,8 @@ struct settings {
   bool asynchronous = false;
   bool by_allreduce = false;
   std::size_t workers_per_node = 1;
-  bool mirrored = false;  // as if the networks were on another device
+  bool fixed_gradients = false;  // that do not depend on the parameters
+  bool mirrored = false;         // as if the networks were on another device
   std::uint64_t hash_period_steps = 10;
   /// Of a worker, at the beginning of a step.
   std::function<void(std::size_t worker, std::uint64_t step, replica&)> meddle;
@@ -131,12 +132,17 @@ server_options server_options_of(const settings& given) {
 }
 
 // `seen.parameters` of a worker are those that each step begins with.
-worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker) {
+worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker, const settings& given) {
   const auto random = std::make_shared<at::Generator>(at::make_generator<at::CPUGeneratorImpl>(worker));
   return {.compute =
-              [&local, random](std::uint64_t, step_report& report) {
+              [&local, random, worker, is_fixed = given.fixed_gradients](std::uint64_t step,
+                                                                         step_report& report) {
                 const torch::Tensor images = torch::randn({8, features}, *random);
                 compute_gradients(local, {images, images.slice(1, 0, classes).argmax(1)}, report);
+                if (!is_fixed) return;
+                for (torch::Tensor each : local.gradients()) {
+                  each.fill_(0.001F * static_cast<float>((worker + 1) * (step % 3 + 1)));
+                }
               },
           .evaluate = {},
           .pulled =
@@ -200,7 +206,7 @@ void play_worker(transport& ranks, const settings& given, const topology& who, d
   const std::size_t leader = members.front();
   members.erase(members.begin());
   replica local = make_replica(1 + worker, given);
-  worker_tasks tasks = worker_tasks_of(seen, local, worker);
+  worker_tasks tasks = worker_tasks_of(seen, local, worker, given);
   if (given.meddle) {
     tasks.pulled = [&, note = tasks.pulled](std::uint64_t step) {
       note(step);
@@ -223,7 +229,7 @@ void play_without_server(transport& ranks, const settings& given, diary& seen) {
   worker_group group(ranks);
   replica local = make_replica(ranks.rank(), given);
   diary records;
-  worker_tasks tasks = worker_tasks_of(seen, local, group.worker());
+  worker_tasks tasks = worker_tasks_of(seen, local, group.worker(), given);
   tasks.evaluate = [&](step_report& report) { check_mean(group, given, report); };
   train_by_allreduce(group, local, tasks, worker_options_of(given, group.worker()), server_options_of(given),
                      server_tasks_of(records, local), {});
@@ -500,6 +506,27 @@ TEST_CASE("mpi: an asynchronous server with one worker is the synchronous one") 
   given.asynchronous = true;
   const diaries asynchronous = run_over_mpi(given);
   if (rank_of_this() == 0) require_equal_runs(synchronous, asynchronous);
+}
+
+TEST_CASE(
+    "in process: an asynchronous server with many workers moves as far in a step as the synchronous one") {
+  if (rank_of_this() != 0) return;
+  settings given = with_drop_ratio(0);
+  given.optimizer = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.1F};
+  given.fixed_gradients = true;
+  for (const bool nesterov : {false, true}) {
+    given.optimizer.nesterov = nesterov;
+    given.asynchronous = false;
+    const diaries synchronous = run_in_one_process(given, 3);
+    given.asynchronous = true;
+    const diaries asynchronous = run_in_one_process(given, 3);
+    const std::vector<float>& expected = synchronous[0].parameters.back();
+    const std::vector<float>& found = asynchronous[0].parameters.back();
+    REQUIRE(found.size() == expected.size());
+    // Shares are added one by one, and so rounded otherwise.
+    for (std::size_t i = 0; i < found.size(); ++i)
+      REQUIRE(found[i] == Approx(expected[i]).epsilon(1e-4).margin(1e-5));
+  }
 }
 
 TEST_CASE("mpi: an asynchronous server trains, and says how stale the frames are") {

@@ -303,6 +303,28 @@ TEST_CASE("class folders are numbered by name, in train and val alike") {
   REQUIRE(contains(message_of<std::runtime_error>([&] { open_folder(directory.path()); }), "plum"));
 }
 
+TEST_CASE(
+    "train and test are halves as train and val are, and what is no class folder is skipped with a note") {
+  const temporary_directory directory;
+  for (const std::string name : {"pear", "apple"}) {
+    write_file(directory.path() / "train" / name / "1.jpg", red_jpeg(8, 8));
+  }
+  write_file(directory.path() / "test" / "pear" / "2.jpg", red_jpeg(8, 8));
+  write_file(directory.path() / "train" / "README.md", {1, 2, 3});
+  data_sets sets = open_folder(directory.path());
+  REQUIRE(count(sets.train) == 2);
+  REQUIRE(count(sets.test) == 1);
+  REQUIRE(label_of(sets.test->get(0)) == 1);
+  REQUIRE(sets.notes.size() == 1);
+  REQUIRE(contains(sets.notes[0], "train/README.md is no class folder"));
+
+  write_file(directory.path() / "val" / "apple" / "3.jpg", red_jpeg(8, 8));
+  sets = open_folder(directory.path());
+  REQUIRE(label_of(sets.test->get(0)) == 0);
+  REQUIRE(sets.notes.size() == 2);
+  REQUIRE(contains(sets.notes[0], "test are left aside"));
+}
+
 TEST_CASE("without train and val every fifth image is held out") {
   const temporary_directory directory;
   for (int i = 0; i < 6; ++i) {

@@ -4,9 +4,13 @@
 #include "catch.hpp"
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "temporary_directory.hpp"
 
 namespace {
 
@@ -114,6 +118,36 @@ TEST_CASE("every parameter of ResNet-50 gets a gradient") {
     REQUIRE(item.value().grad().defined());
     REQUIRE(item.value().grad().abs().sum().item<double>() > 0);
   }
+}
+
+TEST_CASE("a model that was saved is loaded with all its tensors, and others are refused by name") {
+  const temporary_directory directory;
+  const std::string file = (directory.path() / "model.pt").string();
+  torch::manual_seed(1);
+  resnet50 saved(model_options{.classes = 7});
+  for (torch::Tensor each : saved->buffers()) each.add_(3);
+  resnet50_ps::save_model(*saved, file);
+  REQUIRE(!std::filesystem::exists(file + ".part"));
+
+  torch::manual_seed(2);
+  resnet50 loaded(model_options{.classes = 7});
+  resnet50_ps::load_model(*loaded, file);
+  const auto before = saved->named_parameters();
+  for (const auto& each : loaded->named_parameters()) REQUIRE(each.value().equal(before[each.key()]));
+  const auto statistics = saved->named_buffers();
+  for (const auto& each : loaded->named_buffers()) REQUIRE(each.value().equal(statistics[each.key()]));
+
+  using Catch::Matchers::Contains;
+  resnet50 other(model_options{.classes = 8});
+  REQUIRE_THROWS_WITH(resnet50_ps::load_model(*other, file),
+                      Contains(file) && Contains("fc.weight is of [7, 2048], not of [8, 2048]"));
+  torch::nn::Linear linear(2, 3);
+  REQUIRE_THROWS_WITH(resnet50_ps::load_model(*linear, file), Contains("it has no tensor weight"));
+  REQUIRE_THROWS_WITH(resnet50_ps::load_model(*other, file + "x"),
+                      Contains("there is no model " + file + "x"));
+  std::ofstream(file) << "no model";
+  REQUIRE_THROWS_WITH(resnet50_ps::load_model(*other, file), Contains("cannot load the model " + file));
+  REQUIRE_THROWS_WITH(resnet50_ps::save_model(*other, "/nowhere/model.pt"), Contains("/nowhere/model.pt"));
 }
 
 }  // namespace

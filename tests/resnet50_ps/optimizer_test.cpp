@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <lamina/layout.hpp>
 #include <limits>
@@ -59,6 +60,7 @@ struct training {
     return std::span(parameters).subspan(three_layers.offset(l), three_layers.sizes()[l]);
   }
   void step(std::size_t l, std::uint32_t seed) {
+    optimizer.begin(l, seed);
     optimizer.update(l, 0, normal(three_layers.sizes()[l], seed), layer(l));
   }
 
@@ -132,7 +134,7 @@ TEST_CASE("what does not arrive keeps parameters and velocity bit for bit") {
   }
 }
 
-TEST_CASE("a layer that stays away for some steps goes on as if they had not been") {
+TEST_CASE("a layer's velocity does not change while it stays away") {
   const sgd_options options = GENERATE(from_range(combinations));
   CAPTURE(options.momentum, options.weight_decay, options.nesterov);
   training away(options);
@@ -146,6 +148,55 @@ TEST_CASE("a layer that stays away for some steps goes on as if they had not bee
   REQUIRE(bits(away.layer(1)) == bits(always.layer(1)));
 }
 
+// An asynchronous server applies the shares of its workers one by one. Sums of powers of two, so that nothing is rounded.
+TEST_CASE("several gradients of a step move a layer as far as their sum does") {
+  const sgd_options options = GENERATE(values<sgd_options>({
+      {0.5F, 0, 0, false},
+      {0.5F, 0, 0.25F, false},
+      {0.5F, 0.5F, 0, false},
+      {0.5F, 0.5F, 0.25F, false},
+      {0.5F, 0.5F, 0.25F, true},
+  }));
+  CAPTURE(options.momentum, options.weight_decay, options.nesterov);
+  const lamina::layout model({{"layer", {5}}});
+  sgd whole(model, options);
+  sgd in_shares(model, options);
+  std::vector<float> expected(5, 1.0F);
+  std::vector<float> x = expected;
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    whole.begin(0, step);
+    whole.update(0, 0, std::vector<float>(5, 2.5F), expected);
+    for (const float share : {0.5F, 1.0F, -0.25F, 1.25F}) {
+      in_shares.begin(0, step);
+      in_shares.update(0, 0, std::vector<float>(2, share), x);
+      in_shares.update(0, 2, std::vector<float>(3, share), x);
+    }
+    CAPTURE(step);
+    REQUIRE(x == expected);
+    REQUIRE(std::ranges::equal(in_shares.velocity(), whole.velocity()));
+  }
+}
+
+TEST_CASE("a layer that stays away decays, when it comes back, for the steps that it missed") {
+  const lamina::layout model({{"often", {1}}, {"seldom", {1}}});
+  sgd optimizer(model, {.learning_rate = 0.5F, .weight_decay = 0.25F});
+  std::vector<float> often = {1};
+  std::vector<float> seldom = {1};
+  const std::vector<float> nothing = {0};
+  for (std::uint64_t step = 1; step <= 9; ++step) {
+    optimizer.begin(0, step);
+    optimizer.update(0, 0, nothing, often);
+    if (step % 3 != 0) continue;
+    optimizer.begin(1, step);
+    optimizer.update(1, 0, nothing, seldom);
+    REQUIRE(seldom[0] == Approx(often[0]).epsilon(1e-6));
+  }
+  REQUIRE(often[0] == Approx(std::pow(0.875, 9)).epsilon(1e-6));
+  REQUIRE(std::ranges::equal(optimizer.updated_in(), std::vector<std::uint64_t>{9, 9}));
+  REQUIRE_THROWS_WITH(optimizer.begin(1, 8), Contains("'seldom'") && Contains("step 9"));
+  REQUIRE_THROWS_AS(optimizer.begin(2, 10), std::out_of_range);
+}
+
 TEST_CASE("an update in blocks is the update of the whole layer bit for bit") {
   const sgd_options options = GENERATE(from_range(combinations));
   CAPTURE(options.momentum, options.weight_decay, options.nesterov);
@@ -156,6 +207,7 @@ TEST_CASE("an update in blocks is the update of the whole layer bit for bit") {
   for (std::uint32_t step = 2; step < 7; ++step) {
     whole.step(1, step);
     const std::vector<float> gradient = normal(101, step);
+    blocks.optimizer.begin(1, step);
     for (std::size_t begin = 0; begin < 101; begin += block) {
       const std::size_t count = std::min(block, 101 - begin);
       blocks.optimizer.update(1, begin, std::span(gradient).subspan(begin, count), blocks.layer(1));
@@ -174,7 +226,8 @@ TEST_CASE("with its velocity written back an optimizer goes on bit for bit") {
   resumed.parameters = through.parameters;
   const sgd& saved = through.optimizer;
   std::ranges::copy(saved.velocity(), resumed.optimizer.velocity().begin());
-  for (std::uint32_t step = 5; step < 8; ++step) {
+  std::ranges::copy(saved.updated_in(), resumed.optimizer.updated_in().begin());
+  for (std::uint32_t step = 7; step < 10; ++step) {  // after two steps without this layer
     through.step(1, step);
     resumed.step(1, step);
   }

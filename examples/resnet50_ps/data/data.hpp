@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace resnet50_ps {
 
@@ -39,6 +40,7 @@ class image_set : public torch::data::datasets::Dataset<image_set> {
 struct data_sets {
   std::shared_ptr<image_set> train;
   std::shared_ptr<image_set> test;
+  std::vector<std::string> notes = {};  ///< what was there and is not used, a sentence each
 };
 
 struct data_options {
@@ -55,8 +57,8 @@ data_sets open_data(const std::string& source, const data_options& options);
 data_sets open_cifar10(const std::filesystem::path& directory, const data_options& options);
 
 /// JPEG files in one folder for each class, 224 pixels: `directory`/CLASS/NAME.jpg, with classes numbered in
-/// the order of their names. If `directory` holds the folders train and val, they hold the class folders and
-/// are the two halves; otherwise every fifth image, in the order of class and name, is a test image. Training
+/// the order of their names. If `directory` holds the folders train and val, or train and test, they hold the
+/// class folders and are the two halves; otherwise every fifth image, in the order of class and name, is a test image. Training
 /// images are cropped and mirrored at random, test images are cropped in the centre. Throws
 /// std::runtime_error for a class folder without images, fewer than five images to divide, and an empty file;
 /// what is in a file is only read, and found damaged, by `get`.

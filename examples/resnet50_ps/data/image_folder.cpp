@@ -46,6 +46,13 @@ std::vector<std::string> class_names(const fs::path& directory) {
   return names;
 }
 
+/// What lies beside the class folders and is none.
+void note_stray_files(const fs::path& directory, std::vector<std::string>& notes) {
+  for (const fs::path& entry : sorted_entries(directory)) {
+    if (!fs::is_directory(entry)) notes.push_back(entry.string() + " is no class folder: skipped");
+  }
+}
+
 std::vector<labelled_file> list_class(const fs::path& folder, std::int64_t label) {
   std::vector<labelled_file> files;
   for (const fs::path& entry : sorted_entries(folder)) {
@@ -199,11 +206,20 @@ data_sets open_image_folder(const fs::path& directory, const data_options& optio
   if (!fs::is_directory(directory)) {
     throw std::runtime_error("the image directory " + directory.string() + " does not exist");
   }
-  const bool split = fs::is_directory(directory / "train") && fs::is_directory(directory / "val");
+  const bool has_val = fs::is_directory(directory / "val");
+  const bool split =
+      fs::is_directory(directory / "train") && (has_val || fs::is_directory(directory / "test"));
   const fs::path train_directory = split ? directory / "train" : directory;
+  const fs::path test_directory = directory / (has_val ? "val" : "test");
+  std::vector<std::string> notes;
+  if (split && has_val && fs::is_directory(directory / "test")) {
+    notes.push_back("the images in " + (directory / "test").string() + " are left aside: there is a val");
+  }
+  note_stray_files(train_directory, notes);
+  if (split) note_stray_files(test_directory, notes);
   const std::vector<std::string> names = class_names(train_directory);
   std::vector<labelled_file> train = list_images(train_directory, names);
-  const std::vector<labelled_file> test = split ? list_images(directory / "val", names) : hold_out(train);
+  const std::vector<labelled_file> test = split ? list_images(test_directory, names) : hold_out(train);
   if (test.empty()) {
     throw std::runtime_error("the directory " + directory.string() +
                              " holds fewer than five images, too few to hold one out for the test");
@@ -211,7 +227,7 @@ data_sets open_image_folder(const fs::path& directory, const data_options& optio
   const auto classes = static_cast<std::int64_t>(names.size());
   const std::int64_t size = options.image_size_pixels == 0 ? imagenet_size_pixels : options.image_size_pixels;
   return {std::make_shared<image_folder_set>(train, classes, size, options.seed, /*augment=*/true),
-          std::make_shared<image_folder_set>(test, classes, size, options.seed, /*augment=*/false)};
+          std::make_shared<image_folder_set>(test, classes, size, options.seed, /*augment=*/false), notes};
 }
 
 }  // namespace resnet50_ps

@@ -119,8 +119,9 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
 mpi_transport::~mpi_transport() {
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
-  if (is_open) new std::vector<incoming>(std::move(incoming_));
-  if (!abandoned_.empty()) new std::list<outgoing>(std::move(abandoned_));
+  if (is_open) static_cast<void>(std::make_unique<std::vector<incoming>>(std::move(incoming_)).release());
+  if (!abandoned_.empty())
+    static_cast<void>(std::make_unique<std::list<outgoing>>(std::move(abandoned_)).release());
 }
 
 // `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.

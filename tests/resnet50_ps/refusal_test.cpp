@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// What the program refuses before any time is spent, and in which words: by the functions that main calls, in one process.
+// What takes several ranks to be seen is in CMakeLists.txt.
+#include "data/data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "replay.hpp"
+#include "training.hpp"
+
+#include <torch/cuda.h>
+
+#include "catch.hpp"
+
+#include <fstream>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "temporary_directory.hpp"
+
+namespace {
+
+using namespace resnet50_ps;
+
+/// What is said of this command line, by the first that has something to say; empty if nobody has.
+std::string refusal_of(std::vector<std::string> arguments, std::size_t workers = 2) {
+  arguments.insert(arguments.begin(), "resnet50_ps");
+  std::vector<char*> argv;
+  for (std::string& each : arguments) argv.push_back(each.data());
+  const parsed command = parse_options(static_cast<int>(argv.size()), argv.data());
+  if (command.exit_code) {
+    CHECK(*command.exit_code == 2);
+    return command.message;
+  }
+  const options& given = command.options;
+  try {
+    const data_sets data = open_data(given.data, {given.image_size_pixels, given.seed});
+    check_training({.given = given, .data = data, .who = flat_topology(workers)}, true);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct refusal {
+  std::vector<std::string> arguments;
+  std::string said;
+};
+
+void require_refused(std::initializer_list<refusal> refusals) {
+  for (const refusal& each : refusals) {
+    INFO("the last of: " + each.arguments.back());
+    CHECK_THAT(refusal_of(each.arguments), Catch::Matchers::Contains(each.said));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("refusals: a command line as it should be is taken") {
+  CHECK(refusal_of({}) == "");
+  CHECK(refusal_of({"--drop-ratio", "1", "--steps", "1", "--classes", "10"}) == "");
+}
+
+TEST_CASE("refusals: options that do not exist, or are out of range, are named") {
+  require_refused({
+      {{"--no-such-option"}, "--no-such-option"},
+      {{"--drop-ratio", "1.5"}, "--drop-ratio: Value 1.5 not in range"},
+      {{"--drop-ratio", "nan"}, "--drop-ratio: nan is not a finite number"},
+      {{"--steps", "0"}, "--steps: 0 is less than 1"},
+      {{"--seed", "-1"}, "--seed: -1 is not a whole number"},
+      {{"--learning-rate", "-1"}, "--learning-rate: "},
+      {{"--topology", "hybrid", "--workers-per-node", "0"}, "--workers-per-node: 0 is less than 1"},
+      {{"--schedule", "sometimes"}, "schedule 'sometimes' is none of constant, step:EVERY:GAMMA"},
+      {{"--nesterov"}, "esterov"},
+      {{"--part-elements", "1000"}, "part_elements must be a multiple of 4096, got 1000"},
+  });
+}
+
+TEST_CASE("refusals: options that exclude or need each other are named, both") {
+  require_refused({
+      {{"--threshold", "0.1", "--refresh", "10"}, "--refresh excludes --threshold"},
+      {{"--budget", "0.1", "--threshold", "0.1"}, "excludes --"},
+      {{"--topology", "allreduce"}, "--topology allreduce needs --selection agreed"},
+      {{"--topology", "allreduce", "--selection", "agreed", "--mode", "async"},
+       "--mode async needs a server"},
+      {{"--topology", "allreduce", "--selection", "agreed", "--payload", "int8"}, "it needs --payload as_is"},
+      {{"--topology", "ps", "--workers-per-node", "2"}, "--workers-per-node needs --topology hybrid"},
+      {{"--degraded", "--mode", "async", "--runs", "with"},
+       "--degraded needs a server that waits for every worker"},
+      {{"--degraded"}, "--degraded needs --runs with or without"},
+      {{"--degraded", "--runs", "with", "--topology", "hybrid"}, "--mode sync and --topology ps"},
+      {{"--merge-residuals"}, "--merge-residuals requires --resume"},
+      {{"--selection", "agreed", "--mode", "async"}, "--selection agreed needs workers in step"},
+  });
+}
+
+TEST_CASE("refusals: data that is missing, damaged or too little is named") {
+  const temporary_directory directory;
+  const std::string nowhere = (directory.path() / "nowhere").string();
+  std::ofstream(directory.path() / "data_batch_1.bin") << "0123456789";
+  std::ofstream(directory.path() / "test_batch.bin") << "0123456789";
+  const std::string truncated = directory.path().string();
+  require_refused({
+      {{"--data", "mnist"}, "cifar10:DIR"},
+      {{"--data", "cifar10:" + nowhere}, nowhere},
+      {{"--data", "cifar10:" + truncated}, truncated + "/data_batch_1.bin"},
+      {{"--classes", "3"}, "--classes 3 are too few: the data has 10"},
+  });
+  CHECK_THAT(refusal_of({"--batch", "10000"}, 4),
+             Catch::Matchers::Contains("too few for 4 workers with batches of 10000"));
+}
+
+TEST_CASE("refusals: a device that is not there is named") {
+  if (torch::cuda::is_available()) return;
+  CHECK_THAT(refusal_of({"--device", "cuda"}),
+             Catch::Matchers::Contains("--device cuda: this libtorch finds no CUDA device"));
+}
+
+TEST_CASE("refusals: recorded gradients that are missing or of another model are named") {
+  const temporary_directory directory;
+  const lamina::layout model({{"layer", {4}}});
+  const std::string nowhere = (directory.path() / "nowhere").string();
+  CHECK_THROWS_WITH(gradient_player(nowhere, 0, 0, model),
+                    Catch::Matchers::Contains("no recorded gradients in " + nowhere));
+  std::ofstream(directory.path() / "worker-0-0.f32") << "0123456789";
+  CHECK_THROWS_WITH(gradient_player(directory.path().string(), 0, 0, model),
+                    Catch::Matchers::Contains("worker-0-0.f32 holds gradients of another model"));
+}
