@@ -69,7 +69,7 @@ std::size_t worker_count(const options& given, const place& here) {
     }
     return given.workers.value_or(2);
   }
-  const int servers = given.topology == "allreduce" ? 0 : 1;
+  const int servers = needs_server(given) ? 1 : 0;
   if (here.ranks < 1 + servers) {
     throw std::invalid_argument(
         "one rank alone cannot train: rank 0 is the server, so start at least two, as in mpirun -n 3 "
@@ -86,7 +86,7 @@ std::size_t worker_count(const options& given, const place& here) {
 
 topology find_topology(const options& given, const place& here) {
   const std::size_t workers = worker_count(given, here);
-  if (given.topology == "allreduce") return allreduce_topology(workers);
+  if (!needs_server(given)) return allreduce_topology(workers);
   if (given.topology == "ps") return flat_topology(workers);
   if (given.workers_per_node) return hybrid_topology(workers, *given.workers_per_node);
   if (given.transport == "inprocess") return hybrid_topology(workers, workers);

@@ -124,8 +124,9 @@ parsed parse_options(int argc, char** argv) {
   CLI::Option* topology =
       app.add_option("--topology", given.topology,
                      "ps: every worker talks to the server; hybrid: the workers of a node sum first, one of "
-                     "them talks to it; allreduce: no server, needs agreed selection")
-          ->check(CLI::IsMember({"ps", "hybrid", "allreduce"}))
+                     "them talks to it; allreduce: no server, needs agreed selection; "
+                     "mpi_allreduce: no server and no lamina, to compare with")
+          ->check(CLI::IsMember({"ps", "hybrid", "allreduce", "mpi_allreduce"}))
           ->group(server);
   app.add_option("--workers-per-node", given.workers_per_node,
                  "workers in a row that make a node of --topology hybrid; without it those of a machine do")

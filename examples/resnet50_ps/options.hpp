@@ -33,7 +33,7 @@ struct options {
 
   // The server.
   std::string mode = "sync";                    ///< sync or async
-  std::string topology = "ps";                  ///< ps, hybrid or allreduce
+  std::string topology = "ps";                  ///< ps, hybrid, allreduce or mpi_allreduce
   std::optional<std::size_t> workers_per_node;  ///< of a hybrid one; none: those of each machine
   std::string transport = "mpi";                ///< mpi or inprocess
   float learning_rate = 0;                      ///< 0: what suits the data set
@@ -69,6 +69,11 @@ struct options {
   std::string done_file;
   std::string command_line;
 };
+
+/// Whether rank 0 is a server and no worker.
+inline bool needs_server(const options& given) {
+  return given.topology != "allreduce" && given.topology != "mpi_allreduce";
+}
 
 struct parsed {
   resnet50_ps::options options;

@@ -17,6 +17,7 @@
 
 #include "allreduce.hpp"
 #include "data/batches.hpp"
+#include "dense_allreduce.hpp"
 #include "evaluation.hpp"
 #include "model.hpp"
 #include "node.hpp"
@@ -264,6 +265,12 @@ run_result train_without_server(transport& ranks, const training& run) {
   worker_part part(run, group.worker(), local);
   std::optional<records> kept;
   if (keeps_records) kept.emplace(run, local, steps_done);
+  if (run.given.topology == "mpi_allreduce") {
+    train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, part.tasks(group),
+                           worker_options_of(run, group.worker(), 0), server_options_of(run),
+                           kept ? kept->tasks : server_tasks());
+    return kept ? kept->log.result() : run_result();
+  }
   train_by_allreduce(group, local, part.tasks(group), worker_options_of(run, group.worker(), steps_done),
                      server_options_of(run), kept ? kept->tasks : server_tasks(), std::move(from));
   return kept ? kept->log.result() : run_result();
@@ -285,12 +292,18 @@ void check_training(const training& run, bool is_worker) {
   const auto refuse_if = [](bool bad, const std::string& why) {
     if (bad) throw std::invalid_argument(why);
   };
-  const bool needs_no_server = given.topology == "allreduce";
-  refuse_if(needs_no_server && given.mode == "async",
-            "--mode async needs a server: not --topology allreduce");
-  refuse_if(needs_no_server && given.selection != "agreed",
+  refuse_if(!needs_server(given) && given.mode == "async",
+            "--mode async needs a server: not --topology " + given.topology);
+  const bool is_plain = given.topology == "mpi_allreduce";
+  refuse_if(is_plain && given.runs != "without",
+            "--topology mpi_allreduce has no layer dropping: it needs --runs without");
+  refuse_if(is_plain && given.transport != "mpi", "--topology mpi_allreduce needs --transport mpi");
+  refuse_if(is_plain && (given.checkpoint_period_steps > 0 || given.resume),
+            "--topology mpi_allreduce makes no checkpoints");
+  const bool is_agreed_allreduce = given.topology == "allreduce";
+  refuse_if(is_agreed_allreduce && given.selection != "agreed",
             "--topology allreduce needs --selection agreed: all must send the same layers");
-  refuse_if(needs_no_server && given.payload != "as_is",
+  refuse_if(is_agreed_allreduce && given.payload != "as_is",
             "--topology allreduce adds numbers up on the way: it needs --payload as_is");
   refuse_if(given.workers_per_node && given.topology != "hybrid",
             "--workers-per-node needs --topology hybrid");

@@ -63,13 +63,15 @@ std::vector<T> mean_over(std::span<const state_view> states, std::span<const std
   return means;
 }
 
-// How the next decide() of a resumed run finds its threshold, ages and allowance.
-inline layer_selector::memory merge_memories(std::span<const state_view> states) {
+// How the next decide() of a resumed run finds its threshold, ages and allowance. A template, so that it costs nothing where
+// nobody merges.
+template <class View>
+layer_selector::memory merge_memories(const std::vector<View>& states) {
   layer_selector::memory merged;
   merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
   merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
   merged.cleared_in = values_of<std::uint64_t>(states[0].cleared_in);
-  for (const state_view& state : states) {
+  for (const View& state : states) {
     if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
     for (std::size_t l = 0; l < merged.cleared_in.size(); ++l) {
       merged.cleared_in[l] = std::min(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));

@@ -55,30 +55,27 @@ class threshold_search {
   void add(double value, std::size_t elements) { entries_.push_back({value, elements}); }
   /// The value of the layer with which, from the smallest value on, the elements are more than `limit_elements`.
   [[nodiscard]] double beyond(double limit_elements) {
-    const auto crossing =
-        first_beyond(limit_elements, [](const entry& a, const entry& b) { return a.value < b.value; });
-    return crossing == entries_.end() ? invalid_threshold : crossing->value;
+    return first_beyond<false>(limit_elements).value_or(invalid_threshold);
   }
   struct budget_result {
     double threshold;  ///< as of within_budget()
-    std::optional<double>
-        crossing;     ///< the largest value below it: of the layers that have it some do not fit
+    /// The largest value below it: of the layers that have it some do not fit.
+    std::optional<double> crossing;
     double left = 0;  ///< elements that those layers may have
   };
   [[nodiscard]] budget_result within(double most_elements) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    const auto crossing =
-        first_beyond(most_elements, [](const entry& a, const entry& b) { return a.value > b.value; });
-    if (crossing == entries_.end()) return {-infinity, std::nullopt};
+    const std::optional<double> crossing = first_beyond<true>(most_elements);
+    if (!crossing) return {-infinity, std::nullopt};
     // The layers before it, in descending order, fit; those tied with it do not all.
     double smallest = infinity;
     std::size_t elements = 0;
     for (const entry& each : entries_) {
-      if (!(each.value > crossing->value)) continue;
+      if (!(each.value > *crossing)) continue;
       smallest = std::min(smallest, each.value);
       elements += each.elements;
     }
-    return {smallest, crossing->value, most_elements - static_cast<double>(elements)};
+    return {smallest, crossing, most_elements - static_cast<double>(elements)};
   }
 
  private:
@@ -109,28 +106,54 @@ class threshold_search {
     return elements;
   }
 
-  // The first layer in `order` with which the sum of the sizes is greater than the limit. The paper sorts all layers.
-  // Only one value is wanted, so this narrows the range that holds it as a quickselect does: linear in L on average.
-  // Ties share one value, hence their order does not matter.
-  template <class Order>
-  std::vector<entry>::iterator first_beyond(double limit_elements, const Order& order) {
+  // The value with which, in ascending or descending order, the sum of the sizes is greater than the limit. The paper sorts
+  // all layers. Only one value is wanted, so this narrows the range that holds it as a quickselect does, by weight: one pass
+  // divides the range at a pivot and adds up what stands before it. Ties share one value, hence their order does not matter,
+  // and neither does the choice of pivots.
+  template <bool Descending>
+  std::optional<double> first_beyond(double limit_elements) {
     std::size_t before = 0;  // elements of the layers that are known to stand before it
-    auto first = entries_.begin();
-    auto last = entries_.end();
-    while (last - first > 1) {
-      const auto middle = first + (last - first) / 2;
-      std::nth_element(first, middle, last, order);
-      std::size_t lower_half = before;
-      for (auto it = first; it != middle; ++it) lower_half += it->elements;
-      if (static_cast<double>(lower_half) > limit_elements) {
+    entry* first = entries_.data();
+    entry* last = first + entries_.size();
+    std::uint64_t random = 0;
+    while (first != last) {
+      const double pivot = pivot_of(first, static_cast<std::size_t>(last - first), random);
+      std::size_t elements = 0;
+      entry* const middle = std::partition(first, last, [&](const entry& each) {
+        const bool is_before = Descending ? pivot < each.value : each.value < pivot;
+        elements += is_before ? each.elements : 0;
+        return is_before;
+      });
+      if (static_cast<double>(before + elements) > limit_elements) {
         last = middle;
-      } else {
-        before = lower_half;
-        first = middle;
+        continue;
       }
+      before += elements;
+      elements = 0;
+      entry* const behind = std::partition(middle, last, [&](const entry& each) {
+        const bool is_tied = !(Descending ? each.value < pivot : pivot < each.value);
+        elements += is_tied ? each.elements : 0;
+        return is_tied;
+      });
+      if (static_cast<double>(before + elements) > limit_elements) {
+        return pivot == 0 ? 0.0 : pivot;  // of two zeros always the same
+      }
+      before += elements;
+      first = behind;
     }
-    const bool crosses = first != last && static_cast<double>(before + first->elements) > limit_elements;
-    return crosses ? first : entries_.end();
+    return std::nullopt;
+  }
+
+  // The median of the values at three places, which no order of the layers makes a bad choice throughout.
+  static double pivot_of(const entry* first, std::size_t count, std::uint64_t& random) {
+    const auto any_value = [&] {
+      random = random * 6364136223846793005U + 1442695040888963407U;  // Knuth's
+      return first[(random >> 33U) % count].value;
+    };
+    const double a = any_value();
+    const double b = any_value();
+    const double c = any_value();
+    return std::max(std::min(a, b), std::min(std::max(a, b), c));
   }
 
   std::vector<entry> entries_;

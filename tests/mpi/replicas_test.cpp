@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "allreduce.hpp"
+#include "dense_allreduce.hpp"
 #include "node.hpp"
 #include "replica.hpp"
 #include "saved_run.hpp"
@@ -80,6 +81,7 @@ struct settings {
   bool agreed = false;
   bool asynchronous = false;
   bool by_allreduce = false;
+  bool by_mpi_allreduce = false;  // the same without lamina
   std::size_t workers_per_node = 1;
   bool fixed_gradients = false;  // that do not depend on the parameters
   bool mirrored = false;         // as if the networks were on another device
@@ -231,8 +233,13 @@ void play_without_server(transport& ranks, const settings& given, diary& seen) {
   diary records;
   worker_tasks tasks = worker_tasks_of(seen, local, group.worker(), given);
   tasks.evaluate = [&](step_report& report) { check_mean(group, given, report); };
-  train_by_allreduce(group, local, tasks, worker_options_of(given, group.worker()), server_options_of(given),
-                     server_tasks_of(records, local), {});
+  if (given.by_mpi_allreduce) {
+    train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, tasks, worker_options_of(given, group.worker()),
+                           server_options_of(given), server_tasks_of(records, local));
+  } else {
+    train_by_allreduce(group, local, tasks, worker_options_of(given, group.worker()),
+                       server_options_of(given), server_tasks_of(records, local), {});
+  }
   seen.metrics = records.metrics;
   seen.evaluations = records.evaluations;
 }
@@ -497,6 +504,25 @@ TEST_CASE("mpi: an allreduce of agreed layers is the server's run with agreed se
       REQUIRE(same_bits(reduced[0].parameters[step], served[0].parameters[step]));
     }
   }
+}
+
+TEST_CASE("mpi: plain MPI_Allreduce trains as an allreduce of all layers does") {
+  settings given = with_drop_ratio(0);
+  given.agreed = true;
+  given.by_allreduce = true;
+  given.optimizer = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.01F};
+  const diaries by_lamina = run_over_mpi(given);
+  given.by_mpi_allreduce = true;
+  const diaries plain = run_over_mpi(given);
+  if (rank_of_this() != 0) return;
+  require_equal_replicas(plain);
+  REQUIRE(plain[0].metrics.size() == steps);
+  REQUIRE(plain[0].evaluations.size() == by_lamina[0].evaluations.size());
+  // MPI chooses the order of the sums.
+  const std::vector<float>& expected = by_lamina[0].parameters.back();
+  const std::vector<float>& found = plain[0].parameters.back();
+  for (std::size_t i = 0; i < found.size(); ++i)
+    REQUIRE(found[i] == Approx(expected[i]).epsilon(1e-3).margin(1e-4));
 }
 
 TEST_CASE("mpi: an asynchronous server with one worker is the synchronous one") {
