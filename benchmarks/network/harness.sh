@@ -15,7 +15,7 @@ start() {
   done
   shift
   if [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
-    "$root/cmake/install_packages" "${groups[@]}"
+    "$root/tools/install_packages" "${groups[@]}"
     mkdir -p "$build"
     if ! { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLAMINA_BUILD_TESTS=OFF &&
       cmake --build "$build" --parallel 2 --target resnet50_ps; } >"$build/build.log" 2>&1; then
@@ -24,6 +24,6 @@ start() {
     fi
   fi
   local python
-  python=$("$root/cmake/python_for_plots")
+  python=$("$root/tools/python_for_plots")
   exec "$python" "$here/$script" --program "$build/examples/resnet50_ps/resnet50_ps" "$@"
 }

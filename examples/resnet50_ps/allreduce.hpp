@@ -29,6 +29,7 @@ class worker_group : public worker_peers {
 
   using worker_peers::average;
   void average(std::span<double> values) override;
+  void show_life() override { transport_.show_life(); }
 
   /// Worker 0 gets a message of every worker, its own first; the others get none.
   std::vector<message> gather(const step_report& report, std::span<const std::byte> bytes);

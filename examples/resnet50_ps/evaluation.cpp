@@ -45,6 +45,7 @@ void evaluate(worker_peers& peers, replica& local, const std::shared_ptr<image_s
                    report.test_images += static_cast<std::uint64_t>(batch.target.size(0));
                    report.test_top1 += correct_within(1, logits, target);
                    report.test_top5 += correct_within(5, logits, target);
+                   peers.show_life();
                  });
   report.evaluation_seconds = whole.seconds();
 }

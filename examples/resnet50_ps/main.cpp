@@ -165,7 +165,9 @@ run_result train_over_mpi(const training& run, const place& here) {
                         {.max_message_bytes = std::size_t{1} << 40,
                          .timeout_of = timeout_of,
                          .exchange_timeout = std::chrono::seconds(2 * run.given.timeout_seconds),
-                         .name_of = [&](std::size_t each) { return run.who.name_of(each); }});
+                         .name_of = [&](std::size_t each) { return run.who.name_of(each); },
+                         .above = run.who.above(rank),
+                         .life_period = std::chrono::milliseconds(250 * run.given.timeout_seconds)});
     return train(ranks, run);
   } catch (const std::exception& error) {
     // Here, where the reason is known; the other ranks may wait for this one for ever.

@@ -10,12 +10,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <lamina/worker.hpp>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "allreduce.hpp"
@@ -86,6 +89,9 @@ struct settings {
   bool fixed_gradients = false;  // that do not depend on the parameters
   bool mirrored = false;         // as if the networks were on another device
   std::uint64_t hash_period_steps = 10;
+  std::chrono::seconds timeout{60};
+  std::optional<std::size_t>
+      evaluates_long;  // this worker, for longer than that: in nodes midway, at the end otherwise
   /// Of a worker, at the beginning of a step.
   std::function<void(std::size_t worker, std::uint64_t step, replica&)> meddle;
   std::vector<std::string>* losses = nullptr;  // where the server, which then goes on, says what it lost
@@ -199,6 +205,14 @@ void check_mean(worker_peers& peers, const settings& given, step_report& report)
   if (!is_right || values[1] != 8 * values[0]) throw std::runtime_error("the mean is wrong");
   report.test_images = 1;
   report.test_top1 = peers.worker() == 0 ? 1 : 0;
+  const bool is_long =
+      given.workers_per_node == 1 ? report.is_last : report.replica_hash != 0 && !report.is_last;
+  if (given.evaluates_long != peers.worker() || !is_long) return;
+  const auto end = std::chrono::steady_clock::now() + 2 * given.timeout + given.timeout / 2;
+  while (std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    peers.show_life();
+  }
 }
 
 void play_worker(transport& ranks, const settings& given, const topology& who, diary& seen) {
@@ -284,9 +298,11 @@ diaries run_over_mpi(const settings& given) {
   // Without a server there is one worker more.
   const topology who = topology_of(given, given.by_allreduce ? ranks() : ranks() - 1);
   mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 20,
-                                           .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
-                                           .exchange_timeout = std::chrono::seconds(60),
-                                           .name_of = name_of});
+                                           .timeout_of = [&](std::size_t) { return given.timeout; },
+                                           .exchange_timeout = given.timeout,
+                                           .name_of = name_of,
+                                           .above = who.above(static_cast<std::size_t>(rank_of_this())),
+                                           .life_period = given.timeout / 4});
   diary mine;
   play(transport, given, who, mine);
   const std::size_t elements = mine.parameters.front().size();
@@ -503,6 +519,18 @@ TEST_CASE("mpi: an allreduce of agreed layers is the server's run with agreed se
       INFO("momentum " << momentum << ", parameters of step " << step + 1);
       REQUIRE(same_bits(reduced[0].parameters[step], served[0].parameters[step]));
     }
+  }
+}
+
+TEST_CASE("mpi: an evaluation longer than the timeout is no loss, of whoever waits for it") {
+  for (const std::size_t workers_per_node : {1, 2}) {
+    settings given = with_drop_ratio(0.7);
+    given.workers_per_node = workers_per_node;
+    given.timeout = std::chrono::seconds(2);
+    given.evaluates_long = workers_per_node - 1;  // in a node a member
+    given.hash_period_steps = 14;                 // with the second of four evaluations
+    const diaries run = run_over_mpi(given);
+    if (rank_of_this() == 0) require_equal_replicas(run);
   }
 }
 

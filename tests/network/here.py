@@ -18,7 +18,7 @@ def python_with_matplotlib() -> str:
         check = "import importlib.util as u, sys; sys.exit(u.find_spec('matplotlib') is None)"
         if subprocess.run([python, "-c", check], check=False).returncode == 0:
             return python
-    skip("no matplotlib; cmake/install_packages plots installs it")
+    skip("no matplotlib; tools/install_packages plots installs it")
 
 
 def require(condition: bool, what: str) -> None:

@@ -280,7 +280,7 @@ def use_python_with_matplotlib() -> None:
     check = "import importlib.util as u, sys; sys.exit(u.find_spec('matplotlib') is None)"
     if os.path.exists(system) and subprocess.run([system, "-c", check]).returncode == 0:
         os.execv(system, [system, *sys.argv])
-    print("skipped: no matplotlib; cmake/install_packages plots installs it")
+    print("skipped: no matplotlib; tools/install_packages plots installs it")
     sys.exit(77)
 
 

@@ -66,6 +66,8 @@ class worker_peers {
   /// Replaces `values` by their mean over the workers, the same bits on all of them. All call it with as many.
   virtual void average(std::span<double> values) = 0;
   void average(std::span<float> values);
+  /// As transport::show_life().
+  virtual void show_life() = 0;
 
  private:
   std::size_t workers_;
@@ -137,6 +139,7 @@ class worker_link : public worker_peers {
 
   using worker_peers::average;
   void average(std::span<double> values) override { average_over_clients(values, 1); }
+  void show_life() override { transport_.show_life(); }
   /// The same over those who send gradients to the server; others do not call it.
   void agree(std::span<double> values) { average_over_clients(values, 1); }
 

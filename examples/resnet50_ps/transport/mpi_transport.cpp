@@ -89,7 +89,9 @@ void check_mpi(int code, const char* call) {
 }
 
 mpi_session::mpi_session(int& argc, char**& argv) {
-  check_mpi(MPI_Init(&argc, &argv), "MPI_Init");
+  int provided = MPI_THREAD_SINGLE;  // libtorch has threads of its own
+  check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  if (provided < MPI_THREAD_FUNNELED) throw link_error("this MPI does not bear programs with threads");
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
@@ -120,6 +122,8 @@ mpi_transport::~mpi_transport() {
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
   if (is_open) static_cast<void>(std::make_unique<std::vector<incoming>>(std::move(incoming_)).release());
+  abandoned_.splice(abandoned_.end(), signs_);
+  abandoned_.remove_if([](const outgoing& each) { return all_complete(each.requests); });
   if (!abandoned_.empty())
     static_cast<void>(std::make_unique<std::list<outgoing>>(std::move(abandoned_)).release());
 }
@@ -145,9 +149,10 @@ void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose los
   }
 }
 
-void mpi_transport::lose(const std::vector<std::size_t>& ranks, const std::string& doing) {
-  throw peers_lost("nothing heard for " + std::to_string(timeout_of(ranks).count()) + " s while " + doing +
-                       " " + names_of(ranks, options_.name_of),
+void mpi_transport::lose(const std::vector<std::size_t>& ranks, const std::string& doing,
+                         std::chrono::seconds after) const {
+  throw peers_lost("nothing heard for " + std::to_string(after.count()) + " s while " + doing + " " +
+                       names_of(ranks, options_.name_of),
                    ranks);
 }
 
@@ -158,6 +163,7 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
 }
 
 void mpi_transport::post(std::size_t to, const step_report& report, byte_segments bytes) {
+  incoming_[to].is_unanswered = false;
   outgoing& sent = outgoing_.emplace_back();
   sent.rank = to;
   sent.announced = {size_of(bytes), report};
@@ -170,6 +176,35 @@ void mpi_transport::post(std::size_t to, const step_report& report, byte_segment
     check_mpi(MPI_Isend(MPI_BOTTOM, 1, type.get(), rank, frame_tag, communicator_,
                         &sent.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Isend");
+  }
+}
+
+void mpi_transport::post_sign_of_life(std::size_t to) {
+  signs_.remove_if([](outgoing& each) { return advance(each) == progress::done; });
+  outgoing& sign = signs_.emplace_back();
+  sign.rank = to;
+  sign.announced.report.is_sign_of_life = true;
+  check_mpi(MPI_Isend(&sign.announced, sizeof sign.announced, MPI_BYTE, static_cast<int>(to),
+                      announcement_tag, communicator_, &sign.requests.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Isend");
+}
+
+void mpi_transport::show_life() {
+  const auto now = std::chrono::steady_clock::now();
+  if (options_.above == rank_ || now < showed_life_at_ + options_.life_period) return;
+  showed_life_at_ = now;
+  post_sign_of_life(options_.above);
+}
+
+void mpi_transport::pass_on_life(std::size_t from) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < passed_life_on_at_ + options_.life_period) return;
+  passed_life_on_at_ = now;
+  if (options_.above != rank_ && options_.above != from) post_sign_of_life(options_.above);
+  for (const incoming& each : incoming_) {
+    const bool waits = each.at == incoming::phase::arrived || each.is_unanswered;
+    if (waits && !each.announced.report.is_last && each.rank != options_.above && each.rank != from)
+      post_sign_of_life(each.rank);
   }
 }
 
@@ -198,6 +233,11 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
     return progress::done;
   }
 
+  if (from.announced.report.is_sign_of_life) {
+    from.at = phase::idle;
+    pass_on_life(from.rank);
+    return progress::advanced;
+  }
   const std::size_t total = from.announced.bytes;
   if (total > options_.max_message_bytes) {
     throw link_error(options_.name_of(from.rank) + " announces a message of " + std::to_string(total) +
@@ -254,6 +294,7 @@ std::vector<std::size_t> mpi_transport::missing(std::span<const std::size_t> fro
 message mpi_transport::take(std::span<const std::size_t> from, std::size_t sender) {
   incoming& arrived = incoming_[from[sender]];
   arrived.at = incoming::phase::idle;
+  arrived.is_unanswered = true;
   return {sender, arrived.announced.report, arrived.bytes};
 }
 
@@ -266,14 +307,29 @@ std::vector<message> mpi_transport::take_all(std::span<const std::size_t> from) 
 void mpi_transport::send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) {
   for (const std::size_t rank : to) post(rank, report, bytes);
   wait_until(
-      timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to"); });
+      timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to", timeout_of(to)); });
   outgoing_.clear();
   for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
 }
 
 std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
-  wait_until(
-      timeout_of(from), [&] { return receiving(from); }, [&] { lose(missing(from), "waiting for"); });
+  using clock = std::chrono::steady_clock;
+  std::vector<clock::time_point> heard_at(from.size(), clock::now());
+  const auto look = [&] {
+    progress all = progress::done;
+    std::vector<std::size_t> silent;
+    const auto now = clock::now();
+    for (std::size_t k = 0; k < from.size(); ++k) {
+      const progress seen = advance(incoming_[from[k]]);
+      all = both(all, seen);
+      // Each by a clock of its own: the others give signs of life when one is silent.
+      if (seen >= progress::advanced) heard_at[k] = now;
+      if (now > heard_at[k] + options_.timeout_of(from[k])) silent.push_back(from[k]);
+    }
+    if (!silent.empty()) lose(silent, "waiting for", timeout_of(silent));
+    return all;
+  };
+  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
   return take_all(from);
 }
 
@@ -290,11 +346,12 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
       const auto now = std::chrono::steady_clock::now();
       // Each by a clock of its own: the others talk on when one is silent.
       if (seen >= progress::advanced) heard_at_[rank] = now;
-      if (now > heard_at_[rank] + options_.timeout_of(rank)) lose({rank}, "waiting for");
+      if (now > heard_at_[rank] + options_.timeout_of(rank))
+        lose({rank}, "waiting for", options_.timeout_of(rank));
     }
     return best;
   };
-  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for"); });
+  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
   any_after_ = arrived + 1;
   return take(from, arrived);
 }
@@ -307,7 +364,7 @@ message mpi_transport::exchange(std::size_t to, std::span<const std::byte> bytes
       [&] {
         const std::vector<std::size_t> silent = missing(sender);
         const std::vector<std::size_t> deaf = abandon();
-        lose(silent.empty() ? deaf : silent, "exchanging with");
+        lose(silent.empty() ? deaf : silent, "exchanging with", options_.exchange_timeout);
       });
   outgoing_.clear();
   return take(sender, 0);

@@ -20,7 +20,8 @@ namespace resnet50_ps {
 /// Throws link_error with MPI's own words, naming `call`, unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
-/// MPI_Init and MPI_Finalize, with errors returned instead of fatal.
+/// MPI_Init_thread, for programs whose threads leave MPI to the first of them, and MPI_Finalize, with errors returned instead of
+/// fatal. Throws link_error if this MPI does not bear other threads.
 class mpi_session {
  public:
   mpi_session(int& argc, char**& argv);
@@ -37,10 +38,15 @@ struct mpi_transport_options {
   /// who waits for the silent rank itself.
   std::chrono::seconds exchange_timeout;
   rank_names name_of;
+  /// Whom this rank answers to, who hears its signs of life; itself: nobody.
+  std::size_t above = 0;
+  /// How often it gives one, at most: a fraction of the timeouts.
+  std::chrono::milliseconds life_period = std::chrono::seconds(1);
 };
 
 /// Messages of any length between the ranks of a communicator, in pieces of 1 MiB, sent from where the segments lie. A
-/// piece that arrives is a sign of progress, so a slow network does not look like a lost peer. Every wait sleeps between
+/// piece that arrives is a sign of progress, so a slow network does not look like a lost peer, and so is a sign of life. That goes to
+/// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile. Every wait sleeps between
 /// looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
@@ -54,6 +60,7 @@ class mpi_transport : public transport {
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
   message receive_from_any(std::span<const std::size_t> from) override;
   message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override;
+  void show_life() override;
 
  private:
   struct announcement {
@@ -66,6 +73,7 @@ class mpi_transport : public transport {
     announcement announced;
     std::vector<std::byte> bytes;
     std::vector<MPI_Request> requests;
+    bool is_unanswered = false;  // since the last message that was taken, none was sent there
     enum class phase { idle, announcing, arriving, arrived } at = phase::idle;
   };
   /// One message to one rank.
@@ -73,7 +81,9 @@ class mpi_transport : public transport {
   enum class progress { none, moving, advanced, done };
 
   void post(std::size_t to, const step_report& report, byte_segments bytes);
-  progress advance(outgoing& to);
+  void post_sign_of_life(std::size_t to);
+  void pass_on_life(std::size_t from);
+  static progress advance(outgoing& to);
   progress advance(incoming& from);
   static progress both(progress one, progress other);
   progress sending();
@@ -85,7 +95,8 @@ class mpi_transport : public transport {
   template <class Look, class Lose>
   void wait_until(std::chrono::seconds timeout, Look look, Lose lose);
   std::chrono::seconds timeout_of(std::span<const std::size_t> ranks) const;
-  [[noreturn]] void lose(const std::vector<std::size_t>& ranks, const std::string& doing);
+  [[noreturn]] void lose(const std::vector<std::size_t>& ranks, const std::string& doing,
+                         std::chrono::seconds after) const;
 
   MPI_Comm communicator_;
   mpi_transport_options options_;
@@ -95,6 +106,9 @@ class mpi_transport : public transport {
   std::vector<incoming> incoming_;                               // of every rank
   std::list<outgoing> outgoing_;                                 // on their way
   std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
+  std::list<outgoing> signs_;      // of life, on their way
+  std::chrono::steady_clock::time_point showed_life_at_;
+  std::chrono::steady_clock::time_point passed_life_on_at_;
 };
 
 }  // namespace resnet50_ps

@@ -50,9 +50,10 @@ struct step_report {
   std::uint64_t test_top5 = 0;  ///< among the first five
   double evaluation_seconds = 0;
 
-  bool asks_for_mean = false;  ///< the bytes are values to be averaged, see worker_link
-  bool is_last_word = false;   ///< the sender has failed; the bytes are its reason
-  bool is_last = false;        ///< training is over for this worker: it sends nothing after this
+  bool asks_for_mean = false;    ///< the bytes are values to be averaged, see worker_link
+  bool is_last_word = false;     ///< the sender has failed; the bytes are its reason
+  bool is_last = false;          ///< training is over for this worker: it sends nothing after this
+  bool is_sign_of_life = false;  ///< nothing else: the transport's own, see show_life()
 };
 static_assert(std::is_trivially_copyable_v<step_report>);
 
@@ -86,6 +87,8 @@ class transport {
   /// Bytes to one rank and a message from another, or the same, both on their way at once: for ranks of which none could
   /// take what comes while it waits for its own to go.
   virtual message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) = 0;
+  /// For a rank that is long at work, to be called now and then: whoever waits for it does not take it for lost.
+  virtual void show_life() {}
 };
 
 /// One report for two of them, but for the hash of the replica, which is a's.
