@@ -66,7 +66,7 @@ std::vector<T> mean_over(std::span<const state_view> states, std::span<const std
 // How the next decide() of a resumed run finds its threshold, ages and allowance. A template, so that it costs nothing where
 // nobody merges.
 template <class View>
-layer_selector::memory merge_memories(const std::vector<View>& states) {
+layer_selector::memory merge_memories(std::span<const View> states) {
   layer_selector::memory merged;
   merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
   merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
@@ -124,9 +124,10 @@ std::vector<std::byte> merge_states(const States& states, const layout& parts) {
     }
   }
   if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
-  return detail::write_state<T>(
-      parts, detail::merge_memories(views), detail::mean_over<T>(views, &detail::state_view::elements),
-      detail::mean_over<T>(views, &detail::state_view::velocity), views[0].header.step);
+  return detail::write_state<T>(parts, detail::merge_memories(std::span<const detail::state_view>(views)),
+                                detail::mean_over<T>(views, &detail::state_view::elements),
+                                detail::mean_over<T>(views, &detail::state_view::velocity),
+                                views[0].header.step);
 }
 
 }  // namespace lamina::inline LAMINA_ABI
