@@ -9,13 +9,16 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "lamina/any_tensor.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
@@ -73,8 +76,9 @@ class any_compressor {
   }
   [[nodiscard]] const selection& chosen() const { return worker_->chosen(); }
   const encoded_frame& encode() { return worker_->encode(); }
-  /// \param to       chosen().sent_elements() elements of residual_type(), to write
-  /// \param divisor  divides each element
+  /// \param to       chosen().sent_elements() elements to write, of residual_type() or, with the payload float16 or bfloat16,
+  ///                 of that type
+  /// \param divisor  divides each element; 1 for the half-width types
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
   void commit() { worker_->commit(); }
 
@@ -165,6 +169,12 @@ class any_compressor {
     const selection& chosen() const override { return each.chosen(); }
     const encoded_frame& encode() override { return each.encode(); }
     void pack(any_tensor& to, double divisor) override {
+      const auto as_halves = [&]<half_element H>(std::type_identity<H>) {
+        if (divisor != 1) detail::raise(std::invalid_argument("pack: half-width elements are not divided"));
+        each.pack(std::get<std::span<H>>(tensor_traits<any_tensor>::elements(to)));
+      };
+      if (to.type() == element_type::float16) return as_halves(std::type_identity<float16>());
+      if (to.type() == element_type::bfloat16) return as_halves(std::type_identity<bfloat16>());
       each.pack(writable_elements_of<T>(to), static_cast<T>(divisor));
     }
     void commit() override { each.commit(); }

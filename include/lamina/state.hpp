@@ -4,10 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/state/format.hpp"
@@ -22,6 +29,53 @@ template <element T>
 std::vector<std::byte> save_state(const residual_accumulator<T>& residual,
                                   const layer_selector::memory& memory, std::uint64_t step) {
   return detail::write_state<T>(residual.model(), memory, residual.elements(), residual.velocity(), step);
+}
+
+/// The same of a residual that lies elsewhere, on a device or in a framework's tensors: flat, of `parts.elements()` elements,
+/// and as much velocity or none. Throws std::invalid_argument for other sizes.
+template <element T>
+std::vector<std::byte> save_state(const layout& parts, const layer_selector::memory& memory,
+                                  std::span<const T> residual, std::span<const T> velocity,
+                                  std::uint64_t step) {
+  if (residual.size() != parts.elements() || (!velocity.empty() && velocity.size() != parts.elements()) ||
+      memory.cleared_in.size() != parts.layers()) {
+    detail::raise(std::invalid_argument("save: a residual of " + std::to_string(residual.size()) +
+                                        " elements, a velocity of " + std::to_string(velocity.size()) +
+                                        " and ages of " + std::to_string(memory.cleared_in.size()) +
+                                        " layers, where the model has " + std::to_string(parts.elements()) +
+                                        " elements in " + std::to_string(parts.layers()) + " layers"));
+  }
+  return detail::write_state<T>(parts, memory, residual, velocity, step);
+}
+
+/// What such a state holds.
+template <element T>
+struct saved_state {
+  layer_selector::memory memory;
+  std::vector<T> residual;  ///< flat
+  std::vector<T> velocity;  ///< empty without momentum
+  std::uint64_t step = 0;
+};
+
+/// Reads a state without a residual_accumulator to take it. Errors as load_state.
+///
+/// \param with_momentum  whether it must hold velocity, or must not
+template <element T>
+[[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& parts,
+                                        bool with_momentum) {
+  const detail::state_view state = detail::read_state<T>(bytes, parts, with_momentum, "saved state");
+  saved_state<T> saved{
+      {state.header.threshold, state.header.allowance, detail::values_of<std::uint64_t>(state.cleared_in)},
+      detail::values_of<T>(state.elements),
+      detail::values_of<T>(state.velocity),
+      state.header.step};
+  for (const std::span<const T> numbers :
+       {std::span<const T>(saved.residual), std::span<const T>(saved.velocity)}) {
+    if (!detail::is_finite_magnitude(
+            detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()})))
+      detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
+  }
+  return saved;
 }
 
 /// Puts the saved memory back and returns the step. Throws decode_error, and changes nothing, with the frame_errc that

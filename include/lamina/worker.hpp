@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <span>
@@ -22,6 +24,7 @@
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/fwd.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
@@ -189,11 +192,7 @@ class gradient_compressor {
   void pack(std::span<T> to, T divisor = T(1)) {
     if (!detail::may_encode(intake_.phase()))
       detail::raise(std::logic_error("pack: call select() of this step before"));
-    if (to.size() != chosen().sent_elements()) {
-      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(to.size()) +
-                                          " elements, " + std::to_string(chosen().sent_elements()) +
-                                          " are sent"));
-    }
+    check_room(to.size());
     if (divisor == T(0) || !detail::is_finite(static_cast<double>(divisor))) {
       detail::raise(std::invalid_argument("pack: the divisor must be finite and not 0"));
     }
@@ -205,6 +204,24 @@ class gradient_compressor {
     }
     is_packed_ = true;
     intake_.set_phase(detail::step_phase::encoded);
+  }
+
+  /// The same in half the bytes: rounded as options.payload says, which must be that type, for a collective that adds such
+  /// numbers. As with a frame, commit() leaves in the residual what rounding took away here; what the collective rounds is not
+  /// made up for. Divide by the number of workers after it. Throws as above, and std::invalid_argument for another payload.
+  template <half_element Half>
+  void pack(std::span<Half> to) {
+    if (!detail::may_encode(intake_.phase()))
+      detail::raise(std::logic_error("pack: call select() of this step before"));
+    if (options_.payload != payload_of<Half>)
+      detail::raise(
+          std::invalid_argument("pack: options.payload is another type than the elements to write"));
+    check_room(to.size());
+    std::span<std::byte> bytes = std::as_writable_bytes(to);
+    for (const auto segment : encode().segments().subspan(1)) {
+      std::memcpy(bytes.data(), segment.data(), segment.size());
+      bytes = bytes.subspan(segment.size());
+    }
   }
 
   /// The frame, or what was packed, has reached its receiver: takes what was sent out of the residual. Throws
@@ -280,6 +297,17 @@ class gradient_compressor {
 
  private:
   enum class choice { own, agreed, agreed_but_for_held };
+
+  template <half_element Half>
+  static constexpr payload_type payload_of =
+      std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
+
+  void check_room(std::size_t elements) const {
+    if (elements == chosen().sent_elements()) return;
+    detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(elements) +
+                                        " elements, " + std::to_string(chosen().sent_elements()) +
+                                        " are sent"));
+  }
 
   // options_, with the parts of the layers that are always sent.
   compressor_options options_by_part() const {
