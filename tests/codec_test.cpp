@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <stdexcept>
 
 #include "catch.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/worker.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
@@ -725,4 +728,63 @@ TEST_CASE("codec: every mistake of a caller has a name of its own") {
   std::ranges::sort(messages);
   CHECK(std::ranges::adjacent_find(messages) == messages.end());
   CHECK(lamina::category().message(1000) == "unknown error");
+}
+
+namespace {
+
+struct source_is_gone : std::runtime_error {
+  source_is_gone() : std::runtime_error("the source is gone") {}
+};
+
+}  // namespace
+
+TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded before") {
+  const lamina::layout model = model_of({100, 1000, 2000});
+  const auto type = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
+  const std::vector<float> elements(2000, 1);
+  lamina::selection some(model);
+  some.send(0);
+  lamina::selection all(model);
+  all.send_all();
+  lamina::frame_encoder<float> encoder(model);
+  const auto encode = [&](const lamina::selection& chosen,
+                          std::size_t fails_at) -> const lamina::encoded_frame& {
+    return encoder.encode(
+        lamina::frame_kind::gradients, 1, 0, chosen,
+        [&](std::size_t l) {
+          if (l == fails_at) throw source_is_gone();
+          return std::span(elements).first(model.sizes()[l]);
+        },
+        type);
+  };
+  const bytes expected = encode(all, 9).to_bytes();
+  for (const std::size_t fails_at : {std::size_t{1}, std::size_t{2}}) {
+    (void)encode(some, 9);
+    CHECK_THROWS_AS(encode(all, fails_at), source_is_gone);
+    CHECK(encoder.frame().size_bytes() == 0);
+    CHECK(encoder.frame().segments().empty());
+    CHECK(encoder.frame().to_bytes().empty());
+    CHECK(encode(all, 9).to_bytes() == expected);
+    const auto wrong_size = [&] {
+      (void)encoder.encode(
+          lamina::frame_kind::gradients, 1, 0, all, [&](std::size_t) { return std::span(elements); }, type);
+    };
+    CHECK_THROWS_AS(wrong_size(), std::invalid_argument);
+    CHECK(encoder.frame().to_bytes().empty());
+  }
+}
+
+TEST_CASE("codec: the largest frame of a partition is that of its parts") {
+  const lamina::layout model = model_of({4096 * 600, 5});
+  const lamina::partition cut(model, 4096);
+  for (const auto type : {lamina::payload_type::as_is, lamina::payload_type::int8}) {
+    lamina::gradient_compressor<float> compressor(model,
+                                                  {.drop_ratio = 0, .part_elements = 4096, .payload = type});
+    compressor.skip(0);
+    compressor.skip(1);
+    CHECK(compressor.encode().size_bytes() == lamina::largest_frame_bytes<float>(cut, type));
+    CHECK(lamina::largest_frame_bytes<float>(cut, type) ==
+          lamina::largest_frame_bytes<float>(cut.parts(), type));
+    CHECK(lamina::largest_frame_bytes<float>(cut, type) > lamina::largest_frame_bytes<float>(model, type));
+  }
 }

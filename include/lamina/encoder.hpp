@@ -8,11 +8,16 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
@@ -22,8 +27,23 @@
 
 namespace lamina::inline LAMINA_ABI {
 
-/// Builds frames of one layout, in one run. Allocates in its first frame; with a payload type other than as_is also for
-/// a frame larger than all before it.
+namespace detail {
+
+// What gives a layer is called for one after the other, and the frame points to all of them.
+template <class LayerElements>
+constexpr void require_lasting_elements() {
+  using given = decltype(std::declval<LayerElements&>()(std::size_t{0}));
+  static_assert(
+      std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
+      "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
+      "sent. "
+      "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
+}
+
+}  // namespace detail
+
+/// Builds frames of one layout, in one run. Allocates when it is made; with a payload type other than as_is also for a
+/// frame larger than all before it.
 template <element T>
 class frame_encoder {
  public:
@@ -43,19 +63,22 @@ class frame_encoder {
         run_(run),
         prefix_(detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers())) {
     frame_.segments_.reserve(model.layers() + 1);
+    segments_.reserve(model.layers() + 1);
   }
 
-  /// A frame with the layers that `chosen` sends.
+  /// A frame with the layers that `chosen` sends. On an error, also one that `layer_elements` throws, there is no frame any
+  /// more.
   ///
   /// \param kind            what the layers are
   /// \param step            counted from 1
   /// \param sender          the worker's index in [0, W), or a leader's among the leaders; 0 in the server's frames
   /// \param chosen          which layers, of the encoder's layout
-  /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements; called for the
-  ///                        layers sent, in order
+  /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to
+  ///                        what one is made of; called for the layers sent, in order
   /// \param type            how the elements are written
   /// \return the frame, valid until the next call
-  /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer
+  /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer;
+  ///                                parameters to be written as int8 that hold NaN or infinity
   ///
   /// Cost: O(L) and, for the checksum, one read of what is sent. No copy as_is; other payload types are written to a
   /// buffer of the encoder.
@@ -63,10 +86,12 @@ class frame_encoder {
   const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
                               const selection& chosen, LayerElements&& layer_elements,
                               payload_type type = payload_type::as_is) {
+    detail::require_lasting_elements<LayerElements>();
+    forget();
     if (chosen.model().fingerprint() != model_.fingerprint()) {
       detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
     }
-    frame_.segments_.assign(1, prefix_);
+    segments_.assign(1, prefix_);
     if (type != payload_type::as_is) converted_.resize(std::max(converted_.size(), bytes_of(chosen, type)));
     std::size_t payload_bytes = 0;
     for (std::size_t l = 0; l < model_.layers(); ++l) {
@@ -74,15 +99,14 @@ class frame_encoder {
       const std::span<const T> elements = layer_elements(l);
       model_.check_size(l, elements.size());
       if (type == payload_type::as_is) {
-        frame_.segments_.push_back(std::as_bytes(elements));
+        segments_.push_back(std::as_bytes(elements));
       } else {
         std::byte* to = converted_.data() + payload_bytes;
-        detail::encode_payload(type, elements, to);
-        frame_.segments_.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
+        convert(kind, type, l, elements, to);
+        segments_.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
       }
-      payload_bytes += frame_.segments_.back().size();
+      payload_bytes += segments_.back().size();
     }
-    frame_.size_bytes_ = prefix_.size() + payload_bytes;
 
     detail::wire_header header;
     header.element_type = detail::element_code<T>;
@@ -101,6 +125,9 @@ class frame_encoder {
 
     header.checksum = frame_checksum();
     detail::write_header(prefix_, header);
+    // Nothing throws any more.
+    frame_.segments_.swap(segments_);
+    frame_.size_bytes_ = prefix_.size() + payload_bytes;
     return frame_;
   }
 
@@ -110,10 +137,22 @@ class frame_encoder {
     frame_.size_bytes_ = 0;
   }
 
-  /// The frame of the last encode.
+  /// The frame of the last encode, if that threw nothing.
   [[nodiscard]] const encoded_frame& frame() const noexcept { return frame_; }
 
  private:
+  // No residual keeps what a payload does not say of parameters.
+  void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
+               std::byte* to) const {
+    if (kind == frame_kind::gradients) return detail::encode_payload(type, elements, to);
+    if (type == payload_type::int8 && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
+                                          elements.size(), detail::read_only<T>{elements.data()}))) {
+      detail::raise(std::invalid_argument("layer '" + model_[layer].name +
+                                          "' holds NaN or infinity, which int8 cannot say"));
+    }
+    detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
+  }
+
   std::size_t bytes_of(const selection& chosen, payload_type type) const {
     std::size_t bytes = 0;
     for (std::size_t l = 0; l < model_.layers(); ++l) {
@@ -126,14 +165,15 @@ class frame_encoder {
     detail::checksum sum;
     sum.add(std::span(prefix_).first(detail::checksum_offset));
     sum.add(std::span(prefix_).subspan(detail::wire_header_bytes));
-    for (const auto segment : frame_.segments().subspan(1)) sum.add(segment);
+    for (const auto segment : std::span(segments_).subspan(1)) sum.add(segment);
     return sum.value();
   }
 
   layout model_;
   std::uint32_t run_;
   std::vector<std::byte> prefix_;
-  std::vector<std::byte> converted_;  // layers in a payload type other than as_is
+  std::vector<std::byte> converted_;                  // layers in a payload type other than as_is
+  std::vector<std::span<const std::byte>> segments_;  // of the frame that is being built
   encoded_frame frame_;
 };
 

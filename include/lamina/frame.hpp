@@ -20,6 +20,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/tensor.hpp"
 
@@ -82,8 +83,9 @@ struct frame_info {
 /// The bytes that peek() looks at.
 inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
-/// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The largest
-/// std::size_t, if that cannot be counted. Cost: O(L).
+/// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The layout is
+/// that of the frames, which is gradient_compressor::parts() where layers are cut into parts: each part has a bit of its own, and
+/// scales of its own in int8. The largest std::size_t, if that cannot be counted. Cost: O(L).
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
                                               payload_type type = payload_type::as_is) noexcept {
@@ -96,6 +98,13 @@ template <element T>
     bytes += layer_bytes;
   }
   return bytes;
+}
+
+/// The same of a partition: of its parts.
+template <element T>
+[[nodiscard]] std::size_t largest_frame_bytes(const partition& cut,
+                                              payload_type type = payload_type::as_is) noexcept {
+  return largest_frame_bytes<T>(cut.parts(), type);
 }
 
 namespace detail {

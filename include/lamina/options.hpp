@@ -49,7 +49,9 @@ class refresh_schedule {
   std::optional<double> fixed_threshold_;
 };
 
-/// How the elements of a layer that is sent are written.
+/// How the elements of a layer that is sent are written. What is said here of what follows later is said of gradients, whose
+/// residual keeps what was not sent; of parameters see publisher_options. NaN and infinity, which come into a residual by
+/// finite_check::caller alone, go out as such in all but int8.
 enum class payload_type : std::uint8_t {
   as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
   float16 =
@@ -57,7 +59,9 @@ enum class payload_type : std::uint8_t {
           ///< or 2^58 (double) on they are not sent, since what is left over could not be written down
   bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
   int8 =
-      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale
+      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale. It cannot say
+  ///< NaN or infinity: of gradients, such an element is not sent and stays in the residual, where its layer goes
+  ///< out in every step; an infinity keeps back what else is in its block, the scale being too large for it.
 };
 
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
@@ -71,7 +75,8 @@ enum class finite_check {
   each_element,
   /// Not looked at: the caller knows already that the gradients are finite and that no sum overflows, as with loss scaling,
   /// which looks for infinity itself, or after clipping. NaN or infinity that comes all the same goes into the residual and,
-  /// as the largest of values, out to the others.
+  /// as the largest of values, out to the others, which clears it here; but for payload_type::int8, which cannot say it. A
+  /// residual that holds it is not saved.
   caller,
 };
 
@@ -96,7 +101,7 @@ struct residual_options {
 /// How a worker compresses. The defaults are what to begin with.
 struct compressor_options {
   /// R in [0, 1]: the share of the elements to hold back in a step. 0 turns layer dropping off; 1 sends everything, as
-  /// Algorithm 1 finds no threshold then.
+  /// Algorithm 1 finds no threshold then. Layers of value 0, in which nothing is to be sent, are held back beside that.
   double drop_ratio = 0.95;
   /// Steps in which R grows to drop_ratio, so that the first gradients, which change fast, go out more often: in step t
   /// the share that is *sent* is (1 - R)^(t / warm_up_steps). 0: R from the first step on. Worth having at R beyond
@@ -108,7 +113,7 @@ struct compressor_options {
   /// A promise on bytes in place of R: the share of the elements to send, as a mean over the steps, in (0, 1]. Each step
   /// adds that share to an allowance; the layers with the largest values go out as far as it reaches, and what is left
   /// over is saved for a layer that did not fit: up to one step's share and the largest layer. Of layers of
-  /// equal value those that come first in the model do. By step t no more than
+  /// equal value those that come first in the model do, and those of value 0 stay. By step t no more than
   /// budget·N·t elements have been sent, but for what max_age and always_sent force out. Use it when the network has a price;
   /// drop_ratio, warm_up_steps and refresh then do not count.
   std::optional<double> byte_budget = std::nullopt;
@@ -130,7 +135,8 @@ struct compressor_options {
   /// under way from its own. 0: not told apart.
   std::uint32_t run = 0;
   /// Layers of the model that are sent in every step, whatever their value: biases and normalisation layers, mostly, which
-  /// have few elements and do not bear delay. They come first within R and within a budget. See layers_where().
+  /// have few elements and do not bear delay. They come first within R and within a budget, of which they must leave some:
+  /// less of the elements than byte_budget. See layers_where().
   std::vector<std::size_t> always_sent = {};
   /// Where the residual lies; null: in memory of operator new. Must outlive the compressor.
   memory_resource* memory = nullptr;

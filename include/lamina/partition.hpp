@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -43,6 +44,22 @@ class partition {
   }
   [[nodiscard]] std::size_t begin(std::size_t part) const {
     return (part - first_[layer_of(part)]) * part_elements_;
+  }
+  /// Flags of parts from flags of layers: those of a layer are all its own. From gradient_compressor::find_zero() to select().
+  /// Throws std::invalid_argument for a number of flags other than model().layers(). Cost: O(parts), one allocation.
+  [[nodiscard]] std::vector<char> by_part(std::span<const char> flags_of_layers) const {
+    if (flags_of_layers.size() != model_.layers()) {
+      detail::raise(std::invalid_argument("there are " + std::to_string(flags_of_layers.size()) +
+                                          " flags for the " + std::to_string(model_.layers()) +
+                                          " layers of the model"));
+    }
+    std::vector<char> flags;
+    flags.reserve(parts_.layers());
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      const std::size_t end = l + 1 < model_.layers() ? first_[l + 1] : parts_.layers();
+      flags.resize(end, flags_of_layers[l]);
+    }
+    return flags;
   }
   /// Whether a layer has more than one part.
   [[nodiscard]] bool is_cut() const noexcept { return parts_.layers() != model_.layers(); }

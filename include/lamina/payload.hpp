@@ -19,8 +19,8 @@
 #include "lamina/options.hpp"
 #include "lamina/tensor.hpp"
 
-/// How the elements of a layer that is sent are written. What rounding takes away is not lost: it goes back into the
-/// residual, exactly, so everything sent plus the residual is still the sum of the gradients.
+/// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into
+/// the residual, exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost.
 namespace lamina::inline LAMINA_ABI {
 
 /// Elements that share one scale in payload_type::int8.
@@ -76,6 +76,12 @@ constexpr std::uint8_t int8_scale(std::span<const T> block) noexcept {
   return int8_scale(largest);
 }
 
+/// What becomes of what a payload does not say of a number.
+enum class rest {
+  is_kept,  ///< gradients: in the residual
+  is_lost,  ///< parameters
+};
+
 // From here on a number has no digits as fine as those of the payload's largest number, whose multiple of `finest` it is:
 // what is left over after sending that could not be written down. Such a number is not sent at all.
 template <element T>
@@ -85,26 +91,40 @@ constexpr T unsendable_from(double finest) noexcept {
                                                                     : std::numeric_limits<T>::infinity();
 }
 
-LAMINA_ANY_CALLER template <element T>
+LAMINA_ANY_CALLER template <element T, rest Rest = rest::is_kept>
 LAMINA_HOST_DEVICE std::int8_t to_int8(T x, T inverse_scale) noexcept {
   constexpr T unsendable = unsendable_from<T>(0x1p120);
-  if (!((x < 0 ? -x : x) < unsendable)) return 0;  // NaN, too
+  if (Rest == rest::is_kept && !((x < 0 ? -x : x) < unsendable)) return 0;  // NaN, too
   return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
 }
 
-template <half_element Half, element T>
+/// NaN and infinity stay what they are.
+template <half_element Half, element T, rest Rest = rest::is_kept>
 constexpr Half to_half(T x) noexcept {
+  // By bits, for -ffast-math.
+  using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  constexpr bits sign = static_cast<bits>(bits{1} << (8 * sizeof(T) - 1));
+  const bits pattern = std::bit_cast<bits>(x);
+  const bits magnitude = static_cast<bits>(pattern & static_cast<bits>(~sign));
+  constexpr bits infinity = std::bit_cast<bits>(std::numeric_limits<T>::infinity());
+  constexpr std::uint16_t half_infinity = std::same_as<Half, lamina::float16> ? 0x7c00 : 0x7f80;
+  const std::uint16_t not_finite =
+      magnitude > infinity ? std::uint16_t{0x7fff}
+                           : static_cast<std::uint16_t>(half_infinity | (pattern != magnitude ? 0x8000 : 0));
+
   constexpr T unsendable = unsendable_from<T>(std::same_as<Half, lamina::float16> ? 0x1p5 : 0x1p120);
   constexpr T largest =
       std::numeric_limits<float>::max();  // a double beyond it would become infinity on the way
-  const T sendable = (x < 0 ? -x : x) < unsendable ? std::clamp(x, -largest, largest) : T(0);
-  return saturating_round<Half>(static_cast<float>(sendable));
+  const bool is_said = Rest == rest::is_lost || (x < 0 ? -x : x) < unsendable;
+  const T sendable = magnitude < infinity && is_said ? std::clamp(x, -largest, largest) : T(0);
+  const Half rounded = saturating_round<Half>(static_cast<float>(sendable));
+  return {magnitude < infinity ? rounded.bits : not_finite};
 }
 
-template <half_element Half, element T>
+template <half_element Half, element T, rest Rest>
 void encode_half(std::span<const T> from, std::byte* to) noexcept {
   for (const T x : from) {
-    const Half half = to_half<Half>(x);
+    const Half half = to_half<Half, T, Rest>(x);
     std::memcpy(to, &half, sizeof half);
     to += sizeof half;
   }
@@ -121,7 +141,7 @@ void decode_half(const std::byte* from, std::span<T> to) noexcept {
 }
 
 // The scales of all blocks come first, then the integers.
-template <element T>
+template <element T, rest Rest>
 void encode_int8(std::span<const T> from, std::byte* to) noexcept {
   std::byte* integers = to + (payload_bytes<T>(payload_type::int8, from.size()) - from.size());
   for (std::size_t begin = 0; begin < from.size(); begin += int8_block_elements) {
@@ -129,7 +149,7 @@ void encode_int8(std::span<const T> from, std::byte* to) noexcept {
     const std::uint8_t scale = int8_scale(block);
     *to++ = std::byte{scale};
     const T inverse = T(1) / scale_value<T>(scale);
-    for (const T x : block) *integers++ = std::bit_cast<std::byte>(to_int8(x, inverse));
+    for (const T x : block) *integers++ = std::bit_cast<std::byte>(to_int8<T, Rest>(x, inverse));
   }
 }
 
@@ -149,15 +169,15 @@ void decode_int8(const std::byte* layer, std::size_t layer_elements, std::size_t
 }
 
 /// Writes `from` in a type other than as_is; `to` has payload_bytes() bytes.
-template <element T>
+template <element T, rest Rest = rest::is_kept>
 void encode_payload(payload_type type, std::span<const T> from, std::byte* to) noexcept {
   switch (type) {
     case payload_type::float16:
-      return encode_half<lamina::float16>(from, to);
+      return encode_half<lamina::float16, T, Rest>(from, to);
     case payload_type::bfloat16:
-      return encode_half<lamina::bfloat16>(from, to);
+      return encode_half<lamina::bfloat16, T, Rest>(from, to);
     default:
-      return encode_int8(from, to);
+      return encode_int8<T, Rest>(from, to);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -23,7 +24,8 @@ namespace lamina::inline LAMINA_ABI {
 struct publisher_options {
   /// How the parameters are written. As they are, each replica holds the server's numbers. Another type saves bytes and
   /// rounds: the server's parameters are not what the workers hold, and nothing makes up for the difference, as no residual
-  /// takes what was rounded off; a layer's rounding lasts until the layer is next sent.
+  /// takes what was rounded off; a layer's rounding lasts until the layer is next sent. A number beyond the type's range becomes
+  /// its largest; NaN and infinity stay what they are in the half-width types, and int8 refuses them.
   payload_type payload = payload_type::as_is;
   /// Written into the frames, as compressor_options::run is into the workers'; 0: none.
   std::uint32_t run = 0;
@@ -53,7 +55,8 @@ class parameter_publisher {
         seen_(workers, 0),
         encoded_at_(workers, 0),
         replies_(workers),
-        nothing_(model) {
+        nothing_(model),
+        news_(model) {
     if (workers == 0) detail::raise(std::invalid_argument("a parameter server needs at least one worker"));
   }
 
@@ -72,9 +75,11 @@ class parameter_publisher {
   ///
   /// \param worker      index in [0, W)
   /// \param step        written into the frame
-  /// \param parameters  `parameters(l)` gives layer l as a std::span<const T> of n_l elements; called for the layers sent
+  /// \param parameters  `parameters(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is
+  ///                    made of; called for the layers sent
   /// \throws std::out_of_range      for the worker
-  /// \throws std::invalid_argument  a span has another size than its layer; there is no frame then, and nothing to commit
+  /// \throws std::invalid_argument  a span has another size than its layer, or a layer to be written as int8 holds NaN or
+  ///                                infinity; there is no frame then, and nothing to commit
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
     encoded_at_[worker] = seen_.at(worker);  // an encode that throws has nothing to commit
@@ -83,9 +88,11 @@ class parameter_publisher {
     return frame;
   }
 
-  /// One frame for all workers: every layer that at least one of them has not seen. Valid until the next for all.
+  /// One frame for all workers: every layer that at least one of them has not seen. Valid until the next for all. Errors as
+  /// above.
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
+    std::copy(seen_.begin(), seen_.end(), encoded_at_.begin());
     const encoded_frame& frame =
         encode_since(*std::min_element(seen_.begin(), seen_.end()), step, reply_to_all_, parameters);
     for (auto& each : encoded_at_) each = clock_;
@@ -94,6 +101,10 @@ class parameter_publisher {
 
   /// The last frame encoded for this worker, or for all, has reached it. Until then encode repeats what was in it, so that
   /// a send that failed loses nothing. Throws std::out_of_range.
+  ///
+  /// It is of the *last* frame, whichever it was: with two under way to one worker, an acknowledgement of the first must not
+  /// commit, or what only the second holds is lost with it. Encode the next for a worker once the one before has arrived, or
+  /// commit only when the last has.
   void commit(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker); }
   void commit_all() noexcept { std::copy(encoded_at_.begin(), encoded_at_.end(), seen_.begin()); }
 
@@ -101,7 +112,8 @@ class parameter_publisher {
   /// before commits nothing. Throws std::out_of_range.
   void forget(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker) = 0; }
 
-  /// The layers in the last frame of encode() for this worker, none before the first. Throws std::out_of_range.
+  /// The layers in the last frame of encode() for this worker, none before the first and after an encode that threw. Throws
+  /// std::out_of_range.
   [[nodiscard]] const selection& published(std::size_t worker) const {
     return layers_in(replies_.at(worker));
   }
@@ -119,10 +131,15 @@ class parameter_publisher {
                                     Parameters& parameters) {
     if (!to) to.emplace(reply{selection(model_), frame_encoder<T>(model_, options_.run)});
     to->layers.clear();
+    to->encoder.forget();
+    news_.clear();
     for (std::size_t l = 0; l < updated_at_.size(); ++l) {
-      if (updated_at_[l] > seen) to->layers.send(l);
+      if (updated_at_[l] > seen) news_.send(l);
     }
-    return to->encoder.encode(frame_kind::parameters, step, 0, to->layers, parameters, options_.payload);
+    const encoded_frame& frame =
+        to->encoder.encode(frame_kind::parameters, step, 0, news_, parameters, options_.payload);
+    std::swap(to->layers, news_);
+    return frame;
   }
 
   const selection& layers_in(const std::optional<reply>& of) const noexcept {
@@ -138,6 +155,7 @@ class parameter_publisher {
   std::vector<std::optional<reply>> replies_;  // made when first used
   std::optional<reply> reply_to_all_;
   selection nothing_;
+  selection news_;  // of the frame that is being encoded
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -118,8 +118,8 @@ class residual_accumulator {
     memory_.clear(layer);
   }
 
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as it
-  /// stands in a frame that was encoded from this residual.
+  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. An element that was sent as NaN
+  /// or infinity becomes 0. `payload` is layer l as it stands in a frame that was encoded from this residual.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     memory_.subtract(layer, type, payload);
   }

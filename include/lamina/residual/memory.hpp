@@ -104,16 +104,25 @@ class residual_memory {
     clear_velocity(layer);
   }
 
-  /// a_l <- a_l − what the payload says.
+  /// a_l <- a_l − what the payload says; 0 where that is NaN or infinity, which leave nothing over.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     const std::span<T> to = this->layer(layer);
+    T largest = 0;
     std::array<T, block_elements> sent;
     for (std::size_t begin = 0; begin < to.size(); begin += sent.size()) {
       const auto rest = to.subspan(begin, std::min(sent.size(), to.size() - begin));
       decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
       subtract_elements(rest.data(), sent.data(), rest.size());
+      T magnitude = magnitude_of(rest);
+      if (!is_finite_magnitude(magnitude)) [[unlikely]] {
+        for (std::size_t i = 0; i < rest.size(); ++i) {
+          if (!all_finite<T>(std::array{sent[i]})) rest[i] = T(0);
+        }
+        magnitude = magnitude_of(rest);
+      }
+      largest = larger_magnitude(largest, magnitude);
     }
-    layers_[layer].bounds.elements = magnitude_of(to);
+    layers_[layer].bounds.elements = largest;
     clear_velocity(layer);
   }
 
