@@ -158,8 +158,8 @@ TEST_CASE("numbers: a layer whose signed mean is NaN, of infinities of both sign
   CHECK(same_bits(compressor.residual()[0], gradient));
 }
 
-TEMPLATE_TEST_CASE("numbers: with zeros and ties at the threshold, all tied layers go out", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("numbers: with ties at the threshold all tied layers go out, and those of zero stay", "",
+                   float, double) {
   const lamina::layout model = model_of({10, 10, 10, 0});
   using values = std::vector<TestType>;
   struct row {
@@ -172,13 +172,13 @@ TEMPLATE_TEST_CASE("numbers: with zeros and ties at the threshold, all tied laye
   };
   const TestType tiny = std::numeric_limits<TestType>::denorm_min();
   for (const row& each :
-       {row{"all zero", 0, 0, 0, 0.95, {}, 0, 30},
-        row{"all negative zero", -TestType(0), -TestType(0), -TestType(0), 0.95, {}, 0, 30},
-        row{"two are zero, and cross R N", 0, 1, 0, 0.5, {}, 0, 30},
+       {row{"all zero", 0, 0, 0, 0.95, {}, 0, 0},
+        row{"all negative zero", -TestType(0), -TestType(0), -TestType(0), 0.95, {}, 0, 0},
+        row{"two are zero, and cross R N", 0, 1, 0, 0.5, {}, 0, 10},
         row{"two are zero, and do not", 0, 1, 0, 0.7, {}, 1, 10}, row{"constant", 2, -2, 2, 0.95, {}, 2, 30},
         row{"denormals", tiny, 0, -tiny, 0.5, {}, double(tiny), 20},
-        row{"a threshold of 0", 0, 1, 0, 0.95, 0.0, 0, 30},
-        row{"a threshold of -0", 0, 1, 0, 0.95, -0.0, 0, 30},
+        row{"a threshold of 0", 0, 1, 0, 0.95, 0.0, 0, 10},
+        row{"a threshold of -0", 0, 1, 0, 0.95, -0.0, 0, 10},
         row{"the smallest threshold", tiny, 1, 0, 0.95, double(tiny), double(tiny), 20}}) {
     CAPTURE(each.name);
     lamina::compressor_options options;

@@ -348,3 +348,17 @@ TEST_CASE("options: one outside its range is refused by name") {
   CHECK(contains(message([](auto& o) { o.momentum = 1; }), "momentum"));
   CHECK(contains(message([](auto& o) { o.part_elements = 1; }), "part_elements"));
 }
+
+TEST_CASE("budget: what is always sent must leave some of it") {
+  const lamina::layout model = model_of({100, 100, 10});
+  const auto message = message_of<std::invalid_argument>([&] {
+    lamina::gradient_compressor<float>(model, {.byte_budget = 0.1, .always_sent = {0, 0}});
+  });
+  CHECK(contains(message, "always_sent holds 0.476190"));
+  CHECK(contains(message, "byte_budget is 0.1"));
+  CHECK_NOTHROW(lamina::gradient_compressor<float>(model, {.byte_budget = 0.1, .always_sent = {2, 2, 2}}));
+  const lamina::layout even = model_of({25, 75});
+  CHECK_THROWS_AS(lamina::gradient_compressor<float>(even, {.byte_budget = 0.25, .always_sent = {0}}),
+                  std::invalid_argument);
+  CHECK_NOTHROW(lamina::gradient_compressor<float>(even, {.byte_budget = 0.26, .always_sent = {0}}));
+}

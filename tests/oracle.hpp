@@ -200,28 +200,32 @@ bool follows_dense_iterate(const cluster<T, Worker>& run) {
   return true;
 }
 
-/// Oracle 3: R·N − (elements tied at λ) < dropped ≤ R·N, and at least one layer is sent. For a threshold that
-/// was searched in this step.
+/// Oracle 3: R·N − (elements tied at λ) < dropped ≤ R·N, and at least one layer is sent; with λ = 0 all are sent but those of
+/// value 0. For a threshold that was searched in this step.
 template <class Cluster>
 bool drops_as_asked(const Cluster& run, std::size_t w, double ratio) {
   const auto& worker = run.worker[w];
   const double limit = ratio * static_cast<double>(run.model.elements());
   const auto dropped = static_cast<double>(run.dropped_elements(w));
   double tied = 0;
+  double zeros = 0;
   std::size_t layers_sent = 0;
   for (std::size_t l = 0; l < run.model.layers(); ++l) {
     if (worker.values()[l] == worker.threshold()) tied += static_cast<double>(run.model.sizes()[l]);
+    if (worker.values()[l] == 0) zeros += static_cast<double>(run.model.sizes()[l]);
     layers_sent += run.frame(w).is_dropped(l) ? 0 : 1;
   }
+  if (worker.threshold() == 0) return dropped == zeros && zeros > limit;
   return limit - tied < dropped && dropped <= limit && layers_sent > 0;
 }
 
-/// Oracle 4: what stays behind has a value below the threshold.
+/// Oracle 4: what stays behind has a value below the threshold, or of 0.
 template <class Cluster>
 bool leaves_only_small_layers(const Cluster& run, std::size_t w) {
   for (std::size_t l = 0; l < run.model.layers(); ++l) {
     if (run.model.sizes()[l] == 0 || !run.frame(w).is_dropped(l)) continue;
-    if (literal_mean_abs(run.worker[w].residual()[l]) >= run.worker[w].threshold()) return false;
+    const double value = literal_mean_abs(run.worker[w].residual()[l]);
+    if (value != 0 && value >= run.worker[w].threshold()) return false;
   }
   return true;
 }

@@ -2,6 +2,7 @@
 #include "lamina/threshold.hpp"
 
 #include "lamina/options.hpp"
+#include "lamina/selector.hpp"
 
 #include <cmath>
 #include <limits>
@@ -179,4 +180,20 @@ TEST_CASE("threshold: refresh in the first step alone, and never") {
     REQUIRE_FALSE(fixed.due(step));
   }
   CHECK_THROWS_AS(lamina::refresh_schedule::fixed(nan_value), std::invalid_argument);
+}
+
+TEST_CASE("threshold: it is never -0, by R or within a budget") {
+  lamina::threshold_search search;
+  const std::vector<std::size_t> sizes = {10, 10, 10};
+  for (const auto& values : {std::vector<double>{-0.0, -0.0, 1}, std::vector<double>{0.0, -0.0, 1},
+                             std::vector<double>{-0.0, 0.0, -0.0}}) {
+    for (const double elements : {0.0, 10.0, 15.0, 20.0, 25.0}) {
+      CHECK(std::signbit(search(values, sizes, elements / 30)) == false);
+      CHECK(std::signbit(search.within_budget(values, sizes, elements)) == false);
+    }
+  }
+  lamina::layer_selector selector(model_of({10, 10, 10}), {.byte_budget = 0.5});
+  const std::vector<double> values = {-0.0, 0.0, -0.0};
+  selector.decide(1, values, values);
+  CHECK(same_bits(selector.threshold(), 0.0));
 }

@@ -24,10 +24,13 @@
 namespace lamina::inline LAMINA_ABI {
 
 /// The decision of each step: values in, a selection out. Keeps the threshold between searches, the age of each layer
-/// and the allowance of the budget. A value that is NaN counts as infinity, so that its layer goes out first.
+/// and the allowance of the budget. A value that is NaN counts as infinity, so that its layer goes out first. A layer of value
+/// 0 goes out only where everything does, by always_sent or by max_age. A threshold that is infinite serves its own step alone,
+/// and the next searches again.
 class layer_selector {
  public:
-  /// Throws std::invalid_argument, naming the option, for one outside its range; options.always_sent are layers of `model`.
+  /// Throws std::invalid_argument, naming the option, for one outside its range, and for a byte_budget that always_sent alone
+  /// uses up; options.always_sent are layers of `model`.
   layer_selector(const layout& model, const compressor_options& options)
       : options_(options),
         chosen_(model),
@@ -48,6 +51,7 @@ class layer_selector {
     if (!options.always_sent.empty()) {
       is_always_sent_.resize(model.layers());
       for (const std::size_t layer : options.always_sent) is_always_sent_[layer] = 1;
+      check_budget_of_others();
     }
   }
 
@@ -71,7 +75,9 @@ class layer_selector {
       decide_by_budget(decision, values, held);
     } else {
       const double ratio = drop_ratio_in(step);
-      if (ratio > 0 && options_.refresh.due(step)) threshold_ = searched(search_values, held, ratio);
+      if (detail::searches(options_.refresh, step, ratio, threshold_)) {
+        threshold_ = searched(search_values, held, ratio);
+      }
       // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
       decision.sends_all = ratio == 0 || (ratio == 1 && !options_.refresh.fixed_threshold());
     }
@@ -95,9 +101,10 @@ class layer_selector {
     const double progress = static_cast<double>(step) / static_cast<double>(options_.warm_up_steps);
     return 1 - std::pow(1 - options_.drop_ratio, progress);
   }
-  /// Whether `step`, counted from 1, searches the threshold over the values of decide()'s search_values.
+  /// Whether `step`, counted from 1 and the next to be decided, searches the threshold over the values of decide()'s
+  /// search_values.
   [[nodiscard]] bool searches_in(std::uint64_t step) const {
-    return !options_.byte_budget && options_.refresh.due(step) && drop_ratio_in(step) > 0;
+    return !options_.byte_budget && detail::searches(options_.refresh, step, drop_ratio_in(step), threshold_);
   }
 
   [[nodiscard]] const selection& chosen() const noexcept { return chosen_; }
@@ -127,6 +134,21 @@ class layer_selector {
     if (count == cleared_in_.size()) return;
     detail::raise(std::invalid_argument(std::to_string(count) + " " + what + " for " +
                                         std::to_string(cleared_in_.size()) + " layers"));
+  }
+
+  // Layers that are always sent come first in a budget: those that leave nothing would keep all others back for ever.
+  void check_budget_of_others() const {
+    if (!options_.byte_budget) return;
+    const layout& model = chosen_.model();
+    std::size_t elements = 0;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (is_always_sent_[l] != 0) elements += model.sizes()[l];
+    }
+    const double share = static_cast<double>(elements) / static_cast<double>(model.elements());
+    if (elements == 0 || share < *options_.byte_budget) return;
+    detail::raise(std::invalid_argument(
+        "always_sent holds " + std::to_string(share) + " of the elements, and byte_budget is " +
+        std::to_string(*options_.byte_budget) + ": nothing is left for the other layers"));
   }
 
   detail::layer_rule rule_of(std::size_t layer, std::span<const char> held) const {

@@ -51,8 +51,8 @@ class threshold_search {
 
   /// The same over layers that are given one by one: begin(), add() each that is not empty, then beyond() or within(), once.
   void begin() { entries_.clear(); }
-  /// `value` is not NaN: see detail::ordered_value.
-  void add(double value, std::size_t elements) { entries_.push_back({value, elements}); }
+  /// `value` is not NaN: see detail::ordered_value. Of the two zeros it is +0, so that a threshold has the same bits everywhere.
+  void add(double value, std::size_t elements) { entries_.push_back({value == 0 ? 0.0 : value, elements}); }
   /// The value of the layer with which, from the smallest value on, the elements are more than `limit_elements`.
   [[nodiscard]] double beyond(double limit_elements) {
     return first_beyond<false>(limit_elements).value_or(invalid_threshold);
@@ -101,7 +101,7 @@ class threshold_search {
         detail::raise(std::invalid_argument("threshold search: the sum of the layer sizes overflows"));
       }
       elements += sizes[l];
-      if (sizes[l] > 0) entries_.push_back({values[l], sizes[l]});
+      if (sizes[l] > 0) add(values[l], sizes[l]);
     }
     return elements;
   }
@@ -135,9 +135,7 @@ class threshold_search {
         elements += is_tied ? each.elements : 0;
         return is_tied;
       });
-      if (static_cast<double>(before + elements) > limit_elements) {
-        return pivot == 0 ? 0.0 : pivot;  // of two zeros always the same
-      }
+      if (static_cast<double>(before + elements) > limit_elements) return pivot;
       before += elements;
       first = behind;
     }

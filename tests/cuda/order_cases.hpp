@@ -167,6 +167,45 @@ void refuses_fresh_pieces(const Execution& execution) {
   require(contains(message_of<std::logic_error>([&] { (void)replayed.last_step(execution); }), "one piece"),
           "a second piece was launched and not told");
   require(replayed.residual(execution, 0)[99] == 2.0F, "a piece was lost");
+
+  // A step that does not search takes pieces.
+  lamina::compressor_options seldom = options;
+  seldom.refresh = lamina::refresh_schedule::every(2);
+  lamina::cuda::gradient_compressor<float> some(model, seldom);
+  some.bind(execution, gradients.tensors());
+  some.accumulate(execution);
+  some.accumulate(execution);
+  require(contains(message_of<std::logic_error>([&] { (void)some.last_step(execution); }), "one piece"),
+          "a second piece was taken where the step searches");
+  some.select(execution);
+  some.accumulate(execution);
+  some.accumulate(execution);
+  some.select(execution);
+  require(some.last_step(execution).step == 2, "pieces were refused where the step does not search");
+}
+
+/// Selecting again by the same flags of what is held is the same selection; by others, or by none, it is not.
+template <class Execution>
+void refuses_other_layers_held(const Execution& execution) {
+  const lamina::layout model = model_of({100, 50});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const auto agreed = on_device(std::vector<double>{1, 2});
+  const auto held = on_device(std::vector<std::uint8_t>{1, 0});
+  const auto held_by_another_byte = on_device(std::vector<std::uint8_t>{7, 0});
+  const auto other = on_device(std::vector<std::uint8_t>{0, 1});
+  device.accumulate(execution);
+  device.select(execution, address_of(agreed), address_of(held));
+  device.select(execution, address_of(agreed), address_of(held_by_another_byte));
+  require(device.last_step(execution).sent_elements == 50, "another selection");
+  require(
+      contains(message_of<std::logic_error>([&] { device.select(execution, address_of(agreed)); }), "held"),
+      "a selection with nothing held was taken for the same");
+  device.select(execution, address_of(agreed), address_of(other));
+  require(contains(message_of<std::logic_error>([&] { (void)device.last_step(execution); }), "held"),
+          "a selection with other layers held was taken for the same");
+  require(device.last_step(execution).sent_elements == 50, "another selection took its place");
 }
 
 /// Launches of all calls of a step, in any order, beside a CPU that does the ones in order alone: frames, residuals and
@@ -409,6 +448,7 @@ void for_each_order_case(const Execution& execution, const visitor& visit) {
   });
   visit("pieces, overflow with momentum", [&] { leaves_out_of_velocity_and_residual(execution); });
   visit("pieces of fresh gradients", [&] { refuses_fresh_pieces(execution); });
+  visit("other layers held", [&] { refuses_other_layers_held(execution); });
   visit("replays", [&] { replays_lose_nothing(execution, plain); });
   visit("replays, payload int8",
         [&] { replays_lose_nothing(execution, {.drop_ratio = 0.7, .payload = lamina::payload_type::int8}); });

@@ -65,7 +65,7 @@ inline std::string literal_decision(const std::vector<double>& values, const std
       break;
     }
     const bool all = options.drop_ratio == 0 || options.drop_ratio == 1;
-    for (std::size_t l = 0; l < layers; ++l) goes[l] = all || value(l) >= threshold;
+    for (std::size_t l = 0; l < layers; ++l) goes[l] = all || (value(l) >= threshold && values[l] != 0);
   } else {
     double left = *options.byte_budget * elements;
     std::erase_if(order, [&](std::size_t l) {
@@ -76,7 +76,7 @@ inline std::string literal_decision(const std::vector<double>& values, const std
     for (const std::size_t l : order) {
       left -= static_cast<double>(sizes[l]);
       if (sizes[l] > 0 && left < 0) break;
-      goes[l] = 1;
+      goes[l] = values[l] != 0;
     }
   }
   std::string sent;
@@ -105,6 +105,7 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
       std::vector<double> values(layers);
       std::vector<std::uint8_t> held(layers);
       std::vector<std::uint8_t> always(layers);
+      std::size_t elements_always_sent = 0;  // must leave some of a budget
       for (std::size_t l = 0; l < layers; ++l) {
         const std::size_t kind = below(random, 12);
         values[l] = kind == 0   ? std::numeric_limits<double>::quiet_NaN()
@@ -114,6 +115,10 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
                                 : random_fractions<double>(random, 1)[0];
         held[l] = below(random, 5) == 0 ? 1 : 0;
         always[l] = below(random, 5) == 0 ? 1 : 0;
+        const double share =
+            static_cast<double>(elements_always_sent + sizes[l]) / static_cast<double>(model.elements());
+        if (by_budget && share >= ratio) always[l] = 0;
+        elements_always_sent += always[l] != 0 ? sizes[l] : 0;
         if (always[l] != 0) options.always_sent.push_back(l);
       }
       double threshold = 0;
@@ -203,8 +208,19 @@ void keeps_rules_over_steps(const Execution& execution) {
         {"01", "01", "01", "11"});
   // What the layer held did not take of the budget is left for it.
   steps({20, 80}, {.byte_budget = 0.1}, {5, 3}, {{1, 0}, {1, 0}}, {"00", "00", "10", "10", "00"});
-  steps({10, 90}, {.byte_budget = 0.05, .always_sent = {0}}, {1, 2}, {},
-        {"10", "10", "10", "10", "10", "10"});
+  // What is always sent leaves half of the budget: nine steps' for the other layer.
+  steps({10, 90}, {.byte_budget = 0.2, .always_sent = {0}}, {1, 2}, {},
+        {"10", "10", "10", "10", "10", "10", "10", "10", "11", "10"});
+  // A value of 0 goes out by its age, by a policy, or with everything, and not by a threshold or within a budget.
+  steps({10, 20, 30}, {.drop_ratio = 0.4}, {0, 3, 0}, {}, {"010", "010"});
+  steps({10, 20, 30}, {.drop_ratio = 0.4, .max_age = 2, .always_sent = {2}}, {0, 3, 0}, {}, {"011", "111"});
+  steps({10, 20, 30}, {.refresh = lamina::refresh_schedule::fixed(-1)}, {0, 3, -0.0}, {}, {"010", "010"});
+  steps({10, 20, 30}, {.drop_ratio = 0}, {0, 3, 0}, {}, {"111"});
+  steps({10, 20, 30}, {.drop_ratio = 1}, {0, 3, 0}, {}, {"111"});
+  steps({10, 20, 30}, {.byte_budget = 1}, {0, 3, 0}, {}, {"010", "010"});
+  // A threshold that is infinite, since what is held was more than R, is for its step alone.
+  const auto seldom = lamina::refresh_schedule::every(100);
+  steps({10, 20, 30}, {.drop_ratio = 0.4, .refresh = seldom}, {1, 2, 3}, {{0, 0, 1}}, {"110", "011", "011"});
   steps({10, 90}, {.drop_ratio = 0, .always_sent = {0}}, {1, 2}, {{1, 0}}, {"01", "11"});
   // All parts of a layer.
   steps({9000, 100, 1}, {.drop_ratio = 0.98, .part_elements = 4096, .always_sent = {2, 0}}, {0, 0, 0, 1, 0},
@@ -216,7 +232,7 @@ template <class Execution>
 void rules_follow_the_cpu(const Execution& execution, lamina::compressor_options options) {
   const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000, 4096, 12, 700});
   options.check = lamina::finite_check::each_element;
-  options.always_sent = {3, 6};
+  options.always_sent = {3, options.byte_budget ? std::size_t{9} : std::size_t{6}};
   lamina::gradient_compressor<float, unknown_of_zeros> cpu(model, options);
   lamina::cuda::gradient_compressor<float, unknown_of_zeros> device(model, options);
   device_gradients<float> gradients(model, 0);

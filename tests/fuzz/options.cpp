@@ -165,17 +165,24 @@ class run {
   void check_threshold(const std::vector<double>& values, const std::vector<double>& searched, double before,
                        const lamina::selection& chosen) {
     if (options_.byte_budget) return check_budget(chosen);
-    const bool is_due = ratio() > 0 && options_.refresh.due(worker_.step());
+    const bool is_for_its_step = std::isinf(before) && !options_.refresh.fixed_threshold();
+    const bool is_due = ratio() > 0 && (options_.refresh.due(worker_.step()) || is_for_its_step);
     if (!is_due)
       return check(lamina_test::same_bits(worker_.threshold(), before), "no search, no new threshold");
     const std::vector<std::size_t> sizes(parts_.sizes().begin(), parts_.sizes().end());
     check(worker_.threshold() == lamina_test::literal_algorithm_1(searched, sizes, ratio()),
           "the threshold is that of Algorithm 1");
     if (searched != values) return;
-    const std::size_t dropped = parts_.elements() - chosen.sent_elements();
+    std::size_t dropped = parts_.elements() - chosen.sent_elements();
+    std::size_t zeros = 0;
+    for (std::size_t p = 0; p < parts_.layers(); ++p) {
+      if (values[p] != 0) continue;
+      zeros += sizes[p];
+      if (worker_.threshold() <= 0 && chosen.is_dropped(p)) dropped -= sizes[p];
+    }
     check(static_cast<double>(dropped) <= ratio() * static_cast<double>(parts_.elements()),
           "no more than R·N elements are dropped");
-    check(chosen.sent_layers() > 0 || parts_.elements() == 0, "at least one layer is sent");
+    check(chosen.sent_layers() > 0 || zeros == parts_.elements(), "at least one layer is sent");
   }
 
   void check_budget(const lamina::selection& chosen) const {
@@ -201,10 +208,10 @@ class run {
       nothing_fits |= parts_.sizes()[p] > 0 && std::isinf(values[p]) && chosen.is_dropped(p);
     }
     for (std::size_t p = 0; p < parts_.layers(); ++p) {
-      const bool is_large = values[p] >= worker_.threshold() && !nothing_fits;
+      const bool is_large = values[p] != 0 && values[p] >= worker_.threshold() && !nothing_fits;
       const bool expected = sends_all || is_old(p) || is_large;
       check(chosen.is_sent(p) == (expected && parts_.sizes()[p] > 0),
-            "a layer is sent at or above the threshold, or for its age");
+            "a layer is sent at or above the threshold unless it is 0, or for its age");
     }
   }
 

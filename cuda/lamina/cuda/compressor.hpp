@@ -68,7 +68,7 @@ class gradient_compressor {
         partition_(model, options.part_elements),
         tables_(parts()),
         gradients_(partition_) {
-    (void)layer_selector(model, options);  // checks the options
+    (void)layer_selector(model, options);  // checks the options, which are of layers
     (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
                                           {.momentum = options.momentum});
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
@@ -94,14 +94,19 @@ class gradient_compressor {
   /// a <- a + g for all layers (eq. 1 of the paper), and their values. Two launches; moves 3 N elements, 2 N where
   /// the residual is clear. The first call after select(), encode() or commit() begins the next step; more calls before
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
-  /// the first bind(), and for a second piece where the threshold is searched over fresh gradients.
+  /// the first bind(), and for a second piece in a step that searches its threshold over fresh gradients: at once where all
+  /// steps do, and in the next last_step() where the device alone knows which do.
   template <class Execution>
   void accumulate(const Execution& execution) {
     const auto at = view("accumulate");
     if (searches_fresh()) {
-      if (!lamina::detail::begins_step(phase_)) throw std::logic_error(detail::fresh_in_pieces_sentence);
+      // every(1) alone is due in step 2; of the others the host does not know the step, since graphs pass it by.
+      const bool always_searches = options_.drop_ratio > 0 && options_.refresh.due(2);
+      if (always_searches && !lamina::detail::begins_step(phase_))
+        throw std::logic_error(detail::fresh_in_pieces_sentence);
       execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
-      execution.run(detail::finish_kernel<T, F>{at, functor_, fresh_values_.data().get(), nullptr});
+      execution.run(detail::finish_kernel<T, F>{at, functor_, fresh_values_.data().get(), nullptr,
+                                                options_.refresh, options_.drop_ratio});
     }
     const auto momentum = static_cast<T>(options_.momentum);
     // Before the launches: if one fails, no commit may discard what the other has added.
@@ -111,8 +116,9 @@ class gradient_compressor {
     execution.run(detail::finish_kernel<T, F>{at, functor_, values(), is_clear_.data().get()});
   }
 
-  /// Decides the step; called again, leaves it as it is. A layer whose value is NaN goes out first. One launch. Throws
-  /// std::logic_error unless accumulate() came before, and if agreed values decided the step.
+  /// Decides the step; called again, leaves it as it is. A layer whose value is NaN goes out first, and one whose value is 0
+  /// only where everything does, by always_sent or by max_age. One launch. Throws std::logic_error unless accumulate() came
+  /// before, and if agreed values decided the step.
   template <class Execution>
   void select(const Execution& execution) {
     const double* search_values = searches_fresh() ? fresh_values_.data().get() : values();
@@ -127,12 +133,13 @@ class gradient_compressor {
   }
   /// The same, and parts whose byte in `held`, L in device memory, is not 0 are not sent, whatever R, the budget, max_age or
   /// always_sent say. Their elements are the first that count as held back, they take nothing from the budget, and their
-  /// values are not looked at.
+  /// values are not looked at. Throws std::logic_error also if the step was decided with nothing held; other bytes than the step
+  /// was decided with are told by the next last_step(), since they lie on the device.
   template <class Execution>
   void select(const Execution& execution, const double* agreed_values, const std::uint8_t* held) {
     execution.require_device_memory(agreed_values, "agreed values");
     execution.require_device_memory(held, "flags of what is held");
-    select(execution, selection_kind::agreed_values, agreed_values, agreed_values, held);
+    select(execution, selection_kind::agreed_but_for_held, agreed_values, agreed_values, held);
   }
 
   /// Writes the frame of this step: to device memory, or to host memory that the device can write, so that no copy
@@ -244,8 +251,8 @@ class gradient_compressor {
     // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
     const std::uint8_t* always_sent = always_sent_.empty() ? nullptr : always_sent_.data().get();
     execution.run(detail::select_kernel<T>{view("select"), detail::decision_rules(options_), kind, values,
-                                           search_values, held, always_sent, warm_up_.data().get(),
-                                           largest_layer_});
+                                           search_values, held, held_before_.data().get(), always_sent,
+                                           warm_up_.data().get(), largest_layer_});
   }
 
   // A budget takes the largest values whatever the source.
@@ -261,6 +268,7 @@ class gradient_compressor {
     values_.resize(layers);
     if (searches_fresh()) fresh_values_.resize(layers);
     is_clear_.assign(layers, 1);
+    held_before_.resize(layers);
     if (!options_.always_sent.empty()) always_sent_ = flags_of_always_sent();
     cleared_in_.resize(layers);
     payload_begin_.resize(layers);
@@ -341,6 +349,7 @@ class gradient_compressor {
   thrust::device_vector<double> fresh_values_;  // none unless the threshold is searched over them
   thrust::device_vector<std::uint8_t> is_clear_;
   thrust::device_vector<std::uint8_t> always_sent_;  // none if no layer is
+  thrust::device_vector<std::uint8_t> held_before_;
   thrust::device_vector<std::uint64_t> cleared_in_;
   thrust::device_vector<std::size_t> payload_begin_;
   thrust::device_vector<std::uint64_t> rounded_in_;  // none where payloads are as_is

@@ -38,6 +38,21 @@ LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) 
   return ordered_value(value);
 }
 
+/// Whether a threshold may serve a later step, which does not search. One that is infinite may not: it says that held layers,
+/// or those that are always sent, were more than the search could part, and held back, or sent, everything from then on.
+LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
+  return (__builtin_bit_cast(std::uint64_t, threshold) & ~(std::uint64_t{1} << 63U)) < infinity_bits;
+}
+
+/// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its
+/// own step alone. `Schedule` is refresh_schedule.
+template <class Schedule>
+LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t step, double ratio,
+                                           double before) {
+  if (!(ratio > 0) || refresh.fixed_threshold().has_value()) return false;
+  return refresh.due(step) || !outlasts_its_step(before);
+}
+
 /// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and
 /// the largest layer.
 LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
@@ -61,12 +76,14 @@ struct step_decision {
   bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
   std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
 
-  /// Whether layer l goes out: q, its elements, and the step in which it was sent last.
+  /// Whether layer l goes out: q, its elements, and the step in which it was sent last. A value of 0 sends nothing, whatever
+  /// the threshold: it would be 0 where such layers hold more than R, and everything would go out.
   LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
                                           std::uint64_t cleared_in, layer_rule rule) const {
     if (elements == 0 || rule == layer_rule::held) return false;
     if (sends_all || rule == layer_rule::always) return true;
     if (max_age > 0 && step - cleared_in >= max_age) return true;
+    if (value == 0) return false;
     const double ordered = ordered_value(value);
     return ordered > threshold || (ordered == threshold && layer < equals_end);
   }

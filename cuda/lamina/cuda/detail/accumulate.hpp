@@ -9,7 +9,9 @@
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/options.hpp"
 #include "lamina/reduction.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
@@ -257,6 +259,9 @@ struct finish_kernel {
   F functor;
   double* values;          // L
   std::uint8_t* is_clear;  // set to no; none where gradients were only looked at
+  refresh_schedule refresh =
+      refresh_schedule::every(1);  // where gradients were only looked at: which steps search
+  double ratio = 0;                // of the step, or any that is as far from 0
 
   std::size_t teams() const { return at.layers; }
 
@@ -288,7 +293,8 @@ struct finish_kernel {
     if (is_clear != nullptr) {
       state.store_phase(step_phase::accumulating);
       state.has_frame = 0;
-    } else if (!lamina::detail::begins_step(state.load_phase())) {
+    } else if (!lamina::detail::begins_step(state.load_phase()) &&
+               lamina::detail::searches(refresh, state.step + 1, ratio, state.threshold)) {
       state.raise(misuse::fresh_in_pieces);
     }
   }

@@ -22,13 +22,13 @@ enum class misuse : std::uint32_t {
 };
 
 inline constexpr const char* other_selection_sentence =
-    "select: this step was decided before by values of the other kind; own and agreed ones do not mix within "
-    "a "
-    "step";
+    "select: this step was decided before in another way; own values, agreed ones, and agreed ones with "
+    "these or "
+    "those layers held do not mix within a step";
 inline constexpr const char* fresh_in_pieces_sentence =
-    "accumulate: with threshold_source::fresh the gradients of a step come in one piece, since the values of "
-    "their sum are "
-    "not known";
+    "accumulate: with threshold_source::fresh the gradients of a step that searches its threshold come in "
+    "one "
+    "piece, since the values of their sum are not known";
 
 /// A sentence for each bit.
 inline std::string described(std::uint32_t misuses) {

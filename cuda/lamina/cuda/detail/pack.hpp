@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
@@ -223,7 +224,9 @@ struct commit_kernel {
     for (unsigned i = team.thread(); i < count; i += team.threads()) {
       const std::uint8_t scale =
           type == payload_type::int8 ? shared.scales[i / int8_block_elements] : std::uint8_t{0};
-      block[i] -= said_of(block[i], type, scale);
+      // NaN and infinity leave nothing over.
+      const T said = said_of(block[i], type, scale);
+      block[i] = is_finite(said) ? block[i] - said : T(0);
     }
   }
 };

@@ -85,6 +85,7 @@ struct select_kernel {
   const double* values;                 // of this device or those that all workers agreed on; L
   const double* search_values;          // what the threshold is searched over; mostly the same
   const std::uint8_t* held;             // L: not 0 for layers not to be sent in this step; or none
+  std::uint8_t* held_before;            // L: `held` as the step was decided, where there was one
   const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
   const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
   std::size_t largest_layer;
@@ -99,10 +100,14 @@ struct select_kernel {
       if (team.thread() != 0) return;
       if (!lamina::detail::may_select(phase)) {
         at.state->raise(misuse::select_without_gradients);
-      } else if (at.state->selected_by != kind) {
+      } else if (at.state->selected_by != kind || !held_as_before()) {
         at.state->raise(misuse::other_selection);
       }
       return;
+    }
+    if (held != nullptr) {
+      for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads())
+        held_before[layer] = held[layer];
     }
     lamina::detail::step_decision decision;
     decision.step = at.state->step + 1;
@@ -117,7 +122,7 @@ struct select_kernel {
       within_budget(team, shared, left, decision);
     } else {
       const double ratio = drop_ratio_in(decision.step);
-      if (ratio > 0 && rules.refresh.due(decision.step))
+      if (lamina::detail::searches(rules.refresh, decision.step, ratio, decision.threshold))
         decision.threshold = searched(team, shared, product(ratio, elements));
       decision.sends_all = ratio == 0 || (ratio == 1 && !rules.refresh.fixed_threshold());
     }
@@ -175,6 +180,15 @@ struct select_kernel {
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
     if (step >= rules.warm_up_steps || rules.drop_ratio == 1) return rules.drop_ratio;
     return drop_ratio_in_warm_up[step - 1];
+  }
+
+  // By one thread: a selection that is asked for again is rare.
+  LAMINA_HOST_DEVICE bool held_as_before() const {
+    if (held == nullptr) return true;
+    for (std::size_t layer = 0; layer < at.layers; ++layer) {
+      if ((held[layer] != 0) != (held_before[layer] != 0)) return false;
+    }
+    return true;
   }
 
   LAMINA_HOST_DEVICE lamina::detail::layer_rule rule_of(std::size_t layer) const {

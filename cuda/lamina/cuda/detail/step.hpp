@@ -22,7 +22,7 @@ using lamina::detail::lanes;
 using lamina::detail::step_phase;
 
 /// What a step is decided by.
-enum class selection_kind : std::uint32_t { own_values, agreed_values };
+enum class selection_kind : std::uint32_t { own_values, agreed_values, agreed_but_for_held };
 
 /// What is known between steps, and of the last one. How far a step has come is known here as well as on the host, since
 /// the launches of a graph do not pass by the host's checks. Several teams of a launch read a word that one of them writes
