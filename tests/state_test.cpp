@@ -20,9 +20,9 @@
 #include "support.hpp"
 
 using lamina::compressor_options;
-using lamina::frame_errc;
 using lamina::payload_type;
 using lamina::refresh_schedule;
+using lamina::state_errc;
 using namespace lamina_test;
 
 namespace {
@@ -122,18 +122,18 @@ bool same_memory(const compressor_of<T>& a, const compressor_of<T>& b) {
          same_bits(a.threshold(), b.threshold());
 }
 
-// The code for which load refuses, frame_errc{} if it does not; checks that refusing changes nothing.
+// The code for which load refuses, state_errc{} if it does not; checks that refusing changes nothing.
 template <class T>
-frame_errc refusal(compressor_of<T>& compressor, std::span<const std::byte> saved) {
+state_errc refusal(compressor_of<T>& compressor, std::span<const std::byte> saved) {
   const bytes before = compressor.save();
-  frame_errc code{};
+  state_errc code{};
   try {
     compressor.load(saved);
     return code;
   } catch (const lamina::decode_error& error) {
-    REQUIRE(error.code().category() == lamina::frame_category());
+    REQUIRE(error.code().category() == lamina::state_category());
     REQUIRE(contains(error.what(), "saved state"));
-    code = static_cast<frame_errc>(error.code().value());
+    code = static_cast<state_errc>(error.code().value());
   }
   REQUIRE(compressor.save() == before);
   return code;
@@ -307,17 +307,17 @@ TEMPLATE_TEST_CASE("state: every truncation and every longer copy is refused, an
     options.momentum = momentum;
     const bytes saved = running<TestType>(model, options, 441).save();
     auto compressor = running<TestType>(model, options, 442);
-    CHECK(refusal(compressor, std::span<const std::byte>{}) == frame_errc::truncated);
+    CHECK(refusal(compressor, std::span<const std::byte>{}) == state_errc::truncated);
     for (std::size_t size = 0; size < saved.size(); ++size) {
       CAPTURE(size);
-      REQUIRE(refusal(compressor, std::span(saved).first(size)) == frame_errc::truncated);
+      REQUIRE(refusal(compressor, std::span(saved).first(size)) == state_errc::truncated);
     }
     for (const std::size_t more : {1, 4, 8, 64}) {
       bytes longer = saved;
       longer.resize(saved.size() + more);
-      REQUIRE(refusal(compressor, longer) == frame_errc::trailing_bytes);
+      REQUIRE(refusal(compressor, longer) == state_errc::trailing_bytes);
     }
-    CHECK(refusal(compressor, saved) == frame_errc{});
+    CHECK(refusal(compressor, saved) == state_errc{});
     CHECK(compressor.save() == saved);
   }
 }
@@ -338,19 +338,19 @@ TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       saved[bit / 8] ^= mask;
       CAPTURE(bit);
-      const frame_errc code = refusal(compressor, saved);
+      const state_errc code = refusal(compressor, saved);
       const std::size_t place = bit / 8;
-      REQUIRE(code == (place < 4    ? frame_errc::bad_magic
-                       : place < 6  ? frame_errc::unsupported_version
-                       : place < 7  ? frame_errc::wrong_element_type
-                       : bit == 56  ? frame_errc::checksum_mismatch  // says that there is none
-                       : bit == 57  ? frame_errc::wrong_layout       // says that there is velocity, or none
-                       : place < 8  ? frame_errc::nonzero_reserved
-                       : place < 32 ? frame_errc::wrong_layout
-                                    : frame_errc::checksum_mismatch));
+      REQUIRE(code == (place < 4    ? state_errc::bad_magic
+                       : place < 6  ? state_errc::unsupported_version
+                       : place < 7  ? state_errc::wrong_element_type
+                       : bit == 56  ? state_errc::checksum_mismatch  // says that there is none
+                       : bit == 57  ? state_errc::other_momentum     // says that there is velocity, or none
+                       : place < 8  ? state_errc::nonzero_reserved
+                       : place < 32 ? state_errc::wrong_layout
+                                    : state_errc::checksum_mismatch));
       saved[bit / 8] ^= mask;
     }
-    CHECK(refusal(compressor, saved) == frame_errc{});
+    CHECK(refusal(compressor, saved) == state_errc{});
   }
 }
 
@@ -359,27 +359,27 @@ TEST_CASE("state: of another model, element type or memory is refused by name, a
   const compressor_options options;
   auto compressor = running<float>(model, options, 461);
   const auto refused = [&](const bytes& saved) { return refusal(compressor, saved); };
-  CHECK(refused(running<float>(model_of({3, 8, 6}), options, 462).save()) == frame_errc::wrong_layout);
-  CHECK(refused(running<float>(model_of({3, 13}), options, 462).save()) == frame_errc::wrong_layout);
-  CHECK(refused(running<float>(model_of({3, 8, 5, 0}), options, 462).save()) == frame_errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 8, 6}), options, 462).save()) == state_errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 13}), options, 462).save()) == state_errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 8, 5, 0}), options, 462).save()) == state_errc::wrong_layout);
   const lamina::layout renamed({{"a", {3}}, {"b", {8}}, {"c", {5}}});
-  CHECK(refused(running<float>(renamed, options, 462).save()) == frame_errc::wrong_layout);
-  CHECK(refused(running<double>(model, options, 462).save()) == frame_errc::wrong_element_type);
+  CHECK(refused(running<float>(renamed, options, 462).save()) == state_errc::wrong_layout);
+  CHECK(refused(running<double>(model, options, 462).save()) == state_errc::wrong_element_type);
 
   compressor_options with_momentum;
   with_momentum.momentum = 0.9;
   auto heavy = running<float>(model, with_momentum, 463);
-  CHECK(refused(heavy.save()) == frame_errc::wrong_layout);
-  CHECK(refusal(heavy, compressor.save()) == frame_errc::wrong_layout);
+  CHECK(refused(heavy.save()) == state_errc::other_momentum);
+  CHECK(refusal(heavy, compressor.save()) == state_errc::other_momentum);
 
   // A frame is no state, and a state no frame.
   std::mt19937 random(464);
   const bytes frame = one_step(compressor, gradients_of_step<float>(random, model));
-  CHECK(refused(frame) == frame_errc::bad_magic);
+  CHECK(refused(frame) == state_errc::bad_magic);
   std::error_code error;
   const bytes saved = compressor.save();
   lamina::decode<float>(saved, model, error);
-  CHECK(error == frame_errc::bad_magic);
+  CHECK(error == lamina::frame_errc::bad_magic);
 }
 
 TEST_CASE("state: of other parts of the same model is refused") {
@@ -390,9 +390,9 @@ TEST_CASE("state: of other parts of the same model is refused") {
   compressor_options larger_parts;
   larger_parts.part_elements = 2 * 4096;
   auto compressor = running<float>(model, parts, 471, 2);
-  CHECK(refusal(compressor, running<float>(model, whole, 472, 2).save()) == frame_errc::wrong_layout);
-  CHECK(refusal(compressor, running<float>(model, larger_parts, 472, 2).save()) == frame_errc::wrong_layout);
-  CHECK(refusal(compressor, running<float>(model, parts, 472, 2).save()) == frame_errc{});
+  CHECK(refusal(compressor, running<float>(model, whole, 472, 2).save()) == state_errc::wrong_layout);
+  CHECK(refusal(compressor, running<float>(model, larger_parts, 472, 2).save()) == state_errc::wrong_layout);
+  CHECK(refusal(compressor, running<float>(model, parts, 472, 2).save()) == state_errc{});
 }
 
 TEST_CASE("state: a residual that is not finite is refused even with a good checksum, and changes nothing") {
@@ -475,14 +475,14 @@ struct range_of_copies {
 
 // What merging says when it throws: a decode_error with this code or, without one, std::invalid_argument.
 std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout& model,
-                          frame_errc code = {}) {
+                          state_errc code = {}) {
   try {
     lamina::merge_states<float>(states, model);
   } catch (const lamina::decode_error& error) {
     CHECK(error.code() == code);
     return error.what();
   } catch (const std::invalid_argument& error) {
-    CHECK(code == frame_errc{});
+    CHECK(code == state_errc{});
     return error.what();
   }
   return "(merged)";
@@ -501,6 +501,7 @@ TEMPLATE_TEST_CASE(
   for (const double momentum : {0.0, 0.9}) {
     compressor_options options;
     options.momentum = momentum;
+    options.refresh = refresh_schedule::fixed(1e30);  // nothing was sent, so that any step will do
     auto compressor = running<TestType>(model, options, 483);
     const bytes saved = compressor.save();
     const auto refused = [&](const std::function<void(state_header&)>& change) {
@@ -510,9 +511,9 @@ TEMPLATE_TEST_CASE(
       CAPTURE(number);
       for (std::uint64_t state_header::*field :
            {&state_header::layers, &state_header::elements, &state_header::fingerprint}) {
-        CHECK(refused([&](auto& h) { h.*field = number; }) == frame_errc::wrong_layout);
+        CHECK(refused([&](auto& h) { h.*field = number; }) == state_errc::wrong_layout);
         const std::uint64_t more = std::max<std::uint64_t>(number, 1);
-        CHECK(refused([&](auto& h) { h.*field += more; }) == frame_errc::wrong_layout);
+        CHECK(refused([&](auto& h) { h.*field += more; }) == state_errc::wrong_layout);
       }
       auto elsewhere = compressor;
       elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
@@ -520,18 +521,18 @@ TEMPLATE_TEST_CASE(
     }
     for (const int number : {0, 2, 256, 65535}) {
       const auto version = [&](auto& h) { h.version = static_cast<std::uint16_t>(number); };
-      CHECK(refused(version) == frame_errc::unsupported_version);
+      CHECK(refused(version) == state_errc::unsupported_version);
     }
     for (int number = 0; number < 256; ++number) {
       const auto type = [&](auto& h) { h.element_type = static_cast<std::uint8_t>(number); };
       const bool is_own = number == (sizeof(TestType) == 4 ? 1 : 2);
-      CHECK(refused(type) == (is_own ? frame_errc{} : frame_errc::wrong_element_type));
+      CHECK(refused(type) == (is_own ? state_errc{} : state_errc::wrong_element_type));
     }
     for (unsigned bit = 2; bit < 8; ++bit) {
       const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | 1U << bit); };
-      CHECK(refused(flag) == frame_errc::nonzero_reserved);
+      CHECK(refused(flag) == state_errc::nonzero_reserved);
     }
-    CHECK(refused([](auto& h) { h.magic += 1; }) == frame_errc::bad_magic);
+    CHECK(refused([](auto& h) { h.magic += 1; }) == state_errc::bad_magic);
   }
 }
 
@@ -575,7 +576,7 @@ TEMPLATE_TEST_CASE("state: of a model whose bytes cannot be counted is refused a
       } catch (const lamina::decode_error& error) {
         code = error.code();
       }
-      CHECK(code == frame_errc::truncated);
+      CHECK(code == state_errc::truncated);
     }
   }
 }
@@ -740,7 +741,7 @@ TEST_CASE("state: merged threshold and allowance are means, and an invalid thres
   CHECK(merged({5, -1, 5, 5}) == std::pair(-1.0, 28.0));
   CHECK(merged({-1, -3}) == std::pair(-1.0, -16.0));
   CHECK(merged({infinity, 4}) == std::pair(infinity, 17.0));
-  CHECK(merged({-infinity, infinity, 2}).first == -1);  // budgets of which one held everything back
+  CHECK(merged({-infinity, infinity, 2}).first == infinity);  // budgets of which one held everything back
 }
 
 TEST_CASE("state: after merging no layer waits for longer than max_age, whichever worker held it back") {
@@ -802,18 +803,18 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
   longer.push_back(std::byte{0});
   bytes damaged = good[1];
   damaged.back() ^= std::byte{1};
-  std::vector<std::pair<bytes, frame_errc>> cases = {
-      {{}, frame_errc::truncated},
-      {cut, frame_errc::truncated},
-      {longer, frame_errc::trailing_bytes},
-      {changed([](auto& header) { ++header.magic; }), frame_errc::bad_magic},
-      {changed([](auto& header) { ++header.version; }), frame_errc::unsupported_version},
-      {changed([](auto& header) { ++header.element_type; }), frame_errc::wrong_element_type},
-      {changed([](auto& header) { header.flags |= 4; }), frame_errc::nonzero_reserved},
-      {changed([](auto& header) { ++header.fingerprint; }), frame_errc::wrong_layout},
-      {changed([](auto& header) { ++header.layers; }), frame_errc::wrong_layout},
-      {changed([](auto& header) { ++header.elements; }), frame_errc::wrong_layout}};
-  if (lamina::checksums_available) cases.emplace_back(damaged, frame_errc::checksum_mismatch);
+  std::vector<std::pair<bytes, state_errc>> cases = {
+      {{}, state_errc::truncated},
+      {cut, state_errc::truncated},
+      {longer, state_errc::trailing_bytes},
+      {changed([](auto& header) { ++header.magic; }), state_errc::bad_magic},
+      {changed([](auto& header) { ++header.version; }), state_errc::unsupported_version},
+      {changed([](auto& header) { ++header.element_type; }), state_errc::wrong_element_type},
+      {changed([](auto& header) { header.flags |= 4; }), state_errc::nonzero_reserved},
+      {changed([](auto& header) { ++header.fingerprint; }), state_errc::wrong_layout},
+      {changed([](auto& header) { ++header.layers; }), state_errc::wrong_layout},
+      {changed([](auto& header) { ++header.elements; }), state_errc::wrong_layout}};
+  if (lamina::checksums_available) cases.emplace_back(damaged, state_errc::checksum_mismatch);
   for (const auto& [bad, code] : cases) {
     CAPTURE(static_cast<int>(code));
     for (const std::size_t place : {0, 1, 2}) {
@@ -826,12 +827,12 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
   // With velocity and without.
   const auto with_velocity = saved_by<float>(3, model, heavy);
   CHECK(merge_refusal(with_velocity, model) == "(merged)");
-  CHECK(contains(merge_refusal({good[0], good[1], with_velocity[2]}, model, frame_errc::wrong_layout),
+  CHECK(contains(merge_refusal({good[0], good[1], with_velocity[2]}, model, state_errc::other_momentum),
                  "saved state 2"));
-  CHECK(
-      contains(merge_refusal({with_velocity[0], good[1], with_velocity[2]}, model, frame_errc::wrong_layout),
-               "saved state 1"));
-  CHECK(contains(merge_refusal(good, model_of({3, 5}), frame_errc::wrong_layout), "saved state 0"));
+  CHECK(contains(
+      merge_refusal({with_velocity[0], good[1], with_velocity[2]}, model, state_errc::other_momentum),
+      "saved state 1"));
+  CHECK(contains(merge_refusal(good, model_of({3, 5}), state_errc::wrong_layout), "saved state 0"));
 }
 
 TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbers that are not finite") {
@@ -876,4 +877,109 @@ TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbe
   CHECK(contains(merge_refusal({good[0], with(1, INFINITY)}, model), "saved state 1"));
   const double most = std::numeric_limits<double>::max();
   CHECK(contains(merge_refusal({with(1, most), with(1, most / 2)}, model), "overflow"));
+}
+
+TEST_CASE("state: errors speak of a state, and a mismatch of momentum has a sentence of its own") {
+  for (int code = 1; code <= static_cast<int>(state_errc::impossible_age); ++code) {
+    const std::string message = make_error_code(static_cast<state_errc>(code)).message();
+    CAPTURE(message);
+    CHECK(contains(message, "state"));
+    CHECK_FALSE(contains(message, "frame"));
+  }
+  const lamina::layout model = model_of({3, 8});
+  compressor_options with_momentum;
+  with_momentum.momentum = 0.9;
+  auto plain = running<float>(model, {}, 491);
+  auto heavy = running<float>(model, with_momentum, 492);
+  for (const auto& message : {message_of<lamina::decode_error>([&] { plain.load(heavy.save()); }),
+                              message_of<lamina::decode_error>([&] { heavy.load(plain.save()); })}) {
+    CHECK(contains(message, "momentum"));
+    CHECK_FALSE(contains(message, "another model"));
+  }
+}
+
+TEST_CASE("state: an age beyond the state's step is refused, under a good checksum, too") {
+  const lamina::layout model = model_of({3, 2});
+  lamina::residual_accumulator<float> residual(model);
+  const auto saved_with = [&](std::vector<std::uint64_t> sent_in) {
+    return lamina::save_state<float>(residual, {-1, 0, std::move(sent_in)}, 3);
+  };
+  compressor_of<float> compressor(model, {.max_age = 10});
+  CHECK(refusal(compressor, saved_with({4, 0})) == state_errc::impossible_age);
+  CHECK(refusal(compressor, saved_with({0, ~std::uint64_t{0}})) == state_errc::impossible_age);
+  CHECK(refusal(compressor, saved_with({3, 0})) == state_errc{});
+  CHECK(compressor.step() == 3);
+}
+
+TEST_CASE("state: a residual that holds NaN or infinity is not saved, and its layer is named") {
+  const lamina::layout model({{"first", {2}}, {"second", {8192}}});
+  for (const double momentum : {0.0, 0.5}) {
+    compressor_options options;
+    options.check = lamina::finite_check::caller;
+    options.refresh = refresh_schedule::fixed(std::numeric_limits<double>::infinity());
+    options.part_elements = 4096;
+    options.momentum = momentum;
+    compressor_of<float> compressor(model, options);
+    std::vector<float> gradient(8192, 1);
+    compressor.accumulate_all(tensors<float>{{1, 1}, gradient});
+    compressor.encode();
+    CHECK_NOTHROW((void)compressor.save());
+    gradient[5000] = std::numeric_limits<float>::quiet_NaN();
+    compressor.accumulate_all(tensors<float>{{1, 1}, gradient});
+    compressor.encode();  // goes out, and is not committed
+    const auto save = [&] { (void)compressor.save(); };
+    CHECK(contains(message_of<std::domain_error>(save), "'second[1]'"));
+    compressor.commit();
+    CHECK_NOTHROW(save());
+  }
+}
+
+TEST_CASE("state: what lies elsewhere is saved as a compressor saves it, and read back") {
+  const lamina::layout model = small_model();
+  for (const double momentum : {0.0, 0.9}) {
+    compressor_options options;
+    options.drop_ratio = 0.7;
+    options.momentum = momentum;
+    options.part_elements = 4096;
+    const auto compressor = running<float>(model, options, 495);
+    const lamina::layout& parts = compressor.parts();
+    const bytes saved = compressor.save();
+    const bool has_velocity = momentum > 0;
+    const auto state = lamina::read_state<float>(saved, parts, has_velocity);
+    CHECK(state.step == compressor.step());
+    CHECK(same_bits(state.memory.threshold, compressor.threshold()));
+    CHECK(same_bits(state.residual, compressor.residual().elements()));
+    CHECK(same_bits(state.velocity, compressor.residual().velocity()));
+    CHECK(state.memory.cleared_in.size() == parts.layers());
+
+    const std::span<const float> residual = state.residual;
+    const std::span<const float> velocity = state.velocity;
+    const auto save = [&](const lamina::layer_selector::memory& memory, std::span<const float> a,
+                          std::span<const float> u) {
+      return lamina::save_state<float>(parts, memory, a, u, state.step);
+    };
+    CHECK(save(state.memory, residual, velocity) == saved);
+    CHECK_THROWS_AS(save(state.memory, residual.first(residual.size() - 1), velocity), std::invalid_argument);
+    CHECK_THROWS_AS(save(state.memory, residual, residual.first(1)), std::invalid_argument);
+    auto memory = state.memory;
+    memory.cleared_in.pop_back();
+    CHECK_THROWS_AS(save(memory, residual, velocity), std::invalid_argument);
+    std::vector<float> poisoned(residual.begin(), residual.end());
+    poisoned.back() = std::numeric_limits<float>::infinity();
+    const std::string& last = parts[parts.layers() - 1].name;
+    CHECK(contains(message_of<std::domain_error>([&] { save(state.memory, poisoned, velocity); }), last));
+    if (has_velocity) {
+      CHECK(contains(message_of<std::domain_error>([&] { save(state.memory, residual, poisoned); }),
+                     "velocity"));
+    }
+    const auto mismatch = [&] { (void)lamina::read_state<float>(saved, parts, !has_velocity); };
+    CHECK(contains(message_of<lamina::decode_error>(mismatch), "momentum"));
+    CHECK_THROWS_AS(lamina::read_state<float>(saved, model, has_velocity), lamina::decode_error);
+
+    bytes damaged = saved;
+    const float not_a_number = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(damaged.data() + damaged.size() - sizeof(float), &not_a_number, sizeof(float));
+    damaged = with_header(damaged, [](auto&) {});
+    CHECK_THROWS_AS(lamina::read_state<float>(damaged, parts, has_velocity), std::invalid_argument);
+  }
 }

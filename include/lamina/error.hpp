@@ -14,8 +14,8 @@
 ///
 /// A caller's mistake (a wrong size, an index out of range, a call out of order, a gradient that holds NaN)
 /// throws std::invalid_argument, std::out_of_range or std::logic_error, or a class derived from one of them,
-/// before anything is written. Bytes from outside give a `frame_errc`, thrown as decode_error or returned as
-/// std::error_code, and change nothing either.
+/// before anything is written. Bytes from outside give a `frame_errc`, or a `state_errc` where they are a saved state, thrown as
+/// decode_error or returned as std::error_code, and change nothing either.
 ///
 /// Calls that take a std::error_code throw for neither: it is set to a `frame_errc`, or to an `errc` where the others
 /// throw, and cleared when all went well.
@@ -106,6 +106,69 @@ class LAMINA_VISIBLE frame_error_category final : public std::error_category {
   return {static_cast<int>(code), frame_category()};
 }
 
+/// Why a saved state was refused.
+enum class state_errc {
+  truncated = 1,         ///< fewer bytes than the header, the ages or the numbers need
+  bad_magic,             ///< not a saved state at all
+  unsupported_version,   ///< written by a version of the format that this library does not read
+  wrong_element_type,    ///< for example a state of double where float is expected
+  nonzero_reserved,      ///< a flag that this version does not define is set
+  wrong_layout,          ///< the fingerprint, the number of layers or of elements is that of another model
+  other_momentum,        ///< it holds velocity and there is no momentum here, or the other way round
+  trailing_bytes,        ///< bytes after the end of the state
+  checksum_mismatch,     ///< the state was damaged
+  checksum_unsupported,  ///< the state has a checksum and this build has no xxHash to verify it
+  impossible_age,        ///< a layer was sent in a step later than the one that the state is of
+};
+
+namespace detail {
+
+class LAMINA_VISIBLE state_error_category final : public std::error_category {
+ public:
+  const char* name() const noexcept override { return "lamina.state"; }
+  std::string message(int code) const override {
+    switch (static_cast<state_errc>(code)) {
+      case state_errc::truncated:
+        return "state is truncated";
+      case state_errc::bad_magic:
+        return "not a saved state of lamina (bad magic)";
+      case state_errc::unsupported_version:
+        return "state has an unsupported format version";
+      case state_errc::wrong_element_type:
+        return "state holds another element type";
+      case state_errc::nonzero_reserved:
+        return "state has an unknown flag set";
+      case state_errc::wrong_layout:
+        return "state belongs to another model (layout fingerprint differs)";
+      case state_errc::other_momentum:
+        return "state holds velocity where there is no momentum, or none where there is: set momentum as it "
+               "was "
+               "saved";
+      case state_errc::trailing_bytes:
+        return "bytes follow the end of the state";
+      case state_errc::checksum_mismatch:
+        return "checksum mismatch: the state was damaged";
+      case state_errc::checksum_unsupported:
+        return "state has a checksum but lamina was built without xxHash";
+      case state_errc::impossible_age:
+        return "state says that a layer was sent in a step after its own";
+    }
+    return "unknown state error";
+  }
+};
+
+}  // namespace detail
+
+/// The category of state_errc: "lamina.state".
+[[nodiscard]] LAMINA_VISIBLE inline const std::error_category& state_category() noexcept {
+  static const detail::state_error_category category;
+  return category;
+}
+
+[[nodiscard]] inline std::error_code make_error_code(state_errc code) noexcept {
+  return {static_cast<int>(code), state_category()};
+}
+
 /// What a call that takes a std::error_code says of a caller's mistake, or of a gradient that it refuses; the same call
 /// without one throws an exception whose sentence has the details.
 enum class errc {
@@ -116,10 +179,10 @@ enum class errc {
   non_finite,          ///< a gradient holds NaN or infinity
   overflow,            ///< adding the gradient would overflow the residual
   out_of_order,        ///< the step has not come so far, or is beyond it
-  no_gradient,         ///< a layer has no gradient yet in this step
-  bad_tensor,          ///< a tensor cannot be read where it lies
-  other_layout,        ///< made for another model
-  bad_argument,        ///< a number outside its range
+  no_gradient,  ///< a layer has no gradient yet in this step, or a tensor that is to be accumulated is not there
+  bad_tensor,    ///< a tensor cannot be read where it lies
+  other_layout,  ///< made for another model
+  bad_argument,  ///< a number outside its range
 };
 
 namespace detail {
@@ -183,12 +246,15 @@ inline bool is_error(const std::error_code& error, int value, const std::error_c
 [[nodiscard]] inline bool operator==(const std::error_code& error, frame_errc code) noexcept {
   return detail::is_error(error, static_cast<int>(code), frame_category());
 }
+[[nodiscard]] inline bool operator==(const std::error_code& error, state_errc code) noexcept {
+  return detail::is_error(error, static_cast<int>(code), state_category());
+}
 [[nodiscard]] inline bool operator==(const std::error_code& error, errc code) noexcept {
   return detail::is_error(error, static_cast<int>(code), category());
 }
 
-/// Thrown when bytes from outside are not an acceptable frame; `code()` says why and compares with
-/// frame_errc.
+/// Thrown when bytes from outside are not an acceptable frame, or saved state; `code()` says why and compares with
+/// frame_errc, or state_errc.
 class LAMINA_VISIBLE decode_error : public std::system_error {
  public:
   using std::system_error::system_error;
@@ -223,6 +289,8 @@ class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
 /// \cond
 template <>
 struct std::is_error_code_enum<lamina::frame_errc> : std::true_type {};
+template <>
+struct std::is_error_code_enum<lamina::state_errc> : std::true_type {};
 template <>
 struct std::is_error_code_enum<lamina::errc> : std::true_type {};
 /// \endcond

@@ -66,6 +66,7 @@ struct frame_info;
 
 // What goes wrong.
 enum class frame_errc;
+enum class state_errc;
 enum class errc;
 class decode_error;
 class non_finite_gradient;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
@@ -77,8 +78,8 @@ layer_selector::memory merge_memories(std::span<const View> states) {
       merged.cleared_in[l] = std::min(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));
     }
   }
-  // A budget may leave infinities of both signs; it finds a threshold anew before it uses one.
-  if (is_nan(merged.threshold)) merged.threshold = invalid_threshold;
+  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
+  if (is_nan(merged.threshold)) merged.threshold = infinite_value;
   if (!is_finite(merged.allowance)) detail::raise(std::invalid_argument("saved states: their sum overflows"));
   return merged;
 }
@@ -104,8 +105,8 @@ concept saved_states = some_range<const States> && requires(const States& states
 ///                std::vector<std::vector<std::byte>>
 /// \param parts   what the workers decide on: gradient_compressor::parts(), or partition::parts() of the same model
 /// \return the state, for gradient_compressor::load
-/// \throws decode_error           as load_state, for the first state that is refused, named by its index; wrong_layout
-///                                also for one with velocity where state 0 has none, or the other way round
+/// \throws decode_error           as load_state, for the first state that is refused, named by its index; other_momentum
+///                                for one with velocity where state 0 has none, or the other way round
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
 ///
 /// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of

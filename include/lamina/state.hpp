@@ -23,16 +23,18 @@
 /// A worker's memory as bytes, for a trainer's checkpoint: residual, velocity, threshold, ages, allowance and step.
 namespace lamina::inline LAMINA_ABI {
 
-/// The memory of a worker after step `step`, as bytes: 64, 8 a layer, and the residual and velocity in T. Cost: one copy.
-/// gradient_compressor::save() calls it.
+/// The memory of a worker after step `step`, as bytes: 64, 8 a layer, and the residual and velocity in T. Cost: one read and
+/// one copy. Throws std::domain_error, naming the layer, for NaN or infinity. gradient_compressor::save() calls it.
 template <element T>
 std::vector<std::byte> save_state(const residual_accumulator<T>& residual,
                                   const layer_selector::memory& memory, std::uint64_t step) {
+  detail::check_savable(residual.model(), residual.elements(), "residual");
+  detail::check_savable(residual.model(), residual.velocity(), "velocity");
   return detail::write_state<T>(residual.model(), memory, residual.elements(), residual.velocity(), step);
 }
 
 /// The same of a residual that lies elsewhere, on a device or in a framework's tensors: flat, of `parts.elements()` elements,
-/// and as much velocity or none. Throws std::invalid_argument for other sizes.
+/// and as much velocity or none. Throws std::invalid_argument for other sizes, and as above.
 template <element T>
 std::vector<std::byte> save_state(const layout& parts, const layer_selector::memory& memory,
                                   std::span<const T> residual, std::span<const T> velocity,
@@ -45,6 +47,8 @@ std::vector<std::byte> save_state(const layout& parts, const layer_selector::mem
                                         " layers, where the model has " + std::to_string(parts.elements()) +
                                         " elements in " + std::to_string(parts.layers()) + " layers"));
   }
+  detail::check_savable(parts, residual, "residual");
+  detail::check_savable(parts, velocity, "velocity");
   return detail::write_state<T>(parts, memory, residual, velocity, step);
 }
 
@@ -78,7 +82,7 @@ template <element T>
   return saved;
 }
 
-/// Puts the saved memory back and returns the step. Throws decode_error, and changes nothing, with the frame_errc that
+/// Puts the saved memory back and returns the step. Throws decode_error, and changes nothing, with the state_errc that
 /// says why; std::invalid_argument for numbers that are not finite.
 template <element T>
 std::uint64_t load_state(std::span<const std::byte> bytes, residual_accumulator<T>& residual,

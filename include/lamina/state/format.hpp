@@ -15,6 +15,8 @@
 #include "lamina/detail/checksum.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
@@ -117,40 +119,55 @@ inline std::string state_name(std::size_t index) {
 template <element T>
 state_view read_state(std::span<const std::byte> bytes, const layout& model,
                       std::optional<bool> with_velocity, const std::string& name) {
-  const auto refuse_if = [&](bool bad, frame_errc code) {
+  const auto refuse_if = [&](bool bad, state_errc code) {
     if (bad) detail::raise(decode_error(make_error_code(code), name));
   };
   state_view view;
   state_header& header = view.header;
-  refuse_if(bytes.size() < sizeof header, frame_errc::truncated);
+  refuse_if(bytes.size() < sizeof header, state_errc::truncated);
   std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != state_magic, frame_errc::bad_magic);
-  refuse_if(header.version != state_header{}.version, frame_errc::unsupported_version);
-  refuse_if(header.element_type != element_code<T>, frame_errc::wrong_element_type);
-  refuse_if((header.flags & ~(state_flag_checksum | state_flag_velocity)) != 0, frame_errc::nonzero_reserved);
+  refuse_if(header.magic != state_magic, state_errc::bad_magic);
+  refuse_if(header.version != state_header{}.version, state_errc::unsupported_version);
+  refuse_if(header.element_type != element_code<T>, state_errc::wrong_element_type);
+  refuse_if((header.flags & ~(state_flag_checksum | state_flag_velocity)) != 0, state_errc::nonzero_reserved);
   refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers() ||
-                header.elements != model.elements() ||
-                view.has_velocity() != with_velocity.value_or(view.has_velocity()),
-            frame_errc::wrong_layout);
+                header.elements != model.elements(),
+            state_errc::wrong_layout);
+  refuse_if(view.has_velocity() != with_velocity.value_or(view.has_velocity()), state_errc::other_momentum);
   const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(has_checksum && !checksum::available, frame_errc::checksum_unsupported);
+  refuse_if(has_checksum && !checksum::available, state_errc::checksum_unsupported);
 
   const auto body = bytes.subspan(sizeof header);
   const std::size_t ages_bytes = model.layers() * sizeof(std::uint64_t);
   const std::size_t elements_bytes = model.elements() * sizeof(T);
   const std::size_t expected = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
   // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
-  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < expected, frame_errc::truncated);
-  refuse_if(body.size() > expected, frame_errc::trailing_bytes);
+  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < expected, state_errc::truncated);
+  refuse_if(body.size() > expected, state_errc::trailing_bytes);
   refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
-            frame_errc::checksum_mismatch);
+            state_errc::checksum_mismatch);
   if (is_nan(header.threshold) || !is_finite(header.allowance)) {
     detail::raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
   }
   view.cleared_in = body.first(ages_bytes);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    refuse_if(value_at<std::uint64_t>(view.cleared_in, l) > header.step, state_errc::impossible_age);
+  }
   view.elements = body.subspan(ages_bytes, elements_bytes);
   view.velocity = body.subspan(ages_bytes + elements_bytes);
   return view;
+}
+
+// A residual that holds NaN or infinity must not become bytes that nothing loads.
+template <element T>
+void check_savable(const layout& model, std::span<const T> numbers, const char* what) {
+  if (numbers.empty()) return;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const std::span<const T> layer = numbers.subspan(model.offset(l), model.sizes()[l]);
+    if (is_finite_magnitude(largest_magnitude<T>(layer.size(), read_only<T>{layer.data()}))) continue;
+    detail::raise(std::domain_error("save: the " + std::string(what) + " of layer '" + model[l].name +
+                                    "' holds NaN or infinity"));
+  }
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail
