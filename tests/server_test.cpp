@@ -408,7 +408,7 @@ TEST_CASE("server: a worker's frames are of the run that its options name") {
   CHECK(aggregator.is_complete());
 }
 
-TEST_CASE("server: expect gives the same as an error code, and looks at the run if it is told one") {
+TEST_CASE("server: expect gives the same as an error code, and always looks at the run") {
   const lamina::layout model = model_of({1});
   lamina::frame_encoder<float> encoder(model, 9);
   const bytes frame = encoder
@@ -420,13 +420,13 @@ TEST_CASE("server: expect gives the same as an error code, and looks at the run 
   const auto parameters = lamina::frame_kind::parameters;
   const auto checked = [&](auto kind, std::uint64_t step, auto... run) {
     std::error_code quiet = make_error_code(frame_errc::truncated);
-    lamina::expect(view, kind, step, run..., quiet);
+    lamina::expect(view, kind, step, quiet, run...);
     CHECK(refusal([&] { lamina::expect(view, kind, step, run...); }) == quiet);
     return quiet;
   };
-  CHECK_FALSE(checked(gradients, 41));
+  // A frame of a run is not one of none.
+  CHECK(checked(gradients, 41) == frame_errc::other_run);
   CHECK(checked(parameters, 41) == frame_errc::unexpected_kind);
-  CHECK(checked(gradients, 42) == frame_errc::unexpected_step);
   CHECK_FALSE(checked(gradients, 41, 9U));
   CHECK(checked(gradients, 41, 8U) == frame_errc::other_run);
   CHECK(checked(gradients, 42, 0U) == frame_errc::other_run);
@@ -775,4 +775,38 @@ TEST_CASE("publisher: random updates, sends and losses leave each worker with ju
       }
     }
   }
+}
+
+TEST_CASE("server: an encode of parameters that throws leaves no frame, and nothing to commit") {
+  const lamina::layout model = model_of({2, 300, 3});
+  const tensors<float> parameters = {{1, 2}, std::vector<float>(300, 3), {4, 5, 6}};
+  const auto layer = [&](std::size_t l) -> const std::vector<float>& { return parameters[l]; };
+  const auto failing = [&](std::size_t l) -> const std::vector<float>& {
+    if (l == 1) throw std::runtime_error("the source is gone");
+    return parameters[l];
+  };
+  lamina::parameter_publisher<float> publisher(model, 2);
+  const bytes whole = publisher.encode(0, 1, layer).to_bytes();
+  publisher.commit(0);
+  lamina::selection first(model);
+  first.send(0);
+  publisher.update(first);
+  const lamina::encoded_frame& small = publisher.encode(0, 2, layer);
+  CHECK(small.size_bytes() < whole.size());
+  lamina::selection all(model);
+  all.send_all();
+  publisher.update(all);
+  CHECK_THROWS_AS(publisher.encode(0, 3, failing), std::runtime_error);
+  CHECK(small.to_bytes().empty());
+  CHECK(publisher.published(0).sent_layers() == 0);
+  publisher.commit(0);
+  CHECK(publisher.encode(0, 1, layer).to_bytes() == whole);
+
+  const lamina::encoded_frame& to_all = publisher.encode_for_all(1, layer);
+  CHECK(to_all.to_bytes() == whole);
+  CHECK_THROWS_AS(publisher.encode_for_all(4, failing), std::runtime_error);
+  CHECK(to_all.to_bytes().empty());
+  CHECK(publisher.published_to_all().sent_layers() == 0);
+  publisher.commit_all();
+  CHECK(publisher.encode_for_all(1, layer).to_bytes() == whole);
 }

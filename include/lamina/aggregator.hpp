@@ -183,7 +183,7 @@ class gradient_aggregator {
   std::error_code refusal_of(const frame_view<T>& frame) const noexcept {
     if (!frame.is_of(model_)) return errc::other_layout;
     std::error_code error;
-    expect(frame, frame_kind::gradients, step_, options_.run, error);
+    expect(frame, frame_kind::gradients, step_, error, options_.run);
     if (error) return error;
     if (is_closed_) return errc::out_of_order;
     if (frame.sender() >= frames_.size()) return frame_errc::unknown_sender;

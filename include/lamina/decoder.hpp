@@ -209,26 +209,22 @@ inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& 
   return info;
 }
 
-/// `error` is set to unexpected_kind or unexpected_step unless the frame is of this kind and step, and cleared if it is:
-/// late, early and replayed frames are refused by it. Does not look at the run, which the next does.
+/// `error` is set to unexpected_kind, other_run or unexpected_step unless the frame is of this kind, run and step, and cleared
+/// if it is: late, early and replayed frames are refused by it. A frame that was under way when its sender was restarted has the
+/// step of another, but not its run.
+///
+/// \param run  as the sender's options have it; 0: the frame is of none
 template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
-            std::error_code& error) noexcept {
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
+            std::uint32_t run = 0) noexcept {
   error.clear();
   if (frame.kind() != kind) {
     error = frame_errc::unexpected_kind;
+  } else if (frame.run() != run) {
+    error = frame_errc::other_run;
   } else if (frame.step() != step) {
     error = frame_errc::unexpected_step;
   }
-}
-
-/// The same of a frame of this run, or of none if `run` is 0; otherwise `error` is set to other_run. A frame that was under
-/// way when its sender was restarted has the step of another, but not its run.
-template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run,
-            std::error_code& error) noexcept {
-  expect(frame, kind, step, error);
-  if (error != frame_errc::unexpected_kind && frame.run() != run) error = frame_errc::other_run;
 }
 
 namespace detail {
@@ -241,24 +237,15 @@ template <element T>
 
 }  // namespace detail
 
-/// These throw decode_error with the same codes.
+/// Throws decode_error with the same codes.
 template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step) {
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run = 0) {
   std::error_code error;
-  expect(frame, kind, step, error);
-  if (error) {
-    detail::raise(decode_error(
-        error, detail::describe(frame) + ", where one of step " + std::to_string(step) + " is expected"));
-  }
-}
-template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
-  std::error_code error;
-  expect(frame, kind, step, run, error);
+  expect(frame, kind, step, error, run);
   if (error) {
     detail::raise(decode_error(error, detail::describe(frame) + ", where one of step " +
-                                          std::to_string(step) + ", run " + std::to_string(run) +
-                                          " is expected"));
+                                          std::to_string(step) +
+                                          (run == 0 ? "" : ", run " + std::to_string(run)) + " is expected"));
   }
 }
 
