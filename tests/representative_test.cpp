@@ -138,3 +138,23 @@ TEMPLATE_TEST_CASE("representative: a functor of the user's own, with registers 
   const double value = residual.accumulate(0, values, own_of_elements{});
   CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
 }
+
+TEMPLATE_TEST_CASE("representative: NaN wins in max_abs, as infinity, wherever it stands", "", float,
+                   double) {
+  constexpr TestType not_a_number = std::numeric_limits<TestType>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const std::size_t count : {1U, 63U, 64U, 200U, 4096U, 8200U}) {
+    for (const std::size_t at : {std::size_t{0}, count / 3, count / 2, count - 1}) {
+      std::vector<TestType> values(count, TestType(2));
+      values[at] = not_a_number;
+      CHECK(lamina::max_abs{}(values) == infinity);
+      values[at] = -not_a_number;
+      CHECK(lamina::max_abs{}(values) == infinity);
+      lamina::residual_accumulator<TestType> residual(model_of({count}),
+                                                      {.check = lamina::finite_check::caller});
+      CHECK(residual.accumulate(0, values, lamina::max_abs{}) == infinity);
+      values[at] = TestType(-3);
+      CHECK(lamina::max_abs{}(values) == 3);
+    }
+  }
+}

@@ -6,7 +6,10 @@
 #include <cstddef>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/detail/screen.hpp"
 #include "lamina/reduction.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold.
@@ -98,15 +101,16 @@ struct root_mean_square : detail::callable_representative<root_mean_square>, det
   }
 };
 
-/// Largest absolute value.
+/// Largest absolute value; infinity if one of them is NaN.
 struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
-  LAMINA_HOST_DEVICE static float combine(float a, float b) { return lamina::max(a, b); }
-  LAMINA_HOST_DEVICE static double combine(double a, double b) { return lamina::max(a, b); }
+  // Of magnitudes, whose bits order as they do, with NaN beyond infinity.
+  LAMINA_HOST_DEVICE static float combine(float a, float b) { return detail::larger_magnitude(a, b); }
+  LAMINA_HOST_DEVICE static double combine(double a, double b) { return detail::larger_magnitude(a, b); }
   template <simd_register V>
   static V combine(const V& a, const V& b) {
-    return lamina::max(a, b);
+    return detail::larger_magnitude(a, b);
   }
-  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return detail::ordered_value(total); }
 };
 
 /// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly

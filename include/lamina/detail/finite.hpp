@@ -28,8 +28,8 @@ using bits_of = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 
 /// The larger of two magnitudes, NaN being the largest.
 template <class T>
-T larger_magnitude(T a, T b) {
-  return std::bit_cast<bits_of<T>>(a) < std::bit_cast<bits_of<T>>(b) ? b : a;
+constexpr T larger_magnitude(T a, T b) {
+  return __builtin_bit_cast(bits_of<T>, a) < __builtin_bit_cast(bits_of<T>, b) ? b : a;
 }
 
 template <class T>

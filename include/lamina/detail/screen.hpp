@@ -104,6 +104,15 @@ LAMINA_ALWAYS_INLINE native_register<T> magnitudes(const native_register<T>& x) 
                                            patterns(static_cast<pattern_of<T>>(~sign_bit<pattern_of<T>>)));
 }
 
+#if LAMINA_HAS_SIMD
+/// Of each place.
+template <class T>
+LAMINA_ALWAYS_INLINE simd<T> larger_magnitude(const simd<T>& a, const simd<T>& b) {
+  using patterns = simd<bits_of<T>>;  // signed, as instruction sets compare
+  return simd<T>(std::bit_cast<patterns>(a).data < std::bit_cast<patterns>(b).data ? b.data : a.data);
+}
+#endif
+
 /// Whether all of these elements or registers are finite.
 template <class T, class V, std::size_t Count>
 LAMINA_ALWAYS_INLINE bool all_finite(const std::array<V, Count>& operands) {

@@ -62,6 +62,14 @@ template <>
 struct vector_of<std::uint64_t> {
   using type [[gnu::vector_size(register_bytes)]] = std::uint64_t;
 };
+template <>
+struct vector_of<std::int32_t> {
+  using type [[gnu::vector_size(register_bytes)]] = std::int32_t;
+};
+template <>
+struct vector_of<std::int64_t> {
+  using type [[gnu::vector_size(register_bytes)]] = std::int64_t;
+};
 
 /// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM,
 /// whose operators are those of single elements, rounded as these are. docs/decisions/0014-registers-of-the-compiler.md has
