@@ -153,6 +153,33 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
   }
 }
 
+TEST_CASE("allocation: an encode without memory leaves the step selected, and goes on when there is some") {
+  const lamina::layout model = model_of({4000, 10});
+  lamina::compressor_options options;
+  options.byte_budget = 0.9;
+  options.momentum = 0.5;
+  options.payload = lamina::payload_type::int8;
+  lamina::gradient_compressor<float> compressor(model, options);
+  const std::vector<std::vector<float>> gradients = {std::vector<float>(4000, 1), std::vector<float>(10, 2)};
+  compressor.accumulate_all(gradients);
+  auto expected = compressor;
+  for (long more = 0; more < 20; ++more) {
+    std::error_code error;
+    granted = more;
+    const std::size_t bytes = compressor.encode(error).size_bytes();
+    granted = std::numeric_limits<long>::max();
+    if (!error) break;
+    CHECK(error == std::errc::not_enough_memory);
+    CHECK(bytes == 0);
+    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
+    CHECK(compressor.step() == 1);
+  }
+  CHECK(compressor.encode().to_bytes() == expected.encode().to_bytes());
+  compressor.commit();
+  expected.commit();
+  CHECK(compressor.save() == expected.save());
+}
+
 TEST_CASE("allocation: decode reports that the index cannot be allocated") {
   const lamina::layout model = model_of({3, 4});
   lamina::frame_encoder<float> encoder(model);

@@ -129,3 +129,62 @@ TEST_CASE("any_compressor: what cannot be is refused by name") {
   double wide = 0;
   CHECK_THROWS_AS(worker.pack(any_tensor(&wide, 1, element_type::float64)), std::invalid_argument);
 }
+
+TEST_CASE("any_compressor: packs into tensors of half the width where the payload is of their type") {
+  const lamina::layout model = model_of({300, 5});
+  lamina::compressor_options options;
+  options.drop_ratio = 0;
+  options.payload = lamina::payload_type::bfloat16;
+  any_compressor any(model, element_type::float32, options);
+  lamina::gradient_compressor<float> typed(model, options);
+  std::mt19937 random(911);
+  const std::vector<std::vector<float>> gradients = {random_fractions<float>(random, 300),
+                                                     random_fractions<float>(random, 5)};
+  any.accumulate_all(std::vector<any_tensor>{gradients[0], gradients[1]});
+  typed.accumulate_all(gradients);
+  any.select();
+  typed.select();
+  std::vector<lamina::bfloat16> packed(305);
+  std::vector<lamina::bfloat16> expected(305);
+  std::vector<lamina::float16> other(305);
+  CHECK_THROWS_AS(any.pack(std::span(packed), 2), std::invalid_argument);
+  CHECK_THROWS_AS(any.pack(std::span(other)), std::invalid_argument);
+  CHECK_THROWS_AS(any.pack(std::span(packed).first(304)), std::invalid_argument);
+  any.pack(std::span(packed));
+  typed.pack(std::span(expected));
+  CHECK(packed == expected);
+  any.commit();
+  typed.commit();
+  CHECK(any.save() == typed.save());
+}
+
+TEST_CASE("any_tensor: from spans of any extent, contiguous ranges that last, and nothing") {
+  std::vector<float> numbers = {1, 2, 3};
+  const std::vector<double> constant = {1, 2};
+  std::array<lamina::float16, 2> halves = {};
+  const any_tensor of_range = numbers;
+  CHECK(of_range.data() == numbers.data());
+  CHECK(of_range.elements() == 3);
+  CHECK(of_range.type() == element_type::float32);
+  CHECK(of_range.is_writable());
+  CHECK_FALSE(any_tensor(constant).is_writable());
+  CHECK(any_tensor(constant).type() == element_type::float64);
+  CHECK(any_tensor(halves).type() == element_type::float16);
+  CHECK(any_tensor(std::span<float, 3>(numbers)).elements() == 3);
+  CHECK(any_tensor(std::span<const float, 3>(numbers)).elements() == 3);
+  CHECK(any_tensor(nullptr, 0, element_type::float64).has_value());
+  CHECK_THROWS_AS(any_tensor(nullptr, 1, element_type::float64), std::invalid_argument);
+  static_assert(!std::is_constructible_v<any_tensor, std::vector<float>>);  // gone before it is read
+  static_assert(!std::is_constructible_v<any_tensor, std::vector<int>&>);
+
+  // What is missing is not what is const.
+  any_compressor worker(model_of({3}), element_type::float32, {.drop_ratio = 0});
+  worker.accumulate(0, of_range);
+  worker.select();
+  const auto message = message_of<std::invalid_argument>([&] { worker.pack(any_tensor()); });
+  CHECK(contains(message, "there is no tensor"));
+  std::vector<any_tensor> missing(1);
+  worker.pack(numbers);
+  CHECK(contains(message_of<std::invalid_argument>([&] { worker.scatter(numbers, missing); }),
+                 "there is no tensor"));
+}

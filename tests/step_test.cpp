@@ -503,12 +503,10 @@ TEST_CASE("step: what is always sent goes out first, within R and within a budge
   CHECK(sent(options) == bits{true, false, false, true});
   options.refresh = refresh_schedule::fixed(1e9);
   CHECK(sent(options) == bits{false, false, false, true});
-  options.byte_budget = 0.25;
+  options.byte_budget = 0.3;  // 2 of 12 elements are left
   CHECK(sent(options) == bits{false, false, false, true});
   options.byte_budget = 0.5;
   CHECK(sent(options) == bits{true, false, false, true});
-  options.byte_budget = 0.01;  // the policy comes before the budget
-  CHECK(sent(options) == bits{false, false, false, true});
   options.always_sent = {4};
   CHECK(contains(message_of<std::invalid_argument>([&] { sent(options); }), "layer 4"));
 }
@@ -679,4 +677,156 @@ TEST_CASE("partition: a part never has the name of a layer") {
   const lamina::partition usual(lamina::layout({{"w", {8192}}, {"v[0]", {4}}}), 4096);
   CHECK(usual.parts()[0].name == "w[0]");
   CHECK_NOTHROW(lamina::partition(lamina::layout({{"w", {8192}}, {"w[0]", {4}}, {"w[[1]]", {4}}}), 4096));
+}
+
+TEST_CASE(
+    "step: a layer of value 0 goes out with everything, by its age or by a policy, and not by its value") {
+  // 100 experts of which 5 have a gradient: 95 % have the value 0, and R is 0.9.
+  const lamina::layout experts = model_of(std::vector<std::size_t>(100, 1000));
+  for (const auto& options :
+       {compressor_options{.drop_ratio = 0.9}, compressor_options{.byte_budget = 0.1}}) {
+    gradient_compressor<float> compressor(experts, options);
+    for (int step = 0; step < 3; ++step) {
+      for (std::size_t l = 0; l < 100; ++l) {
+        if (l < 5) {
+          compressor.accumulate(l, std::vector<float>(1000, 1));
+        } else if (step % 2 == 0) {
+          compressor.skip(l);
+        } else {
+          compressor.accumulate(l, std::vector<float>(1000, -0.0F));
+        }
+      }
+      CHECK(compressor.select().sent_elements() == 5000);
+      send(compressor);
+    }
+  }
+  const lamina::layout model = model_of({10, 20, 30});
+  const auto sent = [&](const compressor_options& options, const std::vector<double>& values) {
+    lamina::layer_selector selector(model, options);
+    std::string all;
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      const lamina::selection& chosen = selector.decide(step, values, values);
+      for (std::size_t l = 0; l < 3; ++l) all += chosen.is_sent(l) ? '1' : '0';
+      selector.commit(step);
+    }
+    return all;
+  };
+  CHECK(sent({.drop_ratio = 0.4}, {0, 3, 0}) == "010010");
+  CHECK(sent({.drop_ratio = 0.4}, {0, 3, -0.0}) == "010010");
+  CHECK(sent({.drop_ratio = 0.4}, {0, 0, 0}) == "000000");
+  CHECK(sent({.drop_ratio = 0.4, .max_age = 2, .always_sent = {2}}, {0, 3, 0}) == "011111");
+  CHECK(sent({.refresh = refresh_schedule::fixed(-1)}, {0, -0.5, -2}) == "010010");
+  CHECK(sent({.drop_ratio = 0}, {0, 0, 0}) == "111111");
+  CHECK(sent({.drop_ratio = 1}, {0, 0, 0}) == "111111");
+  CHECK(sent({.byte_budget = 1}, {0, 3, 0}) == "010010");
+}
+
+TEST_CASE("step: a threshold that is infinite since layers are held serves its own step alone") {
+  compressor_options options;
+  options.drop_ratio = 0.4;
+  options.refresh = GENERATE(refresh_schedule::every(100), refresh_schedule::first_step_only());
+  const lamina::layout model = model_of({10, 20, 30});
+  gradient_compressor<float> compressor(model, options);
+  const std::vector<double> agreed = {1, 2, 3};
+  const auto add = [&](auto& to) {
+    to.accumulate_all(
+        gradients{std::vector<float>(10, 1), std::vector<float>(20, 2), std::vector<float>(30, 3)});
+  };
+  add(compressor);
+  compressor.select(agreed, std::vector<char>{0, 0, 1});
+  CHECK(compressor.threshold() == -std::numeric_limits<double>::infinity());
+  CHECK(compressor.chosen().sent_elements() == 30);
+  send(compressor);
+  gradient_compressor<float> resumed(model, options);
+  resumed.load(compressor.save());
+  for (auto* each : {&compressor, &resumed}) {
+    add(*each);
+    each->select(agreed);
+    CHECK(each->threshold() == 2);
+    CHECK(each->chosen().sent_elements() == 50);
+    send(*each);
+    add(*each);
+    each->select(std::vector<double>{5, 6, 7});
+    CHECK(each->threshold() == 2);  // the next search is not due
+    send(*each);
+  }
+  // A threshold of the user's own is never searched.
+  lamina::layer_selector fixed(model, {.refresh = refresh_schedule::fixed(infinity)});
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    CHECK_FALSE(fixed.searches_in(step));
+    CHECK(fixed.decide(step, agreed, agreed).sent_layers() == 0);
+  }
+}
+
+TEST_CASE("step: selecting again with other parts held is refused") {
+  gradient_compressor<float> compressor(model_of({1, 1, 1}), {.drop_ratio = 0});
+  const std::vector<double> agreed = {1, 2, 3};
+  compressor.accumulate_all(gradients{{1}, {2}, {3}});
+  compressor.select(agreed, std::vector<char>{1, 0, 0});
+  CHECK_NOTHROW(compressor.select(agreed, std::vector<char>{7, 0, 0}));
+  const auto other = [&] { compressor.select(agreed, std::vector<char>{0, 1, 0}); };
+  CHECK(contains(message_of<std::logic_error>(other), "other parts held"));
+  CHECK_THROWS_AS(compressor.select(agreed), std::logic_error);
+  std::error_code error;
+  compressor.select(agreed, std::vector<char>{1, 0, 1}, error);
+  CHECK(error == errc::out_of_order);
+  CHECK(compressor.chosen().sent_layers() == 2);
+  send(compressor);
+  compressor.accumulate_all(gradients{{1}, {2}, {3}});
+  CHECK_NOTHROW(compressor.select(agreed, std::vector<char>{0, 1, 0}));
+}
+
+TEST_CASE("step: flags of layers become flags of their parts") {
+  const lamina::layout model({{"embedding", {3, 4096}}, {"empty", {0}}, {"head", {10}}});
+  gradient_compressor<float> compressor(model, {.drop_ratio = 0, .part_elements = 4096});
+  const gradients given = {std::vector<float>(3 * 4096), {}, std::vector<float>(10, 1)};
+  std::vector<char> is_zero(3);
+  compressor.find_zero(given, is_zero);
+  const std::vector<char> held = compressor.cut().by_part(is_zero);
+  CHECK(held == std::vector<char>{1, 1, 1, 1, 0});
+  compressor.accumulate_all(given);
+  const std::vector<double> agreed(compressor.values().begin(), compressor.values().end());
+  CHECK(compressor.select(agreed, held).sent_elements() == 10);
+  CHECK_THROWS_AS(compressor.cut().by_part(held), std::invalid_argument);
+  CHECK(lamina::partition(model).by_part(is_zero) == is_zero);
+  CHECK(lamina::partition(model_of({}), 4096).by_part({}).empty());
+}
+
+namespace {
+
+struct tensor_of_another_library {};
+
+}  // namespace
+
+template <>
+struct lamina::tensor_traits<tensor_of_another_library> {
+  static std::span<const float> elements(const tensor_of_another_library&) {
+    throw std::runtime_error("the device is gone");
+  }
+};
+
+TEST_CASE("step: by code, what a tensor's library throws is a bad tensor, and a missing one no gradient") {
+  gradient_compressor<float> compressor(model_of({2}));
+  std::error_code error;
+  compressor.accumulate(0, tensor_of_another_library{}, error);
+  CHECK(error == errc::bad_tensor);
+  compressor.accumulate_all(std::vector<tensor_of_another_library>(1), error);
+  CHECK(error == errc::bad_tensor);
+  CHECK_THROWS_AS(compressor.accumulate(0, tensor_of_another_library{}), std::runtime_error);
+  const std::optional<std::vector<float>> none;
+  compressor.accumulate(0, none, error);
+  CHECK(error == errc::no_gradient);
+  CHECK(contains(message_of<std::invalid_argument>([&] { compressor.accumulate(0, none); }), "'layer0'"));
+  CHECK(compressor.step() == 0);
+}
+
+TEST_CASE("step: a divisor whose inverse is not finite is refused") {
+  gradient_compressor<float> compressor(model_of({1}), {.drop_ratio = 0});
+  compressor.accumulate(0, std::vector<float>{1});
+  compressor.select();
+  std::vector<float> packed(1);
+  for (const float divisor : {0.0F, 1e-40F, -1e-40F, infinity, not_a_number}) {
+    CHECK_THROWS_AS(compressor.pack(packed, divisor), std::invalid_argument);
+  }
+  CHECK_NOTHROW(compressor.pack(packed, 0x1p-126F));
 }

@@ -436,12 +436,16 @@ TEST_CASE("worker: a refused layer counts as missing until a good gradient comes
   CHECK(compressor.residual()[1][0] == 2);
 }
 
-TEST_CASE("worker: a layer all zeros at threshold 0 is sent, as a true zero") {
+TEST_CASE("worker: a layer all zeros stays at threshold 0, and where everything is sent it is a true zero") {
   const lamina::layout model = model_of({1});
-  lamina::gradient_compressor<float> compressor(model, with_fixed(0));
-  compressor.accumulate(0, std::vector<float>{0});
-  const bytes frame = compressor.encode().to_bytes();
-  CHECK_FALSE(lamina::decode<float>(frame, model).is_dropped(0));
+  const auto is_dropped = [&](const lamina::compressor_options& options) {
+    lamina::gradient_compressor<float> compressor(model, options);
+    compressor.accumulate(0, std::vector<float>{0});
+    const bytes frame = compressor.encode().to_bytes();
+    return lamina::decode<float>(frame, model).is_dropped(0);
+  };
+  CHECK(is_dropped(with_fixed(0)));
+  CHECK_FALSE(is_dropped({.drop_ratio = 0}));
 }
 
 TEMPLATE_TEST_CASE("worker: all layers at once do what they do one by one, whatever the options", "", float,

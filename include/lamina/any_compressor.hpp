@@ -82,7 +82,7 @@ class any_compressor {
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
   void commit() { worker_->commit(); }
 
-  /// lamina::scatter() of what was packed in this step.
+  /// lamina::scatter() of what was packed in this step: a tensor to write for each layer, also for those without a gradient.
   void scatter(const any_tensor& packed, std::span<any_tensor> gradients) const {
     worker_->scatter(packed, gradients);
   }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <variant>
 
@@ -28,6 +30,18 @@ inline constexpr element_type element_type_of = std::is_same_v<G, double>     ? 
   return type == element_type::float64 ? 8 : type == element_type::float32 ? 4 : 2;
 }
 
+namespace detail {
+
+template <class G>
+concept any_element = element<std::remove_const_t<G>> || half_element<std::remove_const_t<G>>;
+
+template <class Range>
+concept range_of_any_element = contiguous_range<Range> && requires(Range& range) {
+  requires any_element<typename decltype(std::span(range))::element_type>;
+};
+
+}  // namespace detail
+
 /// Elements in one piece of memory, of a type that is known at run time: a pointer, a number and a type. Owns nothing. One
 /// without data and elements, as it is made by default, says that a layer has no gradient in this step; an empty layer's is
 /// any_tensor::empty().
@@ -40,11 +54,16 @@ class any_tensor {
   any_tensor(void* data, std::size_t elements, element_type type) : any_tensor(data, elements, type, true) {}
   any_tensor(const void* data, std::size_t elements, element_type type)
       : any_tensor(const_cast<void*>(data), elements, type, false) {}
-  template <class G>
-  requires(element<std::remove_const_t<G>> || half_element<std::remove_const_t<G>>)
-      any_tensor(std::span<G> elements)
+  any_tensor(std::nullptr_t, std::size_t elements, element_type type)
+      : any_tensor(nullptr, elements, type, true) {}
+  template <class G, std::size_t Extent>
+  requires detail::any_element<G> any_tensor(std::span<G, Extent> elements)
       : any_tensor(const_cast<std::remove_const_t<G>*>(elements.data()), elements.size(),
                    element_type_of<std::remove_const_t<G>>, !std::is_const_v<G>) {}
+  /// A contiguous range that outlives it, such as a std::vector<float>.
+  template <detail::range_of_any_element Range>
+  requires(!std::same_as<std::remove_const_t<Range>, any_tensor>) any_tensor(Range& range)
+      : any_tensor(std::span(range)) {}
   static any_tensor empty(element_type type) { return any_tensor(nullptr, 0, type, true); }
 
   [[nodiscard]] void* data() const noexcept { return data_; }
@@ -84,7 +103,7 @@ struct tensor_traits<any_tensor> {
   static bool has_value(const any_tensor& tensor) { return tensor.has_value(); }
   static const_spans elements(const any_tensor& tensor) { return spans_of<const_spans, const void>(tensor); }
   static spans elements(any_tensor& tensor) {
-    if (!tensor.is_writable())
+    if (tensor.has_value() && !tensor.is_writable())
       detail::raise(std::invalid_argument("the tensor is const and would be written to"));
     return spans_of<spans, void>(tensor);
   }

@@ -24,10 +24,11 @@ namespace lamina::inline LAMINA_ABI {
 /// \param chosen     what was packed
 /// \param cut        gradient_compressor::cut(): which part is of which layer
 /// \param packed     the elements of the parts sent, one behind the other
-/// \param gradients  a tensor to write for each layer of the model, of T, float16 or bfloat16: into half-width ones numbers are
+/// \param gradients  a tensor to write for each layer of the model, also for those without a gradient in this step, since
+///                   another worker may have sent them; of T, float16 or bfloat16: into half-width ones numbers are
 ///                   rounded to the nearest, and those beyond their range to the largest
 /// \throws std::invalid_argument  before anything is written: another number of tensors or elements, a selection of another
-///                                layout, a tensor of another size or type
+///                                layout, a tensor that is missing, or of another size or type
 template <element T, class Tensors>
 void scatter(const selection& chosen, const partition& cut, std::span<const T> packed, Tensors&& gradients) {
   const layout& model = cut.model();

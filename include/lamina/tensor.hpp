@@ -113,7 +113,7 @@ struct tensor_traits<std::optional<Tensor>> {
   template <class Self>
   requires tensor<decltype(*std::declval<Self&>())>
   static auto elements(Self& each) {
-    if (!each) detail::raise(std::invalid_argument("the std::optional holds no tensor"));
+    if (!each) detail::raise(std::invalid_argument("there is no tensor: the std::optional is empty"));
     return tensor_traits<std::remove_cv_t<Tensor>>::elements(*each);
   }
   static bool has_value(const std::optional<Tensor>& each);

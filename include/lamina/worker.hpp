@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <optional>
 #include <span>
@@ -52,8 +53,10 @@ namespace lamina::inline LAMINA_ABI {
 /// are over parts().
 ///
 /// accumulate, accumulate_all, skip, select and encode also come with a std::error_code, which is set to an errc, or to
-/// std::errc::not_enough_memory, and then nothing has changed. They are for programs without exceptions; an exception says
-/// more. What an execution of your own throws goes through, once all is added.
+/// std::errc::not_enough_memory, and then nothing has changed, but that an encode() without memory for its frame may have
+/// selected the step: call it again, which sends what it would have. They are for programs without exceptions; an exception
+/// says more. Whatever else a tensor's own library throws becomes errc::bad_tensor. What an execution of your own throws goes
+/// through, once all is added.
 ///
 /// Representative is mean_abs unless something else is said (fwd.hpp).
 template <element T, class Representative>
@@ -162,7 +165,8 @@ class gradient_compressor {
   /// The same without the parts of which `held` is not 0: they are not sent, whatever R, budget, max_age or always_sent say.
   /// Their elements count as held back first in the search, where N and R·N are those of the whole model; they take nothing
   /// from a budget; their age goes on; and their values are not looked at. Throws also for a number of flags other than
-  /// parts().layers(), unless there are none.
+  /// parts().layers(), unless there are none, and for other flags than those that the step was selected with. Flags of the
+  /// model's layers, such as find_zero() gives, become flags of parts by cut().by_part(flags).
   const selection& select(std::span<const double> agreed_values, std::span<const char> held) {
     return decide_agreed(agreed_values, held, detail::throws());
   }
@@ -175,7 +179,8 @@ class gradient_compressor {
   [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
 
   /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects by this
-  /// worker's values if nothing was selected. Throws as select().
+  /// worker's values if nothing was selected. Throws as select(). Without memory for the frame there is none, and the step may
+  /// be selected: call encode() again.
   const encoded_frame& encode() { return encode(detail::throws()); }
   /// The frame has no bytes on an error.
   const encoded_frame& encode(std::error_code& error) {
@@ -187,14 +192,15 @@ class gradient_compressor {
   /// What encode() would send, without a frame, for collectives: writes the parts sent to `to`, one behind the other, each
   /// element divided by `divisor`. Counts as encode() for commit(). What was received in its place, summed over the workers,
   /// scatter() writes over the gradients. Throws std::logic_error unless select() came before, and std::invalid_argument
-  /// unless `to` has chosen().sent_elements() elements and `divisor` is finite and not 0. Cost: one read and one write of
-  /// what is sent.
+  /// unless `to` has chosen().sent_elements() elements and `divisor` and 1 / `divisor` are finite. Cost: one read and one
+  /// write of what is sent.
   void pack(std::span<T> to, T divisor = T(1)) {
     if (!detail::may_encode(intake_.phase()))
       detail::raise(std::logic_error("pack: call select() of this step before"));
     check_room(to.size());
-    if (divisor == T(0) || !detail::is_finite(static_cast<double>(divisor))) {
-      detail::raise(std::invalid_argument("pack: the divisor must be finite and not 0"));
+    if (divisor == T(0) || !detail::is_finite(static_cast<double>(divisor)) ||
+        !detail::is_finite(static_cast<double>(T(1) / divisor))) {
+      detail::raise(std::invalid_argument("pack: the divisor must be finite, and 1 / divisor, too"));
     }
     for (const std::size_t part : chosen().sent()) {
       const std::span<const T> from = residual()[part];
@@ -256,8 +262,8 @@ class gradient_compressor {
     return detail::first_non_finite<T>(model(), gradients, execution);
   }
   /// Sets is_zero[l] to 1 for each layer of model() whose gradient is zero throughout, or that has none, and to 0 for the
-  /// others. Throws std::invalid_argument also for a number of flags other than model().layers(). Cost: a layer is read up to
-  /// its first element that is not zero.
+  /// others. Throws std::invalid_argument also for a number of flags other than model().layers(). select() wants flags of
+  /// parts: cut().by_part(is_zero) gives them. Cost: a layer is read up to its first element that is not zero.
   template <detail::indexed Tensors>
   void find_zero(const Tensors& gradients, std::span<char> is_zero) const {
     intake_.check_count(std::size(gradients), "gradients", detail::throws());
@@ -267,7 +273,8 @@ class gradient_compressor {
 
   /// Everything a later step depends on, as bytes with a checksum; see state.hpp. Between steps alone: throws
   /// std::logic_error while gradients of a step wait to be encoded. A frame that was encoded and not committed counts as
-  /// lost.
+  /// lost. Throws std::domain_error, naming the part, for a residual that holds NaN or infinity, as it may with
+  /// finite_check::caller: load() would refuse it.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (intake_.phase() == detail::step_phase::accumulating ||
         intake_.phase() == detail::step_phase::selected) {
@@ -278,8 +285,8 @@ class gradient_compressor {
   }
 
   /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
-  /// Changes nothing and throws decode_error for bytes that are damaged or of another model, std::invalid_argument if
-  /// they hold NaN or infinity.
+  /// Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged, of another model, or saved with
+  /// momentum where there is none; std::invalid_argument if they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) {
     intake_.resume_after(load_state<T>(bytes, intake_.residual(), selector_));
   }
@@ -333,7 +340,7 @@ class gradient_compressor {
       return call();
     } catch (const std::bad_alloc&) {
       error = std::make_error_code(std::errc::not_enough_memory);
-    } catch (const std::invalid_argument&) {
+    } catch (const std::exception&) {
       error = make_error_code(errc::bad_tensor);
     }
     return {};
@@ -367,7 +374,12 @@ class gradient_compressor {
       return chosen();
     }
     if (intake_.phase() != detail::step_phase::accumulating) {
-      if (by != chosen_by_) {
+      if (by == choice::agreed_but_for_held && by == chosen_by_ && !held_as_before(held)) {
+        fail(errc::out_of_order, [&] {
+          return std::logic_error("select: step " + std::to_string(step()) +
+                                  " was selected with other parts held already");
+        });
+      } else if (by != chosen_by_) {
         fail(errc::out_of_order, [&] {
           return std::logic_error("select: step " + std::to_string(step()) +
                                   (chosen_by_ == choice::own ? " was selected by this worker's own values"
@@ -380,10 +392,16 @@ class gradient_compressor {
       return chosen();
     }
     if (!intake_.require_all(fail)) return chosen();
+    held_.assign(held.begin(), held.end());
     selector_.decide(step(), values, search_values, held);
     chosen_by_ = by;
     intake_.set_phase(detail::step_phase::selected);
     return chosen();
+  }
+
+  bool held_as_before(std::span<const char> held) const {
+    return std::equal(held.begin(), held.end(), held_.begin(), held_.end(),
+                      [](char a, char b) { return (a != 0) == (b != 0); });
   }
 
   template <class Fail>
@@ -411,6 +429,7 @@ class gradient_compressor {
   layer_selector selector_;
   frame_encoder<T> encoder_;
   choice chosen_by_ = choice::own;
+  std::vector<char> held_;  // of the last selection; none if there were no flags
   bool is_packed_ = false;  // in place of a frame
 };
 

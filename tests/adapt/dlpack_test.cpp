@@ -144,6 +144,9 @@ TEST_CASE("dlpack: other devices, types and broken shapes are refused") {
   require_refused(given.tensor, "null pointer");
   described huge(memory, {std::numeric_limits<std::int64_t>::max(), 4});
   require_refused(huge.tensor, "overflows");
+  described beyond_signed(memory, {std::int64_t{1} << 62, 3});
+  beyond_signed.set_strides({3, 1});
+  require_refused(beyond_signed.tensor, "number of bytes of the shape overflows");
 }
 
 TEMPLATE_TEST_CASE("dlpack: gradients may be float16 or bfloat16", "", lamina::float16, lamina::bfloat16) {
@@ -202,4 +205,6 @@ TEST_CASE("dlpack: the layer of a tensor has its name and shape") {
   given.shape[1] = -64;
   const auto negative = [&] { (void)lamina::layer_of("head", given.tensor); };
   CHECK(contains(lamina_test::message_of<std::invalid_argument>(negative), "'head'"));
+  given.tensor.ndim = -1;
+  CHECK(contains(lamina_test::message_of<std::invalid_argument>(negative), "-1 dimensions"));
 }

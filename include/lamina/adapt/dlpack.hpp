@@ -88,10 +88,11 @@ struct dlpack_reader {
   // A dimension of 1 may have any stride.
   static bool is_row_major(const DLTensor& tensor, std::span<const std::int64_t> shape) {
     if (tensor.strides == nullptr) return true;
-    std::int64_t expected = 1;
+    // Of no dimension that is 0 or negative; the product of all fits in std::size_t, but not in std::int64_t.
+    std::size_t expected = 1;
     for (std::size_t d = shape.size(); d > 0; --d) {
-      if (shape[d - 1] != 1 && tensor.strides[d - 1] != expected) return false;
-      expected *= shape[d - 1];
+      if (shape[d - 1] != 1 && std::cmp_not_equal(tensor.strides[d - 1], expected)) return false;
+      expected *= static_cast<std::size_t>(shape[d - 1]);
     }
     return true;
   }
@@ -143,9 +144,13 @@ struct tensor_traits<DLManagedTensorVersioned> {
 #endif
 
 /// The layer of a named DLPack tensor: its name and shape. Throws std::invalid_argument, naming it, for a negative
-/// dimension or no shape.
+/// dimension, a negative number of them, or no shape.
 [[nodiscard]] inline layer layer_of(std::string name, const DLTensor& tensor) {
   layer made{std::move(name), {}};
+  if (tensor.ndim < 0) {
+    detail::raise(std::invalid_argument("layer '" + made.name + "': the DLPack tensor has " +
+                                        std::to_string(tensor.ndim) + " dimensions"));
+  }
   for (int d = 0; d < tensor.ndim; ++d) {
     if (tensor.shape == nullptr || tensor.shape[d] < 0) {
       detail::raise(std::invalid_argument("layer '" + made.name + "': dimension " + std::to_string(d) +

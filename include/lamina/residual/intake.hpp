@@ -69,6 +69,13 @@ class gradient_intake {
   double add_one(std::size_t layer, const Tensor& gradient, double scale, const Execution& execution,
                  const Searches& searches, const Fail& fail) {
     if (!check_layer(layer, fail)) return 0;
+    if (!has_value(gradient)) {
+      fail(errc::no_gradient, [&] {
+        return std::invalid_argument("layer '" + model()[layer].name +
+                                     "': there is no tensor to accumulate; skip() the layer");
+      });
+      return 0;
+    }
     add(
         layer, layer + 1,
         [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor, fail); }, execution,
