@@ -69,7 +69,15 @@
 #endif
 #if LAMINA_ABI_REACHES_V3 && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512CD__) && \
     defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define LAMINA_ABI_REACHES_V4 1
+#else
+#define LAMINA_ABI_REACHES_V4 0
+#endif
+// Each of these has all that stand below it.
+#if LAMINA_ABI_REACHES_V4
 #define LAMINA_ABI_LEVEL _v4
+#elif LAMINA_ABI_REACHES_V3 && defined(__AVX512F__)
+#define LAMINA_ABI_LEVEL _v3_avx512f
 #elif defined(__AVX512F__)
 #define LAMINA_ABI_LEVEL _avx512f
 #elif LAMINA_ABI_REACHES_V3
@@ -94,10 +102,16 @@
 #define LAMINA_ABI_LEVEL
 #endif
 
-// Part of v3 and v4, and named below them.
-#if defined(__FMA4__)
-#define LAMINA_ABI_FMA _fma4
-#elif defined(__FMA__) && !LAMINA_ABI_REACHES_V3
+// Part of v2, and of what compilers switch on with SSE4.2.
+#if defined(__SSE4_2__) && !defined(__POPCNT__)
+#define LAMINA_ABI_POPCNT _nopopcnt
+#elif !defined(__SSE4_2__) && defined(__POPCNT__)
+#define LAMINA_ABI_POPCNT _popcnt
+#else
+#define LAMINA_ABI_POPCNT
+#endif
+// Part of v3, and named below it, one by one.
+#if defined(__FMA__) && !LAMINA_ABI_REACHES_V3
 #define LAMINA_ABI_FMA _fma
 #else
 #define LAMINA_ABI_FMA
@@ -107,13 +121,54 @@
 #else
 #define LAMINA_ABI_F16C
 #endif
-#if (defined(__BMI__) || defined(__BMI2__) || defined(__LZCNT__) || defined(__MOVBE__)) && \
-    !LAMINA_ABI_REACHES_V3
-#define LAMINA_ABI_BITS _bmi
+#if defined(__BMI__) && !LAMINA_ABI_REACHES_V3
+#define LAMINA_ABI_BMI _bmi
 #else
-#define LAMINA_ABI_BITS
+#define LAMINA_ABI_BMI
+#endif
+#if defined(__BMI2__) && !LAMINA_ABI_REACHES_V3
+#define LAMINA_ABI_BMI2 _bmi2
+#else
+#define LAMINA_ABI_BMI2
+#endif
+#if defined(__LZCNT__) && !LAMINA_ABI_REACHES_V3
+#define LAMINA_ABI_LZCNT _lzcnt
+#else
+#define LAMINA_ABI_LZCNT
+#endif
+#if defined(__MOVBE__) && !LAMINA_ABI_REACHES_V3
+#define LAMINA_ABI_MOVBE _movbe
+#else
+#define LAMINA_ABI_MOVBE
+#endif
+// Part of v4, likewise.
+#if defined(__AVX512CD__) && !LAMINA_ABI_REACHES_V4
+#define LAMINA_ABI_AVX512CD _cd
+#else
+#define LAMINA_ABI_AVX512CD
+#endif
+#if defined(__AVX512BW__) && !LAMINA_ABI_REACHES_V4
+#define LAMINA_ABI_AVX512BW _bw
+#else
+#define LAMINA_ABI_AVX512BW
+#endif
+#if defined(__AVX512DQ__) && !LAMINA_ABI_REACHES_V4
+#define LAMINA_ABI_AVX512DQ _dq
+#else
+#define LAMINA_ABI_AVX512DQ
+#endif
+#if defined(__AVX512VL__) && !LAMINA_ABI_REACHES_V4
+#define LAMINA_ABI_AVX512VL _vl
+#else
+#define LAMINA_ABI_AVX512VL
 #endif
 
+// Of no level.
+#if defined(__FMA4__)
+#define LAMINA_ABI_FMA4 _fma4
+#else
+#define LAMINA_ABI_FMA4
+#endif
 // Beyond v3 and v4: Ice Lake, Cannon Lake, Cascade Lake, Alder Lake; Sapphire Rapids, Cooper Lake.
 #if defined(__AVX512VBMI2__) || defined(__AVX512BITALG__) || defined(__AVX512VPOPCNTDQ__)
 #define LAMINA_ABI_INTEGERS _vbmi2
@@ -134,13 +189,16 @@
 #define LAMINA_ABI_HALVES
 #endif
 
-#define LAMINA_ABI_PASTE(major, minor, patch, a, b, c, d, e, f, g, h, i, j, k, l, tag) \
-  v##major##_##minor##_##patch##a##b##c##d##e##f##g##h##i##j##k##l##tag
+#define LAMINA_ABI_PASTE(major, minor, patch, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, \
+                         tag)                                                                                \
+  v##major##_##minor##_##patch##a##b##c##d##e##f##g##h##i##j##k##l##m##n##o##p##q##r##s##t##u##tag
 #define LAMINA_ABI_JOIN(...) LAMINA_ABI_PASTE(__VA_ARGS__)
-#define LAMINA_ABI                                                                                        \
-  LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_REGISTERS, \
-                  LAMINA_ABI_XXHASH, LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_STANDARD,             \
-                  LAMINA_ABI_DEBUG, LAMINA_ABI_LEVEL, LAMINA_ABI_FMA, LAMINA_ABI_F16C, LAMINA_ABI_BITS,   \
+#define LAMINA_ABI                                                                                          \
+  LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_REGISTERS,   \
+                  LAMINA_ABI_XXHASH, LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_STANDARD,               \
+                  LAMINA_ABI_DEBUG, LAMINA_ABI_LEVEL, LAMINA_ABI_POPCNT, LAMINA_ABI_FMA, LAMINA_ABI_F16C,   \
+                  LAMINA_ABI_BMI, LAMINA_ABI_BMI2, LAMINA_ABI_LZCNT, LAMINA_ABI_MOVBE, LAMINA_ABI_AVX512CD, \
+                  LAMINA_ABI_AVX512BW, LAMINA_ABI_AVX512DQ, LAMINA_ABI_AVX512VL, LAMINA_ABI_FMA4,           \
                   LAMINA_ABI_INTEGERS, LAMINA_ABI_HALVES, LAMINA_ABI_TAG)
 
 // A function's name has the types of its parameters and not the one it returns, and a variable's has none: with this
