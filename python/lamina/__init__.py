@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""Layer dropping for distributed training: the layers of a gradient that matter go out whole, the others wait in a residual
+and lose nothing.
+
+`lamina.torch` is a communication hook for PyTorch's DistributedDataParallel. What is here works over arrays of numpy, jax,
+torch or whatever else speaks DLPack or the buffer protocol, and needs none of them:
+
+    layout = lamina.Layout({"weight": (512, 256), "bias": (512,)})
+    worker = lamina.Compressor(layout, drop_ratio=0.95)
+    worker.accumulate_all([weight_gradient, bias_gradient])
+    send(worker.encode())          # bytes
+    worker.commit()
+"""
+
+import dataclasses
+
+from lamina._core import (Aggregator, Compressor, DecodeError, Frame, Gradients, Layout, Publisher, Selector, decode,
+                          largest_frame_bytes, merge_states, version as __version__)
+
+__all__ = ["Aggregator", "Compressor", "DecodeError", "Frame", "Gradients", "Layout", "Options", "Publisher", "Selector",
+           "decode", "largest_frame_bytes", "merge_states", "__version__"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How layers are chosen, where all workers choose the same. ValueError, naming the option, for one outside its range."""
+
+    drop_ratio: float = 0.95  #: R in [0, 1]: the share of the elements to hold back in a step; 0 sends everything
+    warm_up_steps: int = 0  #: steps in which R grows to drop_ratio
+    refresh_every: int = 1  #: steps between searches of the threshold, at least 1
+    byte_budget: "float | None" = None  #: in place of R the share to send, in (0, 1], as a mean over the steps
+    max_age: int = 0  #: a layer goes out at least every so many steps; 0: it may wait for ever
+    part_elements: int = 0  #: larger layers are decided in parts of so many elements, a multiple of 4,096; 0: whole
+    momentum: float = 0.0  #: momentum correction in the residual, in [0, 1); the optimizer is then plain SGD
+    value: str = "mean_abs"  #: what stands for a layer: mean_abs, l1_norm, l2_norm, root_mean_square or max_abs
+
+    def __post_init__(self) -> None:
+        if self.value == "signed_mean":
+            raise ValueError("value 'signed_mean' has a sign, and values of that kind are not agreed on; take 'mean_abs'")
+        for field in dataclasses.fields(self):
+            if field.type is int and getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} must not be negative, got {getattr(self, field.name)}")
+        try:
+            Compressor(Layout({"a": (1,)}), **dataclasses.asdict(self))
+        except TypeError as error:
+            raise TypeError(f"{self}: an option is of the wrong type") from error

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+import dataclasses
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+
+import lamina
+
+Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its buffer it begins
+
+
+class CpuBackend:
+    """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
+
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, leaves_out: bool,
+                 device: torch.device) -> None:
+        self._layout = layout
+        self._wire = getattr(torch, wire)
+        # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
+        self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
+                                       **dataclasses.asdict(options))
+        self._is_open = False  # gradients of this step wait to be sent
+        self.parts = self._core.parts
+        self.parts_of = self._core.parts_of
+
+    def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+        """The gradients of this step: layer l is `places[l]`."""
+        self._gradients: Optional[lamina.Gradients] = lamina.Gradients(self._layout, list(buffers), places)
+
+    def first_non_finite(self) -> Optional[int]:
+        return self._core.first_non_finite(self._gradients)
+
+    def find_zero(self) -> bytes:
+        return self._core.find_zero(self._gradients)
+
+    def accumulate(self, scale: float) -> None:
+        self._core.accumulate_all(self._gradients, scale)
+        self._is_open = True
+
+    def values(self) -> torch.Tensor:
+        return torch.frombuffer(self._core.values(), dtype=torch.float64)
+
+    def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
+        return self._core.select(agreed, held)
+
+    @property
+    def step(self) -> int:
+        return self._core.step
+
+    @property
+    def threshold(self) -> float:
+        return self._core.threshold
+
+    @property
+    def sent_elements(self) -> int:
+        return self._core.sent_elements
+
+    @property
+    def sent_bitmap(self) -> bytes:
+        return self._core.sent_bitmap
+
+    @property
+    def left_out_elements(self) -> int:
+        return self._core.left_out_elements
+
+    def pack(self, world_size: int) -> torch.Tensor:
+        packed = torch.empty(self.sent_elements, dtype=self._wire)
+        self._core.pack(packed, world_size if self._wire is torch.float32 else 1)
+        return packed
+
+    def commit(self) -> None:
+        self._core.commit()
+        self._is_open = False
+
+    def unpack(self, mean: torch.Tensor) -> None:
+        self._core.scatter(mean, self._gradients)
+
+    def release(self) -> None:
+        """The buckets are DDP's again."""
+        self._gradients = None
+
+    def abandon(self) -> None:
+        """The step ends here; what was accumulated stays in the residual."""
+        if self._is_open:
+            self._core.encode()
+        self.release()
+
+    def save(self) -> bytes:
+        return self._core.save()
+
+    def load(self, memory: memoryview) -> None:
+        self._core.load(memory)
+
+    def residual(self, layer: int) -> torch.Tensor:
+        if self._layout.sizes[layer] == 0:
+            return torch.empty(0)
+        return torch.frombuffer(self._core.residual(layer), dtype=torch.float32)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+import dataclasses
+from typing import List, Optional, Sequence
+
+import torch
+
+import lamina
+from lamina.torch._cpu import Place
+
+# What stands for a part: the order of a norm of its elements, and the power of their number that divides it.
+NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_mean_square": (2, 0.5),
+         "max_abs": (float("inf"), 0.0)}
+
+
+class TorchBackend:
+    """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
+    everything is enqueued on the current stream. The host waits three times a step: for the flag of NaN, for which layers have
+    a gradient together with the values, and where a scaler is asked for its scale."""
+
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, leaves_out: bool,
+                 device: torch.device) -> None:
+        chosen = dataclasses.asdict(options)
+        self._norm, power = NORMS[chosen.pop("value")]
+        self._momentum = options.momentum
+        self._selector = lamina.Selector(layout, **chosen)
+        self._wire, self._leaves_out = getattr(torch, wire), leaves_out
+        self.parts, self.parts_of = self._selector.parts, self._selector.parts_of
+        self._sizes = layout.sizes
+        self._residual = torch.zeros(layout.elements, device=device)
+        self._velocity = torch.zeros(layout.elements if options.momentum else 0, device=device)
+        self._residual_layers = self._residual.split(self._sizes)
+        self._velocity_layers = self._velocity.split(self._sizes) if options.momentum else ()
+        self._residual_parts = self._residual.split(self.parts.sizes)
+        self._velocity_parts = self._velocity.split(self.parts.sizes) if options.momentum else ()
+        self._divisors = torch.tensor(self.parts.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(power)
+        self._left_out = torch.zeros((), dtype=torch.int64, device=device)
+        self._sent: List[int] = []
+        self.step = 0
+
+    def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+        self._gradients = [buffers[bucket].narrow(0, begin, size) for (bucket, begin), size in zip(places, self._sizes)]
+
+    def release(self) -> None:
+        self._gradients = []
+
+    def first_non_finite(self) -> Optional[int]:
+        bad = torch.stack([~torch.isfinite(each).all() for each in self._gradients]).cpu()
+        return int(bad.nonzero()[0]) if bad.any() else None
+
+    def find_zero(self) -> bytes:
+        return bytes(torch.stack([~each.any() for each in self._gradients]).cpu().tolist())
+
+    def accumulate(self, scale: float) -> None:
+        self.step += 1
+        for layer, gradient in enumerate(self._gradients):
+            added = gradient.float() * scale if scale != 1 else gradient.float()
+            into = self._velocity_layers[layer].mul_(self._momentum) if self._momentum else self._residual_layers[layer]
+            if self._leaves_out:
+                is_bad = ~torch.isfinite(into + added)
+                self._left_out += is_bad.sum()
+                added = added.masked_fill(is_bad, 0)
+            into.add_(added)
+            if self._momentum:
+                self._residual_layers[layer].add_(into)
+
+    def values(self) -> torch.Tensor:
+        norms = torch.stack([torch.linalg.vector_norm(part, self._norm, dtype=torch.float64) if len(part)
+                             else torch.zeros((), dtype=torch.float64, device=part.device) for part in self._residual_parts])
+        return (norms / self._divisors).cpu()
+
+    def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
+        self._sent = self._selector.decide(self.step, agreed, held)
+        return self._sent
+
+    @property
+    def threshold(self) -> float:
+        return self._selector.threshold
+
+    @property
+    def sent_elements(self) -> int:
+        return self._selector.sent_elements
+
+    @property
+    def sent_bitmap(self) -> bytes:
+        return self._selector.sent_bitmap
+
+    @property
+    def left_out_elements(self) -> int:
+        return int(self._left_out)
+
+    def pack(self, world_size: int) -> torch.Tensor:
+        packed = torch.cat([self._residual_parts[part] for part in self._sent] or [self._residual[:0]])
+        if self._wire is torch.float32:
+            return packed.div_(world_size)
+        packed = packed.clamp_(torch.finfo(self._wire).min, torch.finfo(self._wire).max).to(self._wire)
+        self._rounded = packed.float()  # the allreduce overwrites `packed`
+        return packed
+
+    def commit(self) -> None:
+        begin = 0
+        for part in self._sent:
+            residual = self._residual_parts[part]
+            if self._wire is torch.float32:
+                residual.zero_()
+            else:
+                residual.sub_(self._rounded[begin:begin + len(residual)])
+            begin += len(residual)
+            if self._momentum:
+                self._velocity_parts[part].zero_()
+        self._selector.commit(self.step)
+
+    def unpack(self, mean: torch.Tensor) -> None:
+        sent, begin = set(self._sent), 0
+        for layer, gradient in enumerate(self._gradients):
+            within = 0
+            for part in range(*self.parts_of(layer)):
+                size = self.parts.sizes[part]
+                to = gradient[within:within + size]
+                if part in sent:
+                    if to.dtype is torch.float32:
+                        to.copy_(mean[begin:begin + size])
+                    else:
+                        to.copy_(mean[begin:begin + size].clamp(torch.finfo(to.dtype).min, torch.finfo(to.dtype).max))
+                    begin += size
+                else:
+                    to.zero_()
+                within += size
+
+    def abandon(self) -> None:
+        """The step ends here; what was accumulated stays in the residual."""
+        self.release()
+
+    def save(self) -> bytes:
+        velocity = self._velocity.cpu() if self._momentum else None
+        return self._selector.save(self.step, self._residual.cpu(), velocity)
+
+    def load(self, memory: memoryview) -> None:
+        self.step, residual, velocity = self._selector.load(memory)
+        self._residual.copy_(torch.frombuffer(residual, dtype=torch.float32))
+        if self._momentum:
+            self._velocity.copy_(torch.frombuffer(velocity, dtype=torch.float32))
+
+    def residual(self, layer: int) -> torch.Tensor:
+        return self._residual_layers[layer].clone()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+import dataclasses
+import logging
+import math
+from typing import Any, Dict
+
+logger = logging.getLogger("lamina.torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """One synchronised backward pass. The same on all ranks, but for `seconds` and `left_out_elements`."""
+
+    step: int  #: counted from 1; a batch that is skipped does not count
+    skipped: bool  #: a gradient was not finite, and no residual has changed
+    threshold: float  #: -1: everything went out
+    parts: int
+    sent_parts: int
+    elements: int
+    sent_elements: int
+    dense_bytes: int  #: of the gradients in their own types: what DDP alone would have given to its allreduce
+    sent_bytes: int  #: that this rank gave to allreduce: flags, values and kept elements
+    left_out_elements: int  #: of this rank so far: not finite under nonfinite="leave_out", or sums that would overflow
+    seconds: Dict[str, float]  #: of this rank: check, agree, accumulate, pack, allreduce, unpack
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Of all steps so far, those before a resume included."""
+
+    steps: int = 0
+    skipped: int = 0
+    dense_bytes: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """sent_bytes / dense_bytes; NaN before the first step."""
+        return self.sent_bytes / self.dense_bytes if self.dense_bytes else math.nan
+
+    def and_of(self, report: StepReport) -> "Totals":
+        return Totals(self.steps + (not report.skipped), self.skipped + report.skipped,
+                      self.dense_bytes + report.dense_bytes, self.sent_bytes + report.sent_bytes)
+
+
+def log(report: StepReport, every: int) -> None:
+    if every and report.step % every == 0 and not report.skipped:
+        logger.info("step %d: %d of %d parts, %.1f %% of the bytes, threshold %.1e", report.step, report.sent_parts,
+                    report.parts, 100 * report.sent_bytes / report.dense_bytes, report.threshold)
+
+
+def add_scalars(report: StepReport, writer: Any, global_step: int, prefix: str) -> None:
+    """To whatever has TensorBoard's add_scalar(tag, value, step)."""
+    writer.add_scalar(f"{prefix}/sent_bytes_ratio", report.sent_bytes / report.dense_bytes, global_step)
+    writer.add_scalar(f"{prefix}/sent_parts", report.sent_parts, global_step)
+    writer.add_scalar(f"{prefix}/threshold", report.threshold, global_step)
+    writer.add_scalar(f"{prefix}/skipped", int(report.skipped), global_step)
+    for name, seconds in report.seconds.items():
+        writer.add_scalar(f"{prefix}/seconds/{name}", seconds, global_step)

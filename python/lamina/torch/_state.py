@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: MIT
+import dataclasses
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import lamina
+from lamina.torch import _report, _step
+from lamina.torch._cpu import CpuBackend
+from lamina.torch._device import TorchBackend
+from lamina.torch._report import StepReport, Totals, logger
+
+FORMAT = 1  # of state_dict()
+
+_FSDP_REFUSED = ("lamina.torch drops layers of replicated gradients: FSDP shards them, and a residual of the whole model on each "
+                 "rank would undo what FSDP saves. Use DistributedDataParallel.")
+
+
+def _one_of(what: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie without gaps and overlaps, in any order of the dimensions: DDP keeps the order then."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class LayerDropping:
+    """The state of the hook on one rank: residual, options, what happened. One for each DDP object."""
+
+    def __init__(self, options: Optional[lamina.Options] = None, *, process_group: Optional[dist.ProcessGroup] = None,
+                 scaler: Any = None, nonfinite: str = "propagate", wire: str = "float32", backend: str = "auto",
+                 log_every: int = 0) -> None:
+        """
+        options: how layers are chosen.
+        process_group: whose ranks average; DDP's if None.
+        scaler: the GradScaler that scales the loss, so that a change of its scale does not change what waits.
+        nonfinite: what becomes of a batch of which any rank's gradient holds NaN or infinity. "propagate": NaN in all
+            gradients on all ranks, as DDP alone, so that GradScaler backs off alike; "skip": zeros; in both no residual changes.
+            "leave_out": those elements are left out and counted.
+        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; what rounding takes away stays.
+        backend: "cpu", "torch" (any device), or "auto".
+        log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
+        """
+        self.options = options if options is not None else lamina.Options()
+        self.nonfinite = _one_of("nonfinite", nonfinite, ("propagate", "skip", "leave_out"))
+        self.wire = _one_of("wire", wire, ("float32", "bfloat16"))
+        self._backend_name = _one_of("backend", backend, ("auto", "cpu", "torch"))
+        if log_every < 0:
+            raise ValueError(f"log_every must not be negative, got {log_every}")
+        if scaler is not None and nonfinite != "propagate":
+            raise ValueError(f"with a scaler nonfinite must be 'propagate', got {nonfinite!r}: the scaler looks for infinity itself")
+        self.process_group = process_group
+        self.log_every = log_every
+        self.last: Optional[StepReport] = None
+        self.totals = Totals()
+        self.last_choice = 0
+        self._scaler = scaler
+        self._buckets: List[_step.Bucket] = []
+        self._sent: List[int] = []
+        self._is_bound = False
+        self._pending: Optional[Dict[str, Any]] = None  # an unpickled state's memory, until bind()
+
+    # --- binding -----------------------------------------------------------------------------------------------------------
+
+    def bind(self, module: torch.nn.Module) -> "LayerDropping":
+        """Takes the model: DDP, or what DDP will wrap. Once, and on all ranks at a time: they compare what they are told.
+
+        TypeError for FSDP, and for gradients that are complex, float64, sparse, or on several devices; ValueError for a model
+        without gradients; RuntimeError for a second time, without a process group, or naming what two ranks differ in.
+        """
+        if self._is_bound:
+            raise RuntimeError("bind: this state has a model already; one state for one DDP object")
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError("bind: the process group is not initialised; call torch.distributed.init_process_group before")
+        refuse_sharded(module)
+        ignored = set(getattr(module, "parameters_to_ignore", ()))
+        if isinstance(module, DistributedDataParallel):
+            if self.process_group is None:
+                self.process_group = module.process_group
+            module = module.module
+        ignored |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = [(name, parameter) for name, parameter in module.named_parameters()
+                 if parameter.requires_grad and name not in ignored]
+        if not named:
+            raise ValueError("bind: the model has no parameter that requires a gradient")
+        self._check_types(module, named)
+
+        self.names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._layer_of = {id(parameter): layer for layer, parameter in enumerate(self._parameters)}
+        self.shapes = [list(parameter.shape) for parameter in self._parameters]
+        self.strides = [list(parameter.stride() if _is_dense(parameter) else torch.empty(parameter.shape).stride())
+                        for parameter in self._parameters]
+        self.world_size = dist.get_world_size(self.process_group)
+        self.rank = dist.get_rank(self.process_group)
+        self._agree_with_others()
+
+        device = self._parameters[0].device
+        layout = lamina.Layout(dict(zip(self.names, self.shapes)))
+        is_cpu = self._backend_name == "cpu" or (self._backend_name == "auto" and device.type == "cpu")
+        if is_cpu and device.type != "cpu":
+            raise TypeError(f"bind: backend 'cpu' cannot read gradients on {device}; take 'torch' or 'auto'")
+        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, self.nonfinite == "leave_out",
+                                                                 device)
+        self._layers_of_parts = [layer for layer in range(len(layout))
+                                 for _ in range(*self.backend.parts_of(layer))]
+        self._is_bound = True
+        if self._pending is not None:
+            self.load_state_dict(self._pending)
+            self._pending = None
+        logger.info("%d layers in %d parts, %d elements, rank %d of %d, %s", len(layout), len(self.backend.parts),
+                    layout.elements, self.rank, self.world_size, self.options)
+        return self
+
+    @staticmethod
+    def _check_types(module: torch.nn.Module, named: Any) -> None:
+        for prefix, each in module.named_modules():
+            if getattr(each, "sparse", False) is True:
+                raise TypeError(f"bind: '{prefix}.weight' has sparse gradients, which have no layer to send whole; use sparse=False")
+        devices = {}
+        for name, parameter in named:
+            if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                raise TypeError(f"bind: '{name}' is of {parameter.dtype}; float32, float16 and bfloat16 can be sent")
+            devices.setdefault(parameter.device, name)
+        if len(devices) > 1:
+            places = " and ".join(f"'{name}' on {device}" for device, name in devices.items())
+            raise TypeError(f"bind: a model on one device is needed, there is {places}")
+
+    def _agree_with_others(self) -> None:
+        """Raises the same on all ranks if two differ in what would end in different collectives."""
+        own = {"version": lamina.__version__, **dataclasses.asdict(self.options), "wire": self.wire, "nonfinite": self.nonfinite,
+               "scaler": self._scaler is not None, "names": self.names, "shapes": self.shapes, "strides": self.strides,
+               "dtypes": [str(parameter.dtype) for parameter in self._parameters]}
+        theirs: List[Dict[str, Any]] = [{}] * self.world_size
+        dist.all_gather_object(theirs, own, group=self.process_group)
+        for field in own:
+            for rank, each in enumerate(theirs):
+                if each[field] != theirs[0][field]:
+                    raise RuntimeError(f"bind: {_difference(field, theirs[0][field], each[field], rank)}")
+
+    # --- the step ----------------------------------------------------------------------------------------------------------
+
+    def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+        """What hook() does: keeps the bucket; the last one of a backward pass runs the step for all."""
+        if not isinstance(bucket, dist.GradBucket):
+            raise TypeError("lamina.torch.hook needs DDP's reducer: set torch._dynamo.config.optimize_ddp to 'ddp_optimizer'")
+        if not self._is_bound:
+            raise RuntimeError("hook: the state has no model; call state.bind(ddp.module), or use lamina.torch.register")
+        if bucket.index() == 0:
+            self._buckets = []  # what an interrupted backward has left
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise TypeError("hook: a bucket is sparse; sparse gradients have no layer to send whole")
+        future: "torch.futures.Future[torch.Tensor]" = (
+            torch.futures.Future() if buffer.device.type == "cpu" else torch.futures.Future(devices=[buffer.device]))
+        self._buckets.append(_step.Bucket(buffer, [self._layer(each) for each in bucket.parameters()], bucket.gradients(), future))
+        if bucket.is_last():
+            buckets, self._buckets = self._buckets, []
+            _step.run(self, buckets)
+            for each in buckets:
+                each.future.set_result(each.buffer)
+        return future
+
+    def _layer(self, parameter: torch.Tensor) -> int:
+        layer = self._layer_of.get(id(parameter))
+        if layer is None:
+            raise RuntimeError(f"hook: a parameter of shape {list(parameter.shape)} is in a bucket and was not in the model when "
+                               "the state was bound; bind it to the module that DDP wraps")
+        return layer
+
+    def loss_scale(self) -> float:
+        return self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
+
+    def finish(self, report: StepReport, sent: List[int]) -> None:
+        self.last = report
+        self.totals = self.totals.and_of(report)
+        self._sent = sent
+        _report.log(report, self.log_every)
+
+    @property
+    def step(self) -> int:
+        """Synchronised backward passes so far; those that were skipped do not count."""
+        return self.backend.step if self._is_bound else 0
+
+    # --- what happened -----------------------------------------------------------------------------------------------------
+
+    def held_parameters(self) -> FrozenSet[str]:
+        """Names of the parameters of which no element arrived in the last step; none before the first."""
+        return frozenset(self.names[layer] for layer in self._held())
+
+    def held_tensors(self) -> List[torch.nn.Parameter]:
+        """The same parameters themselves."""
+        return [self._parameters[layer] for layer in self._held()]
+
+    def _held(self) -> List[int]:
+        if self.last is None:
+            return []
+        arrived = {self._layers_of_parts[part] for part in self._sent}
+        return [layer for layer in range(len(self.names)) if layer not in arrived]
+
+    def residual(self, name: str) -> torch.Tensor:
+        """What of a parameter's gradients waits on this rank: float32, a copy in the shape of the parameter. KeyError."""
+        self._require_bound("residual")
+        if name not in self.names:
+            raise KeyError(f"there is no parameter {name!r} that requires a gradient")
+        layer = self.names.index(name)
+        return torch.as_strided(self.backend.residual(layer), self.shapes[layer], self.strides[layer]).clone()
+
+    def add_scalars(self, writer: Any, global_step: int, prefix: str = "lamina") -> None:
+        """The last step's numbers to whatever has TensorBoard's add_scalar(tag, value, step)."""
+        if self.last is not None:
+            _report.add_scalars(self.last, writer, global_step, prefix)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Dict[str, Any]:
+        """All that a later step of this rank depends on. Each rank saves its own, between backward passes: the residual is the
+        only copy of what was not sent. `torch.load(..., weights_only=True)` reads it."""
+        self._require_bound("state_dict")
+        return {"format": FORMAT, "lamina": lamina.__version__, "options": dataclasses.asdict(self.options),
+                "world_size": self.world_size, "rank": self.rank, "names": list(self.names), "shapes": self.shapes,
+                "strides": self.strides, "step": self.step, "totals": dataclasses.asdict(self.totals),
+                "last_choice": self.last_choice,
+                "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Goes on where a state of the same model was saved, bit for bit. ValueError, and nothing changed, for a state of other
+        names, shapes, strides, number of ranks, parts or momentum, a newer format, or memory that is damaged. Other options
+        may differ: a warning says so, and the new ones count."""
+        self._require_bound("load_state_dict")
+        if state.get("format") != FORMAT:
+            raise ValueError(f"load_state_dict: the format is {state.get('format')}, this version reads {FORMAT}")
+        for field in ("names", "shapes", "strides"):
+            if state[field] != getattr(self, field):
+                raise ValueError(f"load_state_dict: {_difference(field, getattr(self, field), state[field], None)}")
+        if state["world_size"] != self.world_size:
+            raise ValueError(f"load_state_dict: saved by one of {state['world_size']} ranks, and there are {self.world_size}; "
+                             "give all saved states to merge_states")
+        own = dataclasses.asdict(self.options)
+        for field in ("part_elements", "momentum"):
+            saved, now = state["options"][field], own[field]
+            if saved != now and (field == "part_elements" or (saved == 0) != (now == 0)):
+                raise ValueError(f"load_state_dict: {field} was {saved} and is {now}")
+        try:
+            self.backend.load(memoryview(state["memory"].cpu().contiguous().numpy()))
+        except ValueError as error:
+            raise ValueError(f"load_state_dict: {error}") from error
+        changed = {name: (state["options"][name], value) for name, value in own.items() if state["options"].get(name) != value}
+        for name, (saved, now) in changed.items():
+            logger.warning("%s was %s in the saved state and is %s now", name, saved, now)
+        self.last_choice = state["last_choice"]
+        self.totals = Totals(**state["totals"])
+        self.last, self._sent = None, []
+
+    def __getstate__(self) -> Dict[str, Any]:
+        kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
+                "log_every": self.log_every}
+        return {"arguments": kept, "state": self.state_dict() if self._is_bound else self._pending}
+
+    def __setstate__(self, kept: Dict[str, Any]) -> None:
+        LayerDropping.__init__(self, **kept["arguments"])
+        self._pending = kept["state"]
+
+    def _require_bound(self, what: str) -> None:
+        if not self._is_bound:
+            raise RuntimeError(f"{what}: the state has no model; call bind() before")
+
+
+def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str, Any]:
+    """All ranks' state_dict() as one that each of `world_size` new ranks loads: what all of them still have to contribute is
+    the same. ValueError for states of two runs, models or steps, or not of all ranks."""
+    if world_size < 1:
+        raise ValueError(f"merge_states: world_size must be at least 1, got {world_size}")
+    ranks = sorted(state["rank"] for state in states)
+    if not states or ranks != list(range(states[0]["world_size"])):
+        raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
+    for field in ("format", "names", "shapes", "strides", "step", "options"):
+        for state in states:
+            if state[field] != states[0][field]:
+                raise ValueError(f"merge_states: {_difference(field, states[0][field], state[field], state['rank'])}")
+    in_order = sorted(states, key=lambda state: state["rank"])
+    layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
+    parts = lamina.Selector(layout, part_elements=in_order[0]["options"]["part_elements"]).parts
+    memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], parts)
+    return {**in_order[0], "world_size": world_size, "rank": 0, "last_choice": 0,
+            "memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)}
+
+
+def _difference(field: str, first: Any, second: Any, rank: Optional[int]) -> str:
+    where = ("here", "in the saved state") if rank is None else ("on rank 0", f"on rank {rank}")
+    if isinstance(first, list) and isinstance(second, list):
+        if len(first) != len(second):
+            return f"there are {len(first)} {field} {where[0]} and {len(second)} {where[1]}"
+        index = next(i for i, (one, other) in enumerate(zip(first, second)) if one != other)
+        field, first, second = f"{field}[{index}]", first[index], second[index]
+    return f"{field} is {first!r} {where[0]} and {second!r} {where[1]}"
+
+
+def refuse_sharded(module: torch.nn.Module) -> None:
+    """TypeError for a module of FSDP, of the first or the second kind, or one that holds such."""
+    names = {kind.__name__ for each in module.modules() for kind in type(each).__mro__}
+    if names & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise TypeError(_FSDP_REFUSED)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+import contextlib
+import dataclasses
+import time
+import zlib
+from typing import Dict, Iterator, List, TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from lamina.torch._report import StepReport, logger
+
+if TYPE_CHECKING:
+    from lamina.torch._state import LayerDropping
+
+
+@dataclasses.dataclass
+class Bucket:
+    """What DDP handed to the hook, until the last bucket has come."""
+
+    buffer: torch.Tensor
+    layers: List[int]
+    gradients: List[torch.Tensor]
+    future: "torch.futures.Future[torch.Tensor]"
+
+
+class Stopwatch:
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("check", "agree", "accumulate", "pack", "allreduce", "unpack"), 0.0)
+
+    @contextlib.contextmanager
+    def time(self, what: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[what] += time.perf_counter() - begin
+
+
+def run(state: "LayerDropping", buckets: List[Bucket]) -> None:
+    """One step over the whole model, on the thread of the last bucket's hook: at most three allreduces, none of which is
+    started from a callback. Writes the mean of what was sent into the buckets, and zeros over the rest. If it raises, as a
+    collective does when a rank has died, the residual holds what was not sent and the state can be saved."""
+    try:
+        _run(state, buckets)
+    except BaseException:
+        state.backend.abandon()
+        raise
+
+
+def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
+    backend, group, world, watch = state.backend, state.process_group, state.world_size, Stopwatch()
+    device = buckets[0].buffer.device
+    backend.take([bucket.buffer for bucket in buckets], _places(state, buckets))
+    dense_bytes = sum(bucket.buffer.numel() * bucket.buffer.element_size() for bucket in buckets)
+    sent_bytes = 0
+
+    if state.nonfinite != "leave_out":
+        with watch.time("check"):
+            bad = backend.first_non_finite()
+            flag = torch.tensor([bad is not None], dtype=torch.int32, device=device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+            sent_bytes += flag.numel() * flag.element_size()
+            any_bad = bool(flag.item())
+        if any_bad:
+            logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step,
+                           "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}")
+            for bucket in buckets:
+                bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
+            backend.release()
+            state.finish(StepReport(state.step, True, backend.threshold, len(backend.parts), 0, backend.parts.elements, 0,
+                                    dense_bytes, sent_bytes, backend.left_out_elements, watch.seconds), [])
+            return
+
+    scale = state.loss_scale()
+    with watch.time("accumulate"):
+        is_zero = backend.find_zero()
+        backend.accumulate(1 / scale)
+
+    with watch.time("agree"):
+        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
+        values = backend.values()
+        own = torch.cat([values, torch.frombuffer(bytearray(is_zero), dtype=torch.uint8).eq(0).double(),
+                         torch.tensor([state.last_choice, state.last_choice ** 2], dtype=torch.float64)])
+        sums = own.to(device)
+        dist.all_reduce(sums, group=group)
+        sent_bytes += sums.numel() * sums.element_size()
+        sums = sums.cpu()
+        parts = len(backend.parts)
+        if world * int(sums[-1]) != int(sums[-2]) ** 2:
+            raise RuntimeError(f"the ranks chose different parts in step {backend.step - 1}")
+        # A parameter that no rank used keeps its .grad, and DDP throws away what the hook gives for it: nothing of it goes out.
+        held = bytearray(parts)
+        for layer in torch.nonzero(sums[parts:-2] == 0).flatten().tolist():
+            first, last = backend.parts_of(layer)
+            held[first:last] = b"\1" * (last - first)
+        sent = backend.select(sums[:parts] / world, bytes(held))
+
+    with watch.time("pack"):
+        packed = backend.pack(world)
+    with watch.time("allreduce"):
+        if packed.numel():
+            dist.all_reduce(packed, group=group)
+            sent_bytes += packed.numel() * packed.element_size()
+    with watch.time("unpack"):
+        # Only now that the others have it: had the allreduce failed, the residual would hold everything.
+        backend.commit()
+        mean = packed if state.wire == "float32" else packed.float().div_(world)
+        backend.unpack(mean.mul_(scale) if scale != 1 else mean)
+        backend.release()
+    state.last_choice = zlib.crc32(backend.sent_bitmap) & 0xFFFFF
+    state.finish(StepReport(backend.step, False, backend.threshold, parts, len(sent), backend.parts.elements, backend.sent_elements,
+                            dense_bytes, sent_bytes, backend.left_out_elements, watch.seconds), sent)
+
+
+def _places(state: "LayerDropping", buckets: List[Bucket]) -> List["tuple[int, int]"]:
+    """Where each layer's gradient lies: taken anew in each step, since DDP rebuilds its buckets."""
+    places: Dict[int, "tuple[int, int]"] = {}
+    for number, bucket in enumerate(buckets):
+        begin, width = bucket.buffer.data_ptr(), bucket.buffer.element_size()
+        for layer, gradient in zip(bucket.layers, bucket.gradients):
+            places[layer] = (number, (gradient.data_ptr() - begin) // width if gradient.numel() else 0)
+    missing = [name for layer, name in enumerate(state.names) if layer not in places]
+    if missing:
+        raise RuntimeError(f"no bucket had the gradient of '{missing[0]}', which was there when the state was bound")
+    return [places[layer] for layer in range(len(state.names))]

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <lamina/options.hpp>
+#include <optional>
+
+namespace lamina_python {
+
+inline lamina::compressor_options options_of(double drop_ratio, std::uint64_t warm_up_steps,
+                                             std::uint64_t refresh_every, std::optional<double> byte_budget,
+                                             std::uint64_t max_age, std::size_t part_elements,
+                                             double momentum) {
+  lamina::compressor_options options;
+  options.drop_ratio = drop_ratio;
+  options.warm_up_steps = warm_up_steps;
+  options.refresh = lamina::refresh_schedule::every(refresh_every);
+  options.byte_budget = byte_budget;
+  options.max_age = max_age;
+  options.part_elements = part_elements;
+  options.momentum = momentum;
+  return options;
+}
+}  // namespace lamina_python

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Small models, their batches, and steps of DDP over them."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+import torch.distributed as dist
+
+import lamina.torch
+
+
+def small(seed=0):
+    """20 layers of 10 to 9,216 elements."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1),
+                         nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+                         nn.Flatten(), nn.Linear(32 * 16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def batch(step, rank, size=8):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    labels = torch.randint(10, (size,), generator=generator)
+    images = torch.randn(size, 3, 16, 16, generator=generator) + labels.view(-1, 1, 1, 1) / 5
+    return images, labels
+
+
+def train(ddp, steps, optimizer=None, first=1, hook_each=lambda ddp: None):
+    """The losses."""
+    optimizer = optimizer or torch.optim.SGD(ddp.parameters(), 0.05)
+    losses = []
+    for step in range(first, first + steps):
+        images, labels = batch(step, dist.get_rank())
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(images), labels)
+        loss.backward()
+        hook_each(ddp)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def dropping(model, ddp_options=None, **options):
+    ddp = DDP(model, **(ddp_options or {}))
+    return ddp, lamina.torch.register(ddp, **options)
+
+
+def bits(module):
+    """All parameters, as bytes."""
+    return b"".join(each.detach().contiguous().numpy().tobytes() for each in module.parameters())
+
+
+class Weights(nn.Module):
+    """Parameters whose gradients are what the caller says: forward returns Σ parameter · given."""
+
+    def __init__(self, *shapes):
+        super().__init__()
+        self.all = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
+
+    def forward(self, given):
+        return sum((parameter * each).sum() for parameter, each in zip(self.all, given) if each is not None)
+
+
+def whole_numbers(shapes, step, rank, most=8):
+    """Integers up to `most` times 2^(layer), so that layers differ: their sums and halves are exact."""
+    generator = torch.Generator().manual_seed(77 * step + rank)
+    return [torch.randint(-most, most + 1, shape, generator=generator).float() * 2.0 ** (layer % 5)
+            for layer, shape in enumerate(shapes)]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""The examples and the documents' Python, run as their readers run them."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+
+ROOT = pathlib.Path(__file__).parents[2]
+TRAIN = ROOT / "examples/pytorch/train.py"
+
+
+def started(program, *arguments, world=2):
+    """The processes of a program on so many ranks; torchrun of PyTorch 1.13 does not run with Python 3.11."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [subprocess.Popen([sys.executable, str(program), *arguments], stdout=subprocess.PIPE, text=True, env=dict(
+        os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")) for rank in range(world)]
+
+
+def outputs(processes):
+    results = [process.communicate(timeout=ranks.SECONDS)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    return results
+
+
+def test_training_learns_with_and_without():
+    arguments = ["--steps", "60", "--batch", "16"]
+    lines = [outputs(started(TRAIN, *arguments, *more))[0].splitlines()[-1] for more in ([], ["--drop-ratio", "0.95"])]
+    dense, dropped = (float(re.search(r"accuracy ([\d.]+) %", line)[1]) for line in lines)
+    assert dense > 80 and dropped > 50, lines  # of ten classes
+    assert "all of DDP's bytes" in lines[0] and float(re.search(r"([\d.]+) % of DDP's bytes", lines[1])[1]) < 25
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    arguments = ["--drop-ratio", "0.9", "--batch", "8", "--steps", "30", "--checkpoint-every", "4", "--accumulate", "2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    expected = outputs(started(TRAIN, *arguments, "--checkpoint", str(whole)))[0]
+    processes = started(TRAIN, *arguments, "--checkpoint", str(killed))
+    end = time.monotonic() + ranks.SECONDS
+    while not list(killed.glob("rank1-*.pt")) and time.monotonic() < end:
+        time.sleep(0.01)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert list(killed.glob("rank1-*.pt")) and not list(killed.glob("*-30.pt"))
+    resumed = outputs(started(TRAIN, *arguments, "--checkpoint", str(killed)))[0]
+    assert resumed.splitlines()[-1] == expected.splitlines()[-1]
+    for rank in range(2):
+        one, other = (torch.load(folder / f"rank{rank}-30.pt") for folder in (whole, killed))
+        assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+        assert torch.equal(one["dropping"]["memory"], other["dropping"]["memory"])
+
+
+def test_lightning():
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    done = subprocess.run([sys.executable, str(ROOT / "examples/pytorch/with_lightning.py")], capture_output=True, text=True,
+                          timeout=2 * ranks.SECONDS)
+    assert re.search(r"rank 0: 32 steps, [\d.]+ % of DDP's bytes", done.stdout), done.stdout + done.stderr
+
+
+def test_accelerate():
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    assert re.search(r"rank 0: 32 steps, [\d.]+ % of DDP's bytes",
+                     outputs(started(ROOT / "examples/pytorch/with_accelerate.py"))[0])
+
+
+def test_the_picture_of_layers(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    done = subprocess.run([sys.executable, str(ROOT / "examples/python/which_layers.py"), str(tmp_path / "a.png")],
+                          capture_output=True, text=True, timeout=ranks.SECONDS)
+    losses = re.match(r"loss ([\d.]+) at the beginning, ([\d.]+) after", done.stdout)
+    assert float(losses[2]) < 0.2 * float(losses[1]), done.stdout + done.stderr
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def blocks(document):
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def pytorch_page():
+    torch.manual_seed(0)
+    names = {"torch": torch, "DistributedDataParallel": DistributedDataParallel,
+             "ddp": DistributedDataParallel(torch.nn.Linear(8, 8))}
+    for number, block in enumerate(blocks("docs/pytorch.md")):
+        exec(compile(block, f"docs/pytorch.md, block {number + 1}", "exec"), names)
+        if number == 0:
+            names["ddp"](torch.ones(2, 8)).sum().backward()
+    assert names["state"].step == 1 and number >= 4
+
+
+def test_the_blocks_of_the_pytorch_page_run():
+    ranks.run(1, pytorch_page)
+
+
+def test_the_blocks_of_the_python_page_run(capsys):
+    for block in blocks("docs/python.md"):
+        exec(compile(block, "docs/python.md", "exec"), {})
+    assert "step 3: 2688 bytes up" in capsys.readouterr().out

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: MIT
+"""Binding, checkpoints, other numbers of ranks, reports, and what is refused."""
+
+import io
+import logging
+import pickle
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import lamina
+import lamina.torch
+import models
+import ranks
+
+BACKENDS = ["cpu", "torch"]
+
+# PyTorch 1.13 cannot read numbers of Python's own back with weights_only.
+LOADS_ALONE = {"weights_only": True} if torch.__version__ >= "2" else {}
+
+
+# --- resume ---
+
+def resumed(options, dtype, backend, way):
+    rank = dist.get_rank()
+
+    def fresh():
+        model = models.small().to(dtype)
+        ddp = DDP(model)
+        return model, ddp, torch.optim.SGD(model.parameters(), 0.05)
+
+    def steps(ddp, optimizer, first, count):
+        for step in range(first, first + count):
+            images, labels = models.batch(step, rank)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(images.to(dtype)).float(), labels).backward()
+            optimizer.step()
+
+    def dropping(ddp):
+        return lamina.torch.register(ddp, backend=backend, **options)
+
+    whole, ddp, optimizer = fresh()
+    state = dropping(ddp)
+    steps(ddp, optimizer, 1, 30)
+    first, ddp, optimizer = fresh()
+    half = dropping(ddp)
+    steps(ddp, optimizer, 1, 13)
+    file = io.BytesIO()
+    torch.save(half.state_dict(), file)
+    file.seek(0)
+
+    second, ddp, optimizer = fresh()
+    second.load_state_dict(first.state_dict())
+    if way == "pickle":
+        again = pickle.loads(pickle.dumps(half))
+        assert again.step == 0
+        again.bind(ddp)
+        ddp.register_comm_hook(again, lamina.torch.hook)
+    else:
+        again = dropping(ddp)
+        if way == "load":
+            again.load_state_dict(torch.load(file, **LOADS_ALONE))
+    steps(ddp, optimizer, 14, 17)
+    alike = [torch.equal(one, other) for one, other in zip(whole.state_dict().values(), second.state_dict().values())]
+    if way == "empty":  # the negative control
+        assert not all(alike)
+        return
+    assert all(alike)
+    assert torch.equal(state.state_dict()["memory"], again.state_dict()["memory"])
+    assert again.step == 30 and again.totals == state.totals
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "part_elements": 4096},
+                                     {"byte_budget": 0.2, "max_age": 9, "warm_up_steps": 20}],
+                         ids=["ratio", "momentum", "budget"])
+def test_a_resumed_run_is_the_same_bit_for_bit(options, backend):
+    ranks.run(2, resumed, options, torch.float32, backend, "load")
+
+
+def test_a_resumed_run_of_bfloat16():
+    ranks.needs_bfloat16()
+    ranks.run(2, resumed, {"drop_ratio": 0.9}, torch.bfloat16, "cpu", "load")
+
+
+def test_a_resumed_run_in_other_ways():
+    ranks.run(2, resumed, {"drop_ratio": 0.9}, torch.float32, "cpu", "pickle")
+    ranks.run(2, resumed, {"drop_ratio": 0.9}, torch.float32, "cpu", "empty")
+
+
+SHAPES = [(5000,), (300,), (64, 64)]
+
+
+def weights(options, steps, backend="cpu"):
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, backend=backend, **options)
+    for step in range(1, steps + 1):
+        ddp.zero_grad()
+        ddp(models.whole_numbers(SHAPES, step, dist.get_rank())).backward()
+    return model, ddp, state
+
+
+def across_backends():
+    for one, other in (BACKENDS, BACKENDS[::-1]):
+        _, _, state = weights({"drop_ratio": 0.8, "momentum": 0.5}, 5, one)
+        model, ddp, again = weights({"drop_ratio": 0.8, "momentum": 0.5}, 0, other)
+        again.load_state_dict(state.state_dict())
+        assert torch.equal(again.state_dict()["memory"], state.state_dict()["memory"])
+        assert again.step == 5
+
+
+def test_a_state_goes_from_one_backend_to_the_other():
+    ranks.run(2, across_backends)
+
+
+def save_all(directory):
+    _, _, state = weights({"drop_ratio": 0.8}, 5)
+    torch.save(state.state_dict(), f"{directory}/{dist.get_rank()}")
+
+
+def load_merged(directory, saved_ranks, merges):
+    states = [torch.load(f"{directory}/{rank}", **LOADS_ALONE) for rank in range(saved_ranks)]
+    model, ddp, state = weights({"drop_ratio": 0.8}, 0)
+    merged = lamina.torch.merge_states(states, dist.get_world_size())
+    if not merges:  # the negative control: everybody takes rank 0's
+        merged = {**states[0], "world_size": dist.get_world_size()}
+    state.load_state_dict(merged)
+    assert state.step == 5
+    waits = sum(ranks.gathered(state.residual("all.0"))) / dist.get_world_size()
+    before = torch.load(f"{directory}/sums")
+    assert torch.allclose(waits, before, rtol=1e-6, atol=0) == merges
+
+
+def sums(directory):
+    _, _, state = weights({"drop_ratio": 0.8}, 5)
+    mean = sum(ranks.gathered(state.residual("all.0"))) / dist.get_world_size()
+    assert mean.any()
+    if dist.get_rank() == 0:
+        torch.save(mean, f"{directory}/sums")
+
+
+@pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("before, after", [(2, 3), (3, 2)])
+def test_another_number_of_ranks_goes_on(before, after, merges, tmp_path):
+    ranks.run(before, save_all, str(tmp_path))
+    ranks.run(before, sums, str(tmp_path))
+    ranks.run(after, load_merged, str(tmp_path), before, merges)
+
+
+def refused_states():
+    _, _, state = weights({"drop_ratio": 0.8}, 3)
+    good, before = state.state_dict(), state.state_dict()["memory"]
+    damaged = good["memory"].clone()
+    damaged[200] ^= 1
+    for changed, text in (({"format": 2}, "format is 2, this version reads 1"), ({"format": None}, "format"),
+                          ({"names": ["a", "b", "c"]}, r"names\[0\] is 'all.0' here and 'a' in the saved state"),
+                          ({"shapes": [[5000], [300], [4096]]}, r"shapes\[2\]"), ({"strides": [[1], [1], [1, 64]]}, r"strides\[2\]"),
+                          ({"names": good["names"][:2]}, "there are 3 names here and 2"), ({"world_size": 3}, "saved by one of 3 ranks"),
+                          ({"options": {**good["options"], "part_elements": 4096}}, "part_elements was 4096 and is 0"),
+                          ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
+                          ({"memory": damaged}, "checksum|damaged"), ({"memory": damaged[:70]}, "truncated")):
+        with pytest.raises(ValueError, match=text):
+            state.load_state_dict({**good, **changed})
+        assert torch.equal(state.state_dict()["memory"], before)
+    states = [{**good, "rank": rank} for rank in range(2)]
+    for wrong, text in ((states[:1], "all ranks are needed"), ([], "all ranks are needed"), ([states[0]] * 2, "all ranks are needed"),
+                        ([states[0], {**states[1], "step": 9}], "step is 3 on rank 0 and 9 on rank 1")):
+        with pytest.raises(ValueError, match=text):
+            lamina.torch.merge_states(wrong, 2)
+    with pytest.raises(ValueError, match="world_size"):
+        lamina.torch.merge_states(states, 0)
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
+    ranks.run(2, refused_states)
+
+
+def other_options():
+    _, _, state = weights({"drop_ratio": 0.8}, 3)
+    _, _, again = weights({"drop_ratio": 0.5}, 0)
+    records = recorded()
+    again.load_state_dict(state.state_dict())
+    assert "drop_ratio was 0.8 in the saved state and is 0.5 now" in messages(records)
+
+
+def test_other_options_than_the_saved_ones_are_told():
+    ranks.run(2, other_options)
+
+
+# --- binding ---
+
+def differs(make, text):
+    """What rank 0 and rank 1 are given differs; every rank says the same."""
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=text) as error:
+        make(dist.get_rank())
+    assert time.monotonic() - begin < 10
+    assert len(set(ranks.gathered(str(error.value)))) == 1
+
+
+def bound_differently():
+    def state(rank, model=lambda rank: models.Weights((10,), (20,)), options=lambda rank: {}, **arguments):
+        given = {name: value(rank) for name, value in arguments.items()}
+        return lamina.torch.LayerDropping(lamina.Options(**options(rank)), **given).bind(model(rank))
+
+    differs(lambda rank: state(rank, options=lambda r: {"drop_ratio": [0.9, 0.5][r]}), "drop_ratio is 0.9 on rank 0 and 0.5 on rank 1")
+    differs(lambda rank: state(rank, wire=lambda r: ["float32", "bfloat16"][r]), "wire is 'float32' on rank 0")
+    differs(lambda rank: state(rank, nonfinite=lambda r: ["skip", "leave_out"][r]), "nonfinite is 'skip' on rank 0")
+    differs(lambda rank: state(rank, model=lambda r: models.Weights((10,), (20 + r,))), r"shapes\[1\] is \[20\] on rank 0 and \[21\] on rank 1")
+    differs(lambda rank: state(rank, model=lambda r: models.Weights(*[(10,)] * (1 + r))), "there are 1 names on rank 0 and 2 on rank 1")
+    differs(lambda rank: state(rank, model=lambda r: models.Weights((10,)).to([torch.float32, torch.float16][r])), r"dtypes\[0\]")
+    assert state(dist.get_rank()).step == 0  # alike passes
+
+
+def test_ranks_that_are_told_differently_all_say_so():
+    ranks.run(2, bound_differently)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 4, sparse=True)
+
+
+def refused():
+    bind = lambda model, **arguments: lamina.torch.LayerDropping(**arguments).bind(model)
+    with pytest.raises(TypeError, match="needs a torch.nn.parallel.DistributedDataParallel, got Linear"):
+        lamina.torch.register(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="drop_rate"):
+        lamina.torch.register(DDP(nn.Linear(2, 2)), drop_rate=0.5)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        bind(nn.ReLU())
+    with pytest.raises(TypeError, match="'all.0' is of torch.float64"):
+        bind(models.Weights((3,)).double())
+    with pytest.raises(TypeError, match="'all.0' is of torch.complex64"):
+        bind(models.Weights((3,)).to(torch.complex64))
+    with pytest.raises(TypeError, match="'words.weight' has sparse gradients"):
+        bind(Sparse())
+    two = models.Weights((3,), (4,))
+    two.all[1] = nn.Parameter(torch.zeros(4, device="meta"))
+    with pytest.raises(TypeError, match="'all.0' on cpu and 'all.1' on meta"):
+        bind(two)
+    with pytest.raises(TypeError, match="backend 'cpu' cannot read gradients on meta"):
+        bind(nn.Linear(2, 2, device="meta"), backend="cpu")
+    state = bind(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="has a model already"):
+        state.bind(nn.Linear(2, 2))
+    with pytest.raises(KeyError, match="no parameter 'x'"):
+        state.residual("x")
+
+
+def test_models_that_cannot_be_taken_are_named():
+    ranks.run(1, refused)
+
+
+def refused_in_the_hook():
+    ddp = DDP(nn.Linear(4, 4))
+    ddp.register_comm_hook(lamina.torch.LayerDropping(), lamina.torch.hook)
+    with pytest.raises(RuntimeError, match="has no model; call state.bind"):
+        ddp(torch.ones(1, 4)).sum().backward()
+    other, ddp = nn.Linear(4, 4), DDP(nn.Linear(4, 5))
+    ddp.register_comm_hook(lamina.torch.LayerDropping().bind(other), lamina.torch.hook)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \[5(, 4)?\] is in a bucket and was not in the model"):
+        ddp(torch.ones(1, 4)).sum().backward()
+    ddp = DDP(nn.Linear(4, 4))
+    lamina.torch.register(ddp)
+    with pytest.raises(RuntimeError, match="register_comm_hook"):
+        lamina.torch.register(ddp)
+    with pytest.raises(TypeError, match="optimize_ddp"):
+        lamina.torch.hook(lamina.torch.LayerDropping(), (1, 2))
+
+
+def test_hooks_that_cannot_run_say_why():
+    ranks.run(2, refused_in_the_hook)
+
+
+def sharded():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    class Sharded(FullyShardedDataParallel):  # the real one wants an accelerator
+        def __init__(self):
+            nn.Module.__init__(self)
+
+    with pytest.raises(TypeError, match="FSDP shards them"):
+        lamina.torch.register(Sharded())
+    with pytest.raises(TypeError, match="FSDP shards them"):
+        lamina.torch.LayerDropping().bind(nn.Sequential(Sharded()))
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        return  # FSDP2 came with PyTorch 2.6
+    with pytest.raises(TypeError, match="FSDP shards them"):
+        lamina.torch.register(fully_shard(nn.Linear(4, 4), mesh=torch.distributed.init_device_mesh("cpu", (1,))))
+
+
+def test_fsdp_is_refused_with_the_reason():
+    pytest.importorskip("torch.distributed.fsdp", reason="FSDP of this PyTorch cannot be imported by this Python",
+                        exc_type=Exception)
+    ranks.run(1, sharded)
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ({"nonfinite": "ignore"}, "nonfinite must be one of propagate, skip, leave_out, got 'ignore'"),
+    ({"wire": "int8"}, "wire must be one of float32, bfloat16, got 'int8'"),
+    ({"backend": "gpu"}, "backend must be one of auto, cpu, torch, got 'gpu'"),
+    ({"log_every": -1}, "log_every must not be negative, got -1"),
+    ({"scaler": object(), "nonfinite": "skip"}, "with a scaler nonfinite must be 'propagate', got 'skip'"),
+])
+def test_an_argument_outside_its_range_is_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        lamina.torch.LayerDropping(**arguments)
+
+
+def test_what_needs_a_model_says_so():
+    state = lamina.torch.LayerDropping()
+    with pytest.raises(RuntimeError, match="process group is not initialised"):
+        state.bind(nn.Linear(2, 2))
+    for call in (state.state_dict, lambda: state.load_state_dict({}), lambda: state.residual("x")):
+        with pytest.raises(RuntimeError, match="has no model; call bind"):
+            call()
+    assert state.step == 0 and state.last is None and state.held_parameters() == frozenset()
+
+
+# --- reports ---
+
+def recorded():
+    records = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(record)
+
+    lamina.torch._report.logger.handlers[:] = [Keep()]
+    lamina.torch._report.logger.setLevel(logging.INFO)
+    return records
+
+
+def messages(records):
+    return [record.getMessage() for record in records]
+
+
+class Writer:
+    def __init__(self):
+        self.scalars = {}
+
+    def add_scalar(self, tag, value, step):
+        self.scalars[tag] = (value, step)
+
+
+def reported():
+    records = recorded()
+    model, ddp, state = weights({"drop_ratio": 0.8, "log_every": 2}, 5)
+    assert "3 layers in 3 parts, 9396 elements" in messages(records)[0]
+    lines = messages(records)[1:]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and "of 3 parts" in lines[0]
+    given = models.whole_numbers(SHAPES, 9, dist.get_rank())
+    if dist.get_rank() == 1:
+        given[1][0] = float("nan")
+    ddp.zero_grad()
+    ddp(given).backward()
+    assert records[-1].levelno == logging.WARNING
+    assert ("'all.1' on rank 1" if dist.get_rank() == 1 else "another rank") in messages(records)[-1]
+    writer = Writer()
+    state.add_scalars(writer, 7)
+    assert set(writer.scalars) == {"lamina/sent_bytes_ratio", "lamina/sent_parts", "lamina/threshold", "lamina/skipped",
+                                   *(f"lamina/seconds/{part}" for part in state.last.seconds)}
+    assert writer.scalars["lamina/skipped"] == (1, 7)
+
+
+def test_lines_warnings_and_scalars():
+    ranks.run(2, reported)
+
+
+def held():
+    model, ddp, state = weights({"drop_ratio": 0.8}, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1)
+
+    def step(number):
+        ddp.zero_grad()
+        ddp(models.whole_numbers(SHAPES, number, dist.get_rank())).backward()
+        before = {name: parameter.clone() for name, parameter in zip(state.names, model.all)}
+        moments = {name: {key: torch.as_tensor(value).clone() for key, value in optimizer.state[parameter].items()}
+                   for name, parameter in zip(state.names, model.all)}
+        waits = state.held_parameters()
+        optimizer.step()
+        moved = {name for name, parameter in zip(state.names, model.all) if not torch.equal(parameter, before[name])}
+        touched = {name for name, parameter in zip(state.names, model.all)
+                   if any(not torch.equal(torch.as_tensor(value), moments[name].get(key, torch.tensor(float("nan"))))
+                          for key, value in optimizer.state[parameter].items())}
+        return waits, moved, touched
+
+    everything = set(state.names)
+    waits, moved, _ = step(2)
+    assert waits and moved == everything  # weight decay moves what waits, too
+    handle = lamina.torch.skip_held(optimizer, state)
+    waits, moved, touched = step(3)
+    assert waits and moved == touched == everything - waits
+    handle.remove()
+    assert step(4)[1] == everything
+
+
+def test_skip_held_leaves_parameters_and_their_moments_alone():
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        with pytest.raises(RuntimeError, match="skip_held needs PyTorch 2.0"):
+            lamina.torch.skip_held(torch.optim.SGD([torch.zeros(1)], 0.1), None)
+        pytest.skip(f"optimizers of PyTorch {torch.__version__} have no register_step_pre_hook")
+    ranks.run(2, held)
+
+
+def a_rank_dies():
+    model, ddp, state = weights({"drop_ratio": 0.8}, 3)
+    waits = state.residual("all.0")
+    given = models.whole_numbers(SHAPES, 4, dist.get_rank())
+    calls, all_reduce = [0], dist.all_reduce
+
+    def failing(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == failing.at:
+            raise RuntimeError("connection closed by peer")
+        return all_reduce(*arguments, **options)
+
+    dist.all_reduce = failing
+    try:
+        for failing.at in (1, 2, 3):
+            model, ddp, state = weights({"drop_ratio": 0.8}, 0)
+            calls[0] = 0
+            with pytest.raises(RuntimeError, match="closed by peer"):
+                ddp(given).backward()
+            # What this rank had to give is in the residual, and can be saved.
+            expected = given if failing.at > 1 else [torch.zeros(shape) for shape in SHAPES]
+            again = weights({"drop_ratio": 0.8}, 0)[2]
+            calls[0] = -10
+            again.load_state_dict(state.state_dict())
+            for layer, each in enumerate(expected):
+                assert torch.equal(again.residual(f"all.{layer}"), each)
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def test_when_a_collective_fails_the_residual_has_everything():
+    ranks.run(2, a_rank_dies)
