@@ -47,7 +47,7 @@ double compute(const std::vector<float>& weights, std::mt19937& random, std::vec
   return loss;
 }
 
-// examples/resnet50_ps/transport/mpi_transport.cpp sends frame.segments() as an MPI datatype, without this copy.
+// examples/resnet50_ps/messages/mpi_transport.cpp sends frame.segments() as an MPI datatype, without this copy.
 void send_frame(const lamina::encoded_frame& frame, int to) {
   const std::vector<std::byte> bytes = frame.to_bytes();
   MPI_Send(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, 0, MPI_COMM_WORLD);

@@ -13,11 +13,11 @@
 #include <thread>
 
 #include "data/data.hpp"
-#include "options.hpp"
+#include "launch/options.hpp"
+#include "launch/training.hpp"
+#include "messages/in_process_transport.hpp"
+#include "messages/mpi_transport.hpp"
 #include "records/run_log.hpp"
-#include "training.hpp"
-#include "transport/in_process_transport.hpp"
-#include "transport/mpi_transport.hpp"
 
 namespace resnet50_ps {
 namespace {

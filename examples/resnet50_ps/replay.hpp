@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "replica.hpp"
-#include "transport/transport.hpp"
+#include "messages/transport.hpp"
+#include "model/replica.hpp"
 
 /// Gradients of a real training run, kept in files, and workers that play them back in place of computing: so that an
 /// experiment on the network needs no accelerator, and its seconds are not those of the processor at hand.

@@ -9,9 +9,9 @@
 #include <optional>
 #include <stdexcept>
 
-#include "checkpoint/checkpoint.hpp"
 #include "fuzz.hpp"
-#include "transport/link.hpp"
+#include "messages/link.hpp"
+#include "state/checkpoint.hpp"
 
 namespace lamina_fuzz {
 namespace {

@@ -9,7 +9,7 @@
 #include "fuzz.hpp"
 #include "lamina/worker.hpp"
 #ifdef LAMINA_FUZZ_CHECKPOINTS
-#include "checkpoint/checkpoint.hpp"
+#include "state/checkpoint.hpp"
 #endif
 
 namespace {

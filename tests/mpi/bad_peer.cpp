@@ -14,12 +14,12 @@
 #include <thread>
 #include <vector>
 
-#include "replica.hpp"
-#include "server.hpp"
-#include "transport/mpi_transport.hpp"
-#include "transport/topology.hpp"
-#include "worker.hpp"
-#include "worker_step.hpp"
+#include "launch/topology.hpp"
+#include "loops/server.hpp"
+#include "loops/worker.hpp"
+#include "loops/worker_step.hpp"
+#include "messages/mpi_transport.hpp"
+#include "model/replica.hpp"
 
 namespace {
 

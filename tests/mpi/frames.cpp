@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "lamina/lamina.hpp"
+#include "launch/topology.hpp"
+#include "messages/mpi_transport.hpp"
 #include "support.hpp"
-#include "transport/mpi_transport.hpp"
-#include "transport/topology.hpp"
 
 namespace {
 

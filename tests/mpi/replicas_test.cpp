@@ -21,17 +21,17 @@
 #include <thread>
 #include <vector>
 
-#include "allreduce.hpp"
-#include "dense_allreduce.hpp"
-#include "node.hpp"
-#include "replica.hpp"
-#include "saved_run.hpp"
-#include "server.hpp"
-#include "transport/in_process_transport.hpp"
-#include "transport/mpi_transport.hpp"
-#include "transport/topology.hpp"
-#include "worker.hpp"
-#include "worker_step.hpp"
+#include "launch/topology.hpp"
+#include "loops/allreduce.hpp"
+#include "loops/dense_allreduce.hpp"
+#include "loops/node.hpp"
+#include "loops/server.hpp"
+#include "loops/worker.hpp"
+#include "loops/worker_step.hpp"
+#include "messages/in_process_transport.hpp"
+#include "messages/mpi_transport.hpp"
+#include "model/replica.hpp"
+#include "state/saved_run.hpp"
 
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"

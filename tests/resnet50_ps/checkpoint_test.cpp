@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "checkpoint/checkpoint.hpp"
+#include "state/checkpoint.hpp"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "model.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "model/resnet50.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
 
 #include "catch.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "optimizer.hpp"
+#include "model/optimizer.hpp"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "schedule.hpp"
+#include "model/schedule.hpp"
 
 namespace {
 

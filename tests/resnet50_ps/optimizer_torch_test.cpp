@@ -7,7 +7,7 @@
 #include <lamina/layout.hpp>
 #include <vector>
 
-#include "optimizer.hpp"
+#include "model/optimizer.hpp"
 
 namespace {
 

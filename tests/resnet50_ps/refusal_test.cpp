@@ -2,8 +2,8 @@
 // What the program refuses before any time is spent, and in which words: by the functions that main calls, in one process.
 // What takes several ranks to be seen is in CMakeLists.txt.
 #include "data/data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "launch/training.hpp"
 #include "replay.hpp"
-#include "training.hpp"
 
 #include <torch/cuda.h>
 

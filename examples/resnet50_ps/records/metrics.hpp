@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "messages/transport.hpp"
 #include "records/stopwatch.hpp"
-#include "transport/transport.hpp"
 
 namespace resnet50_ps {
 

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+#include "messages/in_process_transport.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace resnet50_ps {
+namespace {
+
+class in_process_run {
+ public:
+  in_process_run(std::size_t ranks, const in_process_options& options)
+      : options_(options), actors_(ranks), boxes_(ranks * ranks) {}
+  void operator()(const std::function<void(transport&)>& body);
+
+ private:
+  class end;
+  struct letter {
+    step_report report;
+    std::vector<std::byte> bytes;
+  };
+  struct mailbox {
+    std::deque<letter> arrived;
+    letter taken;  // what the last message points into
+  };
+  struct actor {
+    std::function<bool()> can_go_on;  // empty: it is running or has not begun
+    bool finished = false;
+  };
+
+  template <class Condition>
+  void wait_until(std::size_t who, Condition condition);
+  void pass_turn(std::size_t from);
+  void run(std::size_t who, const std::function<void()>& body);
+  mailbox& box(std::size_t from, std::size_t to) { return boxes_[from * actors_.size() + to]; }
+
+  const in_process_options& options_;
+  std::mutex mutex_;
+  std::condition_variable turned_;
+  std::size_t turn_ = 0;
+  std::exception_ptr failure_;
+  std::vector<actor> actors_;
+  std::vector<mailbox> boxes_;  // from each rank to each
+};
+
+// Ends a thread whose peer has failed; that peer's exception is the one that counts.
+struct ended_by_peer {};
+
+class in_process_run::end : public transport {
+ public:
+  end(in_process_run& run, std::size_t rank) : run_(run), rank_(rank) {}
+  std::size_t rank() const override { return rank_; }
+  std::size_t ranks() const override { return run_.actors_.size(); }
+  std::string name_of(std::size_t rank) const override { return run_.options_.name_of(rank); }
+
+  void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override {
+    for (const std::size_t rank : to) post(rank, report, bytes);
+    lose_if([&](std::size_t rank) { return run_.actors_[rank].finished; }, to, "sending to");
+  }
+
+  std::vector<message> receive_from_each(std::span<const std::size_t> from) override {
+    run_.wait_until(rank_, [&] {
+      return std::ranges::all_of(from, [&](std::size_t rank) { return has_come(rank) || is_over(rank); });
+    });
+    lose_if([&](std::size_t rank) { return !has_come(rank); }, from, "waiting for");
+    std::vector<message> messages;
+    for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
+    return messages;
+  }
+
+  message receive_from_any(std::span<const std::size_t> from) override {
+    const auto next = [&] {
+      for (std::size_t k = 0; k < from.size(); ++k) {
+        const std::size_t sender = (any_after_ + k) % from.size();
+        if (has_come(from[sender])) return sender;
+      }
+      return from.size();
+    };
+    run_.wait_until(rank_, [&] {
+      return next() < from.size() ||
+             std::ranges::all_of(from, [&](std::size_t rank) { return is_over(rank); });
+    });
+    const std::size_t sender = next();
+    if (sender == from.size()) lose_if([](std::size_t) { return true; }, from, "waiting for");
+    any_after_ = sender + 1;
+    return take(from, sender);
+  }
+
+  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override {
+    post(to, {}, {&bytes, 1});
+    return receive_from_each({&from, 1})[0];
+  }
+
+ private:
+  bool is_over(std::size_t rank) const { return run_.actors_[rank].finished; }
+  bool has_come(std::size_t rank) const { return !run_.box(rank, rank_).arrived.empty(); }
+
+  void post(std::size_t to, const step_report& report, byte_segments bytes) {
+    letter& sent = run_.box(rank_, to).arrived.emplace_back();
+    sent.report = report;
+    for (const auto segment : bytes) sent.bytes.insert(sent.bytes.end(), segment.begin(), segment.end());
+  }
+
+  message take(std::span<const std::size_t> from, std::size_t sender) {
+    mailbox& box = run_.box(from[sender], rank_);
+    box.taken = std::move(box.arrived.front());
+    box.arrived.pop_front();
+    return {sender, box.taken.report, box.taken.bytes};
+  }
+
+  template <class Lost>
+  void lose_if(Lost is_lost, std::span<const std::size_t> ranks, const std::string& doing) const {
+    std::vector<std::size_t> lost;
+    std::ranges::copy_if(ranks, std::back_inserter(lost), is_lost);
+    if (lost.empty()) return;
+    throw peers_lost(doing + " " + names_of(lost, run_.options_.name_of) + ": gone before the end", lost);
+  }
+
+  in_process_run& run_;
+  std::size_t rank_;
+  std::size_t any_after_ = 0;
+};
+
+void in_process_run::operator()(const std::function<void(transport&)>& body) {
+  std::vector<std::thread> threads;
+  std::vector<end> ends;
+  for (std::size_t r = 0; r < actors_.size(); ++r) ends.emplace_back(*this, r);
+  for (std::size_t r = 1; r < ends.size(); ++r) {
+    threads.emplace_back([&, r] { run(r, [&] { body(ends[r]); }); });
+  }
+  run(0, [&] { body(ends[0]); });
+  for (std::thread& each : threads) each.join();
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+// The whole body runs under the mutex, which a wait gives up: one thread at a time.
+void in_process_run::run(std::size_t who, const std::function<void()>& body) {
+  std::unique_lock lock(mutex_);
+  turned_.wait(lock, [&] { return turn_ == who || failure_; });
+  try {
+    if (!failure_) body();
+  } catch (const ended_by_peer&) {
+  } catch (const std::exception& error) {
+    if (options_.on_death && who != 0) {
+      options_.on_death(who, error);
+    } else if (!failure_) {
+      failure_ = std::current_exception();
+    }
+  } catch (...) {
+    if (!failure_) failure_ = std::current_exception();
+  }
+  actors_[who].finished = true;
+  pass_turn(who);
+}
+
+template <class Condition>
+void in_process_run::wait_until(std::size_t who, Condition condition) {
+  if (!condition()) {
+    actors_[who].can_go_on = condition;
+    pass_turn(who);
+    std::unique_lock lock(mutex_, std::adopt_lock);
+    turned_.wait(lock, [&] { return turn_ == who || failure_; });
+    lock.release();  // run() holds it to its end
+    actors_[who].can_go_on = nullptr;
+  }
+  if (failure_) throw ended_by_peer{};
+}
+
+void in_process_run::pass_turn(std::size_t from) {
+  for (std::size_t k = 1; k <= actors_.size(); ++k) {
+    const std::size_t next = (from + k) % actors_.size();
+    if (actors_[next].finished || (actors_[next].can_go_on && !actors_[next].can_go_on())) continue;
+    turn_ = next;
+    turned_.notify_all();
+    return;
+  }
+  const bool all_finished = std::ranges::all_of(actors_, [](const actor& each) { return each.finished; });
+  if (!all_finished && !failure_) {
+    failure_ = std::make_exception_ptr(link_error("the ranks wait for each other"));
+  }
+  turned_.notify_all();
+}
+
+}  // namespace
+
+void run_in_process(std::size_t ranks, const std::function<void(transport&)>& body,
+                    const in_process_options& options) {
+  in_process_run run(ranks, options);
+  run(body);
+}
+
+}  // namespace resnet50_ps

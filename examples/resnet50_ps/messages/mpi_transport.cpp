@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: MIT
+#include "messages/mpi_transport.hpp"
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+namespace resnet50_ps {
+namespace {
+
+constexpr int announcement_tag = 1;
+constexpr int frame_tag = 2;
+// MPI 3.1 counts in int, so long messages must go in pieces; these are small enough to show that a slow one moves.
+constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+
+using segments = std::vector<std::span<const std::byte>>;
+
+std::size_t size_of(byte_segments bytes) {
+  std::size_t sum = 0;
+  for (const auto segment : bytes) sum += segment.size();
+  return sum;
+}
+
+// The segments, cut wherever a piece is full.
+std::vector<segments> pieces_of(byte_segments bytes) {
+  std::vector<segments> pieces;
+  std::size_t room = 0;
+  for (auto rest : bytes) {
+    while (!rest.empty()) {
+      if (room == 0) {
+        pieces.emplace_back();
+        room = piece_bytes;
+      }
+      const std::size_t count = std::min(room, rest.size());
+      pieces.back().push_back(rest.first(count));
+      rest = rest.subspan(count);
+      room -= count;
+    }
+  }
+  return pieces;
+}
+
+// Segments anywhere in memory as one MPI message.
+class gathered_type {
+ public:
+  explicit gathered_type(const segments& parts) {
+    std::vector<int> lengths;
+    std::vector<MPI_Aint> addresses;
+    for (const auto part : parts) {
+      lengths.push_back(static_cast<int>(part.size()));
+      check_mpi(MPI_Get_address(part.data(), &addresses.emplace_back()), "MPI_Get_address");
+    }
+    check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), addresses.data(),
+                                       MPI_BYTE, &type_),
+              "MPI_Type_create_hindexed");
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  ~gathered_type() { MPI_Type_free(&type_); }  // MPI keeps what a send on its way needs
+  gathered_type(const gathered_type&) = delete;
+  gathered_type& operator=(const gathered_type&) = delete;
+  MPI_Datatype get() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+// How many of them have completed since the last look.
+int complete_some(std::vector<MPI_Request>& requests) {
+  int count = 0;
+  std::vector<int> indices(requests.size());
+  check_mpi(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, indices.data(),
+                         MPI_STATUSES_IGNORE),
+            "MPI_Testsome");
+  return count == MPI_UNDEFINED ? 0 : count;
+}
+
+bool all_complete(const std::vector<MPI_Request>& requests) {
+  return std::ranges::all_of(requests, [](MPI_Request each) { return each == MPI_REQUEST_NULL; });
+}
+
+}  // namespace
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw link_error(std::string(call) + ": " + text.data());
+}
+
+mpi_session::mpi_session(int& argc, char**& argv) {
+  int provided = MPI_THREAD_SINGLE;  // libtorch has threads of its own
+  check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  if (provided < MPI_THREAD_FUNNELED) throw link_error("this MPI does not bear programs with threads");
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+mpi_session::~mpi_session() {
+  MPI_Finalize();
+}
+
+struct mpi_transport::outgoing {
+  std::size_t rank = 0;
+  announcement announced;
+  std::vector<MPI_Request> requests;
+};
+
+mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
+    : communicator_(communicator), options_(std::move(options)) {
+  int count = 0;
+  int rank = 0;
+  check_mpi(MPI_Comm_size(communicator, &count), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  rank_ = static_cast<std::size_t>(rank);
+  incoming_.resize(static_cast<std::size_t>(count));
+  heard_at_.assign(incoming_.size(), std::chrono::steady_clock::now());
+  for (std::size_t r = 0; r < incoming_.size(); ++r) incoming_[r].rank = r;
+}
+
+// What is still on its way, to or from a rank that was lost, MPI may look at until the process ends.
+mpi_transport::~mpi_transport() {
+  const bool is_open =
+      std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
+  if (is_open) static_cast<void>(std::make_unique<std::vector<incoming>>(std::move(incoming_)).release());
+  abandoned_.splice(abandoned_.end(), signs_);
+  abandoned_.remove_if([](const outgoing& each) { return all_complete(each.requests); });
+  if (!abandoned_.empty())
+    static_cast<void>(std::make_unique<std::list<outgoing>>(std::move(abandoned_)).release());
+}
+
+// `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.
+template <class Look, class Lose>
+void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose lose) {
+  using clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds longest_nap{200};
+  constexpr std::chrono::milliseconds pause_between_pieces{20};
+  std::chrono::microseconds nap{5};
+  auto last_progress = clock::now();
+  for (progress seen = look(); seen != progress::done; seen = look()) {
+    const auto now = clock::now();
+    if (seen == progress::advanced) last_progress = now;
+    if (now > last_progress + timeout) lose();
+    if (seen == progress::none || now > last_progress + pause_between_pieces) {
+      std::this_thread::sleep_for(nap);
+      nap = std::min(2 * nap, longest_nap);
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void mpi_transport::lose(const std::vector<std::size_t>& ranks, const std::string& doing,
+                         std::chrono::seconds after) const {
+  throw peers_lost("nothing heard for " + std::to_string(after.count()) + " s while " + doing + " " +
+                       names_of(ranks, options_.name_of),
+                   ranks);
+}
+
+std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> ranks) const {
+  std::chrono::seconds longest{0};
+  for (const std::size_t rank : ranks) longest = std::max(longest, options_.timeout_of(rank));
+  return longest;
+}
+
+void mpi_transport::post(std::size_t to, const step_report& report, byte_segments bytes) {
+  incoming_[to].is_unanswered = false;
+  outgoing& sent = outgoing_.emplace_back();
+  sent.rank = to;
+  sent.announced = {size_of(bytes), report};
+  const int rank = static_cast<int>(to);
+  check_mpi(MPI_Isend(&sent.announced, sizeof sent.announced, MPI_BYTE, rank, announcement_tag, communicator_,
+                      &sent.requests.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Isend");
+  for (const segments& piece : pieces_of(bytes)) {
+    const gathered_type type(piece);
+    check_mpi(MPI_Isend(MPI_BOTTOM, 1, type.get(), rank, frame_tag, communicator_,
+                        &sent.requests.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Isend");
+  }
+}
+
+void mpi_transport::post_sign_of_life(std::size_t to) {
+  signs_.remove_if([](outgoing& each) { return advance(each) == progress::done; });
+  outgoing& sign = signs_.emplace_back();
+  sign.rank = to;
+  sign.announced.report.is_sign_of_life = true;
+  check_mpi(MPI_Isend(&sign.announced, sizeof sign.announced, MPI_BYTE, static_cast<int>(to),
+                      announcement_tag, communicator_, &sign.requests.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Isend");
+}
+
+void mpi_transport::show_life() {
+  const auto now = std::chrono::steady_clock::now();
+  if (options_.above == rank_ || now < showed_life_at_ + options_.life_period) return;
+  showed_life_at_ = now;
+  post_sign_of_life(options_.above);
+}
+
+void mpi_transport::pass_on_life(std::size_t from) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < passed_life_on_at_ + options_.life_period) return;
+  passed_life_on_at_ = now;
+  if (options_.above != rank_ && options_.above != from) post_sign_of_life(options_.above);
+  for (const incoming& each : incoming_) {
+    const bool waits = each.at == incoming::phase::arrived || each.is_unanswered;
+    if (waits && !each.announced.report.is_last && each.rank != options_.above && each.rank != from)
+      post_sign_of_life(each.rank);
+  }
+}
+
+mpi_transport::progress mpi_transport::advance(outgoing& to) {
+  const bool advanced = complete_some(to.requests) > 0;
+  return all_complete(to.requests) ? progress::done : advanced ? progress::advanced : progress::moving;
+}
+
+mpi_transport::progress mpi_transport::advance(incoming& from) {
+  using phase = incoming::phase;
+  const int rank = static_cast<int>(from.rank);
+  if (from.at == phase::arrived) return progress::done;
+  if (from.at == phase::idle) {
+    from.requests.assign(1, MPI_REQUEST_NULL);
+    check_mpi(MPI_Irecv(&from.announced, sizeof from.announced, MPI_BYTE, rank, announcement_tag,
+                        communicator_, from.requests.data()),
+              "MPI_Irecv");
+    from.at = phase::announcing;
+  }
+  const bool advanced = complete_some(from.requests) > 0;
+  if (!all_complete(from.requests)) {
+    return advanced ? progress::advanced : from.at == phase::arriving ? progress::moving : progress::none;
+  }
+  if (from.at == phase::arriving) {
+    from.at = phase::arrived;
+    return progress::done;
+  }
+
+  if (from.announced.report.is_sign_of_life) {
+    from.at = phase::idle;
+    pass_on_life(from.rank);
+    return progress::advanced;
+  }
+  const std::size_t total = from.announced.bytes;
+  if (total > options_.max_message_bytes) {
+    throw link_error(options_.name_of(from.rank) + " announces a message of " + std::to_string(total) +
+                     " bytes, more than the " + std::to_string(options_.max_message_bytes) +
+                     " that can be meant");
+  }
+  from.bytes.resize(total);
+  from.requests.clear();
+  for (std::size_t begin = 0; begin < total; begin += piece_bytes) {
+    check_mpi(
+        MPI_Irecv(from.bytes.data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)), MPI_BYTE,
+                  rank, frame_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
+        "MPI_Irecv");
+  }
+  from.at = total == 0 ? phase::arrived : phase::arriving;
+  return total == 0 ? progress::done : progress::advanced;
+}
+
+mpi_transport::progress mpi_transport::both(progress one, progress other) {
+  if (one == progress::done) return other;
+  return other == progress::done ? one : std::max(one, other);
+}
+
+mpi_transport::progress mpi_transport::sending() {
+  progress all = progress::done;
+  for (outgoing& each : outgoing_) all = both(all, advance(each));
+  return all;
+}
+
+mpi_transport::progress mpi_transport::receiving(std::span<const std::size_t> from) {
+  progress all = progress::done;
+  for (const std::size_t rank : from) all = both(all, advance(incoming_[rank]));
+  return all;
+}
+
+// Gives up what is not yet sent, and says to whom.
+std::vector<std::size_t> mpi_transport::abandon() {
+  std::vector<std::size_t> lost;
+  for (const outgoing& each : outgoing_) {
+    if (!all_complete(each.requests)) lost.push_back(each.rank);
+  }
+  abandoned_.splice(abandoned_.end(), outgoing_);
+  return lost;
+}
+
+std::vector<std::size_t> mpi_transport::missing(std::span<const std::size_t> from) const {
+  std::vector<std::size_t> lost;
+  for (const std::size_t rank : from) {
+    if (incoming_[rank].at != incoming::phase::arrived) lost.push_back(rank);
+  }
+  return lost;
+}
+
+message mpi_transport::take(std::span<const std::size_t> from, std::size_t sender) {
+  incoming& arrived = incoming_[from[sender]];
+  arrived.at = incoming::phase::idle;
+  arrived.is_unanswered = true;
+  return {sender, arrived.announced.report, arrived.bytes};
+}
+
+std::vector<message> mpi_transport::take_all(std::span<const std::size_t> from) {
+  std::vector<message> messages;
+  for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
+  return messages;
+}
+
+void mpi_transport::send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) {
+  for (const std::size_t rank : to) post(rank, report, bytes);
+  wait_until(
+      timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to", timeout_of(to)); });
+  outgoing_.clear();
+  for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
+}
+
+std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
+  using clock = std::chrono::steady_clock;
+  std::vector<clock::time_point> heard_at(from.size(), clock::now());
+  const auto look = [&] {
+    progress all = progress::done;
+    std::vector<std::size_t> silent;
+    const auto now = clock::now();
+    for (std::size_t k = 0; k < from.size(); ++k) {
+      const progress seen = advance(incoming_[from[k]]);
+      all = both(all, seen);
+      // Each by a clock of its own: the others give signs of life when one is silent.
+      if (seen >= progress::advanced) heard_at[k] = now;
+      if (now > heard_at[k] + options_.timeout_of(from[k])) silent.push_back(from[k]);
+    }
+    if (!silent.empty()) lose(silent, "waiting for", timeout_of(silent));
+    return all;
+  };
+  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
+  return take_all(from);
+}
+
+message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
+  std::size_t arrived = 0;
+  const auto look = [&] {
+    progress best = progress::none;
+    for (std::size_t k = 0; k < from.size(); ++k) {
+      const std::size_t sender = (any_after_ + k) % from.size();
+      const std::size_t rank = from[sender];
+      const progress seen = advance(incoming_[rank]);
+      if (seen == progress::done && best != progress::done) arrived = sender;
+      best = std::max(best, seen);
+      const auto now = std::chrono::steady_clock::now();
+      // Each by a clock of its own: the others talk on when one is silent.
+      if (seen >= progress::advanced) heard_at_[rank] = now;
+      if (now > heard_at_[rank] + options_.timeout_of(rank))
+        lose({rank}, "waiting for", options_.timeout_of(rank));
+    }
+    return best;
+  };
+  wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
+  any_after_ = arrived + 1;
+  return take(from, arrived);
+}
+
+message mpi_transport::exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) {
+  const std::span<const std::size_t> sender(&from, 1);
+  post(to, {}, {&bytes, 1});
+  wait_until(
+      options_.exchange_timeout, [&] { return both(sending(), receiving(sender)); },
+      [&] {
+        const std::vector<std::size_t> silent = missing(sender);
+        const std::vector<std::size_t> deaf = abandon();
+        lose(silent.empty() ? deaf : silent, "exchanging with", options_.exchange_timeout);
+      });
+  outgoing_.clear();
+  return take(sender, 0);
+}
+
+}  // namespace resnet50_ps

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "messages/transport.hpp"
+
+namespace resnet50_ps {
+
+/// Throws link_error with MPI's own words, naming `call`, unless `code` is MPI_SUCCESS.
+void check_mpi(int code, const char* call);
+
+/// MPI_Init_thread, for programs whose threads leave MPI to the first of them, and MPI_Finalize, with errors returned instead of
+/// fatal. Throws link_error if this MPI does not bear other threads.
+class mpi_session {
+ public:
+  mpi_session(int& argc, char**& argv);
+  ~mpi_session();
+  mpi_session(const mpi_session&) = delete;
+  mpi_session& operator=(const mpi_session&) = delete;
+};
+
+struct mpi_transport_options {
+  std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce
+  /// Without a sign of progress from a rank, after which it counts as lost.
+  std::function<std::chrono::seconds(std::size_t rank)> timeout_of;
+  /// In an exchange. The same on all ranks, who wait for one another in a chain: the first whose time is over is then the one
+  /// who waits for the silent rank itself.
+  std::chrono::seconds exchange_timeout;
+  rank_names name_of;
+  /// Whom this rank answers to, who hears its signs of life; itself: nobody.
+  std::size_t above = 0;
+  /// How often it gives one, at most: a fraction of the timeouts.
+  std::chrono::milliseconds life_period = std::chrono::seconds(1);
+};
+
+/// Messages of any length between the ranks of a communicator, in pieces of 1 MiB, sent from where the segments lie. A
+/// piece that arrives is a sign of progress, so a slow network does not look like a lost peer, and so is a sign of life. That goes to
+/// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile. Every wait sleeps between
+/// looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
+class mpi_transport : public transport {
+ public:
+  mpi_transport(MPI_Comm communicator, mpi_transport_options options);
+  ~mpi_transport() override;
+
+  std::size_t rank() const override { return rank_; }
+  std::size_t ranks() const override { return incoming_.size(); }
+  std::string name_of(std::size_t rank) const override { return options_.name_of(rank); }
+  void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override;
+  std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
+  message receive_from_any(std::span<const std::size_t> from) override;
+  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override;
+  void show_life() override;
+
+ private:
+  struct announcement {
+    std::uint64_t bytes = 0;
+    step_report report;
+  };
+  /// The next message from one rank.
+  struct incoming {
+    std::size_t rank = 0;
+    announcement announced;
+    std::vector<std::byte> bytes;
+    std::vector<MPI_Request> requests;
+    bool is_unanswered = false;  // since the last message that was taken, none was sent there
+    enum class phase { idle, announcing, arriving, arrived } at = phase::idle;
+  };
+  /// One message to one rank.
+  struct outgoing;
+  enum class progress { none, moving, advanced, done };
+
+  void post(std::size_t to, const step_report& report, byte_segments bytes);
+  void post_sign_of_life(std::size_t to);
+  void pass_on_life(std::size_t from);
+  static progress advance(outgoing& to);
+  progress advance(incoming& from);
+  static progress both(progress one, progress other);
+  progress sending();
+  progress receiving(std::span<const std::size_t> from);
+  std::vector<std::size_t> abandon();
+  std::vector<std::size_t> missing(std::span<const std::size_t> from) const;
+  message take(std::span<const std::size_t> from, std::size_t sender);
+  std::vector<message> take_all(std::span<const std::size_t> from);
+  template <class Look, class Lose>
+  void wait_until(std::chrono::seconds timeout, Look look, Lose lose);
+  std::chrono::seconds timeout_of(std::span<const std::size_t> ranks) const;
+  [[noreturn]] void lose(const std::vector<std::size_t>& ranks, const std::string& doing,
+                         std::chrono::seconds after) const;
+
+  MPI_Comm communicator_;
+  mpi_transport_options options_;
+  std::size_t rank_ = 0;
+  std::size_t any_after_ = 0;
+  std::vector<std::chrono::steady_clock::time_point> heard_at_;  // of each rank, or sent to
+  std::vector<incoming> incoming_;                               // of every rank
+  std::list<outgoing> outgoing_;                                 // on their way
+  std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
+  std::list<outgoing> signs_;      // of life, on their way
+  std::chrono::steady_clock::time_point showed_life_at_;
+  std::chrono::steady_clock::time_point passed_life_on_at_;
+};
+
+}  // namespace resnet50_ps

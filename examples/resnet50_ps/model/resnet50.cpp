@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+#include "model/resnet50.hpp"
+
+#include <torch/enum.h>
+#include <torch/nn/init.h>
+#include <torch/serialize/archive.h>
+
+#include <filesystem>
+#include <sstream>
+#include <stdexcept>
+
+namespace resnet50_ps {
+namespace {
+
+constexpr std::int64_t bottleneck_expansion = 4;
+
+torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
+  auto options = torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false);
+  torch::nn::Conv2d layer(options);
+  torch::nn::init::kaiming_normal_(layer->weight, 0, torch::kFanOut, torch::kReLU);
+  return layer;
+}
+
+class bottleneck_impl : public torch::nn::Module {
+ public:
+  bottleneck_impl(std::int64_t in, std::int64_t width, std::int64_t stride)
+      : conv1_(register_module("conv1", convolution(in, width, 1, stride))),
+        bn1_(register_module("bn1", torch::nn::BatchNorm2d(width))),
+        conv2_(register_module("conv2", convolution(width, width, 3, 1))),
+        bn2_(register_module("bn2", torch::nn::BatchNorm2d(width))),
+        conv3_(register_module("conv3", convolution(width, width * bottleneck_expansion, 1, 1))),
+        bn3_(register_module("bn3", torch::nn::BatchNorm2d(width * bottleneck_expansion))) {
+    const std::int64_t out = width * bottleneck_expansion;
+    if (stride == 1 && in == out) return;
+    downsample_ = register_module(
+        "downsample", torch::nn::Sequential(convolution(in, out, 1, stride), torch::nn::BatchNorm2d(out)));
+  }
+
+  torch::Tensor forward(torch::Tensor x) {
+    const torch::Tensor shortcut = downsample_.is_empty() ? x : downsample_->forward(x);
+    x = bn1_(conv1_(x)).relu_();
+    x = bn2_(conv2_(x)).relu_();
+    x = bn3_(conv3_(x));
+    return x.add_(shortcut).relu_();
+  }
+
+ private:
+  torch::nn::Conv2d conv1_;
+  torch::nn::BatchNorm2d bn1_;
+  torch::nn::Conv2d conv2_;
+  torch::nn::BatchNorm2d bn2_;
+  torch::nn::Conv2d conv3_;
+  torch::nn::BatchNorm2d bn3_;
+  torch::nn::Sequential downsample_ = nullptr;
+};
+
+TORCH_MODULE_IMPL(bottleneck, bottleneck_impl);
+
+torch::nn::Sequential stage(std::int64_t in, std::int64_t width, std::int64_t blocks, std::int64_t stride) {
+  torch::nn::Sequential layer(bottleneck(in, width, stride));
+  for (std::int64_t i = 1; i < blocks; ++i) {
+    layer->push_back(bottleneck(width * bottleneck_expansion, width, 1));
+  }
+  return layer;
+}
+
+torch::nn::Conv2d first_convolution(stem kind) {
+  return kind == stem::standard ? convolution(3, 64, 7, 2) : convolution(3, 64, 3, 1);
+}
+
+}  // namespace
+
+resnet50_impl::resnet50_impl(model_options options)
+    : stem_(options.stem),
+      conv1_(register_module("conv1", first_convolution(options.stem))),
+      bn1_(register_module("bn1", torch::nn::BatchNorm2d(64))),
+      layer1_(register_module("layer1", stage(64, 64, 3, 1))),
+      layer2_(register_module("layer2", stage(256, 128, 4, 2))),
+      layer3_(register_module("layer3", stage(512, 256, 6, 2))),
+      layer4_(register_module("layer4", stage(1024, 512, 3, 2))),
+      fc_(register_module("fc", torch::nn::Linear(2048, options.classes))) {}
+
+torch::Tensor resnet50_impl::forward(torch::Tensor images) {
+  torch::Tensor x = bn1_(conv1_(images)).relu_();
+  if (stem_ == stem::standard) x = torch::max_pool2d(x, 3, 2, 1);
+  x = layer1_->forward(x);
+  x = layer2_->forward(x);
+  x = layer3_->forward(x);
+  x = layer4_->forward(x);
+  return fc_(x.mean({2, 3}));
+}
+
+namespace {
+
+void write(torch::serialize::OutputArchive& to, const torch::nn::Module& network) {
+  for (const auto& each : network.named_parameters(/*recurse=*/false))
+    to.write(each.key(), each.value().detach().cpu());
+  for (const auto& each : network.named_buffers(/*recurse=*/false))
+    to.write(each.key(), each.value().cpu(), /*is_buffer=*/true);
+  for (const auto& each : network.named_children()) {
+    torch::serialize::OutputArchive child(to.compilation_unit());
+    write(child, *each.value());
+    to.write(each.key(), child);
+  }
+}
+
+void read(torch::serialize::InputArchive& from, torch::nn::Module& network, const std::string& path) {
+  const auto take = [&](const std::string& key, torch::Tensor to, bool is_buffer) {
+    torch::Tensor found;
+    if (!from.try_read(key, found, is_buffer)) throw std::runtime_error("it has no tensor " + path + key);
+    if (found.sizes() != to.sizes()) {
+      std::ostringstream shapes;
+      shapes << path << key << " is of " << found.sizes() << ", not of " << to.sizes();
+      throw std::runtime_error(shapes.str());
+    }
+    to.copy_(found);
+  };
+  for (const auto& each : network.named_parameters(/*recurse=*/false)) take(each.key(), each.value(), false);
+  for (const auto& each : network.named_buffers(/*recurse=*/false)) take(each.key(), each.value(), true);
+  for (const auto& each : network.named_children()) {
+    torch::serialize::InputArchive child;
+    if (!from.try_read(each.key(), child)) throw std::runtime_error("it has no module " + path + each.key());
+    read(child, *each.value(), path + each.key() + ".");
+  }
+}
+
+}  // namespace
+
+void save_model(const torch::nn::Module& network, const std::string& file) {
+  const std::string part = file + ".part";
+  try {
+    torch::serialize::OutputArchive archive;
+    write(archive, network);
+    archive.save_to(part);
+    std::filesystem::rename(part, file);
+  } catch (const std::exception& error) {
+    throw std::runtime_error("cannot save the model as " + file + ": " + error.what());
+  }
+}
+
+void load_model(torch::nn::Module& network, const std::string& file) {
+  if (!std::filesystem::is_regular_file(file)) throw std::runtime_error("there is no model " + file);
+  const torch::NoGradGuard no_gradients;
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    read(archive, network, "");
+  } catch (const c10::Error& error) {
+    throw std::runtime_error("cannot load the model " + file + ": " + error.what_without_backtrace());
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error("cannot load the model " + file + ": " + error.what());
+  }
+}
+
+}  // namespace resnet50_ps

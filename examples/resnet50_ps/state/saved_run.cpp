@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+#include "state/saved_run.hpp"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <lamina/merge.hpp>
+#include <lamina/state.hpp>
+#include <stdexcept>
+
+#include "messages/link.hpp"
+#include "state/checkpoint.hpp"
+
+namespace resnet50_ps {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+struct worker_head {
+  batch_stream::position taken;
+  std::int64_t threads = 0;  // 0: any
+};
+
+std::string text_in(const checkpoint_reader& reader, const std::string& section) {
+  const std::vector<std::byte> bytes = reader.read(section);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Workers that were lost have no state in a checkpoint.
+std::string workers_in(const topology& who, std::size_t states) {
+  return states == who.workers() ? workers_of(who) : fmt::format("{} of {}", states, workers_of(who));
+}
+
+// What `before` workers had of their data and statistics, for each of `now`: who had seen k batches each begins where as
+// many images have been seen by all, and the statistics are averaged.
+std::vector<std::byte> merge_data_and_statistics(const std::vector<std::vector<std::byte>>& before,
+                                                 std::size_t now, const replica& local) {
+  std::vector<std::byte> merged = before.front();
+  worker_head head;
+  std::memcpy(&head, merged.data(), sizeof head);
+  head.taken.batches = head.taken.batches * before.size() / now;
+  head.threads = 0;  // it is another run from here on
+  std::memcpy(merged.data(), &head, sizeof head);
+  std::size_t begin = sizeof head;
+  for (const torch::Tensor& buffer : local.statistics()) {
+    const auto statistics = [&](const std::vector<std::byte>& worker) {
+      torch::Tensor read = torch::empty_like(buffer);
+      std::memcpy(read.data_ptr(), worker.data() + begin, buffer.nbytes());
+      return read;
+    };
+    if (buffer.is_floating_point()) {
+      torch::Tensor sum = torch::zeros_like(buffer, torch::kDouble);
+      for (const auto& worker : before) sum += statistics(worker);
+      const torch::Tensor mean = (sum / static_cast<double>(before.size())).to(buffer.scalar_type());
+      std::memcpy(merged.data() + begin, mean.data_ptr(), buffer.nbytes());
+    }
+    begin += buffer.nbytes();
+  }
+  return merged;
+}
+
+}  // namespace
+
+std::string directory_of(const training& run) {
+  return run.given.output.empty() ? "" : run.given.output + (run.layer_dropping ? "/with" : "/without");
+}
+
+std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches) {
+  const worker_head state = {batches.taken(), at::get_num_threads()};
+  const auto head = std::as_bytes(std::span(&state, 1));
+  std::vector<std::byte> bytes(head.begin(), head.end());
+  for (const torch::Tensor& buffer : local.statistics()) {
+    const auto* from = static_cast<const std::byte*>(buffer.data_ptr());
+    bytes.insert(bytes.end(), from, from + buffer.nbytes());
+  }
+  return bytes;
+}
+
+batch_stream::position load_worker(std::span<const std::byte> bytes, replica& local) {
+  worker_head state;
+  std::size_t expected = sizeof state;
+  const std::vector<torch::Tensor> statistics = local.statistics();
+  for (const torch::Tensor& each : statistics) expected += each.nbytes();
+  if (bytes.size() != expected) {
+    throw std::runtime_error(
+        fmt::format("the checkpoint has {} bytes of a worker, {} belong", bytes.size(), expected));
+  }
+  std::memcpy(&state, bytes.data(), sizeof state);
+  if (state.threads != 0 && state.threads != at::get_num_threads()) {
+    throw std::runtime_error(
+        fmt::format("the checkpoint was made with {} threads a worker, and now there are {}; see --threads",
+                    state.threads, at::get_num_threads()));
+  }
+  bytes = bytes.subspan(sizeof state);
+  for (const torch::Tensor& each : statistics) {
+    std::memcpy(each.data_ptr(), bytes.data(), each.nbytes());
+    bytes = bytes.subspan(each.nbytes());
+  }
+  local.set_statistics(statistics);
+  return state.taken;
+}
+
+std::vector<std::vector<std::byte>> merge_workers(const std::vector<std::vector<std::byte>>& states,
+                                                  std::size_t workers, const replica& local) {
+  std::vector<std::vector<std::byte>> compressors;
+  std::vector<std::vector<std::byte>> others;
+  std::size_t expected = sizeof(worker_head);
+  for (const torch::Tensor& each : local.statistics()) expected += each.nbytes();
+  for (const auto& state : states) {
+    std::vector<std::vector<std::byte>> parts = unpack(state);
+    if (parts.size() != 2 || parts[1].size() != expected)
+      throw std::runtime_error("the checkpoint holds no state of a worker of this model");
+    compressors.push_back(std::move(parts[0]));
+    others.push_back(std::move(parts[1]));
+  }
+  const std::vector<std::vector<std::byte>> merged = {lamina::merge_states<float>(compressors, local.model()),
+                                                      merge_data_and_statistics(others, workers, local)};
+  return {workers, pack(merged)};
+}
+
+std::string configuration_of(const training& run, const lamina::layout& model) {
+  const options& given = run.given;
+  const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "none"; };
+  const bool steps_count = given.schedule.starts_with("cosine");
+  return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; ", model.fingerprint(),
+                     given.data, given.image_size_pixels, given.batch_images, given.seed) +
+         fmt::format(
+             "drop ratio {}, warm-up {}, refresh {}, threshold {}, budget {}, selection {}, max age {}; ",
+             given.drop_ratio, given.drop_warm_up_steps, given.refresh_steps, said(given.threshold),
+             said(given.byte_budget), given.selection, given.max_age_steps) +
+         fmt::format(
+             "residual momentum {}; payload {}; topology {}, mode {}; learning rate {}, {}{}, warm-up {}; ",
+             given.residual_momentum, given.payload, given.topology, given.mode, given.learning_rate,
+             given.schedule, steps_count ? fmt::format(" to step {}", given.steps) : "",
+             given.warm_up_steps) +
+         fmt::format("momentum {}, nesterov {}, weight decay {}", given.momentum, given.nesterov,
+                     given.weight_decay);
+}
+
+std::string workers_of(const topology& who) {
+  if (!who.has_server || who.nodes.size() == who.workers()) return fmt::format("{} workers", who.workers());
+  std::vector<std::string> nodes;
+  for (const auto& node : who.nodes) {
+    std::vector<std::size_t> workers;
+    for (const std::size_t rank : node) workers.push_back(who.worker_on(rank));
+    nodes.push_back(fmt::format("{}", fmt::join(workers, " ")));
+  }
+  return fmt::format("workers in nodes {}", fmt::join(nodes, ", "));
+}
+
+void save_checkpoint(const training& run, const replica& local, const server_state& state) {
+  checkpoint_writer writer(directory_of(run), state.step);
+  writer.add("configuration", bytes_of(configuration_of(run, local.model())));
+  writer.add("workers", bytes_of(workers_in(run.who, state.workers.size())));
+  writer.add_value("states", static_cast<std::uint64_t>(state.workers.size()));
+  for (std::size_t l = 0; l < local.model().layers(); ++l) {
+    writer.add("parameters/" + local.model()[l].name, std::as_bytes(local[l]));
+  }
+  writer.add("velocity", std::as_bytes(std::span(state.velocity)));
+  writer.add("updated_in", std::as_bytes(std::span(state.updated_in)));
+  for (std::size_t w = 0; w < state.workers.size(); ++w)
+    writer.add(fmt::format("worker/{}", w), state.workers[w]);
+  writer.commit();
+}
+
+bool has_checkpoints(const training& run) {
+  std::error_code problem;  // of a directory that is not there
+  for (const auto& entry : std::filesystem::directory_iterator(directory_of(run), problem)) {
+    if (entry.path().extension() == ".lamina") return true;
+  }
+  return false;
+}
+
+server_state load_checkpoint(const training& run, const replica& local) {
+  const auto newest = newest_checkpoint(
+      directory_of(run), [](const std::string& why) { fmt::print(stderr, "resnet50_ps: {}\n", why); });
+  if (!newest) return {};
+  const checkpoint_reader reader(*newest);
+  if (const std::string now = configuration_of(run, local.model()), before = text_in(reader, "configuration");
+      now != before) {
+    throw std::runtime_error(fmt::format("the checkpoint {} is of another run\n  it was: {}\n  now is: {}",
+                                         newest->string(), before, now));
+  }
+  server_state state;
+  state.step = reader.step();
+  if (state.step > run.given.steps) {
+    throw std::runtime_error(
+        fmt::format("the checkpoint {} is beyond --steps {}", newest->string(), run.given.steps));
+  }
+  for (std::size_t l = 0; l < local.model().layers(); ++l) {
+    reader.read_into("parameters/" + local.model()[l].name, std::as_writable_bytes(local[l]));
+  }
+  state.velocity.resize(run.given.momentum > 0 ? local.model().elements() : 0);
+  reader.read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
+  state.updated_in.resize(local.model().layers());
+  reader.read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
+  state.workers.resize(reader.read_value<std::uint64_t>("states"));
+  for (std::size_t w = 0; w < state.workers.size(); ++w)
+    state.workers[w] = reader.read(fmt::format("worker/{}", w));
+
+  const std::string before = text_in(reader, "workers");
+  if (const std::string now = workers_of(run.who); now != before) {
+    if (!run.given.merge_residuals) {
+      const std::string hint =
+          run.given.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
+      throw std::runtime_error(
+          fmt::format("the checkpoint {} is of {}, not of {}{}", newest->string(), before, now, hint));
+    }
+    state.workers = merge_workers(state.workers, run.who.workers(), local);
+  }
+  return state;
+}
+
+}  // namespace resnet50_ps
