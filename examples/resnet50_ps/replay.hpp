@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "messages/transport.hpp"
+#include "messages/report.hpp"
 #include "model/replica.hpp"
 
 /// Gradients of a real training run, kept in files, and workers that play them back in place of computing: so that an

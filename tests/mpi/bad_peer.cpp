@@ -17,8 +17,8 @@
 #include "launch/topology.hpp"
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
-#include "loops/worker_step.hpp"
 #include "messages/mpi_transport.hpp"
+#include "model/passes.hpp"
 #include "model/replica.hpp"
 
 namespace {
@@ -57,13 +57,16 @@ class bad_transport : public transport {
   message receive_from_any(std::span<const std::size_t> from) override {
     return inner_.receive_from_any(from);
   }
-  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override {
-    return inner_.exchange(to, bytes, from);
+  message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) override {
+    return inner_.exchange(to, kind, what, from);
   }
 
-  void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override {
+  void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override {
+    if (kind != message_kind::gradients) return inner_.send(to, kind, what);
     frame_bytes frame;
-    for (const auto segment : bytes) frame.insert(frame.end(), segment.begin(), segment.end());
+    for (const auto segment : what.segments()) frame.insert(frame.end(), segment.begin(), segment.end());
+    const frame_bytes report(frame.end() - report_bytes, frame.end());
+    frame.resize(frame.size() - report_bytes);
     if (++pushes_ == bad_step) {
       std::fprintf(stderr, "the fault\n");
       if (fault_ == "killed_before") std::raise(SIGKILL);
@@ -78,8 +81,9 @@ class bad_transport : public transport {
       if (fault_ == "replayed") frame = last_;
       if (fault_ == "of_another_model") frame = frame_of_another_model();
     }
-    const std::span<const std::byte> sent = frame;
-    inner_.send(to, report, {&sent, 1});
+    payload sent(frame);
+    sent.append(payload(report));
+    inner_.send(to, kind, sent);
     if (pushes_ == bad_step && fault_ == "killed_after") std::raise(SIGKILL);
     last_ = std::move(frame);
   }
@@ -92,16 +96,17 @@ class bad_transport : public transport {
 };
 
 void play(transport& ranks, const topology& who) {
+  const training_plan plan = {.steps = steps, .evaluates = false};
   torch::manual_seed(1);
   replica local{torch::nn::AnyModule(wide())};
   if (who.is_server(ranks.rank())) {
     std::vector<client> clients;
     for (const auto& node : who.nodes) clients.push_back({.rank = node.front()});
     server_link link(ranks, clients);
-    const server_options options = {.steps = steps,
+    const server_options options = {.plan = plan,
                                     .optimizer = {.learning_rate = 0.01F},
                                     .learning_rate = learning_rate_schedule(0.01F, constant_rate{}, 0)};
-    serve(link, local.model(), [&](std::size_t l) { return local[l]; }, options, {});
+    serve(link, local, options, {});
     return;
   }
   const std::size_t worker = who.worker_on(ranks.rank());
@@ -109,9 +114,9 @@ void play(transport& ranks, const topology& who) {
     compute_gradients(local, {torch::ones({8, 4}), torch::zeros({8}, torch::kLong)}, report);
   };
   const worker_tasks tasks = {.compute = compute, .evaluate = {}, .pulled = {}, .save = {}, .load = {}};
-  worker_options options = {.steps = steps, .compression = {.drop_ratio = 0}};
+  worker_options options = {.plan = plan, .compression = {.drop_ratio = 0}};
   options.compression.sender = static_cast<std::uint32_t>(worker);
-  worker_link link(ranks, 0, who.workers(), worker);
+  worker_link link(ranks, 0);
   work(link, local, tasks, options);
 }
 

@@ -56,7 +56,7 @@ void serve(transport& server) {
   for (std::uint64_t step = 0; step <= steps; ++step) {
     const auto& frame = publisher.encode_for_all(
         step + 1, [&](std::size_t l) { return std::span<const float>(layer(parameters, l)); });
-    server.send(ranks, {}, frame.segments());
+    server.send(ranks, message_kind::parameters, {frame.segments(), nullptr});
     publisher.commit_all();
     if (step == steps) break;
     for (const message& each : server.receive_from_each(ranks)) {
@@ -108,12 +108,12 @@ void work(transport& worker) {
     if (step > steps) break;
     numbers gradient = gradient_of(worker.rank() - 1, step);
     for (std::size_t l = 0; l < model.layers(); ++l) compressor.accumulate(l, layer(gradient, l));
-    worker.send(server, {}, compressor.encode().segments());
+    worker.send(server, message_kind::gradients, {compressor.encode().segments(), nullptr});
     compressor.commit();
   }
   const std::array<std::span<const std::byte>, 2> last_word = {
       std::as_bytes(compressor.residual().elements()), std::as_bytes(std::span(std::as_const(parameters)))};
-  worker.send(server, {}, last_word);
+  worker.send(server, message_kind::finished, {last_word, nullptr});
 }
 
 }  // namespace

@@ -27,9 +27,10 @@
 #include "loops/node.hpp"
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
-#include "loops/worker_step.hpp"
 #include "messages/in_process_transport.hpp"
 #include "messages/mpi_transport.hpp"
+#include "messages/worker_group.hpp"
+#include "model/passes.hpp"
 #include "model/replica.hpp"
 #include "state/saved_run.hpp"
 
@@ -47,9 +48,11 @@ constexpr std::int64_t classes = 5;
 struct two_layers_impl : torch::nn::Module {
   two_layers_impl()
       : hidden(register_module("hidden", torch::nn::Linear(features, 64))),
-        output(register_module("output", torch::nn::Linear(64, classes))) {}
+        output(register_module("output", torch::nn::Linear(64, classes))),
+        numbers(register_buffer("numbers", torch::zeros({2}))) {}
   torch::Tensor forward(torch::Tensor x) { return output->forward(torch::relu(hidden->forward(x))); }
   torch::nn::Linear hidden, output;
+  torch::Tensor numbers;  // in place of batch-norm statistics
 };
 TORCH_MODULE_IMPL(two_layers, two_layers_impl);
 
@@ -123,18 +126,24 @@ std::vector<float> parameters_of(const replica& local) {
 
 // The loops write what they see into it.
 server_tasks server_tasks_of(diary& seen, const replica& local) {
-  return {.record =
-              [&](const step_metrics& step) {
-                seen.parameters.push_back(parameters_of(local));
-                seen.metrics.push_back(step);
-              },
-          .record_evaluation = [&](std::uint64_t step,
-                                   const evaluation& whole) { seen.evaluations[step] = whole; },
+  return {.records = {.record =
+                          [&](const step_metrics& step) {
+                            seen.parameters.push_back(parameters_of(local));
+                            seen.metrics.push_back(step);
+                          },
+                      .record_evaluation = [&](std::uint64_t step,
+                                               const evaluation& whole) { seen.evaluations[step] = whole; }},
           .save = {}};
 }
 
+training_plan plan_of(const settings& given) {
+  training_plan plan = {.steps = steps, .agrees_on_selection = given.agreed, .evaluation_period_steps = 7};
+  plan.hash_period_steps = given.asynchronous ? 0 : given.hash_period_steps;
+  return plan;
+}
+
 server_options server_options_of(const settings& given) {
-  return {.steps = steps,
+  return {.plan = plan_of(given),
           .optimizer = given.optimizer,
           .learning_rate = learning_rate_schedule(given.optimizer.learning_rate, constant_rate{}, 0)};
 }
@@ -147,6 +156,12 @@ worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker, co
                                                                          step_report& report) {
                 const torch::Tensor images = torch::randn({8, features}, *random);
                 compute_gradients(local, {images, images.slice(1, 0, classes).argmax(1)}, report);
+                // A power of two, so that rounding is the same.
+                const auto mine = static_cast<float>(1 + worker);
+                std::vector<torch::Tensor> statistics = local.statistics();
+                statistics[0][0] = mine;
+                statistics[0][1] = 8 * mine;
+                local.set_statistics(statistics);
                 if (!is_fixed) return;
                 for (torch::Tensor each : local.gradients()) {
                   each.fill_(0.001F * static_cast<float>((worker + 1) * (step % 3 + 1)));
@@ -167,11 +182,8 @@ worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker, co
 }
 
 worker_options worker_options_of(const settings& given, std::size_t sender) {
-  worker_options options = {
-      .steps = steps, .compression = given.compression, .agrees_on_selection = given.agreed};
+  worker_options options = {.plan = plan_of(given), .compression = given.compression};
   options.compression.sender = static_cast<std::uint32_t>(sender);
-  options.hash_period_steps = given.asynchronous ? 0 : given.hash_period_steps;
-  options.evaluation_period_steps = 7;
   return options;
 }
 
@@ -183,44 +195,52 @@ void play_server(transport& ranks, const settings& given, const topology& who, d
   std::function<void(const std::string&)> on_loss;
   if (given.losses != nullptr) on_loss = [&](const std::string& what) { given.losses->push_back(what); };
   server_link link(ranks, clients, on_loss);
-  const parameter_store parameters = [&](std::size_t l) { return local[l]; };
   const server_tasks tasks = server_tasks_of(seen, local);
   if (given.asynchronous) {
-    serve_asynchronously(link, local.model(), parameters, server_options_of(given), tasks);
+    serve_asynchronously(link, local, server_options_of(given), tasks);
   } else {
-    serve(link, local.model(), parameters, server_options_of(given), tasks);
+    serve(link, local, server_options_of(given), tasks);
   }
 }
 
-// In place of an evaluation: a mean over the workers, which has one right answer. An asynchronous server has it of those
+// In place of an evaluation: the statistics are a mean over the workers, which has one right answer. An asynchronous server has it of those
 // that have got there.
-void check_mean(worker_peers& peers, const settings& given, step_report& report) {
-  const auto workers = static_cast<double>(peers.workers());
-  const double mine = 1 + static_cast<double>(peers.worker());
-  std::vector<double> values = {mine, 8 * mine};  // a power of two, so that rounding is the same
-  peers.average(std::span(values));
-  const double expected = (workers + 1) / 2;
+void check_mean(transport& ranks, const topology& who, const settings& given, const replica& local,
+                std::uint64_t step, step_report& report) {
+  const auto workers = static_cast<float>(who.workers());
+  const std::size_t worker = who.worker_on(ranks.rank());
+  const std::vector<torch::Tensor> statistics = local.statistics();
+  const std::span<const float> values = lamina::elements_of<float>(statistics[0]);
+  const float expected = (workers + 1) / 2;
   const bool is_right = given.asynchronous || given.losses != nullptr ? values[0] >= 1 && values[0] <= workers
                                                                       : values[0] == expected;
   if (!is_right || values[1] != 8 * values[0]) throw std::runtime_error("the mean is wrong");
   report.test_images = 1;
-  report.test_top1 = peers.worker() == 0 ? 1 : 0;
-  const bool is_long =
-      given.workers_per_node == 1 ? report.is_last : report.replica_hash != 0 && !report.is_last;
-  if (given.evaluates_long != peers.worker() || !is_long) return;
+  report.test_top1 = worker == 0 ? 1 : 0;
+  const bool is_last = step > steps;
+  const bool is_long = given.workers_per_node == 1 ? is_last : report.replica_hash != 0 && !is_last;
+  if (given.evaluates_long != worker || !is_long) return;
   const auto end = std::chrono::steady_clock::now() + 2 * given.timeout + given.timeout / 2;
   while (std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    peers.show_life();
+    ranks.show_life();
   }
+}
+
+void add_check_of_means(worker_tasks& tasks, transport& ranks, const topology& who, const settings& given,
+                        const replica& local) {
+  const auto now = std::make_shared<std::uint64_t>();
+  tasks.pulled = [now, note = tasks.pulled](std::uint64_t step) {
+    *now = step;
+    note(step);
+  };
+  tasks.evaluate = [&, now](step_report& report) { check_mean(ranks, who, given, local, *now, report); };
 }
 
 void play_worker(transport& ranks, const settings& given, const topology& who, diary& seen) {
   const std::size_t worker = who.worker_on(ranks.rank());
   const std::size_t node = who.node_of(ranks.rank());
-  std::vector<std::size_t> members = who.nodes[node];
-  const std::size_t leader = members.front();
-  members.erase(members.begin());
+  const std::size_t leader = who.nodes[node].front();
   replica local = make_replica(1 + worker, given);
   worker_tasks tasks = worker_tasks_of(seen, local, worker, given);
   if (given.meddle) {
@@ -230,23 +250,22 @@ void play_worker(transport& ranks, const settings& given, const topology& who, d
     };
   }
   const worker_options options = worker_options_of(given, node);
-  if (ranks.rank() != leader) {
-    worker_link link(ranks, leader, who.workers(), worker);
-    tasks.evaluate = [&](step_report& report) { check_mean(link, given, report); };
-    work_as_member(link, local, tasks, options);
-  } else {
-    node_leader link(ranks, 0, who.workers(), worker, members, local.model());
-    tasks.evaluate = [&](step_report& report) { check_mean(link, given, report); };
-    work(link, local, tasks, options);
-  }
+  add_check_of_means(tasks, ranks, who, given, local);
+  worker_link link(ranks, ranks.rank() == leader ? 0 : leader);
+  if (ranks.rank() != leader) return work_in_node(link, local, tasks, options);
+  if (who.nodes[node].size() == 1) return work(link, local, tasks, options);
+  std::vector<client> members;
+  for (const std::size_t rank : who.below(leader)) members.push_back({.rank = rank});
+  server_link node_link(ranks, members);
+  lead_node(link, node_link, local, tasks, options);
 }
 
-void play_without_server(transport& ranks, const settings& given, diary& seen) {
+void play_without_server(transport& ranks, const settings& given, const topology& who, diary& seen) {
   worker_group group(ranks);
   replica local = make_replica(ranks.rank(), given);
   diary records;
   worker_tasks tasks = worker_tasks_of(seen, local, group.worker(), given);
-  tasks.evaluate = [&](step_report& report) { check_mean(group, given, report); };
+  add_check_of_means(tasks, ranks, who, given, local);
   if (given.by_mpi_allreduce) {
     train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, tasks, worker_options_of(given, group.worker()),
                            server_options_of(given), server_tasks_of(records, local));
@@ -260,7 +279,7 @@ void play_without_server(transport& ranks, const settings& given, diary& seen) {
 
 void play(transport& ranks, const settings& given, const topology& who, diary& seen) {
   if (!who.has_server) {
-    play_without_server(ranks, given, seen);
+    play_without_server(ranks, given, who, seen);
   } else if (who.is_server(ranks.rank())) {
     play_server(ranks, given, who, seen);
   } else {
@@ -534,6 +553,53 @@ TEST_CASE("mpi: an evaluation longer than the timeout is no loss, of whoever wai
   }
 }
 
+TEST_CASE("mpi: a mean that was abandoned is whole for a worker that is revived and takes it") {
+  if (ranks() < 3) return;
+  constexpr std::size_t count = std::size_t{1} << 18;  // more than MPI takes before the receiver asks
+  constexpr std::size_t server = 0;
+  constexpr std::size_t revived = 1;
+  const topology who = flat_topology(ranks() - 1);
+  std::chrono::seconds patience(rank_of_this() == 0 ? 2 : 60);
+  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 24,
+                                           .timeout_of = [&](std::size_t) { return patience; },
+                                           .exchange_timeout = std::chrono::seconds(60),
+                                           .name_of = name_of});
+  const double expected = static_cast<double>(who.workers() + 1) / 2;
+  if (transport.rank() == server) {
+    std::vector<std::string> losses;
+    std::vector<client> clients;
+    for (const auto& node : who.nodes) clients.push_back({.rank = node.front()});
+    server_link link(transport, clients, [&](const std::string& what) { losses.push_back(what); });
+    link.average();
+    REQUIRE(losses.size() == 1);
+    REQUIRE_THAT(losses[0], Catch::EndsWith("while sending to worker 0"));
+    patience = std::chrono::seconds(60);
+    // Where the mean lay, if it was freed.
+    const std::vector<std::vector<double>> others(8, std::vector<double>(count, -1));
+    link.receive_from_all(message_kind::report);
+    REQUIRE(others.back().back() == -1);
+    return;
+  }
+  worker_link link(transport, server);
+  std::vector<double> values(count, static_cast<double>(transport.rank()));
+  if (transport.rank() != revived) {
+    link.average(values);
+    transport.receive_from_each({&revived, 1});
+    return link.send(message_kind::report, {});
+  }
+  std::vector<double> asking = values;
+  asking.insert(asking.begin(), 1);  // over one worker
+  link.send(message_kind::values, payload(std::as_bytes(std::span<const double>(asking))));
+  std::this_thread::sleep_for(std::chrono::seconds(5));  // MPI moves nothing on meanwhile
+  const message mean = link.receive(message_kind::mean);
+  REQUIRE(mean.bytes.size() == count * sizeof(double));
+  std::memcpy(values.data(), mean.bytes.data(), mean.bytes.size());
+  REQUIRE(values == std::vector<double>(count, expected));
+  for (std::size_t other = revived + 1; other < ranks(); ++other) {
+    transport.send({&other, 1}, message_kind::report, {});
+  }
+}
+
 TEST_CASE("mpi: plain MPI_Allreduce trains as an allreduce of all layers does") {
   settings given = with_drop_ratio(0);
   given.agreed = true;
@@ -651,7 +717,7 @@ TEST_CASE("in process: an exception of one ends all and comes out") {
   CHECK_THROWS_WITH(run(
                         3, [&](transport& ranks) { ranks.receive_from_each(workers); },
                         [&](transport& ranks) {
-                          if (ranks.rank() == 2) ranks.send({&server, 1}, {}, {});
+                          if (ranks.rank() == 2) ranks.send({&server, 1}, message_kind::report, {});
                         }),
                     "waiting for worker 0 and worker 2: gone before the end");
 }
@@ -665,14 +731,13 @@ std::string complaint_about(const std::function<std::vector<std::byte>(const lam
       play_server(ranks, given, flat_topology(1), seen);
       return;
     }
-    worker_link link(ranks, 0, 1, 0);
-    link.receive();
-    const std::vector<std::byte> made = make_bytes(make_replica(0, given).model());
-    const std::span<const std::byte> bytes = made;
-    link.send({}, {&bytes, 1});
-    link.receive();
-    link.send({}, {&bytes, 1});  // the same again, in the next step
-    link.receive();
+    worker_link link(ranks, 0);
+    const payload made(make_bytes(make_replica(0, given).model()));
+    for (int time = 0; time < 2; ++time) {  // the same again in the next step
+      link.receive_parameters();
+      link.push({}, made);
+    }
+    link.receive_parameters();
   };
   try {
     run_in_process(2, body, {.name_of = name_of, .on_death = {}});
@@ -720,14 +785,13 @@ TEST_CASE("in process: a member of a node that sends other than its gradients en
       diary seen;
       if (who.is_server(ranks.rank())) return play_server(ranks, given, who, seen);
       if (who.worker_on(ranks.rank()) == 0) return play_worker(ranks, given, who, seen);
-      worker_link leader(ranks, who.nodes[0][0], 2, 1);
-      leader.receive();
+      worker_link leader(ranks, who.nodes[0][0]);
+      leader.receive_parameters();
       const auto whole =
           static_cast<std::ptrdiff_t>(make_replica(0, given).model().elements() * sizeof(float));
-      const std::vector<std::byte> made(static_cast<std::size_t>(whole + bytes_more));
-      const std::span<const std::byte> bytes = made;
-      leader.send({.images = 1}, {&bytes, 1});
-      leader.receive();
+      leader.push({.images = 1},
+                  payload(std::vector<std::byte>(static_cast<std::size_t>(whole + bytes_more))));
+      leader.receive_parameters();
       throw std::runtime_error("its gradients were taken");
     };
     try {

@@ -21,8 +21,7 @@
 #include "loops/node.hpp"
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
-#include "loops/worker_step.hpp"
-#include "model/evaluation.hpp"
+#include "model/passes.hpp"
 #include "model/resnet50.hpp"
 #include "replay.hpp"
 #include "state/saved_run.hpp"
@@ -33,16 +32,29 @@ namespace {
 constexpr std::size_t evaluation_batch_images = 100;
 constexpr std::uint64_t recorded_steps = 6;
 
-server_options server_options_of(const training& run) {
+training_plan plan_of(const training& run, std::uint64_t steps_done) {
   const options& given = run.given;
   return {
       .steps = given.steps,
+      .steps_done = steps_done,
+      .agrees_on_selection = run.layer_dropping && given.selection == "agreed",
+      .evaluates = !given.no_evaluation && given.replay.empty(),
+      .evaluation_period_steps = given.evaluation_period_steps,
+      .hash_period_steps = given.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
+      .checkpoint_period_steps = given.checkpoint_period_steps,
+      .saves_model = !given.save.empty(),
+  };
+}
+
+server_options server_options_of(const training& run, std::uint64_t steps_done) {
+  const options& given = run.given;
+  return {
+      .plan = plan_of(run, steps_done),
       .optimizer = {.learning_rate = given.learning_rate,
                     .momentum = given.momentum,
                     .weight_decay = given.weight_decay,
                     .nesterov = given.nesterov},
       .learning_rate = parse_schedule(given.schedule, given.learning_rate, given.steps, given.warm_up_steps),
-      .checkpoint_period_steps = given.checkpoint_period_steps,
       .least_update_seconds = given.server_seconds,
   };
 }
@@ -94,11 +106,10 @@ std::uint64_t shake_hands(transport& ranks, const training& run, const lamina::l
                           std::uint64_t steps_done) {
   const std::string mine = introduction(run, model);
   constexpr std::size_t first = 0;
-  const std::span<const std::byte> introduced = std::as_bytes(std::span(mine));
-  const std::span<const std::byte> answer = std::as_bytes(std::span(&steps_done, 1));
   if (ranks.rank() > 0) {
-    ranks.send({&first, 1}, {}, {&introduced, 1});
+    ranks.send({&first, 1}, message_kind::introduction, payload(std::as_bytes(std::span(mine))));
     const message answered = ranks.receive_from_each({&first, 1})[0];
+    expect(answered, message_kind::welcome, run.who.name_of(first));
     if (answered.bytes.size() != sizeof steps_done)
       throw link_error("rank 0 gave no answer to an introduction");
     std::memcpy(&steps_done, answered.bytes.data(), sizeof steps_done);
@@ -107,12 +118,13 @@ std::uint64_t shake_hands(transport& ranks, const training& run, const lamina::l
   std::vector<std::size_t> others(ranks.ranks() - 1);
   std::iota(others.begin(), others.end(), std::size_t{1});
   for (const message& each : ranks.receive_from_each(others)) {
+    expect(each, message_kind::introduction, run.who.name_of(others[each.sender]));
     const std::string theirs(reinterpret_cast<const char*>(each.bytes.data()), each.bytes.size());
     if (theirs == mine) continue;
     throw link_error(fmt::format("{} was started for another run than {}\n  here:  {}\n  there: {}",
                                  run.who.name_of(others[each.sender]), run.who.name_of(0), mine, theirs));
   }
-  ranks.send(others, {}, {&answer, 1});
+  ranks.send(others, message_kind::welcome, payload(std::as_bytes(std::span(&steps_done, 1))));
   return steps_done;
 }
 
@@ -131,18 +143,16 @@ struct worker_part {
       player.emplace(given.replay, part.worker, given.compute_seconds, trained.partition().model());
   }
 
-  worker_tasks tasks(worker_peers& peers) {
+  worker_tasks tasks(transport& ranks) {
     return {
         .compute = [this](std::uint64_t step, step_report& report) { compute(step, report); },
         .evaluate =
-            [this, &peers](step_report& report) {
-              if (player || given.no_evaluation) return;
-              evaluate(peers, local, data.test, evaluation_batch_images, report);
+            [this, &ranks](step_report& report) {
+              evaluate(
+                  local, data.test, part, evaluation_batch_images, [&] { ranks.show_life(); }, report);
             },
         .finished =
-            [this, &peers] {
-              if (given.save.empty()) return;
-              average_statistics(peers, local);
+            [this] {
               if (part.worker == 0) save_model(*local.network().ptr(), given.save);
             },
         .pulled = {},
@@ -172,16 +182,7 @@ struct worker_part {
 };
 
 worker_options worker_options_of(const training& run, std::size_t sender, std::uint64_t steps_done) {
-  const options& given = run.given;
-  return {
-      .steps = given.steps,
-      .compression = compression_of(run, sender),
-      .agrees_on_selection = run.layer_dropping && given.selection == "agreed",
-      .evaluation_period_steps = given.evaluation_period_steps,
-      .hash_period_steps = given.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
-      .checkpoint_period_steps = given.checkpoint_period_steps,
-      .steps_done = steps_done,
-  };
+  return {.plan = plan_of(run, steps_done), .compression = compression_of(run, sender)};
 }
 
 // The workers of a machine share its devices out among themselves.
@@ -203,9 +204,10 @@ struct records {
              .steps_done = steps_done},
             local.model()),
         tasks{
-            .record = [this](const step_metrics& step) { log.record(step); },
-            .record_evaluation = [this](std::uint64_t step,
-                                        const evaluation& seen) { log.record_evaluation(step, seen); },
+            .records = {
+                .record = [this](const step_metrics& step) { log.record(step); },
+                .record_evaluation = [this](std::uint64_t step,
+                                            const evaluation& seen) { log.record_evaluation(step, seen); }},
             .save = [&run, &local](const server_state& state) { save_checkpoint(run, local, state); },
         } {}
   records(const records&) = delete;
@@ -227,11 +229,11 @@ run_result train_as_server(transport& ranks, const training& run) {
   };
   server_link link(ranks, clients, given.degraded ? report_loss : std::function<void(const std::string&)>());
   records kept(run, local, from.step);
-  const parameter_store parameters = [&](std::size_t l) { return local[l]; };
+  const server_options options = server_options_of(run, from.step);
   if (given.mode == "sync") {
-    serve(link, local.model(), parameters, server_options_of(run), kept.tasks, std::move(from));
+    serve(link, local, options, kept.tasks, std::move(from));
   } else {
-    serve_asynchronously(link, local.model(), parameters, server_options_of(run), kept.tasks);
+    serve_asynchronously(link, local, options, kept.tasks);
   }
   return kept.log.result();
 }
@@ -242,18 +244,17 @@ void train_as_worker(transport& ranks, const training& run) {
   const std::uint64_t steps_done = shake_hands(ranks, run, local.model(), 0);
   const std::size_t worker = run.who.worker_on(ranks.rank());
   const std::size_t node = run.who.node_of(ranks.rank());
-  std::vector<std::size_t> members = run.who.nodes[node];
-  const std::size_t leader = members.front();
-  members.erase(members.begin());
+  const std::size_t leader = run.who.nodes[node].front();
   worker_part part(run, worker, local);
   const worker_options options = worker_options_of(run, node, steps_done);
-  if (ranks.rank() != leader) {
-    worker_link link(ranks, leader, run.who.workers(), worker);
-    work_as_member(link, local, part.tasks(link), options);
-  } else {
-    node_leader link(ranks, server, run.who.workers(), worker, members, local.model());
-    work(link, local, part.tasks(link), options);
-  }
+  const worker_tasks tasks = part.tasks(ranks);
+  worker_link link(ranks, ranks.rank() == leader ? server : leader);
+  if (ranks.rank() != leader) return work_in_node(link, local, tasks, options);
+  if (run.who.nodes[node].size() == 1) return work(link, local, tasks, options);
+  std::vector<client> members;
+  for (const std::size_t rank : run.who.below(leader)) members.push_back({.rank = rank});
+  server_link node_link(ranks, members);
+  lead_node(link, node_link, local, tasks, options);
 }
 
 run_result train_without_server(transport& ranks, const training& run) {
@@ -266,13 +267,14 @@ run_result train_without_server(transport& ranks, const training& run) {
   std::optional<records> kept;
   if (keeps_records) kept.emplace(run, local, steps_done);
   if (run.given.topology == "mpi_allreduce") {
-    train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, part.tasks(group),
-                           worker_options_of(run, group.worker(), 0), server_options_of(run),
+    train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, part.tasks(ranks),
+                           worker_options_of(run, group.worker(), 0), server_options_of(run, 0),
                            kept ? kept->tasks : server_tasks());
     return kept ? kept->log.result() : run_result();
   }
-  train_by_allreduce(group, local, part.tasks(group), worker_options_of(run, group.worker(), steps_done),
-                     server_options_of(run), kept ? kept->tasks : server_tasks(), std::move(from));
+  train_by_allreduce(group, local, part.tasks(ranks), worker_options_of(run, group.worker(), steps_done),
+                     server_options_of(run, steps_done), kept ? kept->tasks : server_tasks(),
+                     std::move(from));
   return kept ? kept->log.result() : run_result();
 }
 
@@ -326,7 +328,7 @@ void check_training(const training& run, bool is_worker) {
   if (run.given.mode == "async" && (run.given.checkpoint_period_steps > 0 || run.given.resume)) {
     throw std::invalid_argument("checkpoints need --mode sync: an asynchronous run is in no one state");
   }
-  const server_options server = server_options_of(run);
+  const server_options server = server_options_of(run, 0);
   sgd(lamina::layout({{"any", {1}}}), server.optimizer);
   lamina::partition(lamina::layout({{"any", {1}}}), run.given.part_elements);
   const std::size_t test_images = run.data.test->size().value();
@@ -373,7 +375,7 @@ run_result train(transport& ranks, const training& run) {
   } catch (const std::exception& error) {
     std::vector<std::size_t> told = run.who.below(ranks.rank());
     if (told.empty()) told.push_back(run.who.above(ranks.rank()));
-    send_last_word(ranks, told, error.what());
+    send_failure(ranks, told, error.what());
     throw;
   }
 }

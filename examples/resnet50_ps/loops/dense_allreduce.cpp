@@ -2,12 +2,9 @@
 #include "loops/dense_allreduce.hpp"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
-#include "loops/worker_step.hpp"
 #include "messages/mpi_transport.hpp"
-#include "records/metrics.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -29,10 +26,10 @@ void sum(std::span<float> values, MPI_Comm workers) {
 void train_by_mpi_allreduce(worker_group& group, MPI_Comm workers, replica& local, const worker_tasks& tasks,
                             const worker_options& worker, const server_options& server,
                             const server_tasks& records) {
+  const training_plan& plan = worker.plan;
   const lamina::layout& model = local.model();
   sgd optimizer(model, server.optimizer);
-  step_summary summary(model);
-  evaluation_log evaluations;
+  step_log log(model, records.records, group.clock());
   lamina::selection all(model);
   for (std::size_t l = 0; l < model.layers(); ++l) {
     all.send(l);
@@ -44,46 +41,32 @@ void train_by_mpi_allreduce(worker_group& group, MPI_Comm workers, replica& loca
   std::vector<float> gradients(model.elements());
   for (std::uint64_t step = 1;; ++step) {
     if (tasks.pulled) tasks.pulled(step);
-    step_report report = report_on_replica(local, step, tasks, worker);
-    const std::vector<message> replicas = group.gather(report, {});
-    if (group.worker() == 0) {
-      take_reports(
-          replicas, step, [&] { return report.replica_hash; },
-          [&](std::size_t w) { return group.name_of(w); }, evaluations, records);
-    }
-    if (report.is_last) return;
+    step_report report = examine(local, step, plan, tasks, group.clock(),
+                                 [&](std::span<double> statistics) { group.average(statistics); });
+    if (plan.is_over(step)) return log_end(group, report, step, log);
 
-    const stopwatch compute;
+    group.clock().take();
     tasks.compute(step, report);
-    report.compute_seconds = compute.seconds();
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      std::ranges::copy(local.gradient(l), gradients.data() + model.offset(l));
+    report.compute_seconds = group.clock().take();
+    {
+      const work_clock::pause summing(group.clock());
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        std::ranges::copy(local.gradient(l), gradients.data() + model.offset(l));
+      }
+      sum(gradients, workers);
     }
-    sum(gradients, workers);
-
-    const stopwatch updating;
-    const float learning_rate = server.learning_rate.at(step);
-    optimizer.set_learning_rate(learning_rate);
     for (float& each : gradients) each /= static_cast<float>(group.workers());
+    optimizer.set_learning_rate(server.learning_rate.at(step));
     for (std::size_t l = 0; l < model.layers(); ++l) {
       optimizer.begin(l, step);
       optimizer.update(l, 0, std::span(gradients).subspan(model.offset(l), model.sizes()[l]), local[l]);
     }
     local.upload();
-    const double update_seconds = updating.seconds();
 
-    const std::vector<message> reports = group.gather(report, {});
-    if (group.worker() == 0) {
-      // As few as an allreduce can move in and out of each.
-      const std::size_t moved_bytes =
-          model.elements() * sizeof(float) * (group.workers() - 1) / group.workers();
-      for (const message& each : reports) summary.add_report(each.report, moved_bytes);
-      summary.add_published(moved_bytes, group.workers());
-      summary.add_arrived(all);
-      summary.add_server_seconds(update_seconds);
-      const step_metrics metrics = summary.finish(step, learning_rate);
-      if (records.record) records.record(metrics);
-    }
+    // As few as an allreduce can move in and out of each.
+    log_step(group, report, step, model.elements() * sizeof(float) * (group.workers() - 1) / group.workers(),
+             log);
+    log.finish_step(step, optimizer.learning_rate(), all);
   }
 }
 

@@ -2,9 +2,9 @@
 #include "loops/server.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <lamina/codec.hpp>
 #include <lamina/server.hpp>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,80 +12,88 @@
 namespace resnet50_ps {
 namespace {
 
-void resume(server_link& link, const server_state& state, sgd& optimizer) {
-  std::ranges::copy(state.velocity, optimizer.velocity().begin());
-  std::ranges::copy(state.updated_in, optimizer.updated_in().begin());
-  std::span<const std::vector<std::byte>> states = state.workers;
-  const std::vector<std::size_t> workers = link.workers_of_clients();
-  for (std::size_t c = 0; c < link.clients(); ++c) {
-    link.send(c, std::span<const std::byte>(pack(states.first(workers[c]))));
-    states = states.subspan(workers[c]);
+void send_states(server_link& workers, const server_state& from) {
+  std::span<const std::vector<std::byte>> states = from.workers;
+  const std::vector<std::size_t> of_clients = workers.workers_of_clients();
+  for (std::size_t c = 0; c < workers.clients(); ++c) {
+    workers.send(c, message_kind::state, payload(pack(states.first(of_clients[c]))));
+    states = states.subspan(of_clients[c]);
   }
 }
 
-server_state state_after(std::uint64_t step, const sgd& optimizer, const std::vector<message>& messages) {
-  server_state state;
-  state.step = step;
-  state.velocity.assign(optimizer.velocity().begin(), optimizer.velocity().end());
-  state.updated_in.assign(optimizer.updated_in().begin(), optimizer.updated_in().end());
-  for (const message& each : messages) {
-    for (auto& worker : unpack(each.bytes)) state.workers.push_back(std::move(worker));
+std::vector<std::vector<std::byte>> receive_states(server_link& workers) {
+  std::vector<std::vector<std::byte>> states;
+  for (const message& each : workers.receive_from_all(message_kind::state)) {
+    for (auto& worker : unpack(each.bytes)) states.push_back(std::move(worker));
   }
-  return state;
+  return states;
+}
+
+void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
+                    const server_link& workers) {
+  std::uint64_t expected = 0;
+  for (const pushed& each : reports) {
+    if (each.report.replica_hash == 0) continue;
+    if (expected == 0) expected = hash_of(local);
+    if (each.report.replica_hash != expected) throw other_replica(workers.name_of(each.sender), step);
+  }
 }
 
 }  // namespace
 
-void take_reports(const std::vector<message>& messages, std::uint64_t step,
-                  const std::function<std::uint64_t()>& expected_hash,
-                  const std::function<std::string(std::size_t)>& name_of, evaluation_log& evaluations,
-                  const server_tasks& tasks) {
-  std::uint64_t expected = 0;
-  for (const message& each : messages) {
-    if (each.report.replica_hash == 0) continue;
-    if (expected == 0) expected = expected_hash();
-    if (each.report.replica_hash == expected) continue;
-    throw other_replica(name_of(each.sender), step);
-  }
-  for (const message& each : messages) {
-    const auto whole = evaluations.add(step - 1, each.report, messages.size());
-    if (whole && tasks.record_evaluation) tasks.record_evaluation(step - 1, *whole);
-  }
+server_state state_after(std::uint64_t step, const sgd& optimizer) {
+  return {.step = step,
+          .velocity = {optimizer.velocity().begin(), optimizer.velocity().end()},
+          .updated_in = {optimizer.updated_in().begin(), optimizer.updated_in().end()},
+          .workers = {}};
 }
 
-void serve(server_link& link, const lamina::layout& model, const parameter_store& parameters,
-           const server_options& options, const server_tasks& tasks, server_state from) {
-  auto aggregator = lamina::gradient_aggregator<float>::of_nodes(model, link.workers_of_clients(),
+void take_up(const server_state& state, sgd& optimizer) {
+  std::ranges::copy(state.velocity, optimizer.velocity().begin());
+  std::ranges::copy(state.updated_in, optimizer.updated_in().begin());
+}
+
+void serve(server_link& workers, const replica& local, const server_options& options,
+           const server_tasks& tasks, server_state from) {
+  const training_plan& plan = options.plan;
+  const lamina::layout& model = local.model();
+  const auto parameters = [&](std::size_t l) { return local[l]; };
+  auto aggregator = lamina::gradient_aggregator<float>::of_nodes(model, workers.workers_of_clients(),
                                                                  {.first_step = from.step + 1});
-  lamina::parameter_publisher<float> publisher(model, link.clients());
+  const auto out = std::make_shared<published_model>(
+      published_model{local, lamina::parameter_publisher<float>(model, workers.clients())});
   sgd optimizer(model, options.optimizer);
-  step_summary summary(model);
-  evaluation_log evaluations;
+  step_log log(model, tasks.records, workers.clock());
 
-  if (from.step > 0) resume(link, from, optimizer);
-  from.workers.clear();
+  if (from.step > 0) {
+    take_up(from, optimizer);
+    send_states(workers, from);
+    from.workers.clear();
+  }
   for (std::uint64_t step = from.step + 1;; ++step) {
-    const stopwatch encoding;
-    const lamina::encoded_frame& published = publisher.encode_for_all(step, parameters);
-    summary.add_server_seconds(encoding.seconds());
-    link.send_to_all(published.segments());
-    publisher.commit_all();
-    summary.add_published(published.size_bytes(), link.clients_left());
+    const lamina::encoded_frame& frame = out->frames.encode_for_all(step, parameters);
+    workers.send_to_all(message_kind::parameters, {frame.segments(), out});
+    out->frames.commit_all();
+    log.published(frame.size_bytes(), workers.clients_left());
 
-    const std::vector<message> messages = link.receive_from_all();
-    take_reports(
-        messages, step, [&] { return hash_of(model, parameters); },
-        [&](std::size_t client) { return link.name_of(client); }, evaluations, tasks);
-    if (step > options.steps) return;
-
-    const stopwatch updating;
-    const float learning_rate = options.learning_rate.at(step);
-    optimizer.set_learning_rate(learning_rate);
-    for (const message& each : messages) {
-      read_from(link.name_of(each.sender), [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
-      summary.add_report(each.report, each.bytes.size());
+    if (plan.averages_statistics_before(step)) workers.average();
+    if (plan.is_over(step)) {
+      const std::vector<pushed> last = workers.receive_last_reports();
+      check_replicas(last, local, step, workers);
+      return log.finished(last, step);
     }
-    if (messages.size() < link.clients()) aggregator.close();  // without those that were lost
+    if (plan.agrees_on_selection) workers.average();
+
+    const std::vector<pushed> gradients = workers.receive_gradients();
+    check_replicas(gradients, local, step, workers);
+    log.received(gradients, step);
+    const stopwatch updating;
+    for (const pushed& each : gradients) {
+      read_from(workers.name_of(each.sender),
+                [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
+    }
+    if (gradients.size() < workers.clients()) aggregator.close();  // without those that were lost
+    optimizer.set_learning_rate(options.learning_rate.at(step));
     for (std::size_t l = 0; l < model.layers(); ++l) {
       // Blocks of the mean go straight into the update; a layer that did not arrive has none and stays untouched.
       if (aggregator.arrived().is_sent(l)) optimizer.begin(l, step);
@@ -93,17 +101,16 @@ void serve(server_link& link, const lamina::layout& model, const parameter_store
         optimizer.update(l, begin, gradient, parameters(l));
       });
     }
-    publisher.update(aggregator.arrived());
-    summary.add_arrived(aggregator.arrived());
-    aggregator.next_step();
     updating.wait_for(options.least_update_seconds);
-    summary.add_server_seconds(updating.seconds());
-    const step_metrics metrics = summary.finish(step, learning_rate);
-    if (tasks.record) tasks.record(metrics);
-    if (is_checkpoint_due(options.checkpoint_period_steps, step, options.steps)) {
-      const server_state state = state_after(step, optimizer, link.receive_from_all());
+    out->frames.update(aggregator.arrived());
+    log.finish_step(step, optimizer.learning_rate(), aggregator.arrived());
+    aggregator.next_step();
+
+    if (plan.makes_checkpoint_after(step)) {
+      server_state state = state_after(step, optimizer);
+      state.workers = receive_states(workers);
       if (tasks.save) tasks.save(state);
-      summary.begin();
+      log.restart();
     }
   }
 }

@@ -4,15 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <lamina/layout.hpp>
+#include <lamina/server.hpp>
 #include <string>
 #include <vector>
 
+#include "loops/plan.hpp"
 #include "messages/link.hpp"
 #include "model/optimizer.hpp"
 #include "model/replica.hpp"
 #include "model/schedule.hpp"
-#include "records/metrics.hpp"
+#include "records/step_log.hpp"
 
 namespace resnet50_ps {
 
@@ -25,42 +26,42 @@ struct server_state {
 };
 
 struct server_options {
-  std::uint64_t steps = 0;
+  training_plan plan;
   sgd_options optimizer;
   learning_rate_schedule learning_rate;
-  std::uint64_t checkpoint_period_steps = 0;  ///< 0: never
   double least_update_seconds =
       0;  ///< an update takes so long, as on another machine: of the synchronous server
 };
 
 /// What the loops call with results; each may be empty.
 struct server_tasks {
-  std::function<void(const step_metrics&)> record;
-  /// The workers have evaluated the parameters that stood after `step`.
-  std::function<void(std::uint64_t step, const evaluation&)> record_evaluation;
-  /// To be kept, with the parameters as they stand in the store.
+  record_tasks records;
+  /// To be kept, with the parameters as they stand in the replica.
   std::function<void(const server_state&)> save;
+};
+
+/// What frames of parameters point into, shared with the sends: one to a worker that is lost may never end.
+struct published_model {
+  replica local;
+  lamina::parameter_publisher<float> frames;
 };
 
 /// Runs the synchronous parameter server until step `steps`: sends the parameters, takes a gradient frame from every
 /// client, applies the mean over the workers. At the end the workers hold the final parameters. Goes on after `from`, whose
-/// parameters stand in the store already. Throws lamina::decode_error for a bad frame, link_error for a lost peer and for a
+/// parameters stand in the replica already. Throws lamina::decode_error for a bad frame, link_error for a lost peer and for a
 /// worker whose replica is not what it should be.
-void serve(server_link& link, const lamina::layout& model, const parameter_store& parameters,
-           const server_options& options, const server_tasks& tasks, server_state from = {});
+void serve(server_link& workers, const replica& local, const server_options& options,
+           const server_tasks& tasks, server_state from = {});
 
 /// The asynchronous one: applies each gradient frame when it comes and answers its client with what that client has not
 /// seen, for `steps` frames a client. A frame counts as its workers of all W, so that a frame of each client moves the
 /// parameters as far as a step of the synchronous server, momentum and decay included, and the same learning rate suits both; a
 /// step, to the optimizer, the schedule and the metrics, is that many frames. Makes no checkpoints.
-void serve_asynchronously(server_link& link, const lamina::layout& model, const parameter_store& parameters,
-                          const server_options& options, const server_tasks& tasks);
+void serve_asynchronously(server_link& workers, const replica& local, const server_options& options,
+                          const server_tasks& tasks);
 
-/// What came with the reports that begin `step`: evaluations are recorded, and a hash of a replica that is not
-/// `expected_hash()` throws link_error with `name_of(message::sender)`.
-void take_reports(const std::vector<message>& messages, std::uint64_t step,
-                  const std::function<std::uint64_t()>& expected_hash,
-                  const std::function<std::string(std::size_t)>& name_of, evaluation_log& evaluations,
-                  const server_tasks& tasks);
+/// The optimizer's part of a state, and back.
+server_state state_after(std::uint64_t step, const sgd& optimizer);
+void take_up(const server_state& state, sgd& optimizer);
 
 }  // namespace resnet50_ps

@@ -1,50 +1,85 @@
 // SPDX-License-Identifier: MIT
 #include "loops/worker.hpp"
 
+#include <lamina/codec.hpp>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "loops/worker_step.hpp"
-#include "records/metrics.hpp"
+#include "model/passes.hpp"
 
 namespace resnet50_ps {
 
-void work(worker_link& link, replica& local, const worker_tasks& tasks, const worker_options& options) {
-  lamina::gradient_compressor<float> compressor(local.partition().model(), options.compression);
-  if (options.steps_done > 0) load_state(link.receive_state(), &compressor, tasks);
-  for (std::uint64_t step = options.steps_done + 1;; ++step) {
-    pull(link, local, step);
+void work(worker_link& server, replica& local, const worker_tasks& tasks, const worker_options& options) {
+  const training_plan& plan = options.plan;
+  // Shared with the frames on their way, which lie in its residual.
+  const auto compressor =
+      std::make_shared<lamina::gradient_compressor<float>>(local.partition().model(), options.compression);
+  if (plan.steps_done > 0) load_state(server.receive_states(1)[0], compressor.get(), tasks);
+  for (std::uint64_t step = plan.steps_done + 1;; ++step) {
+    apply_parameters(server.receive_parameters(), server.name_of_server(), local, step);
     if (tasks.pulled) tasks.pulled(step);
-    step_report report = report_on_replica(local, step, tasks, options);
-    if (report.is_last) {
-      link.add_node(step, {}, report);
-      return link.send(report, {});
-    }
+    step_report report = examine(local, step, plan, tasks, server.clock(),
+                                 [&](std::span<double> statistics) { server.average(statistics); });
+    if (plan.is_over(step)) return server.finish(report);
 
-    const stopwatch compute;
     tasks.compute(step, report);
-    report.compute_seconds = compute.seconds();
-    link.add_node(
-        step, [&](std::size_t l) { return local.gradient(l); }, report);
-
-    const stopwatch compression;
-    compressor.accumulate_all(local.gradients());
-    double agreeing_seconds = 0;
-    if (options.agrees_on_selection) {
-      const stopwatch agreeing;
-      std::vector<double> agreed(compressor.values().begin(), compressor.values().end());
-      link.agree(agreed);
-      agreeing_seconds = agreeing.seconds();
-      compressor.select(agreed);
+    compressor->accumulate_all(local.gradients());
+    if (plan.agrees_on_selection) {
+      std::vector<double> values(compressor->values().begin(), compressor->values().end());
+      server.average(values);
+      compressor->select(values);
     }
-    const lamina::encoded_frame& frame = compressor.encode();
-    report.threshold = compressor.threshold();
-    report.compute_seconds += compression.seconds() - agreeing_seconds;
+    const lamina::encoded_frame& frame = compressor->encode();
+    report.threshold = compressor->threshold();
+    server.push(report, {frame.segments(), compressor});
+    compressor->commit();
 
-    link.send(report, frame.segments());
-    compressor.commit();
-    if (is_checkpoint_due(options.checkpoint_period_steps, step, options.steps))
-      link.send_state(save_state(&compressor, tasks));
+    if (plan.makes_checkpoint_after(step)) server.send_states({{save_state(compressor.get(), tasks)}});
   }
+}
+
+void apply_parameters(const message& parameters, const std::string& sender, replica& local,
+                      std::uint64_t step) {
+  const auto frame = read_from(sender, [&] {
+    auto decoded = lamina::decode<float>(parameters.bytes, local.model());
+    lamina::expect(decoded, lamina::frame_kind::parameters, step);
+    return decoded;
+  });
+  for (std::size_t l = 0; l < local.model().layers(); ++l) frame.apply_to(l, local[l]);
+  local.upload();
+}
+
+step_report examine(replica& local, std::uint64_t step, const training_plan& plan, const worker_tasks& tasks,
+                    work_clock& clock, const average_over_workers& average) {
+  step_report report;
+  if (plan.compares_replicas_before(step)) report.replica_hash = hash_of(local);
+  if (!plan.averages_statistics_before(step)) return report;
+  const work_clock::pause examining(clock);
+  const stopwatch whole;
+  average_statistics(local, average);
+  if (plan.saves_model_before(step) && tasks.finished) tasks.finished();
+  if (plan.evaluates_before(step) && tasks.evaluate) tasks.evaluate(report);
+  report.evaluation_seconds = whole.seconds();
+  return report;
+}
+
+std::vector<std::byte> save_state(const lamina::gradient_compressor<float>* compressor,
+                                  const worker_tasks& tasks) {
+  std::vector<std::vector<std::byte>> parts(2);
+  if (compressor != nullptr) parts[0] = compressor->save();
+  if (tasks.save) parts[1] = tasks.save();
+  return pack(parts);
+}
+
+void load_state(std::span<const std::byte> bytes, lamina::gradient_compressor<float>* compressor,
+                const worker_tasks& tasks) {
+  const std::vector<std::vector<std::byte>> parts = unpack(bytes);
+  if (parts.size() != 2 || parts[0].empty() != (compressor == nullptr)) {
+    throw link_error("the state to resume from is that of another kind of worker");
+  }
+  if (compressor != nullptr) compressor->load(parts[0]);
+  if (tasks.load) tasks.load(parts[1]);
 }
 
 }  // namespace resnet50_ps

@@ -8,31 +8,24 @@
 #include <span>
 #include <vector>
 
-#include "data/batches.hpp"
+#include "loops/plan.hpp"
 #include "messages/link.hpp"
 #include "model/replica.hpp"
 
 namespace resnet50_ps {
 
 struct worker_options {
-  std::uint64_t steps = 0;
+  training_plan plan;
   lamina::compressor_options compression;
-  /// The workers average their layers' values and so all select the same layers.
-  bool agrees_on_selection = false;
-  std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end alone
-  std::uint64_t hash_period_steps =
-      100;  ///< how often the server gets the hash of the replica; 0: at the end alone
-  std::uint64_t checkpoint_period_steps = 0;  ///< how often the server gets the worker's state; 0: never
-  std::uint64_t steps_done = 0;  ///< of a run that resumes: the server begins by sending the worker's state
 };
 
 /// What the loop calls; all but the first may be empty.
 struct worker_tasks {
   /// Fills the gradients of the replica, mostly by compute_gradients(), and the report on its batch.
   std::function<void(std::uint64_t step, step_report&)> compute;
-  /// Evaluates the replica: sets the report's counts of test images.
+  /// Evaluates the replica, whose statistics are the mean over the workers: sets the report's counts of test images.
   std::function<void(step_report&)> evaluate = {};
-  /// The trained parameters stand in the replica; called once, before the last evaluation.
+  /// The trained parameters stand in the replica, with such statistics; called once, before the last evaluation.
   std::function<void()> finished = {};
   /// New parameters stand in the replica: those that `step` begins with; called `steps` + 1 times in all.
   std::function<void(std::uint64_t step)> pulled = {};
@@ -44,6 +37,26 @@ struct worker_tasks {
 /// Runs one worker until step `steps`: takes the parameters into the replica, computes the gradients of a batch, sends the
 /// layers that layer dropping selects; at the end a last report. Throws lamina::decode_error for a bad frame,
 /// lamina::non_finite_gradient when training diverges, link_error for a lost server.
-void work(worker_link& link, replica& local, const worker_tasks& tasks, const worker_options& options);
+void work(worker_link& server, replica& local, const worker_tasks& tasks, const worker_options& options);
+
+// What the loops of all workers have in common.
+
+/// The mean over the workers takes the place of the values; all of them call it with as many.
+using average_over_workers = std::function<void(std::span<double>)>;
+
+/// Takes the parameters that `step` begins with into the replica.
+void apply_parameters(const message& parameters, const std::string& sender, replica& local,
+                      std::uint64_t step);
+
+/// What is done with the parameters of `step` before it is trained on: hashed, evaluated and saved where that is due. Begins
+/// the step's report. `clock` does not count evaluations.
+step_report examine(replica& local, std::uint64_t step, const training_plan& plan, const worker_tasks& tasks,
+                    work_clock& clock, const average_over_workers& average);
+
+/// What a checkpoint holds of a worker: its compressor, if it has one, and what the tasks say; and back.
+std::vector<std::byte> save_state(const lamina::gradient_compressor<float>* compressor,
+                                  const worker_tasks& tasks);
+void load_state(std::span<const std::byte> bytes, lamina::gradient_compressor<float>* compressor,
+                const worker_tasks& tasks);
 
 }  // namespace resnet50_ps

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -23,13 +24,10 @@ class in_process_run {
  private:
   class end;
   struct letter {
-    step_report report;
-    std::vector<std::byte> bytes;
+    message_kind kind = message_kind::sign_of_life;
+    std::shared_ptr<const std::vector<std::byte>> bytes;
   };
-  struct mailbox {
-    std::deque<letter> arrived;
-    letter taken;  // what the last message points into
-  };
+  using mailbox = std::deque<letter>;
   struct actor {
     std::function<bool()> can_go_on;  // empty: it is running or has not begun
     bool finished = false;
@@ -60,8 +58,8 @@ class in_process_run::end : public transport {
   std::size_t ranks() const override { return run_.actors_.size(); }
   std::string name_of(std::size_t rank) const override { return run_.options_.name_of(rank); }
 
-  void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override {
-    for (const std::size_t rank : to) post(rank, report, bytes);
+  void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override {
+    for (const std::size_t rank : to) post(rank, kind, what);
     lose_if([&](std::size_t rank) { return run_.actors_[rank].finished; }, to, "sending to");
   }
 
@@ -93,26 +91,27 @@ class in_process_run::end : public transport {
     return take(from, sender);
   }
 
-  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override {
-    post(to, {}, {&bytes, 1});
+  message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) override {
+    post(to, kind, what);
     return receive_from_each({&from, 1})[0];
   }
 
  private:
   bool is_over(std::size_t rank) const { return run_.actors_[rank].finished; }
-  bool has_come(std::size_t rank) const { return !run_.box(rank, rank_).arrived.empty(); }
+  bool has_come(std::size_t rank) const { return !run_.box(rank, rank_).empty(); }
 
-  void post(std::size_t to, const step_report& report, byte_segments bytes) {
-    letter& sent = run_.box(rank_, to).arrived.emplace_back();
-    sent.report = report;
-    for (const auto segment : bytes) sent.bytes.insert(sent.bytes.end(), segment.begin(), segment.end());
+  void post(std::size_t to, message_kind kind, const payload& what) {
+    std::vector<std::byte> bytes;
+    bytes.reserve(what.size_bytes());
+    for (const auto segment : what.segments()) bytes.insert(bytes.end(), segment.begin(), segment.end());
+    run_.box(rank_, to).push_back({kind, std::make_shared<const std::vector<std::byte>>(std::move(bytes))});
   }
 
   message take(std::span<const std::size_t> from, std::size_t sender) {
     mailbox& box = run_.box(from[sender], rank_);
-    box.taken = std::move(box.arrived.front());
-    box.arrived.pop_front();
-    return {sender, box.taken.report, box.taken.bytes};
+    const letter taken = std::move(box.front());
+    box.pop_front();
+    return {sender, taken.kind, *taken.bytes, taken.bytes};
   }
 
   template <class Lost>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace resnet50_ps {
 namespace {
@@ -13,17 +14,27 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-void heed_last_word(const message& from, const std::string& name) {
-  if (!from.report.is_last_word) return;
-  throw link_error(
-      name + " failed: " + std::string(reinterpret_cast<const char*>(from.bytes.data()), from.bytes.size()));
+std::string text_in(const message& arrived) {
+  return {reinterpret_cast<const char*>(arrived.bytes.data()), arrived.bytes.size()};
+}
+
+payload mean_of(const value_sum& sum) {
+  std::vector<double> mean = sum.values;
+  for (double& each : mean) each /= sum.workers;
+  return payload(std::as_bytes(std::span(mean)));
 }
 
 }  // namespace
 
-void send_last_word(transport& ranks, std::span<const std::size_t> to, const std::string& reason) {
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(reason));
-  ranks.send(to, {.is_last_word = true}, {&bytes, 1});
+void expect(const message& arrived, message_kind kind, const std::string& sender) {
+  if (arrived.kind == message_kind::failure) throw link_error(sender + " failed: " + text_in(arrived));
+  if (arrived.kind == kind) return;
+  throw link_error(sender + " sent " + describe(arrived.kind) + " where " + describe(kind) +
+                   " belongs: not all ranks are at the same place of the same run");
+}
+
+void send_failure(transport& ranks, std::span<const std::size_t> to, const std::string& reason) {
+  ranks.send(to, message_kind::failure, payload(std::as_bytes(std::span(reason))));
 }
 
 std::vector<std::byte> pack(std::span<const std::vector<std::byte>> strings) {
@@ -51,6 +62,14 @@ std::vector<std::vector<std::byte>> unpack(std::span<const std::byte> bytes) {
   return strings;
 }
 
+pushed read_pushed(const message& arrived) {
+  const std::size_t behind = std::min(report_bytes, arrived.bytes.size());
+  return {.sender = arrived.sender,
+          .report = decode_report(arrived.bytes.last(behind)),
+          .bytes = arrived.bytes.first(arrived.bytes.size() - behind),
+          .owner = arrived.owner};
+}
+
 void value_sum::add(std::span<const double> more, double of_workers) {
   if (workers == 0) values.assign(more.size(), 0);
   if (more.size() != values.size()) {
@@ -64,17 +83,9 @@ void value_sum::add(std::span<const double> more, double of_workers) {
 // The message's first number is how many workers the others are of.
 void value_sum::add(const message& asking) {
   std::vector<double> numbers(asking.bytes.size() / sizeof(double));
-  if (numbers.empty() || !asking.report.asks_for_mean) {
-    throw link_error("not all workers ask for the mean at the same time");
-  }
+  if (numbers.empty()) throw link_error("values to be averaged do not say over how many workers");
   std::memcpy(numbers.data(), asking.bytes.data(), numbers.size() * sizeof(double));
   add(std::span(numbers).subspan(1), numbers[0]);
-}
-
-void worker_peers::average(std::span<float> values) {
-  std::vector<double> exact(values.begin(), values.end());
-  average(std::span(exact));
-  std::ranges::transform(exact, values.begin(), [](double each) { return static_cast<float>(each); });
 }
 
 server_link::server_link(transport& ranks, std::vector<client> clients,
@@ -103,25 +114,28 @@ void server_link::lose(const peers_lost& loss) {
   on_loss_(loss.what());
 }
 
-void server_link::send(std::size_t to, byte_segments bytes) {
-  transport_.send(std::span(&clients_[to].rank, 1), {}, bytes);
+void server_link::send(std::size_t client, message_kind kind, const payload& what) {
+  const work_clock::pause sending(clock_);
+  transport_.send(std::span(&clients_[client].rank, 1), kind, what);
 }
 
-void server_link::send_to_all(byte_segments bytes) {
+void server_link::send_to_all(message_kind kind, const payload& what) {
+  const work_clock::pause sending(clock_);
   try {
-    transport_.send(ranks_left_, {}, bytes);
+    transport_.send(ranks_left_, kind, what);
   } catch (const peers_lost& loss) {
     lose(loss);
   }
 }
 
-std::vector<message> server_link::collect() {
+std::vector<message> server_link::receive_from_all(message_kind kind) {
+  const work_clock::pause waiting(clock_);
   for (;;) {
     try {
       std::vector<message> messages = transport_.receive_from_each(ranks_left_);
       for (message& each : messages) {
         each.sender = numbers_left_[each.sender];
-        heed_last_word(each, name_of(each.sender));
+        expect(each, kind, name_of(each.sender));
       }
       return messages;
     } catch (const peers_lost& loss) {
@@ -130,72 +144,90 @@ std::vector<message> server_link::collect() {
   }
 }
 
-void server_link::answer(const std::vector<message>& asking) {
-  value_sum sum;
-  for (const message& each : asking) sum.add(each);
-  for (double& each : sum.values) each /= sum.workers;
-  send_to_all(std::as_bytes(std::span(sum.values)));
+std::vector<pushed> server_link::receive_pushed(message_kind kind) {
+  std::vector<pushed> all;
+  for (const message& each : receive_from_all(kind)) all.push_back(read_pushed(each));
+  return all;
 }
 
-std::vector<message> server_link::receive_from_all() {
-  const auto asks = [](const message& each) { return each.report.asks_for_mean; };
-  std::vector<message> messages = collect();
-  while (std::ranges::any_of(messages, asks)) {
-    answer(messages);
-    messages = collect();
-  }
-  return messages;
+void server_link::average() {
+  const work_clock::pause averaging(clock_);
+  value_sum sum;
+  for (const message& each : receive_from_all(message_kind::values)) sum.add(each);
+  send_to_all(message_kind::mean, mean_of(sum));
 }
 
 message server_link::receive_from_any() {
-  latest_.resize(clients());
-  for (;;) {
-    message arrived = transport_.receive_from_any(ranks_left_);
-    const auto place = static_cast<std::ptrdiff_t>(arrived.sender);
-    arrived.sender = numbers_left_[arrived.sender];
-    heed_last_word(arrived, name_of(arrived.sender));
-    if (!arrived.report.asks_for_mean) {
-      if (arrived.report.is_last) {
-        ranks_left_.erase(ranks_left_.begin() + place);
-        numbers_left_.erase(numbers_left_.begin() + place);
-      }
-      return arrived;
-    }
-    latest_[arrived.sender] = {};
-    latest_[arrived.sender].add(arrived);
-    value_sum sum;
-    for (const value_sum& each : latest_) {
-      if (each.workers > 0) sum.add(each.values, each.workers);
-    }
-    for (double& each : sum.values) each /= sum.workers;
-    send(arrived.sender, std::as_bytes(std::span(sum.values)));
+  const work_clock::pause waiting(clock_);
+  message arrived = transport_.receive_from_any(ranks_left_);
+  const auto place = static_cast<std::ptrdiff_t>(arrived.sender);
+  arrived.sender = numbers_left_[arrived.sender];
+  if (arrived.kind == message_kind::finished) {
+    ranks_left_.erase(ranks_left_.begin() + place);
+    numbers_left_.erase(numbers_left_.begin() + place);
   }
+  return arrived;
 }
 
-std::span<const std::byte> worker_link::receive() {
-  const message arrived = transport_.receive_from_each({&hub_, 1})[0];
-  heed_last_word(arrived, name_of_server());
-  return arrived.bytes;
+void server_link::answer_with_mean(const message& asking) {
+  const work_clock::pause averaging(clock_);
+  latest_.resize(clients());
+  latest_[asking.sender] = {};
+  latest_[asking.sender].add(asking);
+  value_sum sum;
+  for (const value_sum& each : latest_) {
+    if (each.workers > 0) sum.add(each.values, each.workers);
+  }
+  send(asking.sender, message_kind::mean, mean_of(sum));
 }
 
-void worker_link::average_over_clients(std::span<double> values, double weight) {
-  const std::array segments = {bytes_of(weight), std::as_bytes(std::span<const double>(values))};
-  send({.asks_for_mean = true}, segments);
-  const std::span<const std::byte> mean = worker_link::receive();
-  if (mean.size() != values.size_bytes()) throw link_error("the server sent a mean of other values");
-  std::memcpy(values.data(), mean.data(), mean.size());
+void worker_link::send(message_kind kind, const payload& what) {
+  const work_clock::pause sending(clock_);
+  transport_.send(std::span(&hub_, 1), kind, what);
 }
 
-void worker_link::send_state(const std::vector<std::byte>& state) {
-  const std::vector<std::byte> packed = pack({&state, 1});
-  const std::span<const std::byte> bytes = packed;
-  send({}, {&bytes, 1});
+message worker_link::receive(message_kind kind) {
+  const work_clock::pause waiting(clock_);
+  message arrived = transport_.receive_from_each(std::span(&hub_, 1))[0];
+  expect(arrived, kind, name_of_server());
+  return arrived;
 }
 
-std::vector<std::byte> worker_link::receive_state() {
-  std::vector<std::vector<std::byte>> states = unpack(worker_link::receive());
-  if (states.size() != 1) throw link_error("the server sent no state to resume from");
-  return std::move(states[0]);
+message worker_link::receive_parameters() {
+  message arrived = receive(message_kind::parameters);
+  clock_.take();
+  return arrived;
+}
+
+void worker_link::push(step_report report, payload gradients) {
+  report.compute_seconds = clock_.take() - report.node_seconds;
+  gradients.append(payload(encode_report(report)));
+  send(message_kind::gradients, gradients);
+}
+
+void worker_link::finish(const step_report& report) {
+  send(message_kind::finished, payload(encode_report(report)));
+}
+
+void worker_link::send_states(std::span<const std::vector<std::byte>> states) {
+  send(message_kind::state, payload(pack(states)));
+}
+
+std::vector<std::vector<std::byte>> worker_link::receive_states(std::size_t expected) {
+  std::vector<std::vector<std::byte>> states = unpack(receive(message_kind::state).bytes);
+  if (states.size() == expected) return states;
+  throw link_error(name_of_server() + " sent " + std::to_string(states.size()) +
+                   " states to resume from, not " + std::to_string(expected));
+}
+
+void worker_link::average(std::span<double> values, double weight) {
+  const work_clock::pause averaging(clock_);
+  payload asking(bytes_of(weight));
+  asking.append(payload(std::as_bytes(std::span<const double>(values))));
+  send(message_kind::values, asking);
+  const message mean = receive(message_kind::mean);
+  if (mean.bytes.size() != values.size_bytes()) throw link_error("the server sent a mean of other values");
+  std::memcpy(values.data(), mean.bytes.data(), mean.bytes.size());
 }
 
 }  // namespace resnet50_ps

@@ -5,23 +5,17 @@
 #include <cstdint>
 #include <functional>
 #include <lamina/error.hpp>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "messages/report.hpp"
 #include "messages/transport.hpp"
+#include "records/stopwatch.hpp"
 
-/// What the server's and the worker's loop know of each other.
+/// What the server's and the worker's loop say to each other.
 namespace resnet50_ps {
-
-/// After which steps something is done that is done every so many of them; a period of 0: never.
-inline bool is_due(std::uint64_t period_steps, std::uint64_t steps_done) {
-  return period_steps > 0 && steps_done > 0 && steps_done % period_steps == 0;
-}
-/// Checkpoints are due at the end as well. Server and workers must agree on it: states follow the frames of that step.
-inline bool is_checkpoint_due(std::uint64_t period_steps, std::uint64_t steps_done, std::uint64_t steps) {
-  return is_due(period_steps, steps_done) || (period_steps > 0 && steps_done == steps);
-}
 
 /// Calls `read`, which decodes what `peer` sent; a bad frame is a link_error that names the peer.
 template <class Read>
@@ -38,12 +32,25 @@ inline link_error other_replica(const std::string& name, std::uint64_t step) {
   return link_error(name + " began step " + std::to_string(step) + " with other parameters than it was sent");
 }
 
+/// Throws link_error, with the reason of a peer that has failed, for any other kind of message.
+void expect(const message& arrived, message_kind kind, const std::string& sender);
+
 /// Tells others, before this rank ends, why it fails: they then fail for the same reason.
-void send_last_word(transport& ranks, std::span<const std::size_t> to, const std::string& reason);
+void send_failure(transport& ranks, std::span<const std::size_t> to, const std::string& reason);
 
 /// Several byte strings as one, each with its length before it; and back. Throws link_error for bytes that are none.
 std::vector<std::byte> pack(std::span<const std::vector<std::byte>> strings);
 std::vector<std::vector<std::byte>> unpack(std::span<const std::byte> bytes);
+
+/// Gradients and what their worker tells beside them; of its last message there are no gradients.
+struct pushed {
+  std::size_t sender = 0;
+  step_report report;
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> owner;  // of the bytes
+};
+/// Throws link_error for bytes without a report.
+pushed read_pushed(const message& arrived);
 
 /// Values to be averaged over workers: their sum, and over how many.
 struct value_sum {
@@ -55,32 +62,13 @@ struct value_sum {
   void add(const message& asking);
 };
 
-/// The workers of a run among themselves, as one of them sees it.
-class worker_peers {
- public:
-  worker_peers(std::size_t workers, std::size_t worker) : workers_(workers), worker_(worker) {}
-  virtual ~worker_peers() = default;
-  std::size_t workers() const { return workers_; }
-  std::size_t worker() const { return worker_; }
-
-  /// Replaces `values` by their mean over the workers, the same bits on all of them. All call it with as many.
-  virtual void average(std::span<double> values) = 0;
-  void average(std::span<float> values);
-  /// As transport::show_life().
-  virtual void show_life() = 0;
-
- private:
-  std::size_t workers_;
-  std::size_t worker_;
-};
-
 /// Who sends gradients to the server: a worker, or the leader of a node for all of it.
 struct client {
   std::size_t rank = 0;
   std::size_t workers = 1;
 };
 
-/// The server's end. Answers what workers ask to be averaged on the way; the loops do not see it.
+/// The server's end; in a node, the leader's.
 class server_link {
  public:
   /// With `on_loss`, told why, the server goes on with the clients that are left; without it the loss of one ends all.
@@ -92,24 +80,28 @@ class server_link {
   std::size_t clients_left() const { return ranks_left_.size(); }
   std::vector<std::size_t> workers_of_clients() const;
   std::string name_of(std::size_t client) const { return transport_.name_of(clients_[client].rank); }
+  /// Runs while no call of this link does.
+  work_clock& clock() { return clock_; }
 
   /// To one client, whose loss ends all.
-  void send(std::size_t to, byte_segments bytes);
-  void send(std::size_t to, std::span<const std::byte> bytes) { send(to, byte_segments(&bytes, 1)); }
-  void send_to_all(byte_segments bytes);
-  void send_to_all(std::span<const std::byte> bytes) { send_to_all(byte_segments(&bytes, 1)); }
+  void send(std::size_t client, message_kind kind, const payload& what);
+  void send_to_all(message_kind kind, const payload& what);
   /// One message from every client that is left, in their order. message::sender is the client's number.
-  std::vector<message> receive_from_all();
-  /// The message of whoever comes first, but for clients whose last one has come. A mean is then over what each has
-  /// asked for last, so that nobody waits for the slowest.
-  message receive_from_any();
+  std::vector<message> receive_from_all(message_kind kind);
+  /// The same of gradients, or of the last reports.
+  std::vector<pushed> receive_gradients() { return receive_pushed(message_kind::gradients); }
+  std::vector<pushed> receive_last_reports() { return receive_pushed(message_kind::finished); }
+  /// Takes the values that each client which is left asks to be averaged, and answers all with their mean.
+  void average();
 
-  /// As receive_from_all, but what asks for a mean is left to the caller.
-  std::vector<message> collect();
+  /// The message of whoever comes first, of any kind, but for clients whose last one has come.
+  message receive_from_any();
+  /// Answers a client with the mean of what each has asked for last, so that nobody waits for the slowest.
+  void answer_with_mean(const message& asking);
 
  private:
   void lose(const peers_lost& loss);
-  void answer(const std::vector<message>& asking);
+  std::vector<pushed> receive_pushed(message_kind kind);
 
   transport& transport_;
   std::vector<client> clients_;
@@ -117,48 +109,37 @@ class server_link {
   std::vector<std::size_t> ranks_left_;
   std::vector<std::size_t> numbers_left_;  // of the clients on those ranks
   std::vector<value_sum> latest_;          // what each client asked to be averaged last
+  work_clock clock_;
 };
 
-/// For each layer, where the elements of its gradient lie.
-using gradient_store = std::function<std::span<float>(std::size_t layer)>;
-
 /// A worker's end.
-class worker_link : public worker_peers {
+class worker_link {
  public:
-  /// `hub` is the rank of the server, or of the leader of its node. This is worker `worker` of `workers`.
-  worker_link(transport& ranks, std::size_t hub, std::size_t workers, std::size_t worker)
-      : worker_peers(workers, worker), transport_(ranks), hub_(hub) {}
+  /// `hub` is the rank of the server, or of the leader of its node.
+  worker_link(transport& ranks, std::size_t hub) : transport_(ranks), hub_(hub) {}
 
-  /// Returns when it has been sent. No segments: the report alone.
-  void send(const step_report& report, byte_segments bytes) {
-    transport_.send(std::span(&hub_, 1), report, bytes);
-  }
-  /// What the server sent.
-  virtual std::span<const std::byte> receive();
   std::string name_of_server() const { return transport_.name_of(hub_); }
+  /// Runs while no call of this link does.
+  work_clock& clock() { return clock_; }
 
-  using worker_peers::average;
-  void average(std::span<double> values) override { average_over_clients(values, 1); }
-  void show_life() override { transport_.show_life(); }
-  /// The same over those who send gradients to the server; others do not call it.
-  void agree(std::span<double> values) { average_over_clients(values, 1); }
-
-  /// Adds the gradients of `step` and the reports of those that this worker sends for: the others of its node.
-  /// `gradients(l)` are those of layer l, which are written; at the end there are none.
-  virtual void add_node(std::uint64_t /*step*/, const gradient_store& /*gradients*/,
-                        step_report& /*report*/) {}
-
-  /// The worker's part of a checkpoint; and back when a run resumes.
-  virtual void send_state(const std::vector<std::byte>& state);
-  virtual std::vector<std::byte> receive_state();
-
- protected:
-  /// `values` are a sum over `weight` workers.
-  void average_over_clients(std::span<double> values, double weight);
+  void send(message_kind kind, const payload& what);
+  message receive(message_kind kind);
+  /// Parameters: from when they have come the clock counts.
+  message receive_parameters();
+  /// With the seconds that have passed on the clock, of which those in the node are no computing.
+  void push(step_report report, payload gradients);
+  /// The last message.
+  void finish(const step_report& report);
+  /// What the server keeps of the workers that this one speaks for; and takes it back. Throws link_error for another number.
+  void send_states(std::span<const std::vector<std::byte>> states);
+  std::vector<std::vector<std::byte>> receive_states(std::size_t expected);
+  /// Replaces `values`, a sum over `weight` workers, by their mean over all; each of the server's clients calls it with as many.
+  void average(std::span<double> values, double weight = 1);
 
  private:
   transport& transport_;
   std::size_t hub_;
+  work_clock clock_;
 };
 
 }  // namespace resnet50_ps

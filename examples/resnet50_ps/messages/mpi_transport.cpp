@@ -3,23 +3,21 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <exception>
 #include <thread>
 
 namespace resnet50_ps {
 namespace {
 
 constexpr int announcement_tag = 1;
-constexpr int frame_tag = 2;
+constexpr int piece_tag = 2;
 // MPI 3.1 counts in int, so long messages must go in pieces; these are small enough to show that a slow one moves.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+// To one receiver at a time: enough to keep a link busy, and few for MPI to look through.
+constexpr std::size_t pieces_in_flight = 8;
 
 using segments = std::vector<std::span<const std::byte>>;
-
-std::size_t size_of(byte_segments bytes) {
-  std::size_t sum = 0;
-  for (const auto segment : bytes) sum += segment.size();
-  return sum;
-}
 
 // The segments, cut wherever a piece is full.
 std::vector<segments> pieces_of(byte_segments bytes) {
@@ -40,31 +38,7 @@ std::vector<segments> pieces_of(byte_segments bytes) {
   return pieces;
 }
 
-// Segments anywhere in memory as one MPI message.
-class gathered_type {
- public:
-  explicit gathered_type(const segments& parts) {
-    std::vector<int> lengths;
-    std::vector<MPI_Aint> addresses;
-    for (const auto part : parts) {
-      lengths.push_back(static_cast<int>(part.size()));
-      check_mpi(MPI_Get_address(part.data(), &addresses.emplace_back()), "MPI_Get_address");
-    }
-    check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), addresses.data(),
-                                       MPI_BYTE, &type_),
-              "MPI_Type_create_hindexed");
-    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
-  }
-  ~gathered_type() { MPI_Type_free(&type_); }  // MPI keeps what a send on its way needs
-  gathered_type(const gathered_type&) = delete;
-  gathered_type& operator=(const gathered_type&) = delete;
-  MPI_Datatype get() const { return type_; }
-
- private:
-  MPI_Datatype type_ = MPI_DATATYPE_NULL;
-};
-
-// How many of them have completed since the last look.
+// How many of them have completed since the last look; those that have are MPI_REQUEST_NULL.
 int complete_some(std::vector<MPI_Request>& requests) {
   int count = 0;
   std::vector<int> indices(requests.size());
@@ -99,18 +73,109 @@ mpi_session::~mpi_session() {
   MPI_Finalize();
 }
 
-struct mpi_transport::outgoing {
-  std::size_t rank = 0;
-  announcement announced;
-  std::vector<MPI_Request> requests;
+// Shares the memory of what it sends, and makes the datatypes of its pieces once for all receivers.
+class mpi_transport::outgoing {
+ public:
+  outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what)
+      : communicator_(communicator), announced_{kind, what.size_bytes()}, what_(std::move(what)) {
+    for (const segments& piece : pieces_of(what_.segments())) pieces_.emplace_back(piece);
+    receivers_.reserve(to.size());
+    for (const std::size_t rank : to) {
+      receiver& each = receivers_.emplace_back(receiver{.rank = rank, .posted = 0, .requests = {}});
+      check_mpi(MPI_Isend(&announced_, sizeof announced_, MPI_BYTE, static_cast<int>(rank), announcement_tag,
+                          communicator_, &each.requests.emplace_back(MPI_REQUEST_NULL)),
+                "MPI_Isend");
+      post_pieces(each);
+    }
+  }
+  outgoing(const outgoing&) = delete;
+  outgoing& operator=(const outgoing&) = delete;
+
+  progress advance() {
+    progress all = progress::done;
+    for (receiver& each : receivers_) {
+      const bool advanced = complete_some(each.requests) > 0;
+      std::erase(each.requests, MPI_REQUEST_NULL);
+      post_pieces(each);
+      all = both(all, is_sent(each) ? progress::done : advanced ? progress::advanced : progress::moving);
+    }
+    return all;
+  }
+
+  /// The ranks that have not taken all of it.
+  std::vector<std::size_t> missing() const {
+    std::vector<std::size_t> ranks;
+    for (const receiver& each : receivers_) {
+      if (!is_sent(each)) ranks.push_back(each.rank);
+    }
+    return ranks;
+  }
+
+  /// Whether MPI may still look at its memory.
+  bool is_in_flight() {
+    return std::ranges::any_of(receivers_, [](receiver& each) {
+      int all_done = 0;
+      const int code = MPI_Testall(static_cast<int>(each.requests.size()), each.requests.data(), &all_done,
+                                   MPI_STATUSES_IGNORE);
+      return code != MPI_SUCCESS || all_done == 0;
+    });
+  }
+
+ private:
+  // Segments anywhere in memory as one MPI message.
+  class piece_type {
+   public:
+    explicit piece_type(const segments& parts) {
+      std::vector<int> lengths;
+      std::vector<MPI_Aint> addresses;
+      for (const auto part : parts) {
+        lengths.push_back(static_cast<int>(part.size()));
+        check_mpi(MPI_Get_address(part.data(), &addresses.emplace_back()), "MPI_Get_address");
+      }
+      check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), addresses.data(),
+                                         MPI_BYTE, &type_),
+                "MPI_Type_create_hindexed");
+      check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+    }
+    ~piece_type() { MPI_Type_free(&type_); }  // MPI keeps what a send on its way needs
+    piece_type(const piece_type&) = delete;
+    piece_type& operator=(const piece_type&) = delete;
+    MPI_Datatype get() const { return type_; }
+
+   private:
+    MPI_Datatype type_ = MPI_DATATYPE_NULL;
+  };
+
+  struct receiver {
+    std::size_t rank = 0;
+    std::size_t posted = 0;             // pieces
+    std::vector<MPI_Request> requests;  // on their way
+  };
+
+  bool is_sent(const receiver& to) const { return to.posted == pieces_.size() && to.requests.empty(); }
+
+  void post_pieces(receiver& to) {
+    for (; to.posted < pieces_.size() && to.requests.size() < pieces_in_flight; ++to.posted) {
+      check_mpi(MPI_Isend(MPI_BOTTOM, 1, pieces_[to.posted].get(), static_cast<int>(to.rank), piece_tag,
+                          communicator_, &to.requests.emplace_back(MPI_REQUEST_NULL)),
+                "MPI_Isend");
+    }
+  }
+
+  MPI_Comm communicator_;
+  announcement announced_;
+  payload what_;
+  std::deque<piece_type> pieces_;
+  std::vector<receiver> receivers_;
 };
 
 mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
-    : communicator_(communicator), options_(std::move(options)) {
+    : options_(std::move(options)) {
+  check_mpi(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
   int count = 0;
   int rank = 0;
-  check_mpi(MPI_Comm_size(communicator, &count), "MPI_Comm_size");
-  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(communicator_, &count), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
   rank_ = static_cast<std::size_t>(rank);
   incoming_.resize(static_cast<std::size_t>(count));
   heard_at_.assign(incoming_.size(), std::chrono::steady_clock::now());
@@ -119,13 +184,16 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
 
 // What is still on its way, to or from a rank that was lost, MPI may look at until the process ends.
 mpi_transport::~mpi_transport() {
+  abandoned_.splice(abandoned_.end(), signs_);
+  abandoned_.splice(abandoned_.end(), outgoing_);
+  abandoned_.remove_if([](outgoing& each) { return !each.is_in_flight(); });
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
   if (is_open) static_cast<void>(std::make_unique<std::vector<incoming>>(std::move(incoming_)).release());
-  abandoned_.splice(abandoned_.end(), signs_);
-  abandoned_.remove_if([](const outgoing& each) { return all_complete(each.requests); });
   if (!abandoned_.empty())
     static_cast<void>(std::make_unique<std::list<outgoing>>(std::move(abandoned_)).release());
+  else if (!is_open && std::uncaught_exceptions() == 0)
+    MPI_Comm_free(&communicator_);  // in which all take part: not where one has failed
 }
 
 // `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.
@@ -162,31 +230,14 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
   return longest;
 }
 
-void mpi_transport::post(std::size_t to, const step_report& report, byte_segments bytes) {
-  incoming_[to].is_unanswered = false;
-  outgoing& sent = outgoing_.emplace_back();
-  sent.rank = to;
-  sent.announced = {size_of(bytes), report};
-  const int rank = static_cast<int>(to);
-  check_mpi(MPI_Isend(&sent.announced, sizeof sent.announced, MPI_BYTE, rank, announcement_tag, communicator_,
-                      &sent.requests.emplace_back(MPI_REQUEST_NULL)),
-            "MPI_Isend");
-  for (const segments& piece : pieces_of(bytes)) {
-    const gathered_type type(piece);
-    check_mpi(MPI_Isend(MPI_BOTTOM, 1, type.get(), rank, frame_tag, communicator_,
-                        &sent.requests.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Isend");
-  }
+void mpi_transport::post(std::span<const std::size_t> to, message_kind kind, const payload& what) {
+  for (const std::size_t rank : to) incoming_[rank].is_unanswered = false;
+  outgoing_.emplace_back(communicator_, to, kind, what);
 }
 
 void mpi_transport::post_sign_of_life(std::size_t to) {
-  signs_.remove_if([](outgoing& each) { return advance(each) == progress::done; });
-  outgoing& sign = signs_.emplace_back();
-  sign.rank = to;
-  sign.announced.report.is_sign_of_life = true;
-  check_mpi(MPI_Isend(&sign.announced, sizeof sign.announced, MPI_BYTE, static_cast<int>(to),
-                      announcement_tag, communicator_, &sign.requests.emplace_back(MPI_REQUEST_NULL)),
-            "MPI_Isend");
+  signs_.remove_if([](outgoing& each) { return each.advance() == progress::done; });
+  signs_.emplace_back(communicator_, std::span(&to, 1), message_kind::sign_of_life, payload());
 }
 
 void mpi_transport::show_life() {
@@ -203,14 +254,10 @@ void mpi_transport::pass_on_life(std::size_t from) {
   if (options_.above != rank_ && options_.above != from) post_sign_of_life(options_.above);
   for (const incoming& each : incoming_) {
     const bool waits = each.at == incoming::phase::arrived || each.is_unanswered;
-    if (waits && !each.announced.report.is_last && each.rank != options_.above && each.rank != from)
+    if (waits && each.announced.kind != message_kind::finished && each.rank != options_.above &&
+        each.rank != from)
       post_sign_of_life(each.rank);
   }
-}
-
-mpi_transport::progress mpi_transport::advance(outgoing& to) {
-  const bool advanced = complete_some(to.requests) > 0;
-  return all_complete(to.requests) ? progress::done : advanced ? progress::advanced : progress::moving;
 }
 
 mpi_transport::progress mpi_transport::advance(incoming& from) {
@@ -233,7 +280,7 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
     return progress::done;
   }
 
-  if (from.announced.report.is_sign_of_life) {
+  if (from.announced.kind == message_kind::sign_of_life) {
     from.at = phase::idle;
     pass_on_life(from.rank);
     return progress::advanced;
@@ -244,12 +291,14 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
                      " bytes, more than the " + std::to_string(options_.max_message_bytes) +
                      " that can be meant");
   }
-  from.bytes.resize(total);
+  // Not where somebody still has the last message.
+  if (!from.bytes || from.bytes.use_count() > 1) from.bytes = std::make_shared<std::vector<std::byte>>();
+  from.bytes->resize(total);
   from.requests.clear();
   for (std::size_t begin = 0; begin < total; begin += piece_bytes) {
     check_mpi(
-        MPI_Irecv(from.bytes.data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)), MPI_BYTE,
-                  rank, frame_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
+        MPI_Irecv(from.bytes->data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)),
+                  MPI_BYTE, rank, piece_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Irecv");
   }
   from.at = total == 0 ? phase::arrived : phase::arriving;
@@ -263,7 +312,7 @@ mpi_transport::progress mpi_transport::both(progress one, progress other) {
 
 mpi_transport::progress mpi_transport::sending() {
   progress all = progress::done;
-  for (outgoing& each : outgoing_) all = both(all, advance(each));
+  for (outgoing& each : outgoing_) all = both(all, each.advance());
   return all;
 }
 
@@ -277,7 +326,7 @@ mpi_transport::progress mpi_transport::receiving(std::span<const std::size_t> fr
 std::vector<std::size_t> mpi_transport::abandon() {
   std::vector<std::size_t> lost;
   for (const outgoing& each : outgoing_) {
-    if (!all_complete(each.requests)) lost.push_back(each.rank);
+    for (const std::size_t rank : each.missing()) lost.push_back(rank);
   }
   abandoned_.splice(abandoned_.end(), outgoing_);
   return lost;
@@ -295,17 +344,11 @@ message mpi_transport::take(std::span<const std::size_t> from, std::size_t sende
   incoming& arrived = incoming_[from[sender]];
   arrived.at = incoming::phase::idle;
   arrived.is_unanswered = true;
-  return {sender, arrived.announced.report, arrived.bytes};
+  return {sender, arrived.announced.kind, *arrived.bytes, arrived.bytes};
 }
 
-std::vector<message> mpi_transport::take_all(std::span<const std::size_t> from) {
-  std::vector<message> messages;
-  for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
-  return messages;
-}
-
-void mpi_transport::send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) {
-  for (const std::size_t rank : to) post(rank, report, bytes);
+void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, const payload& what) {
+  post(to, kind, what);
   wait_until(
       timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to", timeout_of(to)); });
   outgoing_.clear();
@@ -330,7 +373,9 @@ std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_
     return all;
   };
   wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
-  return take_all(from);
+  std::vector<message> messages;
+  for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
+  return messages;
 }
 
 message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
@@ -356,9 +401,9 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
   return take(from, arrived);
 }
 
-message mpi_transport::exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) {
+message mpi_transport::exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) {
   const std::span<const std::size_t> sender(&from, 1);
-  post(to, {}, {&bytes, 1});
+  post(std::span(&to, 1), kind, what);
   wait_until(
       options_.exchange_timeout, [&] { return both(sending(), receiving(sender)); },
       [&] {

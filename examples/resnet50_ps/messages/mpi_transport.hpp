@@ -44,46 +44,48 @@ struct mpi_transport_options {
   std::chrono::milliseconds life_period = std::chrono::seconds(1);
 };
 
-/// Messages of any length between the ranks of a communicator, in pieces of 1 MiB, sent from where the segments lie. A
+/// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody else's messages
+/// are taken for its own. They go in pieces of 1 MiB, sent from where the segments lie, eight at a time to each receiver. A
 /// piece that arrives is a sign of progress, so a slow network does not look like a lost peer, and so is a sign of life. That goes to
 /// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile. Every wait sleeps between
 /// looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
+  /// All ranks of the communicator make one.
   mpi_transport(MPI_Comm communicator, mpi_transport_options options);
   ~mpi_transport() override;
 
   std::size_t rank() const override { return rank_; }
   std::size_t ranks() const override { return incoming_.size(); }
   std::string name_of(std::size_t rank) const override { return options_.name_of(rank); }
-  void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) override;
+  void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override;
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
   message receive_from_any(std::span<const std::size_t> from) override;
-  message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) override;
+  message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) override;
   void show_life() override;
 
  private:
+  /// Goes ahead of a message's bytes.
   struct announcement {
+    message_kind kind = message_kind::sign_of_life;
     std::uint64_t bytes = 0;
-    step_report report;
   };
   /// The next message from one rank.
   struct incoming {
     std::size_t rank = 0;
     announcement announced;
-    std::vector<std::byte> bytes;
+    std::shared_ptr<std::vector<std::byte>> bytes;
     std::vector<MPI_Request> requests;
     bool is_unanswered = false;  // since the last message that was taken, none was sent there
     enum class phase { idle, announcing, arriving, arrived } at = phase::idle;
   };
-  /// One message to one rank.
-  struct outgoing;
+  /// One message, to one or more ranks.
+  class outgoing;
   enum class progress { none, moving, advanced, done };
 
-  void post(std::size_t to, const step_report& report, byte_segments bytes);
+  void post(std::span<const std::size_t> to, message_kind kind, const payload& what);
   void post_sign_of_life(std::size_t to);
   void pass_on_life(std::size_t from);
-  static progress advance(outgoing& to);
   progress advance(incoming& from);
   static progress both(progress one, progress other);
   progress sending();
@@ -91,14 +93,13 @@ class mpi_transport : public transport {
   std::vector<std::size_t> abandon();
   std::vector<std::size_t> missing(std::span<const std::size_t> from) const;
   message take(std::span<const std::size_t> from, std::size_t sender);
-  std::vector<message> take_all(std::span<const std::size_t> from);
   template <class Look, class Lose>
   void wait_until(std::chrono::seconds timeout, Look look, Lose lose);
   std::chrono::seconds timeout_of(std::span<const std::size_t> ranks) const;
   [[noreturn]] void lose(const std::vector<std::size_t>& ranks, const std::string& doing,
                          std::chrono::seconds after) const;
 
-  MPI_Comm communicator_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
   mpi_transport_options options_;
   std::size_t rank_ = 0;
   std::size_t any_after_ = 0;

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 /// What moves messages between the ranks of a run: MPI (mpi_transport.hpp) or memory of one process
-/// (in_process_transport.hpp). Who talks to whom, and about what, is said above it, once for both, so a run with the same
-/// threads a worker is the same to the last bit over either.
+/// (in_process_transport.hpp). A message is bytes and a kind; what the bytes mean is said above, once for both, so a run with
+/// the same threads a worker is the same to the last bit over either.
 namespace resnet50_ps {
 
 /// A peer is gone, silent for too long, or broke the protocol.
@@ -34,40 +33,64 @@ class peers_lost : public link_error {
   std::vector<std::size_t> ranks_;
 };
 
-/// What a worker tells beside its gradients; everything else that is sent carries an empty one.
-struct step_report {
-  double loss = 0;                 ///< mean over its batch
-  double compute_seconds = 0;      ///< from the parameters' arrival to the frame that is ready to send
-  double node_seconds = 0;         ///< sums within its node, and handing parameters on
-  double threshold = 0;            ///< λ of this step
-  std::uint64_t correct = 0;       ///< images whose class was predicted
-  std::uint64_t images = 0;        ///< images in its batch
-  std::uint64_t replica_hash = 0;  ///< of the parameters that this step began with; 0 where it was not taken
-
-  // Of an evaluation before this step; 0 test images where there was none.
-  std::uint64_t test_images = 0;
-  std::uint64_t test_top1 = 0;  ///< images whose class came first
-  std::uint64_t test_top5 = 0;  ///< among the first five
-  double evaluation_seconds = 0;
-
-  bool asks_for_mean = false;    ///< the bytes are values to be averaged, see worker_link
-  bool is_last_word = false;     ///< the sender has failed; the bytes are its reason
-  bool is_last = false;          ///< training is over for this worker: it sends nothing after this
-  bool is_sign_of_life = false;  ///< nothing else: the transport's own, see show_life()
+/// What a message is.
+enum class message_kind : std::uint64_t {
+  sign_of_life,  ///< the transport's own, see show_life(): nobody receives it
+  introduction,  ///< what run a rank was started for
+  welcome,       ///< the answer: the steps that are done
+  parameters,    ///< a frame of parameters
+  gradients,     ///< a frame of gradients, or in a node the gradients as they are; with a report
+  report,        ///< what a worker tells beside its gradients, alone
+  finished,      ///< a report, the last: training is over for the sender, which neither sends nor awaits more
+  values,        ///< to be averaged over the workers
+  mean,          ///< of such values
+  slice,         ///< of a sum that the workers make among themselves
+  state,         ///< what a worker keeps from step to step
+  failure,       ///< why the sender ends
 };
-static_assert(std::is_trivially_copyable_v<step_report>);
+/// "parameters", "a mean".
+const char* describe(message_kind kind);
 
 using byte_segments = std::span<const std::span<const std::byte>>;
 
-/// What arrived from a peer. `bytes` is valid until the next message from the same rank is asked for.
+/// What arrived from a peer, in memory that this shares.
 struct message {
   std::size_t sender = 0;  ///< its place in the list of ranks that the message was asked of
-  step_report report;
+  message_kind kind = message_kind::sign_of_life;
   std::span<const std::byte> bytes;
+  std::shared_ptr<const void> owner;
+};
+
+/// What is to be sent: segments anywhere in memory, and a share in that memory. A send to a rank that is lost may never end,
+/// and MPI goes on reading, so the memory must live as long as the send and not as long as whoever called it.
+class payload {
+ public:
+  /// No bytes.
+  payload() = default;
+  payload(byte_segments segments, std::shared_ptr<const void> owner)
+      : segments_(segments.begin(), segments.end()), owners_{std::move(owner)} {}
+  /// A copy, for what is small.
+  explicit payload(std::span<const std::byte> bytes);
+  /// Bytes that need no other owner.
+  explicit payload(std::vector<std::byte> bytes);
+  /// To hand on what arrived.
+  explicit payload(const message& arrived) : segments_{arrived.bytes}, owners_{arrived.owner} {}
+
+  /// The bytes of both, one behind the other.
+  void append(payload more);
+
+  byte_segments segments() const { return segments_; }
+  std::size_t size_bytes() const;
+
+ private:
+  std::vector<std::span<const std::byte>> segments_;
+  std::vector<std::shared_ptr<const void>> owners_;
 };
 
 /// Gives "the server", "worker 3" for a rank.
 using rank_names = std::function<std::string(std::size_t rank)>;
+/// "the server", "worker 0 and worker 2".
+std::string names_of(std::span<const std::size_t> ranks, const rank_names& name_of);
 
 /// One rank's end. Between two ranks messages arrive in the order in which they were sent. Errors are link_error that
 /// names the peer.
@@ -78,48 +101,17 @@ class transport {
   virtual std::size_t ranks() const = 0;
   virtual std::string name_of(std::size_t rank) const = 0;
 
-  /// The same bytes to each; returns when all have been sent. No segments: the report alone.
-  virtual void send(std::span<const std::size_t> to, const step_report& report, byte_segments bytes) = 0;
+  /// The same to each; returns when all have been sent, after which only the sends to lost ranks still need the memory.
+  virtual void send(std::span<const std::size_t> to, message_kind kind, const payload& what) = 0;
   /// One message from each, in their order.
   virtual std::vector<message> receive_from_each(std::span<const std::size_t> from) = 0;
   /// The message of whichever comes first; nobody is kept waiting by a busier one.
   virtual message receive_from_any(std::span<const std::size_t> from) = 0;
-  /// Bytes to one rank and a message from another, or the same, both on their way at once: for ranks of which none could
+  /// A message to one rank and one from another, or the same, both on their way at once: for ranks of which none could
   /// take what comes while it waits for its own to go.
-  virtual message exchange(std::size_t to, std::span<const std::byte> bytes, std::size_t from) = 0;
+  virtual message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) = 0;
   /// For a rank that is long at work, to be called now and then: whoever waits for it does not take it for lost.
   virtual void show_life() {}
 };
-
-/// One report for two of them, but for the hash of the replica, which is a's.
-inline step_report merged(const step_report& a, const step_report& b) {
-  step_report both = a;
-  both.images += b.images;
-  both.correct += b.correct;
-  if (both.images > 0) {
-    both.loss = (a.loss * static_cast<double>(a.images) + b.loss * static_cast<double>(b.images)) /
-                static_cast<double>(both.images);
-  }
-  // What the slower one did before is what the others waited for.
-  if (b.evaluation_seconds + b.compute_seconds > a.evaluation_seconds + a.compute_seconds) {
-    both.evaluation_seconds = b.evaluation_seconds;
-  }
-  both.compute_seconds = std::max(a.compute_seconds, b.compute_seconds);
-  both.node_seconds = std::max(a.node_seconds, b.node_seconds);
-  both.test_images += b.test_images;
-  both.test_top1 += b.test_top1;
-  both.test_top5 += b.test_top5;
-  return both;
-}
-
-/// "the server", "worker 0 and worker 2".
-inline std::string names_of(std::span<const std::size_t> ranks, const rank_names& name_of) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 < ranks.size() ? ", " : " and ";
-    text += name_of(ranks[i]);
-  }
-  return text;
-}
 
 }  // namespace resnet50_ps

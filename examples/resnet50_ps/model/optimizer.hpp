@@ -45,6 +45,7 @@ class sgd {
 
   /// η of the updates from here on; throws std::invalid_argument unless it is finite and 0 or more.
   void set_learning_rate(float rate);
+  float learning_rate() const noexcept { return options_.learning_rate; }
 
   /// v of all layers, one behind the other: N elements, or none without momentum.
   std::span<float> velocity() noexcept { return velocity_; }

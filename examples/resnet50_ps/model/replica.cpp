@@ -78,11 +78,11 @@ std::span<float> replica::part_of(const std::vector<torch::Tensor>& layers, std:
   return whole.subspan(partition_.begin(l), model().sizes()[l]);
 }
 
-std::uint64_t hash_of(const lamina::layout& model, const parameter_store& parameters) {
+std::uint64_t hash_of(const replica& local) {
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    const auto bytes = std::as_bytes(parameters(l));
+  for (std::size_t l = 0; l < local.model().layers(); ++l) {
+    const auto bytes = std::as_bytes(local[l]);
     XXH3_64bits_update(&state, bytes.data(), bytes.size());
   }
   return std::max<std::uint64_t>(1, XXH3_64bits_digest(&state));

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/layout.hpp>
 #include <lamina/partition.hpp>
@@ -18,7 +17,7 @@ namespace resnet50_ps {
 /// A torch model as lamina sees it: a layout, and for each layer the elements of its parameters and of its gradient in the
 /// CPU's memory. With parts, the layout that the server and the workers talk about is of parts of the layers.
 ///
-/// On the CPU these are the tensors of the network. A network on another device is mirrored: upload() and download() carry
+/// A copy shares the network and all tensors. On the CPU these are the tensors of the network. A network on another device is mirrored: upload() and download() carry
 /// parameters there and gradients back.
 class replica {
  public:
@@ -61,10 +60,7 @@ class replica {
   std::vector<torch::Tensor> gradients_;
 };
 
-/// A copy of the parameters: for each layer, where its elements lie.
-using parameter_store = std::function<std::span<float>(std::size_t layer)>;
-
 /// Of all parameters, to compare replicas by; never 0.
-std::uint64_t hash_of(const lamina::layout& model, const parameter_store& parameters);
+std::uint64_t hash_of(const replica& local);
 
 }  // namespace resnet50_ps

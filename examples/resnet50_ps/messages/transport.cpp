@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#include "messages/transport.hpp"
+
+#include <iterator>
+
+namespace resnet50_ps {
+
+const char* describe(message_kind kind) {
+  switch (kind) {
+    case message_kind::sign_of_life:
+      return "a sign of life";
+    case message_kind::introduction:
+      return "an introduction";
+    case message_kind::welcome:
+      return "a welcome";
+    case message_kind::parameters:
+      return "parameters";
+    case message_kind::gradients:
+      return "gradients";
+    case message_kind::report:
+      return "a report";
+    case message_kind::finished:
+      return "its last report";
+    case message_kind::values:
+      return "values to be averaged";
+    case message_kind::mean:
+      return "a mean";
+    case message_kind::slice:
+      return "a slice of a sum";
+    case message_kind::state:
+      return "a state";
+    case message_kind::failure:
+      return "a failure";
+  }
+  return "a message of an unknown kind";
+}
+
+payload::payload(std::span<const std::byte> bytes)
+    : payload(std::vector<std::byte>(bytes.begin(), bytes.end())) {}
+
+payload::payload(std::vector<std::byte> bytes) {
+  const auto owned = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  segments_.emplace_back(*owned);
+  owners_.push_back(owned);
+}
+
+void payload::append(payload more) {
+  segments_.insert(segments_.end(), more.segments_.begin(), more.segments_.end());
+  owners_.insert(owners_.end(), std::make_move_iterator(more.owners_.begin()),
+                 std::make_move_iterator(more.owners_.end()));
+}
+
+std::size_t payload::size_bytes() const {
+  std::size_t sum = 0;
+  for (const auto segment : segments_) sum += segment.size();
+  return sum;
+}
+
+std::string names_of(std::span<const std::size_t> ranks, const rank_names& name_of) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 < ranks.size() ? ", " : " and ";
+    text += name_of(ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace resnet50_ps
