@@ -101,25 +101,28 @@ void write_checkpoints() {
   using resnet50_ps::checkpoint_header;
   constexpr std::array fields = {
       LAMINA_FIELD(checkpoint_header, magic),      LAMINA_FIELD(checkpoint_header, version),
-      LAMINA_FIELD(checkpoint_header, reserved),   LAMINA_FIELD(checkpoint_header, step),
-      LAMINA_FIELD(checkpoint_header, file_bytes), LAMINA_FIELD(checkpoint_header, index_bytes),
-      LAMINA_FIELD(checkpoint_header, checksum)};
-  const bytes section(5, std::byte{42});
-  lamina::detail::checksum sum;
-  sum.add(section);
-  bytes index;
-  resnet50_ps::append_to_index(index, "section", section.size(), sum.value());
+      LAMINA_FIELD(checkpoint_header, sections),   LAMINA_FIELD(checkpoint_header, step),
+      LAMINA_FIELD(checkpoint_header, file_bytes), LAMINA_FIELD(checkpoint_header, checksum)};
+  const std::string name = "section";
+  const std::array<std::uint64_t, 2> lengths = {name.size(), 5};
   checkpoint_header header;
+  header.sections = 1;
   header.step = 3;
-  header.file_bytes = sizeof header + section.size() + index.size();
-  header.index_bytes = index.size();
-  header.checksum = checksum_of(header, index);
+  header.file_bytes = sizeof header + sizeof lengths + name.size() + 5;
   bytes file(sizeof header);
+  const auto append = [&](std::span<const std::byte> part) {
+    file.insert(file.end(), part.begin(), part.end());
+  };
+  append(std::as_bytes(std::span(lengths)));
+  append(std::as_bytes(std::span(name)));
+  file.resize(file.size() + 5, std::byte{42});
+  lamina::detail::checksum sum;
+  sum.add(std::span(file).subspan(sizeof header));
+  sum.add(std::as_bytes(std::span(&header, 1)));
+  header.checksum = sum.value();
   std::memcpy(file.data(), &header, sizeof header);
-  file.insert(file.end(), section.begin(), section.end());
-  file.insert(file.end(), index.begin(), index.end());
-  write("checkpoint", "good", {3}, file);
-  write_bad("checkpoint", {3}, 0, file, fields);
+  write("checkpoint", "good", {2}, file);
+  write_bad("checkpoint", {2}, 0, file, fields);
 }
 #endif
 

@@ -29,8 +29,8 @@ struct worker_head {
   std::int64_t threads = 0;  // 0: any
 };
 
-std::string text_in(const checkpoint_reader& reader, const std::string& section) {
-  const std::vector<std::byte> bytes = reader.read(section);
+std::string text_in(const checkpoint& from, const std::string& section) {
+  const std::span<const std::byte> bytes = from[section];
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
@@ -157,18 +157,19 @@ std::string workers_of(const topology& who) {
 }
 
 void save_checkpoint(const training& run, const replica& local, const server_state& state) {
-  checkpoint_writer writer(directory_of(run), state.step);
-  writer.add("configuration", bytes_of(configuration_of(run, local.model())));
-  writer.add("workers", bytes_of(workers_in(run.who, state.workers.size())));
-  writer.add_value("states", static_cast<std::uint64_t>(state.workers.size()));
-  for (std::size_t l = 0; l < local.model().layers(); ++l) {
-    writer.add("parameters/" + local.model()[l].name, std::as_bytes(local[l]));
-  }
-  writer.add("velocity", std::as_bytes(std::span(state.velocity)));
-  writer.add("updated_in", std::as_bytes(std::span(state.updated_in)));
+  const std::string configuration = configuration_of(run, local.model());
+  const std::string workers = workers_in(run.who, state.workers.size());
+  const auto states = static_cast<std::uint64_t>(state.workers.size());
+  std::vector<checkpoint_section> sections = {{"configuration", bytes_of(configuration)},
+                                              {"workers", bytes_of(workers)},
+                                              {"states", std::as_bytes(std::span(&states, 1))},
+                                              {"velocity", std::as_bytes(std::span(state.velocity))},
+                                              {"updated_in", std::as_bytes(std::span(state.updated_in))}};
+  for (std::size_t l = 0; l < local.model().layers(); ++l)
+    sections.push_back({"parameters/" + local.model()[l].name, std::as_bytes(local[l])});
   for (std::size_t w = 0; w < state.workers.size(); ++w)
-    writer.add(fmt::format("worker/{}", w), state.workers[w]);
-  writer.commit();
+    sections.push_back({fmt::format("worker/{}", w), state.workers[w]});
+  write_checkpoint(directory_of(run), state.step, sections);
 }
 
 bool has_checkpoints(const training& run) {
@@ -183,36 +184,39 @@ server_state load_checkpoint(const training& run, const replica& local) {
   const auto newest = newest_checkpoint(
       directory_of(run), [](const std::string& why) { fmt::print(stderr, "resnet50_ps: {}\n", why); });
   if (!newest) return {};
-  const checkpoint_reader reader(*newest);
-  if (const std::string now = configuration_of(run, local.model()), before = text_in(reader, "configuration");
+  const std::string file = newest->file().string();
+  if (const std::string now = configuration_of(run, local.model()),
+      before = text_in(*newest, "configuration");
       now != before) {
-    throw std::runtime_error(fmt::format("the checkpoint {} is of another run\n  it was: {}\n  now is: {}",
-                                         newest->string(), before, now));
+    throw std::runtime_error(
+        fmt::format("the checkpoint {} is of another run\n  it was: {}\n  now is: {}", file, before, now));
   }
   server_state state;
-  state.step = reader.step();
+  state.step = newest->step();
   if (state.step > run.given.steps) {
-    throw std::runtime_error(
-        fmt::format("the checkpoint {} is beyond --steps {}", newest->string(), run.given.steps));
+    throw std::runtime_error(fmt::format("the checkpoint {} is beyond --steps {}", file, run.given.steps));
   }
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
-    reader.read_into("parameters/" + local.model()[l].name, std::as_writable_bytes(local[l]));
+    newest->read_into("parameters/" + local.model()[l].name, std::as_writable_bytes(local[l]));
   }
   state.velocity.resize(run.given.momentum > 0 ? local.model().elements() : 0);
-  reader.read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
+  newest->read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
   state.updated_in.resize(local.model().layers());
-  reader.read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
-  state.workers.resize(reader.read_value<std::uint64_t>("states"));
-  for (std::size_t w = 0; w < state.workers.size(); ++w)
-    state.workers[w] = reader.read(fmt::format("worker/{}", w));
+  newest->read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
+  std::uint64_t states = 0;
+  newest->read_into("states", std::as_writable_bytes(std::span(&states, 1)));
+  for (std::size_t w = 0; w < states; ++w) {
+    const std::span<const std::byte> worker = (*newest)[fmt::format("worker/{}", w)];
+    state.workers.emplace_back(worker.begin(), worker.end());
+  }
 
-  const std::string before = text_in(reader, "workers");
+  const std::string before = text_in(*newest, "workers");
   if (const std::string now = workers_of(run.who); now != before) {
     if (!run.given.merge_residuals) {
       const std::string hint =
           run.given.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
       throw std::runtime_error(
-          fmt::format("the checkpoint {} is of {}, not of {}{}", newest->string(), before, now, hint));
+          fmt::format("the checkpoint {} is of {}, not of {}{}", file, before, now, hint));
     }
     state.workers = merge_workers(state.workers, run.who.workers(), local);
   }
