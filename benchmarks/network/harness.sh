@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Sourced by run, converge and scale. start SCRIPT GROUP... -- ARGUMENTS... installs the packages of those groups, builds the
-# training harness, and runs the Python script with it; --help alone needs no build.
+# training harness with what experiments add, and runs the Python script with it; --help alone needs no build.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -18,12 +18,12 @@ start() {
     "$root/tools/install_packages" "${groups[@]}"
     mkdir -p "$build"
     if ! { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLAMINA_BUILD_TESTS=OFF &&
-      cmake --build "$build" --parallel 2 --target resnet50_ps; } >"$build/build.log" 2>&1; then
+      cmake --build "$build" --parallel 2 --target resnet50_ps_network; } >"$build/build.log" 2>&1; then
       tail -n 30 "$build/build.log" >&2
       exit 1
     fi
   fi
   local python
   python=$("$root/tools/python_for_plots")
-  exec "$python" "$here/$script" --program "$build/examples/resnet50_ps/resnet50_ps" "$@"
+  exec "$python" "$here/$script" --program "$build/benchmarks/network/resnet50_ps_network" "$@"
 }

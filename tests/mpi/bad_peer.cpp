@@ -105,7 +105,7 @@ void play(transport& ranks, const topology& who) {
     server_link link(ranks, clients);
     const server_options options = {.plan = plan,
                                     .optimizer = {.learning_rate = 0.01F},
-                                    .learning_rate = learning_rate_schedule(0.01F, constant_rate{}, 0)};
+                                    .learning_rate = learning_rate_schedule(0.01F, {}, 0)};
     serve(link, local, options, {});
     return;
   }

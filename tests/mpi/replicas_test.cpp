@@ -133,6 +133,7 @@ server_tasks server_tasks_of(diary& seen, const replica& local) {
                           },
                       .record_evaluation = [&](std::uint64_t step,
                                                const evaluation& whole) { seen.evaluations[step] = whole; }},
+          .updated = {},
           .save = {}};
 }
 
@@ -145,7 +146,7 @@ training_plan plan_of(const settings& given) {
 server_options server_options_of(const settings& given) {
   return {.plan = plan_of(given),
           .optimizer = given.optimizer,
-          .learning_rate = learning_rate_schedule(given.optimizer.learning_rate, constant_rate{}, 0)};
+          .learning_rate = learning_rate_schedule(given.optimizer.learning_rate, {}, 0)};
 }
 
 // `seen.parameters` of a worker are those that each step begins with.

@@ -3,7 +3,6 @@
 // What takes several ranks to be seen is in CMakeLists.txt.
 #include "data/data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
 #include "launch/training.hpp"
-#include "replay.hpp"
 
 #include <torch/cuda.h>
 
@@ -34,7 +33,7 @@ std::string refusal_of(std::vector<std::string> arguments, std::size_t workers =
   const options& given = command.options;
   try {
     const data_sets data = open_data(given.data, {given.image_size_pixels, given.seed});
-    check_training({.given = given, .data = data, .who = flat_topology(workers)}, true);
+    check_training({.options = given, .data = data, .topology = flat_topology(workers)}, true);
   } catch (const std::invalid_argument& error) {
     return error.what();
   } catch (const std::runtime_error& error) {
@@ -71,9 +70,8 @@ TEST_CASE("refusals: options that do not exist, or are out of range, are named")
       {{"--seed", "-1"}, "--seed: -1 is not a whole number"},
       {{"--learning-rate", "-1"}, "--learning-rate: "},
       {{"--topology", "hybrid", "--workers-per-node", "0"}, "--workers-per-node: 0 is less than 1"},
-      {{"--schedule", "sometimes"}, "schedule 'sometimes' is none of constant, step:EVERY:GAMMA"},
+      {{"--schedule", "sometimes"}, "schedule 'sometimes' is none of constant, cosine"},
       {{"--nesterov"}, "esterov"},
-      {{"--part-elements", "1000"}, "part_elements must be a multiple of 4096, got 1000"},
   });
 }
 
@@ -103,6 +101,14 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
   });
 }
 
+TEST_CASE("refusals: an option that only an experiment sets is looked at, too") {
+  options given;
+  given.part_elements = 1000;
+  const data_sets data = open_data(given.data, {given.image_size_pixels, given.seed});
+  CHECK_THROWS_WITH(check_training({.options = given, .data = data, .topology = flat_topology(2)}, true),
+                    "part_elements must be a multiple of 4096, got 1000");
+}
+
 TEST_CASE("refusals: data that is missing, damaged or too little is named") {
   const temporary_directory directory;
   const std::string nowhere = (directory.path() / "nowhere").string();
@@ -126,15 +132,4 @@ TEST_CASE("refusals: a device that is not there is named") {
   }
   CHECK_THAT(refusal_of({"--device", "cuda"}),
              Catch::Matchers::Contains("--device cuda: this libtorch finds no CUDA device"));
-}
-
-TEST_CASE("refusals: recorded gradients that are missing or of another model are named") {
-  const temporary_directory directory;
-  const lamina::layout model({{"layer", {4}}});
-  const std::string nowhere = (directory.path() / "nowhere").string();
-  CHECK_THROWS_WITH(gradient_player(nowhere, 0, 0, model),
-                    Catch::Matchers::Contains("no recorded gradients in " + nowhere));
-  std::ofstream(directory.path() / "worker-0-0.f32") << "0123456789";
-  CHECK_THROWS_WITH(gradient_player(directory.path().string(), 0, 0, model),
-                    Catch::Matchers::Contains("worker-0-0.f32 holds gradients of another model"));
 }

@@ -2,8 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+
+namespace CLI {
+class App;
+}
 
 namespace resnet50_ps {
 
@@ -60,19 +65,14 @@ struct options {
   int threads = 0;             ///< a worker; 0: the machine's cores shared among its workers
   std::uint64_t timeout_seconds = 600;
 
-  // Experiments on a network.
-  std::string record;  ///< directory; empty: nothing is recorded
-  std::string replay;  ///< directory; empty: gradients are computed
-  double compute_seconds = 0;
-  double server_seconds = 0;
-
   std::string done_file;
   std::string command_line;
+  std::string experiment;  ///< what one changes that all ranks must have alike, in words
 };
 
 /// Whether rank 0 is a server and no worker.
-inline bool needs_server(const options& given) {
-  return given.topology != "allreduce" && given.topology != "mpi_allreduce";
+inline bool needs_server(const resnet50_ps::options& options) {
+  return options.topology != "allreduce" && options.topology != "mpi_allreduce";
 }
 
 struct parsed {
@@ -82,7 +82,10 @@ struct parsed {
   std::string message;
 };
 
+/// Options that are not the program's own, or set what only experiments vary.
+using option_hook = std::function<void(CLI::App&, options&)>;
+
 /// Reads the command line; for --help and for a mistake gives the message and the exit code.
-parsed parse_options(int argc, char** argv);
+parsed parse_options(int argc, char** argv, const option_hook& add_options = {});
 
 }  // namespace resnet50_ps

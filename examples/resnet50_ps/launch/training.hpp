@@ -2,37 +2,63 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <lamina/layout.hpp>
 #include <string>
 
 #include "data/data.hpp"
 #include "launch/options.hpp"
 #include "launch/topology.hpp"
-#include "messages/transport.hpp"
+#include "loops/server.hpp"
+#include "loops/worker.hpp"
 #include "model/replica.hpp"
-#include "records/run_log.hpp"
 
 namespace resnet50_ps {
 
+/// Fills the gradients of a replica, and the report on the batch.
+using gradient_source = std::function<void(std::uint64_t step, replica& local, step_report& report)>;
+
+/// What an experiment adds to the program; benchmarks/network has one. Each may be empty.
+struct experiment {
+  /// Its own options; see parse_options().
+  option_hook add_options;
+  /// Once they are known: what it changes in the others.
+  std::function<void(options&)> adjust;
+  /// What a worker has its gradients of, where `compute` computes them.
+  std::function<gradient_source(const resnet50_ps::options& options, std::size_t worker,
+                                const lamina::layout& model, gradient_source compute)>
+      gradients;
+  /// See server_tasks.
+  std::function<void(double server_seconds)> updated;
+};
+
 /// One training run from beginning to end: what the command line says, with or without layer dropping.
 struct training {
-  options given;
+  resnet50_ps::options options;
   data_sets data;
-  topology who;
+  resnet50_ps::topology topology;
   std::size_t place_on_machine = 0;  ///< of this rank, among the workers there
   bool layer_dropping = true;
+  experiment added = {};
 
   std::string name() const { return layer_dropping ? "with layer dropping" : "without layer dropping"; }
 };
 
-/// ResNet-50 as the seed makes it, or --load, for the server and each worker alike. Throws as load_model().
-replica make_replica(const training& run, torch::Device device = torch::kCPU);
+/// ResNet-50 as the seed makes it, or --load, for the server and each worker alike, there on the device that the options
+/// want. Throws as load_model().
+replica make_replica(const training& run, bool is_worker);
+
+/// No message of the run is longer: bounds what a peer may announce.
+std::size_t largest_message_bytes(const training& run, const replica& local);
+
+/// What the options mean to the loops.
+training_plan plan_of(const training& run, std::uint64_t steps_done);
+server_options server_options_of(const training& run, std::uint64_t steps_done);
+worker_options worker_options_of(const training& run, std::size_t sender, std::uint64_t steps_done);
 
 /// Throws std::invalid_argument, naming it, for an option that cannot be meant, before any time is spent.
 void check_training(const training& run, bool is_worker);
 /// The same for the output directory: one that --resume finds no checkpoint in, or that holds those of an earlier run.
 void check_output(const training& run);
-
-/// The part of the rank at this end. All end when training is over; rank 0 has the result. Errors as serve() and work().
-run_result train(transport& ranks, const training& run);
 
 }  // namespace resnet50_ps

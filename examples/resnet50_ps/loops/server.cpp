@@ -87,7 +87,6 @@ void serve(server_link& workers, const replica& local, const server_options& opt
     const std::vector<pushed> gradients = workers.receive_gradients();
     check_replicas(gradients, local, step, workers);
     log.received(gradients, step);
-    const stopwatch updating;
     for (const pushed& each : gradients) {
       read_from(workers.name_of(each.sender),
                 [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
@@ -101,8 +100,8 @@ void serve(server_link& workers, const replica& local, const server_options& opt
         optimizer.update(l, begin, gradient, parameters(l));
       });
     }
-    updating.wait_for(options.least_update_seconds);
     out->frames.update(aggregator.arrived());
+    if (tasks.updated) tasks.updated(workers.clock().seconds());
     log.finish_step(step, optimizer.learning_rate(), aggregator.arrived());
     aggregator.next_step();
 

@@ -29,13 +29,13 @@ struct server_options {
   training_plan plan;
   sgd_options optimizer;
   learning_rate_schedule learning_rate;
-  double least_update_seconds =
-      0;  ///< an update takes so long, as on another machine: of the synchronous server
 };
 
 /// What the loops call with results; each may be empty.
 struct server_tasks {
   record_tasks records;
+  /// The synchronous server has applied the gradients of a step, after so many seconds of work in it.
+  std::function<void(double seconds)> updated;
   /// To be kept, with the parameters as they stand in the replica.
   std::function<void(const server_state&)> save;
 };

@@ -7,7 +7,7 @@
 namespace resnet50_ps {
 namespace {
 
-constexpr std::size_t first = 0;
+constexpr std::size_t first_worker = 0;
 
 template <class T>
 std::span<const T> values_in(const message& from, std::size_t count) {
@@ -85,7 +85,7 @@ void worker_group::average(std::span<double> values) {
 std::vector<message> worker_group::gather(message_kind kind, const payload& mine) {
   const work_clock::pause gathering(clock_);
   if (worker() > 0) {
-    transport_.send({&first, 1}, kind, mine);
+    transport_.send({&first_worker, 1}, kind, mine);
     return {};
   }
   const auto own = std::make_shared<std::vector<std::byte>>();
@@ -107,12 +107,12 @@ std::vector<std::byte> worker_group::scatter(message_kind kind,
     return {mine.bytes.begin(), mine.bytes.end()};
   }
   for (const std::size_t w : others_) transport_.send({&w, 1}, kind, payload(make(w)));
-  return make(first);
+  return make(first_worker);
 }
 
 message worker_group::receive_from_first(message_kind kind) {
-  message arrived = transport_.receive_from_each({&first, 1})[0];
-  expect(arrived, kind, name_of(first));
+  message arrived = transport_.receive_from_each({&first_worker, 1})[0];
+  expect(arrived, kind, name_of(first_worker));
   return arrived;
 }
 

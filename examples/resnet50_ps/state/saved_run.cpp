@@ -35,8 +35,8 @@ std::string text_in(const checkpoint& from, const std::string& section) {
 }
 
 // Workers that were lost have no state in a checkpoint.
-std::string workers_in(const topology& who, std::size_t states) {
-  return states == who.workers() ? workers_of(who) : fmt::format("{} of {}", states, workers_of(who));
+std::string workers_in(const topology& ranks, std::size_t states) {
+  return states == ranks.workers() ? workers_of(ranks) : fmt::format("{} of {}", states, workers_of(ranks));
 }
 
 // What `before` workers had of their data and statistics, for each of `now`: who had seen k batches each begins where as
@@ -70,7 +70,7 @@ std::vector<std::byte> merge_data_and_statistics(const std::vector<std::vector<s
 }  // namespace
 
 std::string directory_of(const training& run) {
-  return run.given.output.empty() ? "" : run.given.output + (run.layer_dropping ? "/with" : "/without");
+  return run.options.output.empty() ? "" : run.options.output + (run.layer_dropping ? "/with" : "/without");
 }
 
 std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches) {
@@ -127,30 +127,31 @@ std::vector<std::vector<std::byte>> merge_workers(const std::vector<std::vector<
 }
 
 std::string configuration_of(const training& run, const lamina::layout& model) {
-  const options& given = run.given;
+  const resnet50_ps::options& options = run.options;
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "none"; };
-  const bool steps_count = given.schedule.starts_with("cosine");
+  const bool steps_count = options.schedule.starts_with("cosine");
   return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; ", model.fingerprint(),
-                     given.data, given.image_size_pixels, given.batch_images, given.seed) +
+                     options.data, options.image_size_pixels, options.batch_images, options.seed) +
          fmt::format(
              "drop ratio {}, warm-up {}, refresh {}, threshold {}, budget {}, selection {}, max age {}; ",
-             given.drop_ratio, given.drop_warm_up_steps, given.refresh_steps, said(given.threshold),
-             said(given.byte_budget), given.selection, given.max_age_steps) +
+             options.drop_ratio, options.drop_warm_up_steps, options.refresh_steps, said(options.threshold),
+             said(options.byte_budget), options.selection, options.max_age_steps) +
          fmt::format(
              "residual momentum {}; payload {}; topology {}, mode {}; learning rate {}, {}{}, warm-up {}; ",
-             given.residual_momentum, given.payload, given.topology, given.mode, given.learning_rate,
-             given.schedule, steps_count ? fmt::format(" to step {}", given.steps) : "",
-             given.warm_up_steps) +
-         fmt::format("momentum {}, nesterov {}, weight decay {}", given.momentum, given.nesterov,
-                     given.weight_decay);
+             options.residual_momentum, options.payload, options.topology, options.mode,
+             options.learning_rate, options.schedule,
+             steps_count ? fmt::format(" to step {}", options.steps) : "", options.warm_up_steps) +
+         fmt::format("momentum {}, nesterov {}, weight decay {}", options.momentum, options.nesterov,
+                     options.weight_decay);
 }
 
-std::string workers_of(const topology& who) {
-  if (!who.has_server || who.nodes.size() == who.workers()) return fmt::format("{} workers", who.workers());
+std::string workers_of(const topology& ranks) {
+  if (!ranks.has_server || ranks.nodes.size() == ranks.workers())
+    return fmt::format("{} workers", ranks.workers());
   std::vector<std::string> nodes;
-  for (const auto& node : who.nodes) {
+  for (const auto& node : ranks.nodes) {
     std::vector<std::size_t> workers;
-    for (const std::size_t rank : node) workers.push_back(who.worker_on(rank));
+    for (const std::size_t rank : node) workers.push_back(ranks.worker_on(rank));
     nodes.push_back(fmt::format("{}", fmt::join(workers, " ")));
   }
   return fmt::format("workers in nodes {}", fmt::join(nodes, ", "));
@@ -158,7 +159,7 @@ std::string workers_of(const topology& who) {
 
 void save_checkpoint(const training& run, const replica& local, const server_state& state) {
   const std::string configuration = configuration_of(run, local.model());
-  const std::string workers = workers_in(run.who, state.workers.size());
+  const std::string workers = workers_in(run.topology, state.workers.size());
   const auto states = static_cast<std::uint64_t>(state.workers.size());
   std::vector<checkpoint_section> sections = {{"configuration", bytes_of(configuration)},
                                               {"workers", bytes_of(workers)},
@@ -193,13 +194,13 @@ server_state load_checkpoint(const training& run, const replica& local) {
   }
   server_state state;
   state.step = newest->step();
-  if (state.step > run.given.steps) {
-    throw std::runtime_error(fmt::format("the checkpoint {} is beyond --steps {}", file, run.given.steps));
+  if (state.step > run.options.steps) {
+    throw std::runtime_error(fmt::format("the checkpoint {} is beyond --steps {}", file, run.options.steps));
   }
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
     newest->read_into("parameters/" + local.model()[l].name, std::as_writable_bytes(local[l]));
   }
-  state.velocity.resize(run.given.momentum > 0 ? local.model().elements() : 0);
+  state.velocity.resize(run.options.momentum > 0 ? local.model().elements() : 0);
   newest->read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
   state.updated_in.resize(local.model().layers());
   newest->read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
@@ -211,14 +212,14 @@ server_state load_checkpoint(const training& run, const replica& local) {
   }
 
   const std::string before = text_in(*newest, "workers");
-  if (const std::string now = workers_of(run.who); now != before) {
-    if (!run.given.merge_residuals) {
+  if (const std::string now = workers_of(run.topology); now != before) {
+    if (!run.options.merge_residuals) {
       const std::string hint =
-          run.given.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
+          run.options.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
       throw std::runtime_error(
           fmt::format("the checkpoint {} is of {}, not of {}{}", file, before, now, hint));
     }
-    state.workers = merge_workers(state.workers, run.who.workers(), local);
+    state.workers = merge_workers(state.workers, run.topology.workers(), local);
   }
   return state;
 }

@@ -21,7 +21,7 @@ std::string directory_of(const training& run);
 /// All that decides what a run computes, but for its workers, as a text that says where two of them differ.
 std::string configuration_of(const training& run, const lamina::layout& model);
 /// How many workers, in which nodes.
-std::string workers_of(const topology& who);
+std::string workers_of(const topology& ranks);
 
 /// Of a worker, beside its compressor: where it is in its data, and the running statistics of batch normalisation.
 std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches);

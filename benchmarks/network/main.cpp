@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// examples/resnet50_ps with what an experiment on a network adds: gradients that are recorded and replayed, and seconds that
+// computing takes on other machines. See --help.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "launch/program.hpp"
+#include "replay.hpp"
+
+namespace {
+
+using namespace resnet50_ps;
+
+constexpr std::uint64_t recorded_steps = 6;
+
+struct network_options {
+  std::string record;  ///< directory; empty: nothing is recorded
+  std::string replay;  ///< directory; empty: gradients are computed
+  double compute_seconds = 0;
+  double server_seconds = 0;
+};
+
+// What the study of convergence varies.
+void add_dropping_options(CLI::App& app, resnet50_ps::options& options) {
+  const std::string dropping = "Layer dropping";
+  app.add_option("--drop-warm-up", options.drop_warm_up_steps, "steps in which R grows to --drop-ratio")
+      ->group(dropping);
+  app.add_option("--part-elements", options.part_elements,
+                 "cut larger layers into parts of so many elements, a multiple of 4096; 0: whole layers")
+      ->group(dropping);
+  app.add_option("--residual-momentum", options.residual_momentum,
+                 "momentum correction in the residual; then without --momentum at the server")
+      ->check(CLI::Range(0.0, 0.9999))
+      ->group(dropping);
+}
+
+void add_network_options(CLI::App& app, network_options& network) {
+  const std::string group = "Experiments on a network";
+  CLI::Option* record = app.add_option("--record", network.record,
+                                       "directory for the gradients of each worker's last six steps")
+                            ->group(group);
+  CLI::Option* replay =
+      app.add_option("--replay", network.replay,
+                     "directory of recorded gradients, which the workers send in place of computing any")
+          ->excludes(record)
+          ->group(group);
+  app.add_option("--compute-seconds", network.compute_seconds,
+                 "what it takes a worker to come by its gradients, waited out")
+      ->check(CLI::Range(0.0, 1e6))
+      ->needs(replay)
+      ->group(group);
+  app.add_option("--server-seconds", network.server_seconds,
+                 "what a step takes the synchronous server, waited out if it is quicker")
+      ->check(CLI::Range(0.0, 1e6))
+      ->needs(replay)
+      ->group(group);
+}
+
+gradient_source gradients_of(const network_options& network, const resnet50_ps::options& options,
+                             std::size_t worker, const lamina::layout& model, gradient_source compute) {
+  if (!network.replay.empty()) {
+    const auto player =
+        std::make_shared<gradient_player>(network.replay, worker, network.compute_seconds, model);
+    return [player](std::uint64_t, replica& local, step_report& report) { player->play(local, report); };
+  }
+  if (network.record.empty()) return compute;
+  const gradient_recorder recorder(network.record, worker, options.steps, recorded_steps);
+  return [recorder, compute = std::move(compute)](std::uint64_t step, replica& local, step_report& report) {
+    compute(step, local, report);
+    recorder.record(step, local);
+  };
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  network_options network;
+  const experiment added = {
+      .add_options =
+          [&](CLI::App& app, resnet50_ps::options& options) {
+            add_dropping_options(app, options);
+            add_network_options(app, network);
+          },
+      .adjust =
+          [&](resnet50_ps::options& options) {
+            if (network.replay.empty()) return;
+            options.no_evaluation = true;  // what is replayed trains nothing
+            options.experiment = "replayed; ";
+          },
+      .gradients =
+          [&](const resnet50_ps::options& options, std::size_t worker, const lamina::layout& model,
+              gradient_source compute) {
+            return gradients_of(network, options, worker, model, std::move(compute));
+          },
+      .updated =
+          [&](double server_seconds) {
+            std::this_thread::sleep_for(
+                std::chrono::duration<double>(network.server_seconds - server_seconds));
+          },
+  };
+  return run_program(argc, argv, added);
+}
