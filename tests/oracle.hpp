@@ -219,13 +219,15 @@ bool drops_as_asked(const Cluster& run, std::size_t w, double ratio) {
   return limit - tied < dropped && dropped <= limit && layers_sent > 0;
 }
 
-/// Oracle 4: what stays behind has a value below the threshold, or of 0.
+/// Oracle 4: what stays behind has a value below the threshold, or of 0; a budget that parts layers of equal value leaves some
+/// that are at it.
 template <class Cluster>
-bool leaves_only_small_layers(const Cluster& run, std::size_t w) {
+bool leaves_only_small_layers(const Cluster& run, std::size_t w, bool may_part_ties = false) {
   for (std::size_t l = 0; l < run.model.layers(); ++l) {
     if (run.model.sizes()[l] == 0 || !run.frame(w).is_dropped(l)) continue;
     const double value = literal_mean_abs(run.worker[w].residual()[l]);
-    if (value != 0 && value >= run.worker[w].threshold()) return false;
+    const double threshold = run.worker[w].threshold();
+    if (value != 0 && (may_part_ties ? value > threshold : value >= threshold)) return false;
   }
   return true;
 }

@@ -169,12 +169,12 @@ class any_compressor {
     const selection& chosen() const override { return each.chosen(); }
     const encoded_frame& encode() override { return each.encode(); }
     void pack(any_tensor& to, double divisor) override {
-      const auto as_halves = [&]<half_element H>(std::type_identity<H>) {
+      const auto as_halves = [&](auto half) {
         if (divisor != 1) detail::raise(std::invalid_argument("pack: half-width elements are not divided"));
-        each.pack(std::get<std::span<H>>(tensor_traits<any_tensor>::elements(to)));
+        each.pack(std::get<std::span<decltype(half)>>(tensor_traits<any_tensor>::elements(to)));
       };
-      if (to.type() == element_type::float16) return as_halves(std::type_identity<float16>());
-      if (to.type() == element_type::bfloat16) return as_halves(std::type_identity<bfloat16>());
+      if (to.type() == element_type::float16) return as_halves(float16());
+      if (to.type() == element_type::bfloat16) return as_halves(bfloat16());
       each.pack(writable_elements_of<T>(to), static_cast<T>(divisor));
     }
     void commit() override { each.commit(); }

@@ -213,7 +213,7 @@ inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& 
 /// if it is: late, early and replayed frames are refused by it. A frame that was under way when its sender was restarted has the
 /// step of another, but not its run.
 ///
-/// \param run  as the sender's options have it; 0: the frame is of none
+/// `run` is that of the sender's options; 0: the frame is of none.
 template <element T>
 void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
             std::uint32_t run = 0) noexcept {

@@ -63,7 +63,7 @@ struct saved_state {
 
 /// Reads a state without a residual_accumulator to take it. Errors as load_state.
 ///
-/// \param with_momentum  whether it must hold velocity, or must not
+/// `with_momentum` says whether it must hold velocity, or must not.
 template <element T>
 [[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& parts,
                                         bool with_momentum) {
@@ -73,12 +73,12 @@ template <element T>
       detail::values_of<T>(state.elements),
       detail::values_of<T>(state.velocity),
       state.header.step};
-  for (const std::span<const T> numbers :
-       {std::span<const T>(saved.residual), std::span<const T>(saved.velocity)}) {
-    if (!detail::is_finite_magnitude(
-            detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()})))
-      detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
-  }
+  const auto is_finite = [](const std::vector<T>& numbers) {
+    return detail::is_finite_magnitude(
+        detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()}));
+  };
+  if (!is_finite(saved.residual) || !is_finite(saved.velocity))
+    detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
   return saved;
 }
 

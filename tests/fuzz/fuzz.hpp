@@ -123,7 +123,9 @@ outcome outcome_of(const Call& call, std::error_code* code = nullptr) {
     call();
     return outcome::done;
   } catch (const lamina::decode_error& error) {
-    check(error.code().category() == lamina::frame_category(), "a refusal has a name");
+    check(error.code().category() == lamina::frame_category() ||
+              error.code().category() == lamina::state_category(),
+          "a refusal has a name");
     if (code != nullptr) *code = error.code();
     return outcome::refused;
   } catch (const std::invalid_argument&) {
