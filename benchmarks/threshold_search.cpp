@@ -43,7 +43,8 @@ constexpr double drop_ratio = 0.95;
 void search(benchmark::State& state) {
   moving_window window(static_cast<std::size_t>(state.range(0)));
   lamina::threshold_search search;
-  search(window.values(), window.sizes(), drop_ratio);  // takes its memory, which it keeps
+  benchmark::DoNotOptimize(
+      search(window.values(), window.sizes(), drop_ratio));  // takes its memory, which it keeps
   for (auto _ : state) {
     window.move();
     benchmark::DoNotOptimize(search(window.values(), window.sizes(), drop_ratio));

@@ -301,6 +301,36 @@ TEST_CASE("step: all layers skipped is a step; a piece before or after a skip is
   CHECK(compressor.step() == 1);
 }
 
+TEST_CASE("step: one that is abandoned has sent nothing, decided nothing, and can be saved") {
+  const lamina::layout model({{"a", {10}}, {"b", {20}}});
+  const gradients given{std::vector<float>(10, 1), std::vector<float>(20, 2)};
+  for (const int calls : {0, 1, 2, 3}) {
+    gradient_compressor<float> worker(model, {.drop_ratio = 0.5, .byte_budget = 0.5, .momentum = 0.5});
+    gradient_compressor<float> other(model, {.drop_ratio = 0.5, .byte_budget = 0.5, .momentum = 0.5});
+    const std::vector<std::byte> fresh = worker.save();
+    if (calls > 0) {
+      worker.accumulate_all(given);
+      CHECK_THROWS_AS(worker.save(), std::logic_error);
+    }
+    if (calls > 1) worker.select(worker.values());
+    std::vector<float> packed(worker.chosen().sent_elements());
+    if (calls > 2) worker.pack(std::span(packed));
+    worker.abandon();
+    CHECK_THROWS_AS(worker.commit(), std::logic_error);
+    CHECK_THROWS_AS(worker.select(), std::logic_error);
+    CHECK(residual_of(worker)[29] == (calls > 0 ? 2.0F : 0.0F));
+    if (calls == 0) CHECK(worker.save() == fresh);
+    if (calls == 1) CHECK(worker.threshold() == other.threshold());
+
+    // Goes on as one that was saved there.
+    other.load(worker.save());
+    CHECK(other.step() == (calls > 0 ? 1U : 0U));
+    for (auto* each : {&worker, &other}) each->accumulate_all(given);
+    CHECK(worker.encode().to_bytes() == other.encode().to_bytes());
+    CHECK(residual_of(worker)[29] == (calls > 0 ? 5.0F : 2.0F));
+  }
+}
+
 TEST_CASE("step: fresh values are taken in steps that search alone, and in one piece") {
   compressor_options options;
   options.drop_ratio = 0.5;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layer dropping with accelerate: accelerate launch --cpu --num_processes 2 examples/pytorch/with_accelerate.py, or torchrun."""
+"""Layer dropping with accelerate: torchrun --nproc-per-node 2 examples/pytorch/with_accelerate.py"""
 
 import accelerate
 import torch

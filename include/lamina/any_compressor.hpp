@@ -81,6 +81,7 @@ class any_compressor {
   /// \param divisor  divides each element; 1 for the half-width types
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
   void commit() { worker_->commit(); }
+  void abandon() noexcept { worker_->abandon(); }
 
   /// lamina::scatter() of what was packed in this step: a tensor to write for each layer, also for those without a gradient.
   void scatter(const any_tensor& packed, std::span<any_tensor> gradients) const {
@@ -121,6 +122,7 @@ class any_compressor {
     virtual const encoded_frame& encode() = 0;
     virtual void pack(any_tensor&, double) = 0;
     virtual void commit() = 0;
+    virtual void abandon() noexcept = 0;
     virtual void scatter(const any_tensor&, std::span<any_tensor>) const = 0;
     virtual std::optional<std::size_t> first_non_finite(std::span<const any_tensor>,
                                                         const any_execution&) const = 0;
@@ -178,6 +180,7 @@ class any_compressor {
       each.pack(writable_elements_of<T>(to), static_cast<T>(divisor));
     }
     void commit() override { each.commit(); }
+    void abandon() noexcept override { each.abandon(); }
     void scatter(const any_tensor& packed, std::span<any_tensor> gradients) const override {
       lamina::scatter<T>(each.chosen(), each.cut(), elements_of<T>(packed), gradients);
     }

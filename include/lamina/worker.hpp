@@ -253,6 +253,15 @@ class gradient_compressor {
     intake_.set_phase(detail::step_phase::committed);
   }
 
+  /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
+  /// in the residual, and save() is allowed. Threshold, allowance and ages are as before, or as select() has left them if it
+  /// was called. Does nothing between steps.
+  void abandon() noexcept {
+    encoder_.forget();
+    is_packed_ = false;
+    intake_.set_phase(detail::step_phase::committed);
+  }
+
   /// The first layer of model() whose gradient holds NaN or infinity, if there is one: what all ranks ask before they add
   /// anything where one bad rank stops all. Changes nothing. Errors as accumulate_all; cost: one read of each gradient.
   template <detail::indexed Tensors, execution Execution = sequential>

@@ -204,6 +204,9 @@ void bind_compressor(nb::module_& m) {
           "divisor.")
       .def("commit", &any_compressor::commit, nb::call_guard<nb::gil_scoped_release>(),
            "What was encoded or packed has arrived: takes it out of the residual.")
+      .def("abandon", &any_compressor::abandon,
+           "Ends a step that cannot be carried out: nothing counts as sent, and what was accumulated waits "
+           "in the residual.")
       .def(
           "scatter",
           [](const any_compressor& self, const readable& packed, gradients& to) {

@@ -19,7 +19,15 @@ void bind_layout(nb::module_& m) {
             std::vector<lamina::layer> layers;
             for (const auto [name, shape] : shapes) {
               lamina::layer each{nb::cast<std::string>(name), {}};
-              for (const nb::handle size : shape) each.shape.push_back(nb::cast<std::size_t>(size));
+              if (!nb::isinstance<nb::str>(name) || nb::isinstance<nb::str>(shape))
+                throw nb::type_error("a layout is of names and shapes: {'weight': (512, 256)}");
+              for (const nb::handle size : shape) {
+                std::size_t elements = 0;
+                if (!nb::try_cast(size, elements))
+                  throw nb::type_error(
+                      ("layer '" + each.name + "': a size is no whole number from 0 on").c_str());
+                each.shape.push_back(elements);
+              }
               layers.push_back(std::move(each));
             }
             new (self) lamina::layout(std::move(layers));

@@ -124,7 +124,7 @@ void bind_server(nb::module_& m) {
           return frame{lamina::decode<double>(data, layout), layout, std::move(bytes)};
         return frame{lamina::decode<float>(data, layout), layout, std::move(bytes)};
       },
-      "bytes"_a, "layout"_a,
+      "bytes"_a.noconvert(), "layout"_a,
       "Bytes to a frame of this layout: a Compressor's `parts`, or a Publisher's layout. Any bytes whatever "
       "are safe: "
       "DecodeError says why they are refused.");
@@ -146,7 +146,7 @@ void bind_server(nb::module_& m) {
                             ? lamina::merge_states<double>(all, parts)
                             : lamina::merge_states<float>(all, parts));
       },
-      "states"_a, "parts"_a, "dtype"_a = "float32",
+      "states"_a.noconvert(), "parts"_a, "dtype"_a = "float32",
       "What Compressor.save gave on each of the workers, as one state for a run with another number of "
       "workers: each loads it.");
 

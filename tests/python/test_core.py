@@ -192,7 +192,9 @@ def test_an_option_outside_its_range_is_named(options, text):
 @pytest.mark.parametrize("options, error, text", [
     ({"drop_ratio": -0.1}, ValueError, "drop ratio"), ({"warm_up_steps": -1}, ValueError, "warm_up_steps"),
     ({"max_age": -1}, ValueError, "max_age"), ({"part_elements": -4096}, ValueError, "part_elements"),
-    ({"value": "signed_mean"}, ValueError, "signed_mean"), ({"drop_ratio": "a"}, TypeError, "wrong type"),
+    ({"value": "signed_mean"}, ValueError, "signed_mean"), ({"drop_ratio": "a"}, TypeError, "drop_ratio must be a number"),
+    ({"max_age": 1.5}, TypeError, "max_age must be a number"), ({"max_age": 2**70}, ValueError, "max_age must lie in"),
+    ({"drop_ratio": None}, TypeError, "drop_ratio must be a number"), ({"drop_ratio": 1.0}, ValueError, "must be less than 1"),
     ({"drop_rate": 0.5}, TypeError, "drop_rate"),
 ])
 def test_options_are_checked_where_they_are_made(options, error, text):
@@ -206,6 +208,35 @@ def test_options_have_the_defaults_of_the_library():
     for made in (by_default, as_given):
         made.accumulate_all([np.ones((3, 4), np.float32), np.ones(4, np.float32)])
     assert by_default.encode() == as_given.encode() and given.drop_ratio == 0.95
+
+
+def test_options_become_numbers_of_python():
+    given = lamina.Options(drop_ratio=np.float64(0.5), max_age=np.int64(3), byte_budget=np.float32(0.5))
+    assert [type(value) for value in (given.drop_ratio, given.max_age, given.byte_budget)] == [float, int, float]
+
+
+@pytest.mark.parametrize("shapes, text", [({"a": (-1,)}, "layer 'a'"), ({"a": (1.5,)}, "layer 'a'"), ({1: (2,)}, "names and shapes"),
+                                          ({"a": "33"}, "names and shapes")])
+def test_a_layout_is_of_names_and_shapes(shapes, text):
+    with pytest.raises(TypeError, match=text):
+        lamina.Layout(shapes)
+
+
+def test_bytes_are_never_copied():
+    frame = np.frombuffer(worker().encode(), np.uint8)
+    spread = np.zeros(2 * frame.size, np.uint8)
+    spread[::2] = frame
+    with pytest.raises(TypeError):
+        lamina.decode(spread[::2], LAYOUT)
+    assert lamina.decode(frame, LAYOUT).sent == [0, 1]
+
+
+def test_a_step_that_is_abandoned_waits_in_the_residual():
+    made = worker()
+    made.abandon()
+    again = lamina.Compressor(LAYOUT)
+    again.load(made.save())
+    assert again.step == 1 and np.all(np.asarray(again.residual(0)) == 1)
 
 
 def test_calls_out_of_order():

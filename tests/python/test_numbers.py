@@ -171,6 +171,37 @@ def test_half_width_gradients_lose_nothing(dtypes, backend):
     ranks.run(2, types, dtypes, backend)
 
 
+def beyond(backend):
+    model = models.Weights((100,), (100,)).half()
+    ddp, state = models.dropping(model, backend=backend, drop_ratio=0.0)
+    ddp.zero_grad()
+    ddp([torch.full((100,), 60000.0).half(), torch.ones(100).half()]).backward()
+    assert state.last.left_out_elements == 0
+    state.backend.accumulate, accumulate = lambda scale: (accumulate(scale / 2), accumulate(scale)), state.backend.accumulate
+    ddp.zero_grad()
+    ddp([torch.full((100,), 60000.0).half(), torch.ones(100).half()]).backward()
+    assert state.last.left_out_elements == 100 and model.all[0].grad[0] == 65504
+
+
+def test_what_is_beyond_float16_is_counted():
+    ranks.run(2, beyond, "cpu")
+
+
+def overflow(backend):
+    model = models.Weights((100,), (100,))
+    ddp, state = models.dropping(model, backend=backend, drop_ratio=0.5)
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp([torch.full((100,), 2e38), torch.full((100,), 3e38)]).backward()
+        assert torch.isfinite(state.residual("all.0")).all() and torch.isfinite(model.all[1].grad).all()
+    assert state.last.left_out_elements > 0
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_sum_that_would_overflow_is_left_out(backend):
+    ranks.run(2, overflow, backend)
+
+
 def on_the_wire(backend, momentum):
     rank = dist.get_rank()
     model = models.Weights(*SHAPES)

@@ -127,7 +127,7 @@ def load_merged(directory, saved_ranks, merges):
     model, ddp, state = weights({"drop_ratio": 0.8}, 0)
     merged = lamina.torch.merge_states(states, dist.get_world_size())
     if not merges:  # the negative control: everybody takes rank 0's
-        merged = {**states[0], "world_size": dist.get_world_size()}
+        merged = {**states[0], "world_size": dist.get_world_size(), "rank": dist.get_rank()}
     state.load_state_dict(merged)
     assert state.step == 5
     waits = sum(ranks.gathered(state.residual("all.0"))) / dist.get_world_size()
@@ -160,12 +160,19 @@ def refused_states():
                           ({"names": ["a", "b", "c"]}, r"names\[0\] is 'all.0' here and 'a' in the saved state"),
                           ({"shapes": [[5000], [300], [4096]]}, r"shapes\[2\]"), ({"strides": [[1], [1], [1, 64]]}, r"strides\[2\]"),
                           ({"names": good["names"][:2]}, "there are 3 names here and 2"), ({"world_size": 3}, "saved by one of 3 ranks"),
+                          ({"rank": 1 - dist.get_rank()}, "saved by rank [01], and this is rank [01]: each rank's residual"),
                           ({"options": {**good["options"], "part_elements": 4096}}, "part_elements was 4096 and is 0"),
                           ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
                           ({"memory": damaged}, "checksum|damaged"), ({"memory": damaged[:70]}, "truncated")):
         with pytest.raises(ValueError, match=text):
             state.load_state_dict({**good, **changed})
         assert torch.equal(state.state_dict()["memory"], before)
+    for field in ("names", "totals", "memory", "rank"):
+        with pytest.raises(ValueError, match=f"the state has no '{field}'"):
+            state.load_state_dict({key: value for key, value in good.items() if key != field})
+    with pytest.raises(ValueError, match="the format is NoneType"):
+        state.load_state_dict(None)
+    assert torch.equal(state.state_dict()["memory"], before)
     states = [{**good, "rank": rank} for rank in range(2)]
     for wrong, text in ((states[:1], "all ranks are needed"), ([], "all ranks are needed"), ([states[0]] * 2, "all ranks are needed"),
                         ([states[0], {**states[1], "step": 9}], "step is 3 on rank 0 and 9 on rank 1")):
@@ -220,6 +227,42 @@ def test_ranks_that_are_told_differently_all_say_so():
     ranks.run(2, bound_differently)
 
 
+class Scaler:
+    def is_enabled(self):
+        return True
+
+    def get_scale(self):
+        return 1024.0
+
+
+def pickled_with_a_scaler():
+    ddp = DDP(models.Weights(*SHAPES))
+    state = lamina.torch.register(ddp, drop_ratio=0.8, scaler=Scaler())
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))
+    assert again.state_dict()["names"] == state.names
+    with pytest.raises(RuntimeError, match="the pickled state had a scaler"):
+        again.bind(models.Weights(*SHAPES))
+    assert again.bind(models.Weights(*SHAPES), scaler=Scaler()).loss_scale() == 1024
+
+
+def test_a_pickled_state_asks_for_its_scaler():
+    ranks.run(1, pickled_with_a_scaler)
+
+
+def loaded_alone():
+    """A state that one rank alone has loaded: all say so before anything is packed."""
+    _, _, state = weights({"drop_ratio": 0.8, "warm_up_steps": 20}, 4)
+    model, ddp, again = weights({"drop_ratio": 0.8, "warm_up_steps": 20}, 0)
+    if dist.get_rank() == 0:
+        again.load_state_dict({**state.state_dict(), "last_choice": 0})
+    with pytest.raises(RuntimeError, match="step is 5 on rank 0 and 1 on rank 1; was a state loaded on one of them alone"):
+        ddp(models.whole_numbers(SHAPES, 5, dist.get_rank())).backward()
+
+
+def test_a_state_that_one_rank_alone_has_loaded_is_noticed():
+    ranks.run(2, loaded_alone)
+
+
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -232,6 +275,11 @@ def refused():
         lamina.torch.register(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="drop_rate"):
         lamina.torch.register(DDP(nn.Linear(2, 2)), drop_rate=0.5)
+    frozen = DDP(models.Weights((3,), (4,)))
+    frozen.module.all[1].requires_grad_(False)
+    if hasattr(frozen, "_module_parameters"):  # since PyTorch 2.0
+        with pytest.raises(ValueError, match="requires_grad of 'all.1' was changed after DDP"):
+            lamina.torch.register(frozen)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         bind(nn.ReLU())
     with pytest.raises(TypeError, match="'all.0' is of torch.float64"):
@@ -402,6 +450,27 @@ def held():
     handle = lamina.torch.skip_held(optimizer, state)
     waits, moved, touched = step(3)
     assert waits and moved == touched == everything - waits
+    # A batch that is skipped keeps its NaN, and gradients of no_sync() are the optimizer's.
+    bad = models.whole_numbers(SHAPES, 9, dist.get_rank())
+    bad[0][0] = float("nan")
+    ddp.zero_grad()
+    ddp(bad).backward()
+    kept = [parameter.detach().clone() for parameter in model.all]
+    sgd = torch.optim.SGD(model.parameters(), 1.0)
+    lamina.torch.skip_held(sgd, state)
+    sgd.step()
+    assert all(torch.isnan(parameter).any() for parameter in model.all)
+    with torch.no_grad():
+        for parameter, before in zip(model.all, kept):
+            parameter.copy_(before)
+    ddp.zero_grad()
+    with ddp.no_sync():
+        ddp(models.whole_numbers(SHAPES, 10, dist.get_rank())).backward()
+    sgd.step()
+    assert all(not torch.equal(parameter, before) for parameter, before in zip(model.all, kept))
+    with torch.no_grad():
+        for parameter, before in zip(model.all, kept):
+            parameter.copy_(before)
     handle.remove()
     assert step(4)[1] == everything
 
@@ -446,3 +515,34 @@ def a_rank_dies():
 
 def test_when_a_collective_fails_the_residual_has_everything():
     ranks.run(2, a_rank_dies)
+
+
+def goes_on_after_a_failure(options, backend):
+    rank, all_reduce = dist.get_rank(), dist.all_reduce
+
+    def failing(tensor, *arguments, **more):
+        if tensor.dtype == torch.float64:
+            raise RuntimeError("connection closed by peer")
+        return all_reduce(tensor, *arguments, **more)
+
+    _, ddp, state = weights(options, 5, backend)
+    ddp.zero_grad()
+    dist.all_reduce = failing
+    try:
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            ddp(models.whole_numbers(SHAPES, 6, rank)).backward()
+    finally:
+        dist.all_reduce = all_reduce
+    model, ddp, again = weights(options, 0, backend)
+    again.load_state_dict(state.state_dict())
+    for step in range(7, 15):
+        ddp.zero_grad()
+        ddp(models.whole_numbers(SHAPES, step, rank)).backward()
+        assert len(set(ranks.gathered(again.last.threshold))) == 1
+        assert len(set(ranks.gathered(b"".join(each.grad.numpy().tobytes() for each in model.all)))) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8, "refresh_every": 5}, {"byte_budget": 0.2}], ids=["ratio", "budget"])
+def test_ranks_agree_after_a_collective_failed_and_all_resumed(options, backend):
+    ranks.run(2, goes_on_after_a_failure, options, backend)

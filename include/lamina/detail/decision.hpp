@@ -46,7 +46,7 @@ LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
 
 /// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its
 /// own step alone. `Schedule` is refresh_schedule.
-template <class Schedule>
+LAMINA_ANY_CALLER template <class Schedule>
 LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t step, double ratio,
                                            double before) {
   if (!(ratio > 0) || refresh.fixed_threshold().has_value()) return false;

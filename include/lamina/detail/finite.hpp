@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/host_device.hpp"
 
 /// What <cmath> tells too, but by bits: with -ffast-math a compiler takes NaN and infinity for impossible.
 namespace lamina::inline LAMINA_ABI::detail {
@@ -28,7 +29,7 @@ using bits_of = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 
 /// The larger of two magnitudes, NaN being the largest.
 template <class T>
-constexpr T larger_magnitude(T a, T b) {
+LAMINA_HOST_DEVICE constexpr T larger_magnitude(T a, T b) {
   return __builtin_bit_cast(bits_of<T>, a) < __builtin_bit_cast(bits_of<T>, b) ? b : a;
 }
 

@@ -31,10 +31,12 @@ def register(ddp: torch.nn.parallel.DistributedDataParallel, *, scaler: Any = No
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
     DDP or for an unknown option."""
+    ddp = getattr(ddp, "_orig_mod", ddp)  # of torch.compile
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
         if isinstance(ddp, torch.nn.Module):
             refuse_sharded(ddp)
-        raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}")
+        raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}; accelerate and "
+                        "Lightning wrap a model only where there are two processes or more")
     state = LayerDropping(lamina.Options(**options), scaler=scaler, nonfinite=nonfinite, wire=wire, backend=backend,
                           log_every=log_every)
     state.bind(ddp)

@@ -12,14 +12,12 @@ Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its b
 class CpuBackend:
     """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, leaves_out: bool,
-                 device: torch.device) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         self._layout = layout
         self._wire = getattr(torch, wire)
         # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
         self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
                                        **dataclasses.asdict(options))
-        self._is_open = False  # gradients of this step wait to be sent
         self.parts = self._core.parts
         self.parts_of = self._core.parts_of
 
@@ -35,7 +33,6 @@ class CpuBackend:
 
     def accumulate(self, scale: float) -> None:
         self._core.accumulate_all(self._gradients, scale)
-        self._is_open = True
 
     def values(self) -> torch.Tensor:
         return torch.frombuffer(self._core.values(), dtype=torch.float64)
@@ -70,7 +67,6 @@ class CpuBackend:
 
     def commit(self) -> None:
         self._core.commit()
-        self._is_open = False
 
     def unpack(self, mean: torch.Tensor) -> None:
         self._core.scatter(mean, self._gradients)
@@ -81,8 +77,7 @@ class CpuBackend:
 
     def abandon(self) -> None:
         """The step ends here; what was accumulated stays in the residual."""
-        if self._is_open:
-            self._core.encode()
+        self._core.abandon()
         self.release()
 
     def save(self) -> bytes:

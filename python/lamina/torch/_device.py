@@ -17,13 +17,12 @@ class TorchBackend:
     everything is enqueued on the current stream. The host waits three times a step: for the flag of NaN, for which layers have
     a gradient together with the values, and where a scaler is asked for its scale."""
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, leaves_out: bool,
-                 device: torch.device) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         chosen = dataclasses.asdict(options)
         self._norm, power = NORMS[chosen.pop("value")]
         self._momentum = options.momentum
         self._selector = lamina.Selector(layout, **chosen)
-        self._wire, self._leaves_out = getattr(torch, wire), leaves_out
+        self._wire = getattr(torch, wire)
         self.parts, self.parts_of = self._selector.parts, self._selector.parts_of
         self._sizes = layout.sizes
         self._residual = torch.zeros(layout.elements, device=device)
@@ -55,11 +54,12 @@ class TorchBackend:
         for layer, gradient in enumerate(self._gradients):
             added = gradient.float() * scale if scale != 1 else gradient.float()
             into = self._velocity_layers[layer].mul_(self._momentum) if self._momentum else self._residual_layers[layer]
-            if self._leaves_out:
-                is_bad = ~torch.isfinite(into + added)
-                self._left_out += is_bad.sum()
-                added = added.masked_fill(is_bad, 0)
-            into.add_(added)
+            # The residual is the only copy of what waits: nothing that is not finite comes in, by a sum neither.
+            is_good = torch.isfinite(into + added)
+            if self._momentum:
+                is_good &= torch.isfinite(self._residual_layers[layer] + (into + added))
+            self._left_out += is_good.numel() - is_good.sum()
+            into.add_(torch.where(is_good, added, torch.zeros_like(added)))
             if self._momentum:
                 self._residual_layers[layer].add_(into)
 

@@ -20,8 +20,15 @@ class StepReport:
     sent_elements: int
     dense_bytes: int  #: of the gradients in their own types: what DDP alone would have given to its allreduce
     sent_bytes: int  #: that this rank gave to allreduce: flags, values and kept elements
-    left_out_elements: int  #: of this rank so far: not finite under nonfinite="leave_out", or sums that would overflow
+    #: Of this rank so far: not finite under nonfinite="leave_out", sums that would overflow, and, counted on every rank, means
+    #: beyond the range of float16 gradients, which are cut there.
+    left_out_elements: int
     seconds: Dict[str, float]  #: of this rank: check, agree, accumulate, pack, allreduce, unpack
+
+    @property
+    def ratio(self) -> float:
+        """sent_bytes / dense_bytes; NaN for a model without elements."""
+        return self.sent_bytes / self.dense_bytes if self.dense_bytes else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +53,12 @@ class Totals:
 def log(report: StepReport, every: int) -> None:
     if every and report.step % every == 0 and not report.skipped:
         logger.info("step %d: %d of %d parts, %.1f %% of the bytes, threshold %.1e", report.step, report.sent_parts,
-                    report.parts, 100 * report.sent_bytes / report.dense_bytes, report.threshold)
+                    report.parts, 100 * report.ratio, report.threshold)
 
 
 def add_scalars(report: StepReport, writer: Any, global_step: int, prefix: str) -> None:
     """To whatever has TensorBoard's add_scalar(tag, value, step)."""
-    writer.add_scalar(f"{prefix}/sent_bytes_ratio", report.sent_bytes / report.dense_bytes, global_step)
+    writer.add_scalar(f"{prefix}/sent_bytes_ratio", report.ratio, global_step)
     writer.add_scalar(f"{prefix}/sent_parts", report.sent_parts, global_step)
     writer.add_scalar(f"{prefix}/threshold", report.threshold, global_step)
     writer.add_scalar(f"{prefix}/skipped", int(report.skipped), global_step)

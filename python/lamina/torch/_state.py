@@ -47,7 +47,8 @@ class LayerDropping:
         nonfinite: what becomes of a batch of which any rank's gradient holds NaN or infinity. "propagate": NaN in all
             gradients on all ranks, as DDP alone, so that GradScaler backs off alike; "skip": zeros; in both no residual changes.
             "leave_out": those elements are left out and counted.
-        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; what rounding takes away stays.
+        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes. What a rank's own rounding takes away stays in
+            its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """
@@ -59,12 +60,15 @@ class LayerDropping:
             raise ValueError(f"log_every must not be negative, got {log_every}")
         if scaler is not None and nonfinite != "propagate":
             raise ValueError(f"with a scaler nonfinite must be 'propagate', got {nonfinite!r}: the scaler looks for infinity itself")
-        self.process_group = process_group
+        self.process_group = self._given_group = process_group
         self.log_every = log_every
         self.last: Optional[StepReport] = None
         self.totals = Totals()
         self.last_choice = 0
+        self.passes = 0  # synchronised backward passes of this object, skipped ones too
+        self.cut_elements = 0
         self._scaler = scaler
+        self._had = []  # what an unpickled state had and cannot bring: a scaler, a process group
         self._buckets: List[_step.Bucket] = []
         self._sent: List[int] = []
         self._is_bound = False
@@ -72,18 +76,28 @@ class LayerDropping:
 
     # --- binding -----------------------------------------------------------------------------------------------------------
 
-    def bind(self, module: torch.nn.Module) -> "LayerDropping":
+    def bind(self, module: torch.nn.Module, *, scaler: Any = None,
+             process_group: Optional[dist.ProcessGroup] = None) -> "LayerDropping":
         """Takes the model: DDP, or what DDP will wrap. Once, and on all ranks at a time: they compare what they are told.
+        `scaler` and `process_group` are for a state that was unpickled, which has neither.
 
-        TypeError for FSDP, and for gradients that are complex, float64, sparse, or on several devices; ValueError for a model
-        without gradients; RuntimeError for a second time, without a process group, or naming what two ranks differ in.
+        TypeError for FSDP, for gradients that are complex, float64, sparse, or on several devices, and for a wire that the process
+        group does not add; ValueError for a model without gradients, or one that was changed after DDP(...); RuntimeError for a
+        second time, without a process group, without what an unpickled state had, or naming what two ranks differ in.
         """
         if self._is_bound:
             raise RuntimeError("bind: this state has a model already; one state for one DDP object")
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError("bind: the process group is not initialised; call torch.distributed.init_process_group before")
+        for name, value in (("scaler", scaler), ("process_group", process_group)):
+            if value is None and name in self._had:
+                raise RuntimeError(f"bind: the pickled state had a {name}, which cannot be pickled; give it again: "
+                                   f"bind(module, {name}=...)")
+        self._scaler = scaler if scaler is not None else self._scaler
+        self.process_group = process_group if process_group is not None else self.process_group
         refuse_sharded(module)
         ignored = set(getattr(module, "parameters_to_ignore", ()))
+        reduced = getattr(module, "_module_parameters", None)  # by DDP, since PyTorch 2.0
         if isinstance(module, DistributedDataParallel):
             if self.process_group is None:
                 self.process_group = module.process_group
@@ -93,6 +107,12 @@ class LayerDropping:
                  if parameter.requires_grad and name not in ignored]
         if not named:
             raise ValueError("bind: the model has no parameter that requires a gradient")
+        if reduced is not None:
+            ours, theirs = {id(parameter): name for name, parameter in named}, {id(parameter) for parameter in reduced}
+            changed = [name for name, parameter in module.named_parameters()
+                       if name not in ignored and (id(parameter) in ours) != (id(parameter) in theirs)]
+            if changed:
+                raise ValueError(f"bind: requires_grad of '{changed[0]}' was changed after DDP(...); make DDP after that")
         self._check_types(module, named)
 
         self.names = [name for name, _ in named]
@@ -110,9 +130,14 @@ class LayerDropping:
         is_cpu = self._backend_name == "cpu" or (self._backend_name == "auto" and device.type == "cpu")
         if is_cpu and device.type != "cpu":
             raise TypeError(f"bind: backend 'cpu' cannot read gradients on {device}; take 'torch' or 'auto'")
-        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, self.nonfinite == "leave_out",
-                                                                 device)
-        self._layers_of_parts = [layer for layer in range(len(layout))
+        if self.wire == "bfloat16":
+            try:
+                dist.all_reduce(torch.ones(1, dtype=torch.bfloat16, device=device), group=self.process_group)
+            except RuntimeError as error:
+                raise TypeError(f"bind: wire 'bfloat16' is not added by this process group of PyTorch {torch.__version__}: "
+                                f"{error}") from error
+        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device)
+        self.layer_of_part = [layer for layer in range(len(layout))
                                  for _ in range(*self.backend.parts_of(layer))]
         self._is_bound = True
         if self._pending is not None:
@@ -183,14 +208,19 @@ class LayerDropping:
 
     def finish(self, report: StepReport, sent: List[int]) -> None:
         self.last = report
+        self.passes += 1
         self.totals = self.totals.and_of(report)
         self._sent = sent
         _report.log(report, self.log_every)
 
     @property
+    def left_out_elements(self) -> int:
+        return self.backend.left_out_elements + self.cut_elements
+
+    @property
     def step(self) -> int:
         """Synchronised backward passes so far; those that were skipped do not count."""
-        return self.backend.step if self._is_bound else 0
+        return self.backend.step if self._is_bound else self._pending["step"] if self._pending is not None else 0
 
     # --- what happened -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +235,7 @@ class LayerDropping:
     def _held(self) -> List[int]:
         if self.last is None:
             return []
-        arrived = {self._layers_of_parts[part] for part in self._sent}
+        arrived = {self.layer_of_part[part] for part in self._sent}
         return [layer for layer in range(len(self.names)) if layer not in arrived]
 
     def residual(self, name: str) -> torch.Tensor:
@@ -226,6 +256,8 @@ class LayerDropping:
     def state_dict(self) -> Dict[str, Any]:
         """All that a later step of this rank depends on. Each rank saves its own, between backward passes: the residual is the
         only copy of what was not sent. `torch.load(..., weights_only=True)` reads it."""
+        if self._pending is not None:
+            return self._pending
         self._require_bound("state_dict")
         return {"format": FORMAT, "lamina": lamina.__version__, "options": dataclasses.asdict(self.options),
                 "world_size": self.world_size, "rank": self.rank, "names": list(self.names), "shapes": self.shapes,
@@ -234,18 +266,27 @@ class LayerDropping:
                 "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Goes on where a state of the same model was saved, bit for bit. ValueError, and nothing changed, for a state of other
-        names, shapes, strides, number of ranks, parts or momentum, a newer format, or memory that is damaged. Other options
-        may differ: a warning says so, and the new ones count."""
+        """Goes on where this rank of the same model was saved, bit for bit. ValueError, and nothing changed, for a state of
+        another rank, other names, shapes, strides, number of ranks, parts or momentum, a newer format, or memory that is
+        damaged. Other options may differ: a warning says so, and the new ones count."""
         self._require_bound("load_state_dict")
-        if state.get("format") != FORMAT:
-            raise ValueError(f"load_state_dict: the format is {state.get('format')}, this version reads {FORMAT}")
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            found = state.get("format") if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"load_state_dict: the format is {found}, this version reads {FORMAT}")
+        missing = [field for field in ("names", "shapes", "strides", "world_size", "rank", "options", "totals", "last_choice",
+                                       "memory") if field not in state]
+        if missing:
+            raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
+        totals = Totals(**state["totals"])
         for field in ("names", "shapes", "strides"):
             if state[field] != getattr(self, field):
                 raise ValueError(f"load_state_dict: {_difference(field, getattr(self, field), state[field], None)}")
         if state["world_size"] != self.world_size:
             raise ValueError(f"load_state_dict: saved by one of {state['world_size']} ranks, and there are {self.world_size}; "
                              "give all saved states to merge_states")
+        if state["rank"] not in (self.rank, None):
+            raise ValueError(f"load_state_dict: saved by rank {state['rank']}, and this is rank {self.rank}: each rank's residual "
+                             "is its own, and each loads what it saved")
         own = dataclasses.asdict(self.options)
         for field in ("part_elements", "momentum"):
             saved, now = state["options"][field], own[field]
@@ -259,17 +300,18 @@ class LayerDropping:
         for name, (saved, now) in changed.items():
             logger.warning("%s was %s in the saved state and is %s now", name, saved, now)
         self.last_choice = state["last_choice"]
-        self.totals = Totals(**state["totals"])
+        self.totals = totals
         self.last, self._sent = None, []
 
     def __getstate__(self) -> Dict[str, Any]:
         kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
                 "log_every": self.log_every}
-        return {"arguments": kept, "state": self.state_dict() if self._is_bound else self._pending}
+        had = [name for name, value in (("scaler", self._scaler), ("process_group", self._given_group)) if value is not None]
+        return {"arguments": kept, "had": had + self._had, "state": self.state_dict() if self._is_bound else self._pending}
 
     def __setstate__(self, kept: Dict[str, Any]) -> None:
         LayerDropping.__init__(self, **kept["arguments"])
-        self._pending = kept["state"]
+        self._pending, self._had = kept["state"], kept["had"]
 
     def _require_bound(self, what: str) -> None:
         if not self._is_bound:
@@ -281,7 +323,7 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     the same. ValueError for states of two runs, models or steps, or not of all ranks."""
     if world_size < 1:
         raise ValueError(f"merge_states: world_size must be at least 1, got {world_size}")
-    ranks = sorted(state["rank"] for state in states)
+    ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in states)
     if not states or ranks != list(range(states[0]["world_size"])):
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
     for field in ("format", "names", "shapes", "strides", "step", "options"):
@@ -292,7 +334,7 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
     parts = lamina.Selector(layout, part_elements=in_order[0]["options"]["part_elements"]).parts
     memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], parts)
-    return {**in_order[0], "world_size": world_size, "rank": 0, "last_choice": 0,
+    return {**in_order[0], "world_size": world_size, "rank": None, "last_choice": 0,
             "memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)}
 
 

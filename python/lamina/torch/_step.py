@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import contextlib
 import dataclasses
+import struct
 import time
 import zlib
 from typing import Dict, Iterator, List, TYPE_CHECKING
@@ -61,13 +62,13 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
             sent_bytes += flag.numel() * flag.element_size()
             any_bad = bool(flag.item())
         if any_bad:
-            logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step,
-                           "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}")
+            where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
+            logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
             for bucket in buckets:
                 bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
             backend.release()
             state.finish(StepReport(state.step, True, backend.threshold, len(backend.parts), 0, backend.parts.elements, 0,
-                                    dense_bytes, sent_bytes, backend.left_out_elements, watch.seconds), [])
+                                    dense_bytes, sent_bytes, state.left_out_elements, watch.seconds), [])
             return
 
     scale = state.loss_scale()
@@ -76,17 +77,19 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         backend.accumulate(1 / scale)
 
     with watch.time("agree"):
-        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
+        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted: what
+        # this step's choice depends on, as 20 bits and their square, whose sums are exact.
         values = backend.values()
+        past = zlib.crc32(struct.pack("<QdI", backend.step, backend.threshold, state.last_choice)) & 0xFFFFF
         own = torch.cat([values, torch.frombuffer(bytearray(is_zero), dtype=torch.uint8).eq(0).double(),
-                         torch.tensor([state.last_choice, state.last_choice ** 2], dtype=torch.float64)])
+                         torch.tensor([past, past ** 2], dtype=torch.float64)])
         sums = own.to(device)
         dist.all_reduce(sums, group=group)
         sent_bytes += sums.numel() * sums.element_size()
         sums = sums.cpu()
         parts = len(backend.parts)
         if world * int(sums[-1]) != int(sums[-2]) ** 2:
-            raise RuntimeError(f"the ranks chose different parts in step {backend.step - 1}")
+            raise RuntimeError(_parted(state))
         # A parameter that no rank used keeps its .grad, and DDP throws away what the hook gives for it: nothing of it goes out.
         held = bytearray(parts)
         for layer in torch.nonzero(sums[parts:-2] == 0).flatten().tolist():
@@ -100,15 +103,47 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         if packed.numel():
             dist.all_reduce(packed, group=group)
             sent_bytes += packed.numel() * packed.element_size()
+    if state.wire == "bfloat16" and not torch.isfinite(packed).all():
+        # On all ranks alike: they have the same sum.
+        raise OverflowError("what waits is too large for bfloat16 to add; take wire='float32'")
     with watch.time("unpack"):
         # Only now that the others have it: had the allreduce failed, the residual would hold everything.
         backend.commit()
         mean = packed if state.wire == "float32" else packed.float().div_(world)
-        backend.unpack(mean.mul_(scale) if scale != 1 else mean)
+        if scale != 1:
+            mean.mul_(scale)
+        state.cut_elements += _beyond_float16(state, buckets, sent, mean)
+        backend.unpack(mean)
         backend.release()
     state.last_choice = zlib.crc32(backend.sent_bitmap) & 0xFFFFF
     state.finish(StepReport(backend.step, False, backend.threshold, parts, len(sent), backend.parts.elements, backend.sent_elements,
-                            dense_bytes, sent_bytes, backend.left_out_elements, watch.seconds), sent)
+                            dense_bytes, sent_bytes, state.left_out_elements, watch.seconds), sent)
+
+
+def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[int], mean: torch.Tensor) -> int:
+    """Elements that unpack() cuts: what waited for long may be more than float16 can say."""
+    layers = {layer for bucket in buckets if bucket.buffer.dtype is torch.float16 for layer in bucket.layers}
+    if not layers:
+        return 0
+    cut, begin, sizes = 0, 0, state.backend.parts.sizes
+    for part in sent:
+        if state.layer_of_part[part] in layers:
+            cut += int((mean[begin:begin + sizes[part]].abs() > torch.finfo(torch.float16).max).sum())
+        begin += sizes[part]
+    return cut
+
+
+def _parted(state: "LayerDropping") -> str:
+    """Why the ranks would choose different parts. All of them have seen that they would, so they can talk about it."""
+    own = {"step": state.backend.step, "threshold": state.backend.threshold, "choice": state.last_choice}
+    theirs: List[Dict[str, float]] = [{}] * state.world_size
+    dist.all_gather_object(theirs, own, group=state.process_group)
+    for field in ("step", "threshold"):
+        for rank, each in enumerate(theirs):
+            if each[field] != theirs[0][field]:
+                return (f"the ranks have parted: {field} is {theirs[0][field]} on rank 0 and {each[field]} on rank {rank}; was a "
+                        "state loaded on one of them alone?")
+    return f"the ranks chose different parts in step {state.backend.step - 1}"
 
 
 def _places(state: "LayerDropping", buckets: List[Bucket]) -> List["tuple[int, int]"]:
