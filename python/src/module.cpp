@@ -18,9 +18,9 @@ void bind_layout(nb::module_& m) {
           [](lamina::layout* self, const nb::dict& shapes) {
             std::vector<lamina::layer> layers;
             for (const auto [name, shape] : shapes) {
-              lamina::layer each{nb::cast<std::string>(name), {}};
               if (!nb::isinstance<nb::str>(name) || nb::isinstance<nb::str>(shape))
                 throw nb::type_error("a layout is of names and shapes: {'weight': (512, 256)}");
+              lamina::layer each{nb::cast<std::string>(name), {}};
               for (const nb::handle size : shape) {
                 std::size_t elements = 0;
                 if (!nb::try_cast(size, elements))

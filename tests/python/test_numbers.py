@@ -194,11 +194,10 @@ def overflow(backend):
         ddp.zero_grad()
         ddp([torch.full((100,), 2e38), torch.full((100,), 3e38)]).backward()
         assert torch.isfinite(state.residual("all.0")).all() and torch.isfinite(model.all[1].grad).all()
-    assert state.last.left_out_elements > 0
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_a_sum_that_would_overflow_is_left_out(backend):
+def test_a_sum_that_would_overflow_never_comes_in(backend):
     ranks.run(2, overflow, backend)
 
 

@@ -83,7 +83,8 @@ struct step_decision {
     if (elements == 0 || rule == layer_rule::held) return false;
     if (sends_all || rule == layer_rule::always) return true;
     if (max_age > 0 && step - cleared_in >= max_age) return true;
-    if (value == 0) return false;
+    // By bits: -ffast-math takes NaN for 0.
+    if ((__builtin_bit_cast(std::uint64_t, value) << 1U) == 0) return false;
     const double ordered = ordered_value(value);
     return ordered > threshold || (ordered == threshold && layer < equals_end);
   }
