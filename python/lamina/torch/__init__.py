@@ -31,7 +31,8 @@ def register(ddp: torch.nn.parallel.DistributedDataParallel, *, scaler: Any = No
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
     DDP or for an unknown option."""
-    ddp = getattr(ddp, "_orig_mod", ddp)  # of torch.compile
+    if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
+        ddp = ddp._orig_mod
     if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
         if isinstance(ddp, torch.nn.Module):
             refuse_sharded(ddp)
