@@ -86,6 +86,40 @@ TEST_CASE("any_compressor: does what the compressor of the same types does, to t
   require_the_same<double, lamina::signed_mean>(element_type::float64, value_functor::signed_mean);
 }
 
+TEST_CASE("any_compressor: is decided when the compressor of the same types is") {
+  for (const auto timing : {lamina::decision_timing::as_ready, lamina::decision_timing::ahead}) {
+    std::mt19937 random(902);
+    const lamina::layout model = model_of({30, 3, 0, 70});
+    lamina::compressor_options options;
+    options.drop_ratio = 0.5;
+    options.decide = timing;
+    any_compressor any(model, element_type::float32, options);
+    lamina::gradient_compressor<float> typed(model, options);
+    for (int step = 0; step < 6; ++step) {
+      any.begin_step();
+      any.expect_more_pieces(step % 2 == 0);
+      typed.expect_more_pieces(step % 2 == 0);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        const auto gradient = random_integers<float>(random, model.sizes()[l]);
+        any.accumulate(l, std::span(gradient));
+        typed.accumulate(l, gradient);
+        REQUIRE(any.is_decided(l) == typed.is_decided(l));
+        if (any.is_decided(l)) REQUIRE(any.is_sent(l) == typed.is_sent(l));
+      }
+      if (timing == lamina::decision_timing::ahead) {
+        REQUIRE(same_bits(any.predicted_values(), typed.predicted_values()));
+        any.plan_next(typed.predicted_values());
+        typed.plan_next(
+            std::vector<double>(typed.predicted_values().begin(), typed.predicted_values().end()));
+      }
+      REQUIRE(any.encode().to_bytes() == typed.encode().to_bytes());
+      any.commit();
+      typed.commit();
+      REQUIRE(any.save() == typed.save());
+    }
+  }
+}
+
 TEST_CASE("any_compressor: half-width gradients, none, and those that are not finite") {
   any_compressor worker(model_of({2, 1}), element_type::float32);
   const std::vector<lamina::bfloat16> halves = {{0x3f80}, {0x4000}};

@@ -86,13 +86,21 @@ struct cluster {
 
   std::size_t workers() const { return worker.size(); }
 
-  /// One synchronous step; gradients[w][l].
-  void step(const std::vector<tensors<T>>& gradients) {
+  /// One synchronous step; gradients[w][l]. One that fails does so before the server has anything: all workers abandon it.
+  void step(const std::vector<tensors<T>>& gradients, bool fails = false) {
     for (std::size_t w = 0; w < workers(); ++w) {
       for (std::size_t l = 0; l < model.layers(); ++l) {
         worker[w].accumulate(l, gradients[w][l]);
         for (std::size_t i = 0; i < gradients[w][l].size(); ++i) computed[w][l][i] += gradients[w][l][i];
       }
+    }
+    if (plans_ahead) plan_next();
+    if (fails) {
+      for (auto& each : worker) each.abandon();
+      aggregator.next_step();
+      return;
+    }
+    for (std::size_t w = 0; w < workers(); ++w) {
       frames[w] = worker[w].encode().to_bytes();
       receive<T>(sent[w], frames[w], model);
       worker[w].commit();
@@ -137,8 +145,21 @@ struct cluster {
   /// The optimizer, if it is not plain SGD; and what a wrong one does to layers that nobody sent.
   std::function<void(std::size_t layer, std::size_t begin, std::span<const T> mean)> update;
   std::function<void(std::size_t layer)> update_untouched;
+  /// The workers decide ahead: after each gradient they agree on the mean of their predicted values.
+  bool plans_ahead = false;
+  std::vector<double> agreed;  // what the next step is decided by
 
  private:
+  void plan_next() {
+    agreed.assign(model.layers(), 0);
+    for (const auto& each : worker) {
+      const auto predicted = each.predicted_values();
+      for (std::size_t l = 0; l < agreed.size(); ++l) agreed[l] += predicted[l];
+    }
+    for (double& each : agreed) each /= static_cast<double>(workers());
+    for (auto& each : worker) each.plan_next(agreed);
+  }
+
   void publish(std::uint64_t step) {
     const auto bytes = publisher
                            .encode_for_all(

@@ -20,6 +20,7 @@
 #include "support.hpp"
 
 using lamina::compressor_options;
+using lamina::decision_timing;
 using lamina::payload_type;
 using lamina::refresh_schedule;
 using lamina::state_errc;
@@ -80,6 +81,23 @@ std::vector<named_options> all_options() {
     o.payload = payload_type::int8;
     o.check = lamina::finite_check::each_element;
   });
+  with("as ready", [](auto& o) {
+    o.decide = decision_timing::as_ready;
+    o.refresh = refresh_schedule::every(3);
+    o.max_age = 6;
+  });
+  with("as ready, within a budget, parts", [](auto& o) {
+    o.decide = decision_timing::as_ready;
+    o.byte_budget = 0.2;
+    o.part_elements = 4096;
+  });
+  with("ahead", [](auto& o) { o.decide = decision_timing::ahead; });
+  with("ahead, within a budget, parts, momentum", [](auto& o) {
+    o.decide = decision_timing::ahead;
+    o.byte_budget = 0.2;
+    o.part_elements = 4096;
+    o.momentum = 0.5;
+  });
   with("warm-up, parts, momentum, bfloat16", [](auto& o) {
     o.warm_up_steps = 15;
     o.part_elements = 4096;
@@ -110,6 +128,10 @@ void accumulate_all(compressor_of<T>& compressor, const tensors<T>& gradients) {
 template <class T>
 bytes one_step(compressor_of<T>& compressor, const tensors<T>& gradients, bool commits = true) {
   accumulate_all(compressor, gradients);
+  if (compressor.options().decide == decision_timing::ahead) {
+    const auto predicted = compressor.predicted_values();
+    compressor.plan_next(std::vector<double>(predicted.begin(), predicted.end()));
+  }
   bytes frame = compressor.encode().to_bytes();
   if (commits) compressor.commit();
   return frame;
@@ -294,6 +316,11 @@ TEST_CASE("state: the bytes are header, ages, residual and velocity") {
   CHECK(running<double>(model, options, 431).save().size() == 64 + 3 * 8 + 5 * 8);
   options.momentum = 0.5;
   CHECK(running<float>(model, options, 431).save().size() == 64 + 3 * 8 + 2 * 5 * 4);
+  for (const auto timing : {decision_timing::as_ready, decision_timing::ahead}) {
+    options.decide = timing;
+    CHECK(running<float>(model, options, 431).save().size() == 64 + 2 * 3 * 8 + 2 * 5 * 4);
+  }
+  options.decide = decision_timing::at_end;
   const bytes saved = running<float>(model, options, 431).save();
   const std::vector<std::byte> magic = {std::byte{0xf5}, std::byte{'L'}, std::byte{'M'}, std::byte{'S'}};
   CHECK(std::equal(magic.begin(), magic.end(), saved.begin()));
@@ -302,9 +329,10 @@ TEST_CASE("state: the bytes are header, ages, residual and velocity") {
 TEMPLATE_TEST_CASE("state: every truncation and every longer copy is refused, and changes nothing", "", float,
                    double) {
   const lamina::layout model = model_of({3, 0, 5, 1});
-  for (const double momentum : {0.0, 0.9}) {
+  for (const auto timing : {decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead}) {
     compressor_options options;
-    options.momentum = momentum;
+    options.momentum = timing == decision_timing::as_ready ? 0.9 : 0.0;
+    options.decide = timing;
     const bytes saved = running<TestType>(model, options, 441).save();
     auto compressor = running<TestType>(model, options, 442);
     CHECK(refusal(compressor, std::span<const std::byte>{}) == state_errc::truncated);
@@ -328,10 +356,15 @@ TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "
     return;
   }
   const lamina::layout model = model_of({3, 0, 2});
-  for (const double momentum : {0.0, 0.9}) {
+  for (const auto timing : {decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead}) {
     compressor_options options;
-    options.momentum = momentum;
+    options.momentum = timing == decision_timing::as_ready ? 0.9 : 0.0;
+    options.decide = timing;
     options.byte_budget = 0.5;
+    const auto one_of_two = [&](decision_timing other) {  // as_ready and ahead together are no timing
+      return timing == decision_timing::at_end || timing == other ? state_errc::other_timing
+                                                                  : state_errc::nonzero_reserved;
+    };
     bytes saved = running<TestType>(model, options, 451).save();
     auto compressor = running<TestType>(model, options, 452);
     for (std::size_t bit = 0; bit < 8 * saved.size(); ++bit) {
@@ -345,6 +378,8 @@ TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "
                        : place < 7  ? state_errc::wrong_element_type
                        : bit == 56  ? state_errc::checksum_mismatch  // says that there is none
                        : bit == 57  ? state_errc::other_momentum     // says that there is velocity, or none
+                       : bit == 58  ? one_of_two(decision_timing::as_ready)
+                       : bit == 59  ? one_of_two(decision_timing::ahead)
                        : place < 8  ? state_errc::nonzero_reserved
                        : place < 32 ? state_errc::wrong_layout
                                     : state_errc::checksum_mismatch));
@@ -519,7 +554,7 @@ TEMPLATE_TEST_CASE(
       elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
       CHECK(elsewhere.step() == number);
     }
-    for (const int number : {0, 2, 256, 65535}) {
+    for (const int number : {0, 3, 256, 65535}) {
       const auto version = [&](auto& h) { h.version = static_cast<std::uint16_t>(number); };
       CHECK(refused(version) == state_errc::unsupported_version);
     }
@@ -528,12 +563,73 @@ TEMPLATE_TEST_CASE(
       const bool is_own = number == (sizeof(TestType) == 4 ? 1 : 2);
       CHECK(refused(type) == (is_own ? state_errc{} : state_errc::wrong_element_type));
     }
-    for (unsigned bit = 2; bit < 8; ++bit) {
-      const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | 1U << bit); };
-      CHECK(refused(flag) == state_errc::nonzero_reserved);
+    for (unsigned flags = 4; flags < 256; flags += 4) {
+      const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | flags); };
+      const bool is_timing = flags == 4 || flags == 8;
+      CHECK(refused(flag) == (is_timing ? state_errc::other_timing : state_errc::nonzero_reserved));
+      const auto flag_of_version_1 = [&](auto& h) {
+        flag(h);
+        h.version = 1;
+      };
+      CHECK(refused(flag_of_version_1) == state_errc::nonzero_reserved);
     }
     CHECK(refused([](auto& h) { h.magic += 1; }) == state_errc::bad_magic);
   }
+}
+
+TEST_CASE("state: of version 1 is of steps that are decided at their end, and loads there alone") {
+  const lamina::layout model = model_of({3, 8, 5});
+  compressor_options options;
+  options.drop_ratio = 0.5;
+  auto at_end = running<float>(model, options, 485);
+  const bytes saved = with_header(at_end.save(), [](auto& h) { h.version = 1; });
+  compressor_of<float> resumed(model, options);
+  resumed.load(saved);
+  CHECK(resumed.save() == at_end.save());
+  for (const auto timing : {decision_timing::as_ready, decision_timing::ahead}) {
+    options.decide = timing;
+    auto other = running<float>(model, options, 486);
+    CHECK(refusal(other, saved) == state_errc::other_timing);
+    CHECK(refusal(other, at_end.save()) == state_errc::other_timing);
+    CHECK(refusal(at_end, other.save()) == state_errc::other_timing);
+    CHECK(contains(merge_refusal({at_end.save(), other.save()}, model, state_errc::other_timing),
+                   "saved state 1"));
+  }
+  // Read without a compressor, a selector of another timing does not take it.
+  const auto read = lamina::read_state<float>(saved, model, false);
+  lamina::layer_selector selector(model, options);
+  CHECK_THROWS_AS(selector.restore(read.memory), std::invalid_argument);
+}
+
+TEST_CASE("state: merged, a layer waits since the first step in which it did on any worker") {
+  const lamina::layout model = model_of({4, 4, 4});
+  compressor_options options;
+  options.decide = decision_timing::as_ready;
+  options.byte_budget = 1.0 / 12;
+  std::vector<bytes> states;
+  for (const auto& order : {std::vector<std::size_t>{0, 1, 2}, {2, 1, 0}}) {
+    compressor_of<float> each(model, options);
+    for (int step = 0; step < 5; ++step) {
+      for (const std::size_t l : order)
+        each.accumulate(l, std::vector<float>(4, l == 1 && step == 0 ? 0 : 1));
+      each.encode();
+      each.commit();
+    }
+    states.push_back(each.save());
+  }
+  const auto waits_since = [&](const bytes& state) {
+    return lamina::read_state<float>(state, model, false).memory.waits_since;
+  };
+  using steps = std::vector<std::uint64_t>;
+  CHECK(waits_since(states[0]) == steps{0, 0, 1});
+  CHECK(waits_since(states[1]) == steps{0, 0, 1});
+  states[1] = with_number(states[1], 64 + 3 * 8, std::uint64_t{4});
+  states[1] = with_number(states[1], 64 + 5 * 8, std::uint64_t{2});
+  CHECK(waits_since(lamina::merge_states<float>(states, model)) == steps{4, 0, 1});
+  const auto later = [&](std::uint64_t step) { return with_number(states[0], 64 + 3 * 8, step); };
+  compressor_of<float> each(model, options);
+  CHECK(refusal(each, later(6)) == state_errc::impossible_age);
+  CHECK(refusal(each, later(5)) == state_errc{});
 }
 
 TEMPLATE_TEST_CASE("state: loads from any address", "", float, double) {
@@ -810,7 +906,7 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
       {changed([](auto& header) { ++header.magic; }), state_errc::bad_magic},
       {changed([](auto& header) { ++header.version; }), state_errc::unsupported_version},
       {changed([](auto& header) { ++header.element_type; }), state_errc::wrong_element_type},
-      {changed([](auto& header) { header.flags |= 4; }), state_errc::nonzero_reserved},
+      {changed([](auto& header) { header.flags |= 16; }), state_errc::nonzero_reserved},
       {changed([](auto& header) { ++header.fingerprint; }), state_errc::wrong_layout},
       {changed([](auto& header) { ++header.layers; }), state_errc::wrong_layout},
       {changed([](auto& header) { ++header.elements; }), state_errc::wrong_layout}};

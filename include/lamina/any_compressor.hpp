@@ -68,6 +68,12 @@ class any_compressor {
     return worker_->accumulate_all(gradients, scale, execution);
   }
   void skip(std::size_t layer) { worker_->skip(layer); }
+  void begin_step() { worker_->begin_step(); }
+  void expect_more_pieces(bool expected) { worker_->expect_more_pieces(expected); }
+  [[nodiscard]] bool is_decided(std::size_t part) const { return worker_->is_decided(part); }
+  [[nodiscard]] bool is_sent(std::size_t part) const { return worker_->is_sent(part); }
+  [[nodiscard]] std::span<const double> predicted_values() const { return worker_->predicted_values(); }
+  void plan_next(std::span<const double> agreed_values) { worker_->plan_next(agreed_values); }
   [[nodiscard]] std::span<const double> values() const { return worker_->values(); }
 
   const selection& select() { return worker_->select(); }
@@ -115,6 +121,12 @@ class any_compressor {
     virtual std::span<const double> accumulate_all(std::span<const any_tensor>, double,
                                                    const any_execution&) = 0;
     virtual void skip(std::size_t) = 0;
+    virtual void begin_step() = 0;
+    virtual void expect_more_pieces(bool) = 0;
+    virtual bool is_decided(std::size_t) const = 0;
+    virtual bool is_sent(std::size_t) const = 0;
+    virtual std::span<const double> predicted_values() const = 0;
+    virtual void plan_next(std::span<const double>) = 0;
     virtual std::span<const double> values() const = 0;
     virtual const selection& select() = 0;
     virtual const selection& select(std::span<const double>, std::span<const char>) = 0;
@@ -163,6 +175,12 @@ class any_compressor {
       return each.accumulate_all(gradients, scale, run_by{execution});
     }
     void skip(std::size_t layer) override { each.skip(layer); }
+    void begin_step() override { each.begin_step(); }
+    void expect_more_pieces(bool expected) override { each.expect_more_pieces(expected); }
+    bool is_decided(std::size_t part) const override { return each.is_decided(part); }
+    bool is_sent(std::size_t part) const override { return each.is_sent(part); }
+    std::span<const double> predicted_values() const override { return each.predicted_values(); }
+    void plan_next(std::span<const double> agreed) override { each.plan_next(agreed); }
     std::span<const double> values() const override { return each.values(); }
     const selection& select() override { return each.select(); }
     const selection& select(std::span<const double> agreed, std::span<const char> held) override {

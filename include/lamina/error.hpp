@@ -118,7 +118,8 @@ enum class state_errc {
   trailing_bytes,        ///< bytes after the end of the state
   checksum_mismatch,     ///< the state was damaged
   checksum_unsupported,  ///< the state has a checksum and this build has no xxHash to verify it
-  impossible_age,        ///< a layer was sent in a step later than the one that the state is of
+  impossible_age,        ///< a layer was sent, or waits since, a step later than the one that the state is of
+  other_timing,          ///< its steps were decided at another time: see decision_timing
 };
 
 namespace detail {
@@ -152,6 +153,8 @@ class LAMINA_VISIBLE state_error_category final : public std::error_category {
         return "state has a checksum but lamina was built without xxHash";
       case state_errc::impossible_age:
         return "state says that a layer was sent in a step after its own";
+      case state_errc::other_timing:
+        return "state is of steps that were decided at another time: set decide as it was saved";
     }
     return "unknown state error";
   }

@@ -24,6 +24,7 @@ class any_tensor;
 enum class payload_type : std::uint8_t;
 enum class finite_check;
 enum class threshold_source;
+enum class decision_timing : std::uint8_t;
 enum class frame_kind : std::uint8_t;
 enum class element_type : std::uint8_t;
 enum class value_functor : std::uint8_t;

@@ -87,6 +87,20 @@ enum class threshold_source {
   ///< search, each gradient is looked at a second time while it is in cache, and comes in one piece.
 };
 
+/// When it is known whether a layer goes out. Collectives that run while gradients are still computed want to know it of a layer
+/// as soon as its gradient is there.
+enum class decision_timing : std::uint8_t {
+  /// After the last gradient of the step, by select() or encode(). The paper's order, and the default.
+  at_end,
+  /// When a layer's gradient is there, by this worker's own values, against the threshold of the last search: that of a step
+  /// serves the next. For a parameter server. Within a byte_budget, a layer that passes and does not fit any more waits, and
+  /// comes before the others in the steps that follow. R then does not bound what is dropped in a step.
+  as_ready,
+  /// Before the first gradient of the step, for all layers, by values that all workers have agreed on in the step before:
+  /// gradient_compressor::predicted_values() and plan_next(). For collectives in which all send the same layers.
+  ahead,
+};
+
 /// How a residual takes gradients.
 struct residual_options {
   finite_check check = finite_check::whole_layer;
@@ -121,6 +135,9 @@ struct compressor_options {
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
   std::uint64_t max_age = 0;
   threshold_source source = threshold_source::accumulated;
+  /// When a layer is decided on. The first step of as_ready and of ahead has no values to go by: everything is sent, as far as
+  /// a byte_budget reaches. `ahead` wants each gradient in one piece and excludes threshold_source::fresh.
+  decision_timing decide = decision_timing::at_end;
   /// Layers larger than this are decided, and sent, in parts of so many elements: a multiple of 4,096; 0: whole layers.
   /// Use it when a few huge layers, such as embeddings, would decide alone or come in bursts. See partition.hpp.
   std::size_t part_elements = 0;

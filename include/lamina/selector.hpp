@@ -16,6 +16,7 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/rounding.hpp"
+#include "lamina/detail/waiting_layers.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
@@ -27,20 +28,36 @@ namespace lamina::inline LAMINA_ABI {
 /// and the allowance of the budget. A value that is NaN counts as infinity, so that its layer goes out first. A layer of value
 /// 0 goes out only where everything does, by always_sent or by max_age. A threshold that is infinite serves its own step alone,
 /// and the next searches again.
+///
+/// Which calls make a step is a matter of options.decide:
+///
+///     at_end:    decide()                              with the values of all layers
+///     as_ready:  begin(), decide_layer() of each, end()
+///     ahead:     begin(); and plan() for the next step  before the first plan() all values count as infinite
+///
+/// and then commit(), once what was chosen has been sent.
 class layer_selector {
  public:
-  /// Throws std::invalid_argument, naming the option, for one outside its range, and for a byte_budget that always_sent alone
-  /// uses up; options.always_sent are layers of `model`.
+  /// Throws std::invalid_argument, naming the option, for one outside its range, for a byte_budget that always_sent alone
+  /// uses up, and for decision_timing::ahead with threshold_source::fresh; options.always_sent are layers of `model`.
   layer_selector(const layout& model, const compressor_options& options)
       : options_(options),
         chosen_(model),
-        threshold_(options.refresh.fixed_threshold().value_or(invalid_threshold)),
-        cleared_in_(model.layers()) {
+        threshold_(first_threshold(options)),
+        cleared_in_(model.layers()),
+        is_decided_(options.decide == decision_timing::as_ready ? model.layers() : 0),
+        waiting_(is_decided_.size()),
+        planned_(options.decide == decision_timing::ahead ? model.layers() : 0, detail::infinite_value) {
     check_drop_ratio(options.drop_ratio);
     if (options.byte_budget &&
         (detail::is_nan(*options.byte_budget) || !(*options.byte_budget > 0 && *options.byte_budget <= 1))) {
       detail::raise(std::invalid_argument("byte budget must lie in (0, 1], got " +
                                           std::to_string(*options.byte_budget)));
+    }
+    if (options.decide == decision_timing::ahead && options.source == threshold_source::fresh) {
+      detail::raise(
+          std::invalid_argument("decision_timing::ahead excludes threshold_source::fresh: it searches the "
+                                "threshold over the agreed values by which it decides"));
     }
     for (const std::size_t layer : options.always_sent) {
       if (layer >= model.layers()) {
@@ -78,10 +95,10 @@ class layer_selector {
       if (detail::searches(options_.refresh, step, ratio, threshold_)) {
         threshold_ = searched(search_values, held, ratio);
       }
-      // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
-      decision.sends_all = ratio == 0 || (ratio == 1 && !options_.refresh.fixed_threshold());
+      decision.sends_all = sends_all_at(ratio);
     }
     decision.threshold = threshold_;
+    decision_ = decision;
     chosen_.clear();
     for (std::size_t l = 0; l < model.layers(); ++l) {
       if (decision.sends(l, values[l], model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
@@ -89,10 +106,78 @@ class layer_selector {
     return chosen_;
   }
 
-  /// What decide() chose in `step` has been sent.
+  /// Begins a step, counted from 1: fixes the threshold and the allowance of one that is decided as_ready, and the whole
+  /// selection of one that is decided ahead. Does nothing at_end, or if the step has begun.
+  void begin(std::uint64_t step) {
+    if (options_.decide == decision_timing::at_end || decision_.step == step) return;
+    if (options_.decide == decision_timing::ahead) {
+      decide(step, planned_, planned_);
+      return;
+    }
+    chosen_.clear();
+    decision_ = {.step = step, .threshold = threshold_, .max_age = options_.max_age};
+    const std::span<const std::size_t> sizes = chosen_.model().sizes();
+    for (std::size_t l = 0; l < sizes.size(); ++l) is_decided_[l] = sizes[l] == 0 ? 1 : 0;
+    if (options_.byte_budget) {
+      allowance_ = allowance_after(allowance_);
+      left_ = give_room(step, allowance_);
+    } else {
+      decision_.sends_all = sends_all_at(drop_ratio_in(step)) || has_no_threshold_yet();
+    }
+  }
+
+  /// as_ready: decides one layer of the step that has begun, by its value; does nothing if it is decided.
+  void decide_layer(std::size_t layer, double value) {
+    if (is_decided_[layer] != 0) return;
+    is_decided_[layer] = 1;
+    const std::size_t elements = chosen_.model().sizes()[layer];
+    const bool has_room = options_.byte_budget && waiting_.has_room(layer);
+    const detail::layer_rule rule = has_room ? detail::layer_rule::always : rule_of(layer, {});
+    if (!decision_.sends(layer, value, elements, cleared_in_[layer], rule)) return;
+    if (options_.byte_budget && !has_room) {
+      if (static_cast<double>(elements) > left_) {
+        waiting_.add(layer, decision_.step);
+        return;
+      }
+      left_ -= static_cast<double>(elements);
+    }
+    chosen_.send(layer);
+  }
+
+  /// as_ready: decides the layers that are not decided yet, in the order of the model, and finds the threshold of the next step.
+  /// Does nothing for other timings. Errors as decide().
+  void end(std::span<const double> values, std::span<const double> search_values) {
+    if (options_.decide != decision_timing::as_ready) return;
+    check_count(values.size(), "values");
+    check_count(search_values.size(), "values to search");
+    for (std::size_t l = 0; l < values.size(); ++l) decide_layer(l, values[l]);
+    if (options_.byte_budget) {
+      threshold_ = threshold_within_next_budget(values);
+    } else if (searches_at_end_of(decision_.step)) {
+      threshold_ = searched(search_values, {}, drop_ratio_in(decision_.step + 1));
+    }
+  }
+
+  /// ahead: what the step after `step` is decided by, in its begin(); called again in the same step, counts in place of the
+  /// last. Throws std::invalid_argument for a number of values other than L.
+  void plan(std::uint64_t step, std::span<const double> agreed_values) {
+    check_count(agreed_values.size(), "values to plan by");
+    planned_.assign(agreed_values.begin(), agreed_values.end());
+    planned_in_ = step;
+    has_plan_ = true;
+  }
+  /// Whether the next step may begin: not ahead after a step that was committed without a plan for the next. A step that was not
+  /// committed leaves its own plan to the next.
+  [[nodiscard]] bool has_plan() const noexcept { return has_plan_; }
+
+  /// What was chosen in `step` has been sent.
   void commit(std::uint64_t step) {
     allowance_ -= static_cast<double>(chosen_.sent_elements());
-    for (const std::size_t l : chosen_.sent()) cleared_in_[l] = step;
+    for (const std::size_t l : chosen_.sent()) {
+      cleared_in_[l] = step;
+      if (timing() == decision_timing::as_ready) waiting_.remove(l);
+    }
+    if (timing() == decision_timing::ahead) has_plan_ = planned_in_ == step;
   }
 
   /// The drop ratio of a step, counted from 1.
@@ -106,30 +191,68 @@ class layer_selector {
   [[nodiscard]] bool searches_in(std::uint64_t step) const {
     return !options_.byte_budget && detail::searches(options_.refresh, step, drop_ratio_in(step), threshold_);
   }
+  /// The same of end(), which searches for the next step and its drop ratio.
+  [[nodiscard]] bool searches_at_end_of(std::uint64_t step) const {
+    return !options_.byte_budget &&
+           detail::searches(options_.refresh, step, drop_ratio_in(step + 1), threshold_);
+  }
+  /// Whether the values of the gradients of `step` alone are wanted, the next to be decided or the one that has begun.
+  [[nodiscard]] bool wants_fresh_in(std::uint64_t step) const {
+    if (timing() == decision_timing::ahead) return true;
+    if (options_.source != threshold_source::fresh) return false;
+    return timing() == decision_timing::at_end ? searches_in(step) : searches_at_end_of(step);
+  }
 
+  /// Whether a layer of `step` is decided.
+  [[nodiscard]] bool is_decided(std::uint64_t step, std::size_t layer) const {
+    if (step == 0 || decision_.step != step) return false;
+    return is_decided_.empty() || is_decided_[layer] != 0;
+  }
+  [[nodiscard]] decision_timing timing() const noexcept { return options_.decide; }
   [[nodiscard]] const selection& chosen() const noexcept { return chosen_; }
+  /// The one found last; as_ready, from end() on that is of the next step. Minus infinity, as_ready and unless it is fixed,
+  /// before one was searched.
   [[nodiscard]] double threshold() const noexcept { return threshold_; }
 
   /// What a later decide() depends on, for saving.
   struct memory {
-    double threshold = invalid_threshold;
+    double threshold = invalid_threshold;  // of the next step, unless that searches
     double allowance = 0;
     std::vector<std::uint64_t> cleared_in;  // for each layer the step in which it was last sent, 0: never
+    std::vector<std::uint64_t>
+        waits_since{};              // as_ready: the step since which it waits for room, 0: it does not
+    std::vector<double> planned{};  // ahead: the values of plan()
   };
-  [[nodiscard]] memory remember() const { return {threshold_, allowance_, cleared_in_}; }
-  /// Throws std::invalid_argument, and changes nothing, unless it is of as many layers.
+  [[nodiscard]] memory remember() const {
+    return {threshold_, allowance_, cleared_in_, waiting_.since(), planned_};
+  }
+  /// Throws std::invalid_argument, and changes nothing, unless it is of as many layers and was decided at the same time.
   void restore(memory saved) {
     if (saved.cleared_in.size() != cleared_in_.size()) {
       detail::raise(std::invalid_argument("the saved ages are of another number of layers"));
     }
+    if (saved.waits_since.size() != is_decided_.size() || saved.planned.size() != planned_.size()) {
+      detail::raise(std::invalid_argument("the saved decisions are of another decision_timing"));
+    }
     threshold_ = saved.threshold;
     // A threshold that the user gives is the one of this run; a budget does not use it.
     if (!options_.byte_budget) threshold_ = options_.refresh.fixed_threshold().value_or(saved.threshold);
+    decision_ = {};
     allowance_ = saved.allowance;
     cleared_in_ = std::move(saved.cleared_in);
+    waiting_.restore(std::move(saved.waits_since));
+    planned_ = std::move(saved.planned);
+    has_plan_ = true;
+    planned_in_ = 0;
   }
 
  private:
+  static double first_threshold(const compressor_options& options) {
+    if (options.decide == decision_timing::as_ready && options.byte_budget) return -detail::infinite_value;
+    return options.refresh.fixed_threshold().value_or(
+        options.decide == decision_timing::as_ready ? -detail::infinite_value : invalid_threshold);
+  }
+
   void check_count(std::size_t count, const char* what) const {
     if (count == cleared_in_.size()) return;
     detail::raise(std::invalid_argument(std::to_string(count) + " " + what + " for " +
@@ -157,6 +280,15 @@ class layer_selector {
     return detail::layer_rule::by_value;
   }
 
+  // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
+  bool sends_all_at(double ratio) const {
+    return ratio == 0 || (ratio == 1 && !options_.refresh.fixed_threshold());
+  }
+  // as_ready: nothing was searched, and the threshold is minus infinity.
+  bool has_no_threshold_yet() const {
+    return !options_.refresh.fixed_threshold() && threshold_ < 0 && !detail::outlasts_its_step(threshold_);
+  }
+
   double searched(std::span<const double> values, std::span<const char> held, double ratio) {
     const layout& model = chosen_.model();
     search_.begin();
@@ -167,14 +299,20 @@ class layer_selector {
     return search_.beyond(ratio * static_cast<double>(model.elements()));
   }
 
-  // Held layers take nothing from the allowance; those that are always sent take theirs before all others.
-  void decide_by_budget(detail::step_decision& decision, std::span<const double> values,
-                        std::span<const char> held) {
+  // The allowance of the step after one that has left `allowance`.
+  double allowance_after(double allowance) const {
     const layout& model = chosen_.model();
     const double share = detail::rounded(*options_.byte_budget * static_cast<double>(model.elements()));
     std::size_t largest = 0;
     for (const std::size_t elements : model.sizes()) largest = std::max(largest, elements);
-    const double allowance = detail::grown_allowance(allowance_, share, largest);
+    return detail::grown_allowance(allowance, share, largest);
+  }
+
+  // Held layers take nothing from the allowance; those that are always sent take theirs before all others.
+  void decide_by_budget(detail::step_decision& decision, std::span<const double> values,
+                        std::span<const char> held) {
+    const layout& model = chosen_.model();
+    const double allowance = allowance_after(allowance_);
 
     std::size_t always_sent_elements = 0;
     search_.begin();
@@ -207,13 +345,49 @@ class layer_selector {
       decision.equals_end = end;  // also where they are infinite and none fits
   }
 
+  // as_ready: what the allowance of `step` leaves for layers that their values decide on. In end() the layers that are chosen
+  // have been decided in the step before; in begin() none is.
+  double give_room(std::uint64_t step, double allowance) {
+    return waiting_.give_room(
+        allowance, chosen_.model().sizes(),
+        [&](std::size_t l) {
+          const std::uint64_t cleared_in = chosen_.is_sent(l) ? step - 1 : cleared_in_[l];
+          return rule_of(l, {}) == detail::layer_rule::always ||
+                 detail::is_overdue(step, cleared_in, options_.max_age);
+        },
+        [&](std::size_t l) { return chosen_.is_sent(l); });
+  }
+
+  // as_ready: the layers with the largest values pass, as far as the next allowance reaches, and those of the value with which it
+  // ends, of which the ones that do not fit will wait: or layers of equal value, none of which passed, would stay for ever.
+  double threshold_within_next_budget(std::span<const double> values) {
+    const auto sent = static_cast<double>(chosen_.sent_elements());
+    const double left = give_room(decision_.step + 1, allowance_after(allowance_ - sent));
+    if (!(left > 0)) return detail::infinite_value;  // all of it is saved for those that wait
+    const std::span<const std::size_t> sizes = chosen_.model().sizes();
+    search_.begin();
+    for (std::size_t l = 0; l < values.size(); ++l) {
+      if (sizes[l] > 0 && !waiting_.has_room(l)) search_.add(detail::ordered_value(values[l]), sizes[l]);
+    }
+    return search_.within(left).crossing.value_or(-detail::infinite_value);
+  }
+
   compressor_options options_;
   selection chosen_;
   threshold_search search_;
-  double threshold_;
-  double allowance_ = 0;  // elements
+  double threshold_;                // the one last found
+  detail::step_decision decision_;  // of the step that was decided last, or has begun
+  double allowance_ = 0;            // elements
   std::vector<std::uint64_t> cleared_in_;
   std::vector<char> is_always_sent_;  // empty if none is
+  // as_ready
+  std::vector<char> is_decided_;
+  detail::waiting_layers waiting_;
+  double left_ = 0;  // of the allowance, for layers that do not wait
+  // ahead
+  std::vector<double> planned_;
+  std::uint64_t planned_in_ = 0;  // the step in which plan() was called
+  bool has_plan_ = true;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

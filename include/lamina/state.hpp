@@ -20,11 +20,12 @@
 #include "lamina/state/format.hpp"
 #include "lamina/tensor.hpp"
 
-/// A worker's memory as bytes, for a trainer's checkpoint: residual, velocity, threshold, ages, allowance and step.
+/// A worker's memory as bytes, for a trainer's checkpoint: residual, velocity, threshold, ages, allowance and step; and of steps
+/// that are not decided at their end what the next one is decided by.
 namespace lamina::inline LAMINA_ABI {
 
-/// The memory of a worker after step `step`, as bytes: 64, 8 a layer, and the residual and velocity in T. Cost: one read and
-/// one copy. Throws std::domain_error, naming the layer, for NaN or infinity. gradient_compressor::save() calls it.
+/// The memory of a worker after step `step`, as bytes: 64, 8 a layer, or 16 unless steps are decided at their end, and the
+/// residual and velocity in T. Cost: one read and one copy. Throws std::domain_error, naming the layer, for NaN or infinity. gradient_compressor::save() calls it.
 template <element T>
 std::vector<std::byte> save_state(const residual_accumulator<T>& residual,
                                   const layer_selector::memory& memory, std::uint64_t step) {
@@ -67,12 +68,10 @@ struct saved_state {
 template <element T>
 [[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& parts,
                                         bool with_momentum) {
-  const detail::state_view state = detail::read_state<T>(bytes, parts, with_momentum, "saved state");
-  saved_state<T> saved{
-      {state.header.threshold, state.header.allowance, detail::values_of<std::uint64_t>(state.cleared_in)},
-      detail::values_of<T>(state.elements),
-      detail::values_of<T>(state.velocity),
-      state.header.step};
+  const detail::state_view state =
+      detail::read_state<T>(bytes, parts, {.has_velocity = with_momentum}, "saved state");
+  saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
+                       detail::values_of<T>(state.velocity), state.header.step};
   const auto is_finite = [](const std::vector<T>& numbers) {
     return detail::is_finite_magnitude(
         detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()}));
@@ -87,10 +86,10 @@ template <element T>
 template <element T>
 std::uint64_t load_state(std::span<const std::byte> bytes, residual_accumulator<T>& residual,
                          layer_selector& selector) {
-  const detail::state_view state =
-      detail::read_state<T>(bytes, residual.model(), !residual.velocity().empty(), "saved state");
-  layer_selector::memory memory{state.header.threshold, state.header.allowance,
-                                detail::values_of<std::uint64_t>(state.cleared_in)};
+  const detail::state_view state = detail::read_state<T>(
+      bytes, residual.model(), {.has_velocity = !residual.velocity().empty(), .timing = selector.timing()},
+      "saved state");
+  layer_selector::memory memory = state.memory();
   residual.restore(detail::values_of<T>(state.elements), detail::values_of<T>(state.velocity));
   selector.restore(std::move(memory));
   return state.header.step;

@@ -31,6 +31,7 @@
 #include "lamina/partition.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
+#include "lamina/residual/decider.hpp"
 #include "lamina/residual/inspect.hpp"
 #include "lamina/residual/intake.hpp"
 #include "lamina/selection.hpp"
@@ -52,6 +53,14 @@ namespace lamina::inline LAMINA_ABI {
 /// Decides by layer, or by part of a layer where options.part_elements says so: values, selection, residual and frames
 /// are over parts().
 ///
+/// Where options.decide is not at_end, a part can be sent while gradients of others are still computed:
+///
+///     compressor.accumulate(l, gradient of l);          // when it is there, in the order in which they come
+///     for each part p of l:  if (compressor.is_sent(p))  begin to send a copy of residual()[p];
+///     ahead:  compressor.plan_next(mean over the workers of predicted_values());   // any time before the next step
+///     compressor.encode();                              // ends the step; writes a header, copies nothing
+///     compressor.commit();                              // once all sends have completed: one commit a step
+///
 /// accumulate, accumulate_all, skip, select and encode also come with a std::error_code, which is set to an errc, or to
 /// std::errc::not_enough_memory, and then nothing has changed, but that an encode() without memory for its frame may have
 /// selected the step: call it again, which sends what it would have. They are for programs without exceptions; an exception
@@ -71,7 +80,7 @@ class gradient_compressor {
                                Representative functor = {})
       : options_(options),
         intake_(model, options, std::move(functor)),
-        selector_(parts(), options_by_part()),
+        decider_(parts(), options_by_part()),
         encoder_(parts(), options.run) {
     if (model.layers() == 0) {
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
@@ -82,7 +91,8 @@ class gradient_compressor {
   /// call after select(), encode(), pack() or commit() begins the next step; a layer's gradient may come in pieces, which add
   /// up. Errors as residual_accumulator::accumulate; other layers keep what they have, so after a refused gradient go on
   /// with the next batch in the same step. Throws std::logic_error for a second piece in a step that searches its threshold
-  /// over fresh gradients.
+  /// over fresh gradients, and in any that is decided ahead; as_ready, for one of a layer that is decided already; ahead, if
+  /// it begins a step that nothing was agreed for.
   ///
   /// \param layer      index in model()
   /// \param gradient   a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
@@ -92,7 +102,9 @@ class gradient_compressor {
   template <class Tensor, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, double scale,
                     const Execution& execution = {}) {
-    const double value = intake_.add_one(layer, gradient, scale, execution, searches(), detail::throws());
+    const double value =
+        intake_.add_one(layer, gradient, scale, execution, decider_.selector(), detail::throws());
+    decider_.take_up(intake_, layer, layer + 1);
     intake_.rethrow();
     return value;
   }
@@ -104,8 +116,9 @@ class gradient_compressor {
   double accumulate(std::size_t layer, const Tensor& gradient, std::error_code& error, double scale = 1,
                     const Execution& execution = {}) {
     const double value = reported(error, [&] {
-      return intake_.add_one(layer, gradient, scale, execution, searches(), detail::reports(error));
+      return intake_.add_one(layer, gradient, scale, execution, decider_.selector(), detail::reports(error));
     });
+    if (!error) decider_.take_up(intake_, layer, layer + 1);
     intake_.rethrow();
     return value;
   }
@@ -113,11 +126,13 @@ class gradient_compressor {
   /// The same for all layers at once, `gradients[l]` being the tensor of layer l: all are added or, on an error, none, so
   /// a batch with NaN in one layer is skipped whole. A std::optional without a tensor, or a tensor of a framework that is
   /// not defined, is a layer without a gradient: see skip(). Where an execution starts threads, this is much quicker than
-  /// layer by layer. Throws std::invalid_argument also for a number of tensors other than model().layers().
+  /// layer by layer. as_ready, they are decided in the order of the model. Throws std::invalid_argument also for a number of
+  /// tensors other than model().layers().
   template <detail::indexed Tensors, execution Execution = sequential>
   std::span<const double> accumulate_all(const Tensors& gradients, double scale,
                                          const Execution& execution = {}) {
-    intake_.add_all(gradients, scale, execution, searches(), detail::throws());
+    intake_.add_all(gradients, scale, execution, decider_.selector(), detail::throws());
+    decider_.take_up(intake_, 0, model().layers());
     intake_.rethrow();
     return intake_.values();
   }
@@ -129,9 +144,10 @@ class gradient_compressor {
   std::span<const double> accumulate_all(const Tensors& gradients, std::error_code& error, double scale = 1,
                                          const Execution& execution = {}) {
     reported(error, [&] {
-      intake_.add_all(gradients, scale, execution, searches(), detail::reports(error));
+      intake_.add_all(gradients, scale, execution, decider_.selector(), detail::reports(error));
       return 0;
     });
+    if (!error) decider_.take_up(intake_, 0, model().layers());
     intake_.rethrow();
     return intake_.values();
   }
@@ -139,25 +155,85 @@ class gradient_compressor {
   /// A layer has no gradient in this step: an expert that got no input, a branch that was not taken. Its residual and its
   /// velocity stay as they are, and it may be sent all the same. Begins a step as accumulate() does. Throws
   /// std::out_of_range.
-  void skip(std::size_t layer) { intake_.skip(layer, detail::throws()); }
-  void skip(std::size_t layer, std::error_code& error) { intake_.skip(layer, detail::reports(error)); }
+  void skip(std::size_t layer) {
+    intake_.skip(layer, decider_.selector(), detail::throws());
+    decider_.take_up(intake_, layer, layer + 1);
+  }
+  void skip(std::size_t layer, std::error_code& error) {
+    intake_.skip(layer, decider_.selector(), detail::reports(error));
+    if (!error) decider_.take_up(intake_, layer, layer + 1);
+  }
+
+  /// Begins the next step, as its first accumulate() or skip() does otherwise. as_ready, its threshold and its allowance are
+  /// fixed from here on; ahead, its selection. Throws std::logic_error if a step has begun and was not selected, and ahead,
+  /// after a step that was committed, unless plan_next() came before.
+  void begin_step() {
+    if (intake_.phase() == detail::step_phase::accumulating) {
+      detail::raise(std::logic_error("begin_step: step " + std::to_string(step()) +
+                                     " has begun already; select(), encode() or abandon() it before"));
+    }
+    if (!intake_.may_begin(decider_.selector(), detail::throws())) return;
+    intake_.begin();
+    decider_.selector().begin(step());
+  }
+
+  /// as_ready: whether further pieces will follow of the gradients that come from here on, as in all passes of gradient
+  /// accumulation but the last. Meanwhile no layer is decided; its next gradient, or skip(), after `false` decides it, or else
+  /// select(). Other timings do not look at it.
+  void expect_more_pieces(bool expected) noexcept { decider_.expect_more_pieces(expected); }
+
+  /// Whether it is known of a part if it goes out in this step: at_end, once select() was called; as_ready, once its gradient
+  /// is there, and of empty parts from the beginning of the step; ahead, from there on of all. Of the last step, until the next
+  /// begins. Throws std::out_of_range.
+  [[nodiscard]] bool is_decided(std::size_t part) const {
+    parts().check_layer(part);
+    return decider_.selector().is_decided(step(), part);
+  }
+  /// Whether a part goes out in this step. Throws std::logic_error, naming it, unless it is decided, and std::out_of_range.
+  [[nodiscard]] bool is_sent(std::size_t part) const {
+    if (!is_decided(part)) {
+      detail::raise(std::logic_error("is_sent: '" + parts()[part].name + "' is not decided in step " +
+                                     std::to_string(step()) + " yet"));
+    }
+    return chosen().is_sent(part);
+  }
+
+  /// ahead: what the values of the next step would be if its gradients were as large as those of this one. Of a part that is
+  /// sent in this step it is the value of its gradient, of the others q and that. To be averaged over the workers, in one
+  /// order, and given to plan_next(). After abandon() nothing counts as sent. Throws std::logic_error for another
+  /// options.decide, and before all layers have a gradient in this step or were skipped.
+  [[nodiscard]] std::span<const double> predicted_values() const {
+    decider_.require_prediction("predicted_values", intake_);
+    return decider_.predicted_values();
+  }
+
+  /// ahead: the next step is decided by these values, as select(agreed_values) would decide it: the mean of
+  /// predicted_values() over the workers, the same bits on all of them. Called between the last gradient of a step and the
+  /// first of the next; of two calls the second counts. A step that is not committed leaves the values that it was decided by
+  /// to the next, if that has none of its own. Throws as predicted_values(), and std::invalid_argument for a number of values
+  /// other than parts().layers().
+  void plan_next(std::span<const double> agreed_values) {
+    decider_.require_prediction("plan_next", intake_);
+    decider_.selector().plan(step(), agreed_values);
+  }
 
   /// q of each part after the last accumulate. A part that was sent since counts until it is accumulated, or skipped, again.
   [[nodiscard]] std::span<const double> values() const noexcept { return intake_.values(); }
 
   /// Decides which parts go out; called again in the same step, gives the same. A value that is NaN counts as infinity: the
-  /// part goes out first. Throws std::logic_error, naming the layer, if one has no gradient yet in this step (empty layers
-  /// need none), if the step was committed already, or if it was selected by agreed values.
-  const selection& select() { return decide_own(detail::throws()); }
+  /// part goes out first. What was decided before, as_ready or ahead, stays. Throws std::logic_error, naming the layer, if one
+  /// has no gradient yet in this step (empty layers need none), if the step was committed already, or if it was selected by
+  /// agreed values.
+  const selection& select() { return decider_.decide_own(intake_, detail::throws()); }
   const selection& select(std::error_code& error) {
-    reported(error, [&] { return &decide_own(detail::reports(error)); });
+    reported(error, [&] { return &decider_.decide_own(intake_, detail::reports(error)); });
     return chosen();
   }
 
   /// The same by values that all workers have agreed on, mostly the mean of their values(): they then choose the same
   /// parts, and what one sends is what the server publishes. The library does not communicate; average with one small
   /// allreduce. Throws std::invalid_argument for a number of values other than parts().layers(), and std::logic_error if the
-  /// step was selected by this worker's own values.
+  /// step was selected by this worker's own values, or unless options.decide is at_end.
   const selection& select(std::span<const double> agreed_values) { return select(agreed_values, {}); }
   const selection& select(std::span<const double> agreed_values, std::error_code& error) {
     return select(agreed_values, {}, error);
@@ -168,15 +244,16 @@ class gradient_compressor {
   /// parts().layers(), unless there are none, and for other flags than those that the step was selected with. Flags of the
   /// model's layers, such as find_zero() gives, become flags of parts by cut().by_part(flags).
   const selection& select(std::span<const double> agreed_values, std::span<const char> held) {
-    return decide_agreed(agreed_values, held, detail::throws());
+    return decider_.decide_agreed(intake_, agreed_values, held, detail::throws());
   }
   const selection& select(std::span<const double> agreed_values, std::span<const char> held,
                           std::error_code& error) {
-    reported(error, [&] { return &decide_agreed(agreed_values, held, detail::reports(error)); });
+    reported(error,
+             [&] { return &decider_.decide_agreed(intake_, agreed_values, held, detail::reports(error)); });
     return chosen();
   }
-  /// The last selection.
-  [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
+  /// The last selection; as_ready, of the parts that are decided.
+  [[nodiscard]] const selection& chosen() const noexcept { return decider_.chosen(); }
 
   /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects by this
   /// worker's values if nothing was selected. Throws as select(). Without memory for the frame there is none, and the step may
@@ -249,17 +326,19 @@ class gradient_compressor {
       intake_.set_sent(part);
       ++segment;
     }
-    selector_.commit(step());
+    decider_.selector().commit(step());
     intake_.set_phase(detail::step_phase::committed);
   }
 
   /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
   /// in the residual, and save() is allowed. Threshold, allowance and ages are as before, or as select() has left them if it
-  /// was called. Does nothing between steps.
+  /// was called; the allowance of a step that is not decided at its end has grown with its beginning. Does nothing between
+  /// steps.
   void abandon() noexcept {
     encoder_.forget();
     is_packed_ = false;
     intake_.set_phase(detail::step_phase::committed);
+    decider_.abandon(intake_);
   }
 
   /// The first layer of model() whose gradient holds NaN or infinity, if there is one: what all ranks ask before they add
@@ -283,27 +362,35 @@ class gradient_compressor {
   /// Everything a later step depends on, as bytes with a checksum; see state.hpp. Between steps alone: throws
   /// std::logic_error while gradients of a step wait to be encoded. A frame that was encoded and not committed counts as
   /// lost. Throws std::domain_error, naming the part, for a residual that holds NaN or infinity, as it may with
-  /// finite_check::caller: load() would refuse it.
+  /// finite_check::caller: load() would refuse it. Ahead, throws std::logic_error also while nothing is agreed on for the next
+  /// step.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (intake_.phase() == detail::step_phase::accumulating ||
         intake_.phase() == detail::step_phase::selected) {
       detail::raise(std::logic_error("save: step " + std::to_string(step()) +
                                      " has gradients that were not encoded yet"));
     }
-    return save_state<T>(residual(), selector_.remember(), step());
+    if (!decider_.selector().has_plan()) {
+      detail::raise(std::logic_error("save: nothing is agreed on for step " + std::to_string(step() + 1) +
+                                     ": call plan_next() before"));
+    }
+    return save_state<T>(residual(), decider_.selector().remember(), step());
   }
 
   /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
-  /// Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged, of another model, or saved with
-  /// momentum where there is none; std::invalid_argument if they hold NaN or infinity.
+  /// Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged, of another model, saved with
+  /// momentum where there is none, or with another options.decide; std::invalid_argument if they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) {
-    intake_.resume_after(load_state<T>(bytes, intake_.residual(), selector_));
+    intake_.resume_after(load_state<T>(bytes, intake_.residual(), decider_.selector()));
   }
 
+  /// As given.
+  [[nodiscard]] const compressor_options& options() const noexcept { return options_; }
   /// t, counted from 1; 0 before the first accumulate.
   [[nodiscard]] std::uint64_t step() const noexcept { return intake_.step(); }
-  /// λ as of the last select().
-  [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
+  /// λ as of the last select(). as_ready it decides the next step, and is minus infinity before one was searched; ahead it is
+  /// found when a step begins.
+  [[nodiscard]] double threshold() const noexcept { return decider_.selector().threshold(); }
   [[nodiscard]] const residual_accumulator<T>& residual() const noexcept { return intake_.residual(); }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   [[nodiscard]] const layout& model() const noexcept { return intake_.model(); }
@@ -312,8 +399,6 @@ class gradient_compressor {
   [[nodiscard]] const partition& cut() const noexcept { return intake_.cut(); }
 
  private:
-  enum class choice { own, agreed, agreed_but_for_held };
-
   template <half_element Half>
   static constexpr payload_type payload_of =
       std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
@@ -359,64 +444,9 @@ class gradient_compressor {
   }
 
   template <class Fail>
-  const selection& decide_own(const Fail& fail) {
-    const bool is_fresh = !intake_.fresh_values().empty() && selector_.searches_in(step());
-    return decide(choice::own, values(), is_fresh ? intake_.fresh_values() : values(), {}, fail);
-  }
-
-  template <class Fail>
-  const selection& decide_agreed(std::span<const double> values, std::span<const char> held,
-                                 const Fail& fail) {
-    return decide(held.empty() ? choice::agreed : choice::agreed_but_for_held, values, values, held, fail);
-  }
-
-  template <class Fail>
-  const selection& decide(choice by, std::span<const double> values, std::span<const double> search_values,
-                          std::span<const char> held, const Fail& fail) {
-    if (!intake_.require_open_step("select", fail)) return chosen();
-    if (values.size() != parts().layers() || (!held.empty() && held.size() != parts().layers())) {
-      fail(errc::wrong_count, [&] {
-        return std::invalid_argument("select: there are " + std::to_string(parts().layers()) +
-                                     " parts, got " + std::to_string(values.size()) + " values and " +
-                                     std::to_string(held.size()) + " flags");
-      });
-      return chosen();
-    }
-    if (intake_.phase() != detail::step_phase::accumulating) {
-      if (by == choice::agreed_but_for_held && by == chosen_by_ && !held_as_before(held)) {
-        fail(errc::out_of_order, [&] {
-          return std::logic_error("select: step " + std::to_string(step()) +
-                                  " was selected with other parts held already");
-        });
-      } else if (by != chosen_by_) {
-        fail(errc::out_of_order, [&] {
-          return std::logic_error("select: step " + std::to_string(step()) +
-                                  (chosen_by_ == choice::own ? " was selected by this worker's own values"
-                                   : chosen_by_ == choice::agreed
-                                       ? " was selected by agreed values, with nothing held"
-                                       : " was selected by agreed values, with parts held") +
-                                  " already; select in one way");
-        });
-      }
-      return chosen();
-    }
-    if (!intake_.require_all(fail)) return chosen();
-    held_.assign(held.begin(), held.end());
-    selector_.decide(step(), values, search_values, held);
-    chosen_by_ = by;
-    intake_.set_phase(detail::step_phase::selected);
-    return chosen();
-  }
-
-  bool held_as_before(std::span<const char> held) const {
-    return std::equal(held.begin(), held.end(), held_.begin(), held_.end(),
-                      [](char a, char b) { return (a != 0) == (b != 0); });
-  }
-
-  template <class Fail>
   const encoded_frame& encode(const Fail& fail) {
     if (intake_.require_open_step("encode", fail) && intake_.phase() == detail::step_phase::accumulating)
-      decide_own(fail);
+      decider_.decide_own(intake_, fail);
     if (fail.has_failed()) {
       encoder_.forget();
       return encoder_.frame();
@@ -429,16 +459,10 @@ class gradient_compressor {
     return encoder_.frame();
   }
 
-  auto searches() const {
-    return [this](std::uint64_t step) { return selector_.searches_in(step); };
-  }
-
   compressor_options options_;
   detail::gradient_intake<T, Representative> intake_;
-  layer_selector selector_;
+  detail::step_decider decider_;
   frame_encoder<T> encoder_;
-  choice chosen_by_ = choice::own;
-  std::vector<char> held_;  // of the last selection; none if there were no flags
   bool is_packed_ = false;  // in place of a frame
 };
 

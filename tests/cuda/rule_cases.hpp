@@ -290,6 +290,17 @@ void refuses_unknown_layers(const Execution&) {
   require(contains(message, "always_sent"), "the message is: " + message);
 }
 
+/// Decisions before the end of a step, which are of the host.
+template <class Execution>
+void refuses_early_decisions(const Execution&) {
+  for (const auto timing : {lamina::decision_timing::as_ready, lamina::decision_timing::ahead}) {
+    const auto message = message_of<std::invalid_argument>([&] {
+      lamina::cuda::gradient_compressor<float>(model_of({10, 20}), {.decide = timing});
+    });
+    require(contains(message, "options.decide"), "the message is: " + message);
+  }
+}
+
 template <class Execution>
 void for_each_rule_case(const Execution& execution, const visitor& visit) {
   for (const std::size_t layers : {1U, 7U, 161U, 1025U}) {
@@ -311,6 +322,7 @@ void for_each_rule_case(const Execution& execution, const visitor& visit) {
   add("parts of 4,096", {.drop_ratio = 0.6, .part_elements = 4096});
   add("a threshold from fresh gradients", {.drop_ratio = 0.5, .source = lamina::threshold_source::fresh});
   visit("always_sent beyond the model", [&] { refuses_unknown_layers(execution); });
+  visit("decisions before the end of a step", [&] { refuses_early_decisions(execution); });
   visit("rules over several steps", [&] { keeps_rules_over_steps(execution); });
 }
 

@@ -10,6 +10,7 @@
 namespace lamina_fuzz {
 namespace {
 
+using lamina::decision_timing;
 using lamina::gradient_compressor;
 
 template <class T>
@@ -30,17 +31,22 @@ void one_step(gradient_compressor<T>& worker, std::mt19937& random) {
   for (std::size_t l = 0; l < worker.model().layers(); ++l) {
     worker.accumulate(l, lamina_test::random_fractions<T>(random, worker.model().sizes()[l]));
   }
+  if (worker.options().decide == decision_timing::ahead) {
+    const auto predicted = worker.predicted_values();
+    worker.plan_next(std::vector<double>(predicted.begin(), predicted.end()));
+  }
   worker.encode();
   worker.commit();
 }
 
-// The same but for the checksum, which a state may go without.
+// The same but for the checksum, which a state may go without, and the version, which may be an old one.
 bool same_state(bytes a, bytes b) {
   using header = lamina::detail::state_header;
   for (bytes* each : {&a, &b}) {
     if (each->size() < sizeof(header)) return false;
     (*each)[offsetof(header, flags)] &= ~std::byte{lamina::detail::state_flag_checksum};
     std::fill_n(each->begin() + offsetof(header, checksum), 8, std::byte{0});
+    std::fill_n(each->begin() + offsetof(header, version), 2, std::byte{0});
   }
   return a == b;
 }
@@ -91,8 +97,11 @@ void merge(input& in, const gradient_compressor<T>& worker, const gradient_compr
   if (!load(other, merged)) {
     lamina::detail::state_header header;
     std::memcpy(&header, merged.data(), sizeof header);
-    const bool has_velocity = (header.flags & lamina::detail::state_flag_velocity) != 0;
-    check(has_velocity == worker.residual().velocity().empty(), "what merges loads");
+    lamina::detail::state_view view;
+    view.header = header;
+    check(view.has_velocity() == worker.residual().velocity().empty() ||
+              view.timing() != worker.options().decide,
+          "what merges loads");
     return;
   }
   const bool all_equal = std::ranges::all_of(states, [&](const bytes& each) { return each == states[0]; });
@@ -107,11 +116,13 @@ void load_and_merge(input& in) {
   options.drop_ratio = 0.5;
   if (in.flag()) options.momentum = 0.5;
   if (in.flag()) options.max_age = 3;
-  gradient_compressor<T> worker(model, options);
-  for (std::size_t steps = in.below(3); steps > 0; --steps) one_step(worker, random);
+  const std::size_t steps = in.below(3);
   const std::size_t how = in.below(3);
   const bytes chosen = in.take(32);
+  if (!chosen.empty()) options.decide = static_cast<decision_timing>(std::to_integer<int>(chosen.back()) % 3);
   input choices(chosen);
+  gradient_compressor<T> worker(model, options);
+  for (std::size_t step = 0; step < steps; ++step) one_step(worker, random);
   bytes state = in.take_rest();
   mend_state<T>(state, model, how);
   if (choices.flag()) state = damaged<T>(choices, worker.save(), model);

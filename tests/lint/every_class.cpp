@@ -43,6 +43,9 @@ void work(lamina::gradient_compressor<float>& worker, lamina::any_compressor& an
   worker.pack(packed, 2);
   worker.commit();
   any.load(any.save());
+  any.begin_step();
+  worker.begin_step();
+  worker.plan_next(worker.predicted_values());
 }
 
 void serve(const lamina::layout& model, lamina::gradient_aggregator<float>& server,

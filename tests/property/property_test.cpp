@@ -7,7 +7,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -16,6 +18,7 @@
 
 using namespace lamina_test;
 using lamina::compressor_options;
+using lamina::decision_timing;
 using lamina::refresh_schedule;
 
 namespace {
@@ -72,6 +75,15 @@ compressor_options some_options() {
   return options;
 }
 
+// The same, decided as layers are ready or ahead, too.
+compressor_options some_options_at_any_time() {
+  compressor_options options = some_options();
+  options.decide =
+      *rc::gen::element(decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead);
+  if (options.decide == decision_timing::ahead) options.source = lamina::threshold_source::accumulated;
+  return options;
+}
+
 constexpr int steps = 6;
 
 // Runs a cluster and calls `after_step` after each step.
@@ -86,7 +98,9 @@ void run_steps(cluster<T>& run, const AfterStep& after_step) {
 
 template <class T>
 cluster<T> some_cluster(const compressor_options& options) {
-  return cluster<T>(model_of(some_sizes()), some_workers(), T(0.25), compressors<T>(options));
+  cluster<T> run(model_of(some_sizes()), some_workers(), T(0.25), compressors<T>(options));
+  run.plans_ahead = options.decide == decision_timing::ahead;
+  return run;
 }
 
 }  // namespace
@@ -94,7 +108,7 @@ cluster<T> some_cluster(const compressor_options& options) {
 TEMPLATE_TEST_CASE("property 1, 2, 6 and 8: nothing is lost, the iterate is the dense one, replicas agree",
                    "", float, double) {
   CHECK(rc::check([] {
-    auto run = some_cluster<TestType>(some_options());
+    auto run = some_cluster<TestType>(some_options_at_any_time());
     RC_ASSERT(replicas_agree(run));
     run_steps(run, [&](int) {
       RC_ASSERT(conserves(run));
@@ -153,6 +167,73 @@ TEST_CASE("property 5: with a constant gradient a layer goes out every ceil(thre
   }));
 }
 
+TEST_CASE("property 3 and 4, ahead: as much is dropped as was asked for, by what was agreed on") {
+  CHECK(rc::check([] {
+    compressor_options options;
+    options.drop_ratio = some_ratio();
+    options.decide = decision_timing::ahead;
+    auto run = some_cluster<float>(options);
+    const double limit = options.drop_ratio * static_cast<double>(run.model.elements());
+    std::vector<double> agreed;
+    std::mt19937 random = some_random();
+    for (int step = 1; step <= steps; ++step) {
+      run.step(random_gradients_of_all(random, run));
+      for (std::size_t w = 0; w < run.workers(); ++w) {
+        const double threshold = run.worker[w].threshold();
+        double tied = 0;
+        double zeros = 0;
+        for (std::size_t l = 0; step > 1 && l < agreed.size(); ++l) {
+          const auto elements = static_cast<double>(run.model.sizes()[l]);
+          if (agreed[l] == threshold) tied += elements;
+          if (agreed[l] == 0) zeros += elements;
+          const bool stays = agreed[l] < threshold || agreed[l] == 0;
+          RC_ASSERT(elements == 0 || run.frame(w).is_dropped(l) == stays);
+        }
+        const auto dropped = static_cast<double>(run.dropped_elements(w));
+        if (step == 1) RC_ASSERT(dropped == 0);
+        if (step > 1 && threshold == 0) RC_ASSERT((dropped == zeros && zeros > limit));
+        if (step > 1 && threshold > 0) RC_ASSERT((limit - tied < dropped && dropped <= limit));
+      }
+      agreed = run.agreed;
+    }
+  }));
+}
+
+TEST_CASE("property 5, ahead: with constant gradients the selections are those of at_end, step by step") {
+  CHECK(rc::check([] {
+    compressor_options options = some_options();
+    options.source = lamina::threshold_source::accumulated;
+    if (*rc::gen::arbitrary<bool>()) options.part_elements = 4096;
+    const lamina::layout model = model_of(some_sizes());
+    std::mt19937 random = some_random();
+    // Integers whose means do not round: of one magnitude in a layer, or over a power of two of them.
+    tensors<float> gradients;
+    for (const std::size_t size : model.sizes()) {
+      const bool is_power = size <= 4096 && (size & (size - 1)) == 0;
+      auto layer = random_integers<float>(random, size, 9);
+      const auto magnitude = static_cast<float>(below(random, 9));
+      for (float& each : layer) each = is_power ? each : each < 0 ? -magnitude : magnitude;
+      gradients.push_back(std::move(layer));
+    }
+    lamina::gradient_compressor<float> at_end(model, options);
+    options.decide = decision_timing::ahead;
+    lamina::gradient_compressor<float> ahead(model, options);
+    for (int step = 1; step <= 30; ++step) {
+      at_end.accumulate_all(gradients);
+      ahead.accumulate_all(gradients);
+      // The first step of ahead has no values, and sends everything.
+      const std::vector<double> none(at_end.parts().layers(), std::numeric_limits<double>::infinity());
+      step == 1 ? at_end.select(none) : at_end.select();
+      const auto predicted = ahead.predicted_values();
+      ahead.plan_next(std::vector<double>(predicted.begin(), predicted.end()));
+      RC_ASSERT(ahead.encode().to_bytes() == at_end.encode().to_bytes());
+      RC_ASSERT(same_bits(ahead.threshold(), at_end.threshold()));
+      at_end.commit();
+      ahead.commit();
+    }
+  }));
+}
+
 TEMPLATE_TEST_CASE("property 7: R = 0 is dense SGD, bit for bit", "", float, double) {
   CHECK(rc::check([] {
     compressor_options options;
@@ -201,7 +282,7 @@ TEST_CASE("property 7: R = 1 gives the invalid threshold and sends everything") 
 
 TEST_CASE("property: a budget is kept at every step, and max_age whatever else is asked for") {
   CHECK(rc::check([] {
-    compressor_options options = some_options();
+    compressor_options options = some_options_at_any_time();
     auto run = some_cluster<float>(options);
     std::vector<std::size_t> sent(run.workers());
     std::vector<std::vector<std::uint64_t>> waited(run.workers(),

@@ -61,7 +61,8 @@ template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
-  /// naming the option, for one outside its range, and for a model without layers.
+  /// naming the option, for one outside its range, for options.decide other than at_end, which the host alone has yet, and for
+  /// a model without layers.
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
       : options_(options),
         functor_(functor),
@@ -72,6 +73,10 @@ class gradient_compressor {
     (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
                                           {.momentum = options.momentum});
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
+    if (options.decide != decision_timing::at_end) {
+      throw std::invalid_argument(
+          "options.decide must be decision_timing::at_end on a device: as_ready and ahead are of the host");
+    }
     make_memory();
     make_prefix();
     make_warm_up();

@@ -68,6 +68,18 @@ LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::si
   return left > 0 ? left : 0;
 }
 
+/// What a step that is decided ahead expects of a layer: its residual, from which what is sent is gone, and a gradient like the
+/// last one.
+LAMINA_HOST_DEVICE constexpr double predicted_value(bool is_sent, double value, double fresh_value) {
+  return (is_sent ? 0.0 : value) + fresh_value;
+}
+
+/// Whether a layer goes out for its age alone, `cleared_in` being the step in which it was sent last.
+LAMINA_HOST_DEVICE constexpr bool is_overdue(std::uint64_t step, std::uint64_t cleared_in,
+                                             std::uint64_t max_age) {
+  return max_age > 0 && step - cleared_in >= max_age;
+}
+
 /// The decision of one step, once its threshold is known.
 struct step_decision {
   std::uint64_t step = 0;                                 // counted from 1
@@ -82,7 +94,7 @@ struct step_decision {
                                           std::uint64_t cleared_in, layer_rule rule) const {
     if (elements == 0 || rule == layer_rule::held) return false;
     if (sends_all || rule == layer_rule::always) return true;
-    if (max_age > 0 && step - cleared_in >= max_age) return true;
+    if (is_overdue(step, cleared_in, max_age)) return true;
     // By bits: -ffast-math takes NaN for 0.
     if ((__builtin_bit_cast(std::uint64_t, value) << 1U) == 0) return false;
     const double ordered = ordered_value(value);

@@ -22,6 +22,7 @@
 #include "lamina/residual.hpp"
 #include "lamina/residual/gradient.hpp"
 #include "lamina/residual/inspect.hpp"
+#include "lamina/selector.hpp"
 #include "lamina/tensor.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {
@@ -37,7 +38,9 @@ class gradient_intake {
         residual_(partition_.parts(),
                   {.check = options.check, .momentum = options.momentum, .memory = options.memory}),
         values_(parts().layers()),
-        fresh_values_(options.source == threshold_source::fresh ? parts().layers() : 0),
+        fresh_values_(options.source == threshold_source::fresh || options.decide == decision_timing::ahead
+                          ? parts().layers()
+                          : 0),
         is_stale_(parts().layers()),
         marks_(parts().layers()) {}
 
@@ -55,19 +58,21 @@ class gradient_intake {
     step_ = step;
     phase_ = step_phase::committed;
     std::fill(is_stale_.begin(), is_stale_.end(), char{1});
+    std::fill(marks_.begin(), marks_.end(), mark::none);
   }
 
   std::span<const double> values() const noexcept { return values_; }
-  /// Of the gradients of this step alone; empty unless the threshold is searched over them.
+  /// Of the gradients of this step alone; empty unless the threshold is searched over them, or the next step predicted from
+  /// them.
   std::span<const double> fresh_values() const noexcept { return fresh_values_; }
   /// A part was sent: its value is no longer that of its residual.
   void set_sent(std::size_t part) noexcept { is_stale_[part] = 1; }
 
-  /// Adds the gradient of one layer; gives the value of its last part. `searches(step)` tells whether that step searches its
-  /// threshold.
-  template <class Tensor, class Execution, class Searches, class Fail>
+  /// Adds the gradient of one layer; gives the value of its last part. `selector` tells whether the step may begin, whether
+  /// the layer may have more, and whether the value of the gradient alone is wanted.
+  template <class Tensor, class Execution, class Fail>
   double add_one(std::size_t layer, const Tensor& gradient, double scale, const Execution& execution,
-                 const Searches& searches, const Fail& fail) {
+                 const layer_selector& selector, const Fail& fail) {
     if (!check_layer(layer, fail)) return 0;
     if (!has_value(gradient)) {
       fail(errc::no_gradient, [&] {
@@ -79,14 +84,14 @@ class gradient_intake {
     add(
         layer, layer + 1,
         [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor, fail); }, execution,
-        {scale, false}, searches, fail);
+        {scale, false}, selector, fail);
     return fail.has_failed() ? 0 : values_[partition_.first(layer + 1) - 1];
   }
 
   /// The same of all layers, of which some may have none.
-  template <class Tensors, class Execution, class Searches, class Fail>
-  void add_all(const Tensors& gradients, double scale, const Execution& execution, const Searches& searches,
-               const Fail& fail) {
+  template <class Tensors, class Execution, class Fail>
+  void add_all(const Tensors& gradients, double scale, const Execution& execution,
+               const layer_selector& selector, const Fail& fail) {
     if (!check_count(std::size(gradients), "gradients", fail)) return;
     add(
         0, model().layers(),
@@ -94,7 +99,7 @@ class gradient_intake {
           const auto& tensor = tensor_at(gradients, layer);
           if (has_value(tensor)) visit_gradient<T>(tensor, visitor, fail);
         },
-        execution, {scale, true}, searches, fail);
+        execution, {scale, true}, selector, fail);
   }
 
   /// What the execution of the last call threw, all being added.
@@ -105,16 +110,31 @@ class gradient_intake {
   }
 
   template <class Fail>
-  void skip(std::size_t layer, const Fail& fail) {
-    if (!check_layer(layer, fail)) return;
-    if (begins_step(phase_)) {
-      residual_.begin_step();
-      begin();
-    }
+  void skip(std::size_t layer, const layer_selector& selector, const Fail& fail) {
+    if (!check_layer(layer, fail) || !may_begin(selector, fail)) return;
+    if (begins_step(phase_)) begin();
     for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part)
       skip_part(part);
   }
 
+  /// Begins the next step.
+  void begin() {
+    residual_.begin_step();
+    count_step();
+  }
+
+  /// Whether the next step may begin, if none is open.
+  template <class Fail>
+  bool may_begin(const layer_selector& selector, const Fail& fail) const {
+    if (!begins_step(phase_) || selector.has_plan()) return true;
+    fail(errc::out_of_order, [&] {
+      return std::logic_error("step " + std::to_string(step_ + 1) +
+                              " is to be decided ahead, and nothing was agreed for it: call plan_next() "
+                              "after the gradients of step " +
+                              std::to_string(step_));
+    });
+    return false;
+  }
   /// Whether the step has begun and was not committed.
   template <class Fail>
   bool require_open_step(const char* call, const Fail& fail) const {
@@ -167,13 +187,17 @@ class gradient_intake {
   }
 
   // Adds the gradients of layers [first, last); `gradients` as in residual_accumulator::accumulate_layers.
-  template <class Gradients, class Execution, class Searches, class Fail>
+  template <class Gradients, class Execution, class Fail>
   void add(std::size_t first, std::size_t last, const Gradients& gradients, const Execution& execution,
-           manner how, const Searches& searches, const Fail& fail) {
+           manner how, const layer_selector& selector, const Fail& fail) {
+    if (!may_begin(selector, fail)) return;
     const bool begins = begins_step(phase_);
-    const bool wants_fresh = !fresh_values_.empty() && searches(step_ + (begins ? 1 : 0));
+    const bool wants_fresh = !fresh_values_.empty() && selector.wants_fresh_in(step_ + (begins ? 1 : 0));
     for (std::size_t layer = first; layer < last; ++layer) {
-      gradients(layer, [&](auto from) { check_gradient(layer, from.size(), wants_fresh && !begins, fail); });
+      gradients(layer, [&](auto from) {
+        check_gradient(layer, from.size(), fail);
+        if (!begins && !fail.has_failed()) check_piece(layer, wants_fresh, selector, fail);
+      });
       if (fail.has_failed()) return;
     }
     const auto by_part = [&](std::size_t part, const auto& visitor) {
@@ -193,7 +217,7 @@ class gradient_intake {
          .cut = &partition_},
         fail);
     if (fail.has_failed()) return;
-    if (begins) begin();
+    if (begins) count_step();
     for (std::size_t part = first_part; part < first_part + count; ++part) {
       if (residual_.is_given_[part] == 0) {
         skip_part(part);
@@ -206,15 +230,29 @@ class gradient_intake {
   }
 
   template <class Fail>
-  void check_gradient(std::size_t layer, std::size_t elements, bool wants_one_piece, const Fail& fail) const {
-    if (elements != model().sizes()[layer]) {
-      fail(errc::wrong_size, [&] { return model().size_error(layer, elements); });
-    } else if (wants_one_piece && elements > 0 && marks_[partition_.first(layer)] == mark::gradient) {
+  void check_gradient(std::size_t layer, std::size_t elements, const Fail& fail) const {
+    if (elements == model().sizes()[layer]) return;
+    fail(errc::wrong_size, [&] { return model().size_error(layer, elements); });
+  }
+
+  // Whether a layer may have one more piece of its gradient in the step that is open.
+  template <class Fail>
+  void check_piece(std::size_t layer, bool wants_fresh, const layer_selector& selector,
+                   const Fail& fail) const {
+    const std::size_t part = partition_.first(layer);
+    if (model().sizes()[layer] == 0) return;
+    if (wants_fresh && marks_[part] == mark::gradient) {
       fail(errc::out_of_order, [&] {
         return std::logic_error(
             "layer '" + model()[layer].name + "' has a gradient in step " + std::to_string(step_) +
-            " already: where the threshold is searched over fresh gradients they come in one "
-            "piece");
+            " already: where the threshold is searched over fresh gradients, or the next step decided ahead, "
+            "they come in one piece");
+      });
+    } else if (selector.timing() == decision_timing::as_ready && selector.is_decided(step_, part)) {
+      fail(errc::out_of_order, [&] {
+        return std::logic_error("layer '" + model()[layer].name + "' is decided in step " +
+                                std::to_string(step_) +
+                                " already: say expect_more_pieces(true) before all pieces but the last");
       });
     }
   }
@@ -232,7 +270,7 @@ class gradient_intake {
                                                : representative_value(functor_, residual_[part]);
   }
 
-  void begin() {
+  void count_step() {
     ++step_;
     std::fill(marks_.begin(), marks_.end(), mark::none);
     phase_ = step_phase::accumulating;

@@ -20,6 +20,7 @@
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/tensor.hpp"
 
@@ -31,10 +32,13 @@ inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M
 
 inline constexpr std::uint8_t state_flag_checksum = 1;
 inline constexpr std::uint8_t state_flag_velocity = 2;
+// Not in version 1, which is of steps that are decided at their end. One of the two at most.
+inline constexpr std::uint8_t state_flag_as_ready = 4;
+inline constexpr std::uint8_t state_flag_ahead = 8;
 
 struct state_header {
   std::uint32_t magic = state_magic;
-  std::uint16_t version = 1;
+  std::uint16_t version = 2;
   std::uint8_t element_type = 0;
   std::uint8_t flags = 0;
   std::uint64_t fingerprint = 0;
@@ -83,13 +87,17 @@ std::vector<std::byte> write_state(const layout& model, const layer_selector::me
                                    std::uint64_t step) {
   std::vector<std::byte> bytes(sizeof(state_header));
   append(bytes, std::span<const std::uint64_t>(memory.cleared_in));
+  append(bytes, std::span<const std::uint64_t>(memory.waits_since));
+  append(bytes, std::span<const double>(memory.planned));
   append(bytes, elements);
   append(bytes, velocity);
 
   state_header header;
   header.element_type = element_code<T>;
   header.flags = static_cast<std::uint8_t>((checksum::available ? state_flag_checksum : 0) |
-                                           (velocity.empty() ? 0 : state_flag_velocity));
+                                           (velocity.empty() ? 0 : state_flag_velocity) |
+                                           (memory.waits_since.empty() ? 0 : state_flag_as_ready) |
+                                           (memory.planned.empty() ? 0 : state_flag_ahead));
   header.fingerprint = model.fingerprint();
   header.layers = model.layers();
   header.elements = model.elements();
@@ -105,20 +113,36 @@ std::vector<std::byte> write_state(const layout& model, const layer_selector::me
 struct state_view {
   state_header header;
   std::span<const std::byte> cleared_in;
+  std::span<const std::byte> waits_since;  // empty unless as_ready
+  std::span<const std::byte> planned;      // empty unless ahead
   std::span<const std::byte> elements;
   std::span<const std::byte> velocity;
 
   bool has_velocity() const noexcept { return (header.flags & state_flag_velocity) != 0; }
+  decision_timing timing() const noexcept {
+    if ((header.flags & state_flag_as_ready) != 0) return decision_timing::as_ready;
+    return (header.flags & state_flag_ahead) != 0 ? decision_timing::ahead : decision_timing::at_end;
+  }
+  layer_selector::memory memory() const {
+    return {header.threshold, header.allowance, values_of<std::uint64_t>(cleared_in),
+            values_of<std::uint64_t>(waits_since), values_of<double>(planned)};
+  }
+};
+
+// What must be known of a state beside its model: nothing where both will do.
+struct expected_state {
+  std::optional<bool> has_velocity = std::nullopt;
+  std::optional<decision_timing> timing = std::nullopt;
 };
 
 inline std::string state_name(std::size_t index) {
   return "saved state " + std::to_string(index);
 }
 
-// `with_velocity` says whether there must be velocity; nothing: both will do. `name` stands in the errors.
+// `name` stands in the errors.
 template <element T>
-state_view read_state(std::span<const std::byte> bytes, const layout& model,
-                      std::optional<bool> with_velocity, const std::string& name) {
+state_view read_state(std::span<const std::byte> bytes, const layout& model, const expected_state& expected,
+                      const std::string& name) {
   const auto refuse_if = [&](bool bad, state_errc code) {
     if (bad) detail::raise(decode_error(make_error_code(code), name));
   };
@@ -127,34 +151,46 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model,
   refuse_if(bytes.size() < sizeof header, state_errc::truncated);
   std::memcpy(&header, bytes.data(), sizeof header);
   refuse_if(header.magic != state_magic, state_errc::bad_magic);
-  refuse_if(header.version != state_header{}.version, state_errc::unsupported_version);
+  refuse_if(header.version == 0 || header.version > state_header{}.version, state_errc::unsupported_version);
   refuse_if(header.element_type != element_code<T>, state_errc::wrong_element_type);
-  refuse_if((header.flags & ~(state_flag_checksum | state_flag_velocity)) != 0, state_errc::nonzero_reserved);
+  constexpr unsigned timing_flags = state_flag_as_ready | state_flag_ahead;
+  const unsigned known_flags =
+      state_flag_checksum | state_flag_velocity | (header.version > 1 ? timing_flags : 0U);
+  refuse_if((header.flags & ~known_flags) != 0 || (header.flags & timing_flags) == timing_flags,
+            state_errc::nonzero_reserved);
   refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers() ||
                 header.elements != model.elements(),
             state_errc::wrong_layout);
-  refuse_if(view.has_velocity() != with_velocity.value_or(view.has_velocity()), state_errc::other_momentum);
+  refuse_if(view.has_velocity() != expected.has_velocity.value_or(view.has_velocity()),
+            state_errc::other_momentum);
+  refuse_if(view.timing() != expected.timing.value_or(view.timing()), state_errc::other_timing);
   const bool has_checksum = (header.flags & state_flag_checksum) != 0;
   refuse_if(has_checksum && !checksum::available, state_errc::checksum_unsupported);
 
   const auto body = bytes.subspan(sizeof header);
-  const std::size_t ages_bytes = model.layers() * sizeof(std::uint64_t);
+  const std::size_t number_bytes = model.layers() * sizeof(std::uint64_t);  // one a layer
+  const std::size_t numbers_bytes = (view.timing() == decision_timing::at_end ? 1 : 2) * number_bytes;
   const std::size_t elements_bytes = model.elements() * sizeof(T);
-  const std::size_t expected = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
+  const std::size_t body_bytes = numbers_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
   // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
-  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < expected, state_errc::truncated);
-  refuse_if(body.size() > expected, state_errc::trailing_bytes);
+  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < body_bytes, state_errc::truncated);
+  refuse_if(body.size() > body_bytes, state_errc::trailing_bytes);
   refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
             state_errc::checksum_mismatch);
   if (is_nan(header.threshold) || !is_finite(header.allowance)) {
     detail::raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
   }
-  view.cleared_in = body.first(ages_bytes);
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    refuse_if(value_at<std::uint64_t>(view.cleared_in, l) > header.step, state_errc::impossible_age);
+  view.cleared_in = body.first(number_bytes);
+  const auto behind = body.subspan(number_bytes, numbers_bytes - number_bytes);
+  if (view.timing() == decision_timing::as_ready) view.waits_since = behind;
+  if (view.timing() == decision_timing::ahead) view.planned = behind;
+  for (const auto steps : {view.cleared_in, view.waits_since}) {
+    for (std::size_t l = 0; l < steps.size() / sizeof(std::uint64_t); ++l) {
+      refuse_if(value_at<std::uint64_t>(steps, l) > header.step, state_errc::impossible_age);
+    }
   }
-  view.elements = body.subspan(ages_bytes, elements_bytes);
-  view.velocity = body.subspan(ages_bytes + elements_bytes);
+  view.elements = body.subspan(numbers_bytes, elements_bytes);
+  view.velocity = body.subspan(numbers_bytes + elements_bytes);
   return view;
 }
 
