@@ -91,6 +91,9 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   const lamina::layout model = model_of(sizes);
   const auto refresh = GENERATE(0, 1, 2);
   lamina::compressor_options options;
+  options.decide = GENERATE(lamina::decision_timing::at_end, lamina::decision_timing::as_ready,
+                            lamina::decision_timing::ahead);
+  if (options.decide != lamina::decision_timing::at_end && refresh == 1) options.byte_budget = 0.2;
   options.drop_ratio = 0.8;
   options.refresh = refresh == 0   ? lamina::refresh_schedule::every(1)
                     : refresh == 1 ? lamina::refresh_schedule::every(3)
@@ -102,6 +105,8 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
     const long count = allocations_of([&] {
       for (std::size_t l = 0; l < sizes.size(); ++l) compressor.accumulate(l, gradients[l]);
       compressor.select();
+      if (options.decide == lamina::decision_timing::ahead)
+        compressor.plan_next(compressor.predicted_values());
       compressor.encode();
       compressor.encode();
       if (step % 4 != 0) compressor.commit();

@@ -440,6 +440,17 @@ TEST_CASE(
   CHECK(each.select().sent_elements() == 5);  // zeros, too
 }
 
+TEST_CASE("timing ahead: R = 0 and R = 1 send everything in every step") {
+  for (const double ratio : {0.0, 1.0}) {
+    worker each(model_of({2, 3}), decided(decision_timing::ahead, ratio));
+    for (int step = 0; step < 4; ++step) {
+      each.accumulate_all(tensors<float>{{0, 0}, {1, 2, 3}});
+      CHECK(each.chosen().sent_elements() == 5);
+      finish(each, decision_timing::ahead);
+    }
+  }
+}
+
 TEST_CASE("timing ahead: what is predicted is what would stay, and a gradient like the last") {
   std::mt19937 random(51);
   const lamina::layout model = model_of({3, 0, 70, 2 * 4096 + 5, 1});

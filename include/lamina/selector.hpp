@@ -65,6 +65,7 @@ class layer_selector {
                                             " of a model that has " + std::to_string(model.layers())));
       }
     }
+    search_.reserve(model.layers());  // so that a layer that is ready is decided, whatever memory there is
     if (!options.always_sent.empty()) {
       is_always_sent_.resize(model.layers());
       for (const std::size_t layer : options.always_sent) is_always_sent_[layer] = 1;

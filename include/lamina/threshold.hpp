@@ -49,6 +49,9 @@ class threshold_search {
     return within(most_elements).threshold;
   }
 
+  /// Room for so many layers, so that a search allocates nothing.
+  void reserve(std::size_t layers) { entries_.reserve(layers); }
+
   /// The same over layers that are given one by one: begin(), add() each that is not empty, then beyond() or within(), once.
   void begin() { entries_.clear(); }
   /// `value` is not NaN: see detail::ordered_value. Of the two zeros it is +0, so that a threshold has the same bits everywhere.

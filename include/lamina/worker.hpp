@@ -154,7 +154,7 @@ class gradient_compressor {
 
   /// A layer has no gradient in this step: an expert that got no input, a branch that was not taken. Its residual and its
   /// velocity stay as they are, and it may be sent all the same. Begins a step as accumulate() does. Throws
-  /// std::out_of_range.
+  /// std::out_of_range, and std::logic_error where no step may begin.
   void skip(std::size_t layer) {
     intake_.skip(layer, decider_.selector(), detail::throws());
     decider_.take_up(intake_, layer, layer + 1);
