@@ -114,6 +114,18 @@ TEST_CASE("timing as_ready: a layer is decided with its gradient, by the thresho
   }
 }
 
+TEST_CASE("timing as_ready: the first step sends everything, zeros too; within a budget these stay") {
+  compressor_options options = decided(decision_timing::as_ready);
+  for (const bool has_budget : {false, true}) {
+    if (has_budget) options.byte_budget = 1;
+    worker each(model_of({2, 3}), options);
+    each.accumulate_all(tensors<float>{{0, 0}, {1, 2, 3}});
+    CHECK(each.threshold() == -infinity);
+    CHECK(each.is_sent(0) == !has_budget);
+    CHECK(each.is_sent(1));
+  }
+}
+
 TEST_CASE("timing as_ready: a decision does not depend on gradients that come later; at the end it does") {
   const auto is_first_sent = [](decision_timing timing, float later) {
     worker each(model_of({4, 4}), decided(timing));
