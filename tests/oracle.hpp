@@ -94,11 +94,13 @@ struct cluster {
         for (std::size_t i = 0; i < gradients[w][l].size(); ++i) computed[w][l][i] += gradients[w][l][i];
       }
     }
-    if (plans_ahead) plan_next();
-    if (fails) {
-      for (auto& each : worker) each.abandon();
-      aggregator.next_step();
-      return;
+    if constexpr (is_compressor) {
+      if (plans_ahead) plan_next();
+      if (fails) {
+        for (auto& each : worker) each.abandon();
+        aggregator.next_step();
+        return;
+      }
     }
     for (std::size_t w = 0; w < workers(); ++w) {
       frames[w] = worker[w].encode().to_bytes();
@@ -147,6 +149,8 @@ struct cluster {
   std::function<void(std::size_t layer)> update_untouched;
   /// The workers decide ahead: after each gradient they agree on the mean of their predicted values.
   bool plans_ahead = false;
+  // A broken variant has no such calls.
+  static constexpr bool is_compressor = requires(Worker & each) { each.plan_next(each.predicted_values()); };
   std::vector<double> agreed;  // what the next step is decided by
 
  private:
