@@ -168,6 +168,20 @@ void step_by_default(benchmark::State& state) {
                                    static_cast<double>(state.iterations() * model.elements() * sizeof(float));
 }
 
+// The drift of local updates: x and y are read, nothing is written.
+void observe(benchmark::State& state) {
+  lamina::drift_compressor<float> compressor(model);
+  const std::vector<float> shared(model.elements(), 0.01F);
+  std::vector<std::span<const float>> x;
+  std::array<std::vector<std::span<const float>>, 2> y;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    x.push_back(layer_of(shared, model, l));
+    for (std::size_t k = 0; k < 2; ++k) y[k].push_back(layer_of(gradients[k], model, l));
+  }
+  std::size_t turn = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(compressor.observe_all(x, y[turn++ % 2]).data());
+}
+
 using enum lamina::finite_check;
 BENCHMARK(plain_add)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(plain_add_in_threads)->DenseRange(1, 2)->UseRealTime()->Unit(benchmark::kMillisecond);
@@ -192,6 +206,7 @@ BENCHMARK_CAPTURE(accumulate_all, each_element, each_element)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK(accumulate_all_in_cache)->DenseRange(1, 2)->UseRealTime()->Unit(benchmark::kMicrosecond);
 BENCHMARK_CAPTURE(step, each_element, each_element, 0.97)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(observe)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(step_by_default)->Name("step/default")->UseRealTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace

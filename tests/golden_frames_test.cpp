@@ -282,7 +282,7 @@ TEST_CASE("golden frames: the table names every file, and every kind with every 
     }
   }
   for (const special_frame& row : table().specials) named.insert(row.file);
-  CHECK(combinations.size() == 2 * 2 * 4);
+  CHECK(combinations.size() == 3 * 2 * 4);
   CHECK(named.size() == table().frames.size() + table().specials.size());
   std::set<std::string> files;
   for (const auto& entry : fs::directory_iterator(path_of("").parent_path())) {

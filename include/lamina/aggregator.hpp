@@ -33,6 +33,8 @@ struct aggregator_options {
   std::uint64_t first_step = 1;
   /// Frames of another run are refused: see compressor_options::run. 0: frames that name none.
   std::uint32_t run = 0;
+  /// What the frames are of: gradients, or the updates of a drift_compressor.
+  frame_kind kind = frame_kind::gradients;
 };
 
 /// The server's receiving side, synchronous: the mean of the workers' gradients in one step, from one frame of each
@@ -183,7 +185,7 @@ class gradient_aggregator {
   std::error_code refusal_of(const frame_view<T>& frame) const noexcept {
     if (!frame.is_of(model_)) return errc::other_layout;
     std::error_code error;
-    expect(frame, frame_kind::gradients, step_, error, options_.run);
+    expect(frame, options_.kind, step_, error, options_.run);
     if (error) return error;
     if (is_closed_) return errc::out_of_order;
     if (frame.sender() >= frames_.size()) return frame_errc::unknown_sender;

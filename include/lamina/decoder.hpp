@@ -111,7 +111,8 @@ struct frame_decoder {
     if (header.version != wire_version) return frame_errc::unsupported_version;
     if (header.element_type != own_element_type) return frame_errc::wrong_element_type;
     if (header.kind != static_cast<std::uint8_t>(frame_kind::gradients) &&
-        header.kind != static_cast<std::uint8_t>(frame_kind::parameters)) {
+        header.kind != static_cast<std::uint8_t>(frame_kind::parameters) &&
+        header.kind != static_cast<std::uint8_t>(frame_kind::updates)) {
       return frame_errc::unknown_kind;
     }
     if (header.payload_type > static_cast<std::uint8_t>(payload_type::int8))

@@ -141,10 +141,10 @@ class frame_encoder {
   [[nodiscard]] const encoded_frame& frame() const noexcept { return frame_; }
 
  private:
-  // No residual keeps what a payload does not say of parameters.
+  // Nobody keeps what a payload does not say of parameters; of gradients the residual does, of updates the drift.
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
-    if (kind == frame_kind::gradients) return detail::encode_payload(type, elements, to);
+    if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
     if (type == payload_type::int8 && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
                                           elements.size(), detail::read_only<T>{elements.data()}))) {
       detail::raise(std::invalid_argument("layer '" + model_[layer].name +

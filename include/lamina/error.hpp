@@ -27,7 +27,7 @@ enum class frame_errc {
   bad_magic,             ///< not a lamina frame at all
   unsupported_version,   ///< written by a version of the format that this library does not read
   wrong_element_type,    ///< for example a frame of double where float is expected
-  unknown_kind,          ///< neither gradients nor parameters
+  unknown_kind,          ///< neither gradients, parameters nor updates
   unknown_payload_type,  ///< elements written in a way that this version does not know
   nonzero_reserved,      ///< a flag or a reserved byte that this version does not define is set
   wrong_layout,          ///< the fingerprint or the number of layers is that of another model

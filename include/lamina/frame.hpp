@@ -27,7 +27,11 @@
 /// What goes over the wire: a frame that is ready to send, and one that has come.
 namespace lamina::inline LAMINA_ABI {
 
-enum class frame_kind : std::uint8_t { gradients = 1, parameters = 2 };
+enum class frame_kind : std::uint8_t {
+  gradients = 1,   ///< worker to server: what was held back counts as zeros
+  parameters = 2,  ///< server to worker: what was held back is to be kept
+  updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
+};
 
 /// Whether frames are written with a checksum: needs xxHash's header where lamina is compiled.
 inline constexpr bool checksums_available = detail::checksum::available;

@@ -33,6 +33,7 @@ struct residual_options;
 struct compressor_options;
 struct aggregator_options;
 struct publisher_options;
+struct outer_options;
 class memory_resource;
 
 // What computes.
@@ -51,6 +52,10 @@ template <element T>
 class residual_accumulator;
 template <element T, class Representative = mean_abs>
 class gradient_compressor;
+template <element T, class Representative = mean_abs>
+class drift_compressor;
+template <element T>
+class outer_step;
 template <element T>
 class gradient_aggregator;
 template <element T>

@@ -4,6 +4,7 @@
 /// Everything that needs no optional dependency.
 
 #include "lamina/codec.hpp"
+#include "lamina/drift.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/half.hpp"
@@ -11,6 +12,7 @@
 #include "lamina/memory_resource.hpp"
 #include "lamina/merge.hpp"
 #include "lamina/options.hpp"
+#include "lamina/outer_step.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"

@@ -19,6 +19,7 @@
 #include "lamina/detail/waiting_layers.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
 
@@ -390,5 +391,26 @@ class layer_selector {
   std::uint64_t planned_in_ = 0;  // the step in which plan() was called
   bool has_plan_ = true;
 };
+
+namespace detail {
+
+/// What the selector of a model's parts is told: of the layers that are always sent, the parts are. Throws
+/// std::invalid_argument for a layer that the model does not have.
+inline compressor_options options_by_part(const compressor_options& options, const partition& cut) {
+  compressor_options by_part = options;
+  by_part.always_sent.clear();
+  for (const std::size_t layer : options.always_sent) {
+    if (layer >= cut.model().layers()) {
+      raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
+                                  " of a model that has " + std::to_string(cut.model().layers())));
+    }
+    for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part) {
+      by_part.always_sent.push_back(part);
+    }
+  }
+  return by_part;
+}
+
+}  // namespace detail
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -80,7 +80,7 @@ class gradient_compressor {
                                Representative functor = {})
       : options_(options),
         intake_(model, options, std::move(functor)),
-        decider_(parts(), options_by_part()),
+        decider_(parts(), detail::options_by_part(options, cut())),
         encoder_(parts(), options.run) {
     if (model.layers() == 0) {
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
@@ -408,22 +408,6 @@ class gradient_compressor {
     detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(elements) +
                                         " elements, " + std::to_string(chosen().sent_elements()) +
                                         " are sent"));
-  }
-
-  // options_, with the parts of the layers that are always sent.
-  compressor_options options_by_part() const {
-    compressor_options by_part = options_;
-    by_part.always_sent.clear();
-    for (const std::size_t layer : options_.always_sent) {
-      if (layer >= model().layers()) {
-        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
-                                            " of a model that has " + std::to_string(model().layers())));
-      }
-      for (std::size_t part = cut().first(layer); part < cut().first(layer + 1); ++part) {
-        by_part.always_sent.push_back(part);
-      }
-    }
-    return by_part;
   }
 
   // What a tensor's own library throws, as a code.

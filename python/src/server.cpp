@@ -66,7 +66,9 @@ void bind_server(nb::module_& m) {
           [](const frame& self) {
             return std::visit(
                 [](const auto& view) {
-                  return view.kind() == lamina::frame_kind::gradients ? "gradients" : "parameters";
+                  return view.kind() == lamina::frame_kind::gradients    ? "gradients"
+                         : view.kind() == lamina::frame_kind::parameters ? "parameters"
+                                                                         : "updates";
                 },
                 self.view);
           },

@@ -75,7 +75,7 @@ inline lamina::payload_type payload_named(const std::string& word) {
   return static_cast<lamina::payload_type>(meaning_of(word, {"as_is", "binary16", "bfloat16", "int8"}));
 }
 inline lamina::frame_kind kind_named(const std::string& word) {
-  return static_cast<lamina::frame_kind>(1 + meaning_of(word, {"gradients", "parameters"}));
+  return static_cast<lamina::frame_kind>(1 << meaning_of(word, {"gradients", "parameters", "updates"}));
 }
 
 /// "64x3x7x7", or nothing.

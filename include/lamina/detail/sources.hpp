@@ -87,6 +87,17 @@ struct row_of_sums {
   }
 };
 
+/// The difference of two rows.
+template <class A, class B>
+struct row_of_differences {
+  A a;
+  B b;
+  template <class V>
+  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
+    return a.template at<V>(k) - b.template at<V>(k);
+  }
+};
+
 /// A row of zeros: added to another it turns -0 into 0, as the sum with a residual that is clear does.
 template <class T>
 struct row_of_zeros {
@@ -146,6 +157,25 @@ struct sum_of {
   template <class V>
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
     return row_of_sums<row_in_memory<T>, row_in_memory<T>>{{residual + i}, {gradient + i}};
+  }
+};
+
+/// x - y, of which nothing is written. `Refuses`: a block ends before a difference that is not finite.
+template <class T, bool Refuses>
+struct difference_of {
+  static constexpr bool writes = false;
+  static constexpr bool refuses = Refuses;
+  const T* minuend;
+  const T* subtrahend;
+
+  LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(minuend + i, count);
+    prefetch_ahead(subtrahend + i, count);
+  }
+  T at(std::size_t i) const { return minuend[i] - subtrahend[i]; }
+  template <class V>
+  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
+    return row_of_differences<row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
   }
 };
 

@@ -139,6 +139,37 @@ inline std::string state_name(std::size_t index) {
   return "saved state " + std::to_string(index);
 }
 
+// The header of such bytes, if its fields are those of `model`; its flags are for the caller to judge. `refuse_if(bad, code)`
+// throws.
+template <class RefuseIf>
+state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
+                               std::uint8_t element_type, const layout& model, const RefuseIf& refuse_if) {
+  state_header header;
+  refuse_if(bytes.size() < sizeof header, state_errc::truncated);
+  std::memcpy(&header, bytes.data(), sizeof header);
+  refuse_if(header.magic != magic, state_errc::bad_magic);
+  refuse_if(header.version == 0 || header.version > state_header{}.version, state_errc::unsupported_version);
+  refuse_if(header.element_type != element_type, state_errc::wrong_element_type);
+  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(),
+            state_errc::wrong_layout);
+  refuse_if((header.flags & state_flag_checksum) != 0 && !checksum::available,
+            state_errc::checksum_unsupported);
+  return header;
+}
+
+template <class RefuseIf>
+void check_state_checksum(const state_header& header, std::span<const std::byte> body,
+                          const RefuseIf& refuse_if) {
+  const bool has_checksum = (header.flags & state_flag_checksum) != 0;
+  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
+            state_errc::checksum_mismatch);
+}
+
+inline void check_selector_numbers(const state_header& header, const std::string& name) {
+  if (is_nan(header.threshold) || !is_finite(header.allowance))
+    raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
+}
+
 // `name` stands in the errors.
 template <element T>
 state_view read_state(std::span<const std::byte> bytes, const layout& model, const expected_state& expected,
@@ -148,24 +179,16 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model, con
   };
   state_view view;
   state_header& header = view.header;
-  refuse_if(bytes.size() < sizeof header, state_errc::truncated);
-  std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != state_magic, state_errc::bad_magic);
-  refuse_if(header.version == 0 || header.version > state_header{}.version, state_errc::unsupported_version);
-  refuse_if(header.element_type != element_code<T>, state_errc::wrong_element_type);
+  header = read_state_header(bytes, state_magic, element_code<T>, model, refuse_if);
   constexpr unsigned timing_flags = state_flag_as_ready | state_flag_ahead;
   const unsigned known_flags =
       state_flag_checksum | state_flag_velocity | (header.version > 1 ? timing_flags : 0U);
   refuse_if((header.flags & ~known_flags) != 0 || (header.flags & timing_flags) == timing_flags,
             state_errc::nonzero_reserved);
-  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers() ||
-                header.elements != model.elements(),
-            state_errc::wrong_layout);
+  refuse_if(header.elements != model.elements(), state_errc::wrong_layout);
   refuse_if(view.has_velocity() != expected.has_velocity.value_or(view.has_velocity()),
             state_errc::other_momentum);
   refuse_if(view.timing() != expected.timing.value_or(view.timing()), state_errc::other_timing);
-  const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(has_checksum && !checksum::available, state_errc::checksum_unsupported);
 
   const auto body = bytes.subspan(sizeof header);
   const std::size_t number_bytes = model.layers() * sizeof(std::uint64_t);  // one a layer
@@ -175,11 +198,8 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model, con
   // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
   refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < body_bytes, state_errc::truncated);
   refuse_if(body.size() > body_bytes, state_errc::trailing_bytes);
-  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0),
-            state_errc::checksum_mismatch);
-  if (is_nan(header.threshold) || !is_finite(header.allowance)) {
-    detail::raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
-  }
+  check_state_checksum(header, body, refuse_if);
+  check_selector_numbers(header, name);
   view.cleared_in = body.first(number_bytes);
   const auto behind = body.subspan(number_bytes, numbers_bytes - number_bytes);
   if (view.timing() == decision_timing::as_ready) view.waits_since = behind;

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/encoder.hpp"
+#include "lamina/error.hpp"
+#include "lamina/execution.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/fwd.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/residual/blocks.hpp"
+#include "lamina/residual/inspect.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/selector.hpp"
+#include "lamina/state/flights.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI {
+
+/// A worker's side of local updates. Each worker goes on with the update of its own optimizer at once, whatever optimizer that
+/// is, and what it did that the others have not seen is its *drift* a = x − y: x are the parameters that all share, the same
+/// bits everywhere, y those that the worker computes with. The drift is to this class what the residual is to
+/// gradient_compressor, and is decided on in the same way, but nobody stores it. Each step:
+///
+///     optimizer.step();                                             // the worker's own, on y
+///     compressor.observe_all(x, y);                                 // the values of x - y
+///     const encoded_frame& frame = compressor.encode(x, y);         // selects; r = payload(x - y) of the parts sent
+///     send frame.segments();
+///     compressor.commit();                                          // r is under way
+///     compressor.apply(decode<T>(bytes, compressor.parts()), x, y); // what all subtract, d: x <- x - d, y <- y + r - d
+///
+/// What comes back is the outer step's (outer_step.hpp): with a rate of 1 and without momentum, d is the mean of all workers' r,
+/// and y - x becomes what was not sent. As apply() shifts y and does not overwrite it, it may come steps later: whatever the
+/// worker did meanwhile, and what the payload rounded away, stays in its drift. A part that is under way is not selected again.
+///
+/// Conserved, but for the rounding of single sums: what all workers did = what was sent of it + their drifts. A step that fails
+/// is not committed, or is forgotten, and what it would have sent is still in the drift.
+///
+/// Not for concurrent use. Memory: O(parts), and r of the steps that are under way. Cost of a step: one read of x and y, and of
+/// what is sent another, and what apply() writes.
+///
+/// Source: local SGD with an outer step, as in DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025); choosing by value
+/// what is brought together is this library's.
+template <element T, class Representative>
+class drift_compressor {
+  static_assert(representative<Representative>,
+                "lamina: the functor of a drift_compressor must have map, combine and finish as "
+                "lamina/concepts.hpp says");
+
+ public:
+  /// \param model    what the parameters are, and what x and y have a tensor for each layer of
+  /// \param options  as of a gradient_compressor. Refused are a momentum, which is the optimizer's; threshold_source::fresh, as
+  ///                 there is no gradient; finite_check::each_element, as nothing can be left out of what was done already; and
+  ///                 another decision_timing than at_end, as a drift is complete at the end of a step alone.
+  /// \param functor  takes the value of a part of x - y
+  /// \throws std::invalid_argument  naming the option; a model without layers
+  explicit drift_compressor(const layout& model, const compressor_options& options = {},
+                            Representative functor = {})
+      : options_(checked(model, options)),
+        functor_(std::move(functor)),
+        cut_(model, options.part_elements),
+        blocks_(parts()),
+        selector_(parts(), detail::options_by_part(options_, cut_)),
+        encoder_(parts(), options.run),
+        values_(parts().layers()),
+        totals_(blocks_.count()),
+        is_observed_(model.layers()),
+        held_(parts().layers()) {}
+
+  /// The values of the parts of one layer of x - y; gives that of the last. The first call after encode(), pack(), commit() or
+  /// abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
+  /// non_finite_gradient for a difference that is NaN or infinite, unless options.check is finite_check::caller; nothing has
+  /// changed then.
+  ///
+  /// \param layer      index in model()
+  /// \param shared     x of the layer: a tensor of n_l elements of T
+  /// \param local      y of the layer: likewise
+  /// \param execution  runs the blocks of the layer; see execution.hpp
+  template <class Shared, class Local, execution Execution = sequential>
+  double observe(std::size_t layer, const Shared& shared, const Local& local,
+                 const Execution& execution = {}) {
+    model().check_layer(layer);
+    observe(
+        layer, layer + 1, [&](std::size_t) { return pair_of(layer, shared, local); }, execution);
+    return values_[cut_.first(layer + 1) - 1];
+  }
+  /// The same for all layers at once, `shared[l]` and `local[l]` being those of layer l. Throws std::invalid_argument also for
+  /// another number of tensors than model().layers().
+  template <detail::indexed Shared, detail::indexed Local, execution Execution = sequential>
+  std::span<const double> observe_all(const Shared& shared, const Local& local,
+                                      const Execution& execution = {}) {
+    check_counts(shared, local);
+    observe(0, model().layers(), pairs_of(shared, local), execution);
+    return values();
+  }
+
+  /// q of each part of x - y, as last observed. That of a part which is under way includes what is.
+  [[nodiscard]] std::span<const double> values() const noexcept { return values_; }
+
+  /// Decides which parts go out, by this worker's values, as gradient_compressor::select(); those that are under way do not.
+  /// encode() does it where nobody has. Throws std::logic_error, naming the layer, if one was not observed in this step, and if
+  /// the step was selected already.
+  const selection& select() { return decide(values(), {}); }
+  /// The same by values that all workers have agreed on, mostly the mean of their values(), and without the parts of which
+  /// `held` is not 0. Workers that agree have the same parts under way, so they choose the same. Throws also
+  /// std::invalid_argument for a number of values other than parts().layers(), and of flags, unless there are none.
+  const selection& select(std::span<const double> agreed_values, std::span<const char> held = {}) {
+    return decide(agreed_values, held);
+  }
+  /// The last selection.
+  [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
+
+  /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack() or apply().
+  /// x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
+  template <detail::indexed Shared, detail::indexed Local>
+  const encoded_frame& encode(const Shared& shared, const Local& local) {
+    detail::flight<T>& next = take(shared, local);
+    std::size_t offset = 0;
+    encoder_.encode(
+        frame_kind::updates, step_, options_.sender, chosen(),
+        [&](std::size_t part) {
+          const std::size_t elements = parts().sizes()[part];
+          return std::span<const T>(next.elements)
+              .subspan(std::exchange(offset, offset + elements), elements);
+        },
+        options_.payload);
+    T* to = next.elements.data();
+    for (std::size_t i = 0; i < next.parts.size(); ++i) {
+      to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);
+    }
+    phase_ = detail::step_phase::encoded;
+    return encoder_.frame();
+  }
+  /// r without a frame, for collectives that add T: of the parts chosen, one behind the other. What comes back, after the outer
+  /// step, goes to apply(). Throws as encode(), and std::invalid_argument unless `to` has chosen().sent_elements() elements;
+  /// select() comes before.
+  template <detail::indexed Shared, detail::indexed Local>
+  void pack(const Shared& shared, const Local& local, std::span<T> to) {
+    if (!detail::may_encode(phase_))
+      detail::raise(std::logic_error("pack: call select() of this step before"));
+    if (to.size() != chosen().sent_elements()) {
+      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(to.size()) +
+                                          " elements, " + std::to_string(chosen().sent_elements()) +
+                                          " are sent"));
+    }
+    detail::flight<T>& next = take(shared, local);
+    encoder_.forget();
+    T* said = next.elements.data();
+    for (const std::size_t part : next.parts) {
+      const std::size_t elements = parts().sizes()[part];
+      if (options_.payload != payload_type::as_is) {
+        packed_.resize(std::max(packed_.size(), payload_bytes<T>(options_.payload, elements)));
+        detail::encode_payload<T>(options_.payload, std::span<const T>(said, elements), packed_.data());
+      }
+      said = say(part, packed_.data(), said);
+    }
+    std::copy(next.elements.begin(), next.elements.end(), to.begin());
+    phase_ = detail::step_phase::encoded;
+  }
+
+  /// What was encoded, or packed, has left: its parts are under way until apply() or forget() of this step(). Throws
+  /// std::logic_error unless there is something encoded that was not committed yet.
+  void commit() {
+    if (!detail::may_commit(phase_)) {
+      detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
+                                     "; call encode() before, and commit() once for it"));
+    }
+    selector_.commit(step_);
+    flights_.launch();
+    phase_ = detail::step_phase::committed;
+  }
+  /// Ends a step that cannot be carried out: nothing counts as sent, and its drift stays. Does nothing between steps.
+  void abandon() noexcept {
+    encoder_.forget();
+    phase_ = detail::step_phase::committed;
+  }
+
+  /// Takes what all subtract in one step: x <- x - d for the parts of the frame, and y <- y + r - d, r being what this worker
+  /// sent of the part in that step; 0 of what it did not. Every worker applies the frames of all steps, in their order, its own
+  /// failed ones included: then x is the same bits everywhere. Throws decode_error for a frame of another kind or run;
+  /// std::invalid_argument for one of another layout, for one that lacks a part which was sent, and for tensors that do not fit;
+  /// std::logic_error for a step out of order: one that is not later than the last applied, or while an earlier one is under
+  /// way. Nothing has changed then.
+  template <detail::indexed Shared, detail::indexed Local>
+  void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
+    if (!update.is_of(parts())) {
+      detail::raise(std::invalid_argument("apply: the frame was decoded for another layout than the parts"));
+    }
+    expect(update, frame_kind::updates, update.step(), options_.run);
+    const detail::flight<T>* sent = flights_.due(update.step());
+    if (sent != nullptr) {
+      for (const std::size_t part : sent->parts) {
+        if (!update.is_dropped(part)) continue;
+        detail::raise(std::invalid_argument("apply: the update of step " + std::to_string(update.step()) +
+                                            " lacks '" + parts()[part].name + "', which was sent in it"));
+      }
+    }
+    check_writable(shared, local);
+    const T* said = sent == nullptr ? nullptr : sent->elements.data();
+    std::size_t next = 0;
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      if (update.is_dropped(part)) continue;
+      const bool was_sent = sent != nullptr && next < sent->parts.size() && sent->parts[next] == part;
+      const auto [x, y] = writable_pair_of(part, shared, local);
+      update.for_each_block(part, [&, x = x, y = y](std::size_t begin, std::span<const T> d) {
+        shift(x.data() + begin, y.data() + begin, was_sent ? said + begin : nullptr, d);
+      });
+      if (!was_sent) continue;
+      said += parts().sizes()[part];
+      ++next;
+    }
+    flights_.land(update.step());
+  }
+  /// The same of d without a frame: of the parts that were packed in `step`, one behind the other. Throws std::logic_error also
+  /// if that step is not under way, and std::invalid_argument for another number of elements.
+  template <detail::indexed Shared, detail::indexed Local>
+  void apply(std::uint64_t step, std::span<const T> update, Shared&& shared, Local&& local) {
+    const detail::flight<T>* sent = flights_.due(step);
+    if (sent == nullptr) {
+      detail::raise(std::logic_error("apply: step " + std::to_string(step) + " is not under way"));
+    }
+    if (update.size() != sent->elements.size()) {
+      detail::raise(std::invalid_argument("apply: " + std::to_string(update.size()) + " elements where " +
+                                          std::to_string(sent->elements.size()) + " were sent in step " +
+                                          std::to_string(step)));
+    }
+    check_writable(shared, local);
+    const T* said = sent->elements.data();
+    const T* d = update.data();
+    for (const std::size_t part : sent->parts) {
+      const auto [x, y] = writable_pair_of(part, shared, local);
+      shift(x.data(), y.data(), said, {d, x.size()});
+      said += x.size();
+      d += x.size();
+    }
+    flights_.land(step);
+  }
+  /// A step that was committed did not reach the outer step, as when a server went on without this worker: what was sent is in
+  /// the drift again. The update of that step, if there is one, is still to be applied. Throws std::logic_error if the step is
+  /// not under way.
+  void forget(std::uint64_t step) { flights_.forget(step); }
+
+  /// Steps that were committed and neither applied nor forgotten.
+  [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
+  /// Whether a part was sent in one of them; throws std::out_of_range.
+  [[nodiscard]] bool is_under_way(std::size_t part) const {
+    parts().check_layer(part);
+    return flights_.has(part);
+  }
+
+  /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
+  /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
+  /// counts as abandoned.
+  [[nodiscard]] std::vector<std::byte> save() const {
+    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
+      detail::raise(
+          std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
+    }
+    return detail::write_flights<T>(parts(), selector_.remember(), step_, flights_);
+  }
+  /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
+  /// for bit. Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged or of another model, and
+  /// std::invalid_argument if they hold NaN or infinity.
+  void load(std::span<const std::byte> bytes) {
+    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, parts());
+    selector_.restore(std::move(saved.memory));
+    flights_ = std::move(saved.all);
+    step_ = saved.step;
+    abandon();
+  }
+
+  /// t, counted from 1; 0 before the first observe().
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  /// λ as of the last selection.
+  [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
+  /// The model given, what is decided on, and which part is of which layer. Frames are of parts().
+  [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
+  [[nodiscard]] const layout& parts() const noexcept { return cut_.parts(); }
+  [[nodiscard]] const partition& cut() const noexcept { return cut_; }
+
+ private:
+  template <class U>
+  struct pair {
+    std::span<U> shared;
+    std::span<U> local;
+  };
+
+  static const compressor_options& checked(const layout& model, const compressor_options& options) {
+    const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
+                          : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
+                          : options.source == threshold_source::fresh
+                              ? "source: a drift has no fresh gradient to search over"
+                          : options.decide != decision_timing::at_end
+                              ? "decide: a drift is complete at the end of a step alone, so at_end"
+                          : options.check == finite_check::each_element
+                              ? "check: nothing can be left out of a drift; whole_layer, or caller"
+                              : nullptr;
+    if (refused != nullptr) detail::raise(std::invalid_argument(refused));
+    return options;
+  }
+
+  template <class Shared, class Local>
+  pair<const T> pair_of(std::size_t layer, const Shared& shared, const Local& local) const {
+    const pair<const T> both{elements_of<T>(shared), elements_of<T>(local)};
+    model().check_size(layer, both.shared.size());
+    model().check_size(layer, both.local.size());
+    return both;
+  }
+  template <class Shared, class Local>
+  auto pairs_of(const Shared& shared, const Local& local) const {
+    return [&](std::size_t layer) {
+      return pair_of(layer, detail::tensor_at(shared, layer), detail::tensor_at(local, layer));
+    };
+  }
+  template <class Shared, class Local>
+  void check_counts(const Shared& shared, const Local& local) const {
+    if (std::size(shared) == model().layers() && std::size(local) == model().layers()) return;
+    detail::raise(std::invalid_argument("the model has " + std::to_string(model().layers()) +
+                                        " layers, got " + std::to_string(std::size(shared)) + " and " +
+                                        std::to_string(std::size(local)) + " tensors"));
+  }
+  // The elements of a part, in tensors that were checked.
+  template <class Shared, class Local>
+  pair<T> writable_pair_of(std::size_t part, Shared& shared, Local& local) const {
+    const std::size_t layer = cut_.layer_of(part);
+    const auto index = static_cast<std::ptrdiff_t>(layer);
+    const std::span<T> x = writable_elements_of<T>(std::begin(shared)[index]);
+    const std::span<T> y = writable_elements_of<T>(std::begin(local)[index]);
+    model().check_size(layer, x.size());
+    model().check_size(layer, y.size());
+    const std::size_t begin = cut_.begin(part);
+    const std::size_t elements = parts().sizes()[part];
+    return {x.subspan(begin, elements), y.subspan(begin, elements)};
+  }
+  template <class Shared, class Local>
+  void check_writable(Shared& shared, Local& local) const {
+    check_counts(shared, local);
+    for (std::size_t part = 0; part < parts().layers(); ++part) writable_pair_of(part, shared, local);
+  }
+
+  // `pairs(layer)` gives x and y of a layer.
+  template <class Pairs, class Execution>
+  void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
+    for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
+    const std::size_t first_part = cut_.first(first);
+    const std::size_t last_part = cut_.first(last);
+    const bool refuses = options_.check != finite_check::caller;
+    blocks_.for_each_run(
+        first_part, last_part, execution, [&](std::size_t part, std::size_t block, std::size_t end) {
+          const pair<const T> both = pairs(cut_.layer_of(part));
+          const std::size_t offset = cut_.begin(part);
+          for (; block < end; ++block) {
+            const auto [begin, count] = blocks_.extent_of(part, block);
+            const T* x = both.shared.data() + offset + begin;
+            const T* y = both.local.data() + offset + begin;
+            const detail::block_result sum =
+                refuses ? detail::reduce_block<T>(functor_, count, detail::difference_of<T, true>{x, y})
+                        : detail::reduce_block<T>(functor_, count, detail::difference_of<T, false>{x, y});
+            totals_[block] = {sum.total, sum.taken == count};
+          }
+        });
+    for (std::size_t part = first_part; part < last_part; ++part) check_finite(part);
+    if (detail::begins_step(phase_)) begin();
+    for (std::size_t part = first_part; part < last_part; ++part) {
+      double total = 0;
+      for (const block_total& each : totals_of(part)) total = functor_.combine(total, each.sum);
+      const std::size_t elements = parts().sizes()[part];
+      values_[part] = elements == 0 ? 0.0 : functor_.finish(total, elements);
+    }
+    std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
+              is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});
+  }
+
+  struct block_total {
+    double sum;
+    bool is_finite;
+  };
+  std::span<const block_total> totals_of(std::size_t part) const {
+    return std::span(totals_).subspan(blocks_.first(part), blocks_.first(part + 1) - blocks_.first(part));
+  }
+  void check_finite(std::size_t part) const {
+    for (const block_total& each : totals_of(part)) {
+      if (each.is_finite) continue;
+      const std::size_t layer = cut_.layer_of(part);
+      detail::raise(non_finite_gradient(layer, part, model()[layer].name,
+                                        "the worker's parameters less the shared ones are not finite"));
+    }
+  }
+
+  void begin() {
+    ++step_;
+    std::fill(is_observed_.begin(), is_observed_.end(), char{0});
+    phase_ = detail::step_phase::accumulating;
+  }
+
+  const selection& decide(std::span<const double> values, std::span<const char> held) {
+    if (phase_ != detail::step_phase::accumulating) {
+      detail::raise(
+          std::logic_error("select: step " + std::to_string(step_) +
+                           (phase_ == detail::step_phase::committed ? " has ended; observe the next one first"
+                                                                    : " was selected already")));
+    }
+    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
+      if (is_observed_[layer] != 0 || model().sizes()[layer] == 0) continue;
+      detail::raise(std::logic_error("select: layer '" + model()[layer].name + "' was not observed in step " +
+                                     std::to_string(step_)));
+    }
+    if (values.size() != parts().layers() || (!held.empty() && held.size() != parts().layers())) {
+      detail::raise(std::invalid_argument("select: there are " + std::to_string(parts().layers()) +
+                                          " parts, got " + std::to_string(values.size()) + " values and " +
+                                          std::to_string(held.size()) + " flags"));
+    }
+    for (std::size_t part = 0; part < held_.size(); ++part) {
+      held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
+    }
+    selector_.decide(step_, values, values, held_);
+    phase_ = detail::step_phase::selected;
+    return chosen();
+  }
+
+  // x - y of the parts chosen, into the flight that commit() launches.
+  template <class Shared, class Local>
+  detail::flight<T>& take(const Shared& shared, const Local& local) {
+    check_counts(shared, local);
+    const auto pairs = pairs_of(shared, local);
+    for (std::size_t layer = 0; layer < model().layers(); ++layer) pairs(layer);
+    if (!detail::may_encode(phase_)) select();
+    detail::flight<T>& next = flights_.next();
+    next.step = step_;
+    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
+    next.elements.resize(chosen().sent_elements());
+    T* to = next.elements.data();
+    for (const std::size_t part : next.parts) {
+      const pair<const T> both = pairs(cut_.layer_of(part));
+      const std::size_t elements = parts().sizes()[part];
+      const std::size_t begin = cut_.begin(part);
+      detail::copy_elements(
+          to, elements,
+          detail::difference_of<T, false>{both.shared.data() + begin, both.local.data() + begin});
+      to += elements;
+    }
+    return next;
+  }
+
+  // What the payload says of a part takes the place of the part; gives where the next one begins.
+  T* say(std::size_t part, const std::byte* payload, T* to) const {
+    const std::size_t elements = parts().sizes()[part];
+    if (options_.payload != payload_type::as_is) {
+      detail::decode_payload<T>(options_.payload, payload, elements, 0, std::span<T>(to, elements));
+    }
+    return to + elements;
+  }
+
+  // x <- x - d; y <- y + r - d, where something was sent.
+  static void shift(T* x, T* y, const T* r, std::span<const T> d) {
+    if (r != nullptr) detail::add_elements(y, r, d.size());
+    detail::subtract_elements(y, d.data(), d.size());
+    detail::subtract_elements(x, d.data(), d.size());
+  }
+
+  compressor_options options_;
+  Representative functor_;
+  partition cut_;
+  detail::layer_blocks blocks_;
+  layer_selector selector_;
+  frame_encoder<T> encoder_;
+  std::vector<double> values_;
+  std::vector<block_total> totals_;
+  std::vector<char> is_observed_;  // of a layer, in this step
+  std::vector<char> held_;         // of a part, in the last selection
+  detail::flights<T> flights_;
+  std::vector<std::byte> packed_;
+  std::uint64_t step_ = 0;
+  detail::step_phase phase_ = detail::step_phase::committed;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI {
+
+/// What becomes of the mean of the workers' updates. The defaults average; which is right where the workers' optimizer has a
+/// momentum of its own. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes.
+struct outer_options {
+  double rate = 1;       ///< η, finite and above 0
+  double momentum = 0;   ///< μ in [0, 1)
+  bool nesterov = true;  ///< d = η·(G + μ·m); else η·m. Without momentum both are η·G.
+  /// How d goes to the workers. What rounding takes away of it stays here and is added to the next d of that element.
+  payload_type payload = payload_type::as_is;
+};
+
+/// The outer step of local updates: from G, the mean of what the workers sent of a part, to d, what all subtract from the
+/// shared parameters (drift.hpp):
+///
+///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
+///
+/// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
+/// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
+///
+/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: one read and write of G and of both.
+/// Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
+template <element T>
+class outer_step {
+ public:
+  /// \param parts    what is brought together: drift_compressor::parts()
+  /// \throws std::invalid_argument  naming the option that is outside its range
+  explicit outer_step(const layout& parts, const outer_options& options = {})
+      : parts_(parts), options_(options) {
+    if (!(options.rate > 0) || !detail::is_finite(options.rate)) {
+      detail::raise(std::invalid_argument("the outer rate must be a finite number above 0, got " +
+                                          std::to_string(options.rate)));
+    }
+    if (!(options.momentum >= 0 && options.momentum < 1)) {
+      detail::raise(std::invalid_argument("the outer momentum must lie in [0, 1), got " +
+                                          std::to_string(options.momentum)));
+    }
+    if (options.momentum > 0) momentum_.resize(parts.elements());
+    if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
+  }
+
+  /// G to d, in place.
+  ///
+  /// \param part    index in the layout
+  /// \param begin   of what is given, in the part: a multiple of 64
+  /// \param mean    G of the elements from there on, which d takes the place of: a multiple of 64, or up to the part's end.
+  ///                Each element once a step.
+  /// \throws std::out_of_range      for the part, and for elements beyond it
+  /// \throws std::invalid_argument  for what neither begins nor ends at a multiple of 64
+  void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
+    parts_.check_layer(part);
+    const std::size_t elements = parts_.sizes()[part];
+    if (begin > elements || mean.size() > elements - begin) {
+      detail::raise(std::out_of_range("elements " + std::to_string(begin) + " to " +
+                                      std::to_string(begin + mean.size()) + " are not in '" +
+                                      parts_[part].name + "', which has " + std::to_string(elements)));
+    }
+    if (begin % int8_block_elements != 0 ||
+        (mean.size() % int8_block_elements != 0 && begin + mean.size() != elements)) {
+      detail::raise(std::invalid_argument("the outer step takes elements in blocks of " +
+                                          std::to_string(int8_block_elements)));
+    }
+    const std::size_t offset = parts_.offset(part) + begin;
+    for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
+      const std::size_t count = std::min(detail::block_elements, mean.size() - done);
+      step(offset + done, mean.subspan(done, count));
+    }
+  }
+
+  /// For checkpoints: m and e, N elements in the order of the layout, or none.
+  [[nodiscard]] std::span<const T> momentum() const noexcept { return momentum_; }
+  [[nodiscard]] std::span<const T> rounding() const noexcept { return rounding_; }
+  /// Puts them back. Throws std::invalid_argument, and changes nothing, unless the sizes are those of momentum() and rounding()
+  /// and all numbers are finite.
+  void restore(std::span<const T> momentum, std::span<const T> rounding) {
+    if (momentum.size() != momentum_.size() || rounding.size() != rounding_.size()) {
+      detail::raise(std::invalid_argument("the saved outer step has " + std::to_string(momentum.size()) +
+                                          " and " + std::to_string(rounding.size()) + " elements, this one " +
+                                          std::to_string(momentum_.size()) + " and " +
+                                          std::to_string(rounding_.size())));
+    }
+    for (const auto numbers : {momentum, rounding}) {
+      if (!detail::is_finite_magnitude(
+              detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()})))
+        detail::raise(std::invalid_argument("the saved outer step holds NaN or infinity"));
+    }
+    std::copy(momentum.begin(), momentum.end(), momentum_.begin());
+    std::copy(rounding.begin(), rounding.end(), rounding_.begin());
+  }
+
+  [[nodiscard]] const outer_options& options() const noexcept { return options_; }
+
+ private:
+  using buffer = std::array<T, detail::block_elements>;
+
+  // to[i] *= factor, each product rounded by itself.
+  static void scale(T* to, T factor, std::size_t count) {
+    if (factor != T(1)) detail::copy_elements(to, count, detail::read_only<T, T, true>(to, factor));
+  }
+
+  // One block: loops that each do one thing, in cache.
+  void step(std::size_t offset, std::span<T> block) {
+    T* d = block.data();
+    const std::size_t count = block.size();
+    if (!momentum_.empty()) {
+      const T mu = static_cast<T>(options_.momentum);
+      T* m = momentum_.data() + offset;
+      scale(m, mu, count);
+      detail::add_elements(m, d, count);
+      if (options_.nesterov) {
+        buffer ahead;
+        detail::copy_elements(ahead.data(), count, detail::read_only<T, T, true>(m, mu));
+        detail::add_elements(d, ahead.data(), count);
+      } else {
+        std::copy_n(m, count, d);
+      }
+    }
+    scale(d, static_cast<T>(options_.rate), count);
+    if (rounding_.empty()) return;
+
+    T* e = rounding_.data() + offset;
+    detail::add_elements(d, e, count);
+    std::copy_n(d, count, e);
+    std::array<std::byte, payload_bytes<T>(payload_type::as_is, detail::block_elements)> said;
+    detail::encode_payload<T>(options_.payload, std::span<const T>(d, count), said.data());
+    detail::decode_payload<T>(options_.payload, said.data(), count, 0, block);
+    detail::subtract_elements(e, d, count);
+  }
+
+  layout parts_;
+  outer_options options_;
+  std::vector<T> momentum_;
+  std::vector<T> rounding_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

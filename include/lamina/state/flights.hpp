@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/error.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/selector.hpp"
+#include "lamina/state/format.hpp"
+#include "lamina/tensor.hpp"
+
+/// What a worker with local updates has sent and not seen applied, and its bytes.
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What one step sent.
+template <element T>
+struct flight {
+  std::uint64_t step = 0;
+  std::vector<std::size_t> parts;  // ascending
+  std::vector<T> elements;         // of the parts, one behind the other
+};
+
+/// The steps under way, the oldest first. A flight that has landed lends its memory to a later one.
+template <element T>
+class flights {
+ public:
+  /// The one that launch() adds, to be filled.
+  flight<T>& next() {
+    if (count_ == flights_.size()) flights_.emplace_back();
+    return flights_[count_];
+  }
+  void launch() { ++count_; }
+
+  /// That of a step whose update has come, or null. Throws std::logic_error for a step out of order.
+  const flight<T>* due(std::uint64_t step) const {
+    if (step <= landed_) {
+      raise(std::logic_error("apply: the update of step " + std::to_string(step) +
+                             " comes after that of step " + std::to_string(landed_)));
+    }
+    if (count_ == 0 || flights_[0].step > step) return nullptr;
+    if (flights_[0].step < step) {
+      raise(std::logic_error("apply: the update of step " + std::to_string(step) + " comes while step " +
+                             std::to_string(flights_[0].step) + " is under way; apply that, or forget() it"));
+    }
+    return flights_.data();
+  }
+  /// The update of a step was applied.
+  void land(std::uint64_t step) {
+    landed_ = step;
+    if (count_ > 0 && flights_[0].step == step) remove(0);
+  }
+  /// Throws std::logic_error if the step is not under way.
+  void forget(std::uint64_t step) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (flights_[i].step == step) return remove(i);
+    }
+    raise(std::logic_error("forget: step " + std::to_string(step) + " is not under way"));
+  }
+
+  std::size_t count() const noexcept { return count_; }
+  const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
+  bool has(std::size_t part) const {
+    return std::any_of(flights_.begin(), flights_.begin() + static_cast<std::ptrdiff_t>(count_),
+                       [part](const flight<T>& each) {
+                         return std::binary_search(each.parts.begin(), each.parts.end(), part);
+                       });
+  }
+  /// The last step whose update was applied; 0: none.
+  std::uint64_t landed() const noexcept { return landed_; }
+  void set_landed(std::uint64_t step) noexcept { landed_ = step; }
+
+ private:
+  void remove(std::size_t index) {
+    const auto from = flights_.begin() + static_cast<std::ptrdiff_t>(index);
+    std::rotate(from, from + 1, flights_.end());
+    --count_;
+  }
+
+  std::vector<flight<T>> flights_;
+  std::size_t count_ = 0;  // of those, under way
+  std::uint64_t landed_ = 0;
+};
+
+inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
+
+/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the
+/// steps under way, each as its number, its number of parts, their indices and their elements.
+template <element T>
+std::vector<std::byte> write_flights(const layout& parts, const layer_selector::memory& memory,
+                                     std::uint64_t step, const flights<T>& all) {
+  std::vector<std::byte> bytes(sizeof(state_header));
+  state_header header;
+  append(bytes, std::span<const std::uint64_t>(memory.cleared_in));
+  const std::uint64_t counts[] = {all.landed(), all.count()};
+  append(bytes, std::span<const std::uint64_t>(counts));
+  for (std::size_t i = 0; i < all.count(); ++i) {
+    const std::uint64_t begin[] = {all[i].step, all[i].parts.size()};
+    append(bytes, std::span<const std::uint64_t>(begin));
+    append(bytes, std::span<const std::uint64_t>(
+                      std::vector<std::uint64_t>(all[i].parts.begin(), all[i].parts.end())));
+    append(bytes, std::span<const T>(all[i].elements));
+    header.elements += all[i].elements.size();
+  }
+  header.magic = flights_magic;
+  header.element_type = element_code<T>;
+  header.flags = checksum::available ? state_flag_checksum : 0;
+  header.fingerprint = parts.fingerprint();
+  header.layers = parts.layers();
+  header.step = step;
+  header.threshold = memory.threshold;
+  header.allowance = memory.allowance;
+  header.checksum = state_checksum(header, std::span(bytes).subspan(sizeof header));
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes;
+}
+
+template <element T>
+struct saved_flights {
+  layer_selector::memory memory;
+  flights<T> all;
+  std::uint64_t step = 0;
+};
+
+/// Throws decode_error with the state_errc, and std::invalid_argument for numbers that are not finite.
+template <element T>
+saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
+  const auto refuse_if = [](bool bad, state_errc code) {
+    if (bad) raise(decode_error(make_error_code(code), "saved drift"));
+  };
+  const state_header header = read_state_header(bytes, flights_magic, element_code<T>, parts, refuse_if);
+  refuse_if((header.flags & ~state_flag_checksum) != 0, state_errc::nonzero_reserved);
+  std::span<const std::byte> rest = bytes.subspan(sizeof header);
+  check_state_checksum(header, rest, refuse_if);
+  check_selector_numbers(header, "saved drift");
+  // The next numbers of the body.
+  const auto take = [&]<class Value>(std::uint64_t count, const Value&) {
+    refuse_if(rest.size() / sizeof(Value) < count, state_errc::truncated);
+    const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
+    rest = rest.subspan(taken.size());
+    return values_of<Value>(taken);
+  };
+  saved_flights<T> saved{
+      {header.threshold, header.allowance, take(parts.layers(), std::uint64_t{})}, {}, header.step};
+  for (const std::uint64_t sent_in : saved.memory.cleared_in)
+    refuse_if(sent_in > header.step, state_errc::impossible_age);
+  const std::vector<std::uint64_t> counts = take(2, std::uint64_t{});
+  refuse_if(counts[0] > header.step, state_errc::impossible_age);
+  saved.all.set_landed(counts[0]);
+  std::uint64_t last_step = counts[0];
+  std::uint64_t elements_under_way = 0;
+  for (std::uint64_t i = 0; i < counts[1]; ++i) {
+    const std::vector<std::uint64_t> begin = take(2, std::uint64_t{});
+    refuse_if(begin[0] <= last_step || begin[0] > header.step, state_errc::impossible_age);
+    last_step = begin[0];
+    std::size_t elements = 0;
+    flight<T>& next = saved.all.next();
+    next.step = begin[0];
+    for (const std::uint64_t part : take(begin[1], std::uint64_t{})) {
+      refuse_if(part >= parts.layers() || (!next.parts.empty() && part <= next.parts.back()),
+                state_errc::wrong_layout);
+      next.parts.push_back(static_cast<std::size_t>(part));
+      elements += parts.sizes()[next.parts.back()];
+    }
+    next.elements = take(elements, T{});
+    elements_under_way += elements;
+    if (!is_finite_magnitude(largest_magnitude<T>(elements, read_only<T>{next.elements.data()})))
+      raise(std::invalid_argument("the saved drift holds NaN or infinity"));
+    saved.all.launch();
+  }
+  refuse_if(!rest.empty(), state_errc::trailing_bytes);
+  refuse_if(elements_under_way != header.elements, state_errc::wrong_layout);
+  return saved;
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail

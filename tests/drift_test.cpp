@@ -1,0 +1,744 @@
+// SPDX-License-Identifier: MIT
+// Local updates: what each worker did that others have not seen is what it has left to send.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "catch.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+namespace {
+
+using lamina_test::same_bits;
+using lamina_test::throws;
+
+template <class T>
+using tensors = std::vector<std::vector<T>>;
+
+const lamina::layout three_layers = lamina_test::model_of({5000, 3, 130});
+
+template <class T>
+tensors<T> zeros_of(const lamina::layout& model) {
+  tensors<T> all;
+  for (const std::size_t elements : model.sizes()) all.emplace_back(elements);
+  return all;
+}
+
+/// `all[l][i] += scale * other[l][i]`.
+template <class T>
+void add(tensors<T>& all, const tensors<T>& other, T scale = 1) {
+  for (std::size_t l = 0; l < all.size(); ++l) {
+    for (std::size_t i = 0; i < all[l].size(); ++i) all[l][i] += scale * other[l][i];
+  }
+}
+
+enum class mistake { none, overwrites, decays_all, adds_rounding_twice };
+
+struct run_options {
+  std::size_t workers = 4;
+  lamina::compressor_options compress = {};
+  lamina::outer_options outer = {};
+  std::size_t delay = 0;
+  bool agrees = true;
+  mistake made = mistake::none;
+};
+
+/// Workers with local updates around a server, all in one place.
+template <class T>
+class cluster {
+ public:
+  struct worker {
+    lamina::drift_compressor<T> compressor;
+    tensors<T> x;
+    tensors<T> y;
+  };
+
+  cluster(const lamina::layout& model, const run_options& options)
+      : options_(options),
+        outer_(lamina::partition(model, options.compress.part_elements).parts(), options.outer) {
+    for (std::size_t w = 0; w < options.workers; ++w) add_worker(model, zeros_of<T>(model));
+  }
+
+  void add_worker(const lamina::layout& model, const tensors<T>& x) {
+    lamina::compressor_options compress = options_.compress;
+    compress.sender = static_cast<std::uint32_t>(workers.size());
+    workers.push_back({lamina::drift_compressor<T>(model, compress), x, x});
+  }
+
+  /// One step of all: worker w moves y by moves[w], and the update of the step `delay` before comes. Those in `lost` fail to
+  /// send. Gives what all sent.
+  tensors<T> step(const std::vector<tensors<T>>& moves, const std::vector<std::size_t>& lost = {}) {
+    std::vector<double> agreed(parts().layers());
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      add(workers[w].y, moves[w]);
+      workers[w].compressor.observe_all(workers[w].x, workers[w].y);
+      for (std::size_t part = 0; part < agreed.size(); ++part)
+        agreed[part] += workers[w].compressor.values()[part] / static_cast<double>(workers.size());
+    }
+    const std::uint64_t step = workers[0].compressor.step();
+    auto aggregator = lamina::gradient_aggregator<T>::of_workers(
+        parts(), workers.size(), {.first_step = step, .kind = lamina::frame_kind::updates});
+    std::deque<std::vector<std::byte>> frames;
+    tensors<T> sent = zeros_of<T>(parts());
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      lamina::drift_compressor<T>& compressor = workers[w].compressor;
+      if (options_.agrees) compressor.select(agreed);
+      frames.push_back(compressor.encode(workers[w].x, workers[w].y).to_bytes());
+      if (std::ranges::find(lost, w) != lost.end()) {
+        compressor.abandon();
+        continue;
+      }
+      compressor.commit();
+      const auto view = lamina::decode<T>(frames.back(), parts());
+      aggregator.add(view);
+      for (std::size_t part = 0; part < parts().layers(); ++part) {
+        std::vector<T> r(parts().sizes()[part]);
+        view.restore(part, r);
+        for (std::size_t i = 0; i < r.size(); ++i) sent[part][i] += r[i];
+      }
+    }
+    if (!lost.empty()) aggregator.close();
+    under_way_.push_back(update_of(aggregator));
+    if (under_way_.size() > options_.delay) {
+      const auto update = lamina::decode<T>(under_way_.front(), parts());
+      for (worker& each : workers) {
+        each.compressor.apply(update, each.x, each.y);
+        if (options_.made == mistake::overwrites) overwrite(each, update);
+      }
+      under_way_.pop_front();
+    }
+    return sent;
+  }
+
+  const lamina::layout& parts() const { return workers[0].compressor.parts(); }
+  lamina::outer_step<T>& outer() { return outer_; }
+
+  std::vector<worker> workers;
+
+ private:
+  std::vector<std::byte> update_of(const lamina::gradient_aggregator<T>& aggregator) {
+    tensors<T> d = zeros_of<T>(parts());
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      aggregator.mean(part, [&](std::size_t begin, std::span<const T> mean) {
+        std::copy(mean.begin(), mean.end(), d[part].begin() + static_cast<std::ptrdiff_t>(begin));
+        outer_(part, begin, std::span(d[part]).subspan(begin, mean.size()));
+      });
+      if (options_.made == mistake::decays_all && aggregator.arrived().is_dropped(part)) {
+        std::vector<T> nothing(d[part].size());
+        outer_(part, 0, nothing);
+      }
+      if (options_.made == mistake::adds_rounding_twice) {
+        for (std::size_t i = 0; i < d[part].size(); ++i)
+          d[part][i] += outer_.rounding()[parts().offset(part) + i];
+      }
+    }
+    lamina::frame_encoder<T> encoder(parts());
+    return encoder
+        .encode(
+            lamina::frame_kind::updates, aggregator.step(), 0, aggregator.arrived(),
+            [&](std::size_t part) -> const std::vector<T>& { return d[part]; }, options_.outer.payload)
+        .to_bytes();
+  }
+
+  static void overwrite(worker& each, const lamina::frame_view<T>& update) {
+    for (std::size_t part = 0; part < update.layers(); ++part) {
+      if (!update.is_dropped(part)) each.y[part] = each.x[part];
+    }
+  }
+
+  run_options options_;
+  lamina::outer_step<T> outer_;
+  std::deque<std::vector<std::byte>> under_way_;
+};
+
+template <class T>
+std::vector<tensors<T>> random_moves(std::mt19937& random, const lamina::layout& model, std::size_t workers) {
+  std::vector<tensors<T>> moves;
+  for (std::size_t w = 0; w < workers; ++w) {
+    tensors<T>& all = moves.emplace_back();
+    for (const std::size_t elements : model.sizes())
+      all.push_back(lamina_test::random_fractions<T>(random, elements));
+  }
+  return moves;
+}
+
+template <class T>
+std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout& model,
+                                      std::size_t workers) {
+  std::vector<tensors<T>> moves;
+  for (std::size_t w = 0; w < workers; ++w) {
+    tensors<T>& all = moves.emplace_back();
+    for (const std::size_t elements : model.sizes())
+      all.push_back(lamina_test::random_integers<T>(random, elements));
+  }
+  return moves;
+}
+
+const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
+                                         lamina::payload_type::bfloat16, lamina::payload_type::int8};
+
+/// The sum over the workers of what they did, less what of it was applied, less what is left: 0 everywhere if nothing is lost.
+template <class T>
+class ledger {
+ public:
+  ledger(const lamina::layout& parts, std::size_t delay) : did_(zeros_of<T>(parts)), delay_(delay) {}
+  void add_step(const std::vector<tensors<T>>& moves, const tensors<T>& sent) {
+    for (const tensors<T>& each : moves) add(did_, each, T(-1));
+    sent_.push_back(sent);
+  }
+  bool balances(const cluster<T>& all) const {
+    tensors<T> rest = did_;
+    for (std::size_t step = 0; step + delay_ < sent_.size(); ++step) add(rest, sent_[step], T(-1));
+    for (const auto& each : all.workers) {
+      add(rest, each.x, T(-1));
+      add(rest, each.y);
+    }
+    for (const auto& part : rest) {
+      for (const T x : part) {
+        if (x != 0) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  tensors<T> did_;
+  std::vector<tensors<T>> sent_;
+  std::size_t delay_;
+};
+
+}  // namespace
+
+TEST_CASE("drift: the shared parameters are the same bits on every worker", "[oracle]") {
+  std::mt19937 random(1);
+  for (const auto payload : payloads) {
+    for (const std::size_t delay : {0, 1, 3}) {
+      for (const bool agrees : {true, false}) {
+        run_options options{.delay = delay, .agrees = agrees};
+        options.compress.drop_ratio = 0.5;
+        options.compress.payload = payload;
+        options.compress.part_elements = 4096;
+        options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
+        cluster<float> all(three_layers, options);
+        for (int t = 0; t < 12; ++t) {
+          all.step(random_moves<float>(random, three_layers, options.workers));
+          for (const auto& each : all.workers) {
+            for (std::size_t l = 0; l < three_layers.layers(); ++l)
+              REQUIRE(same_bits(each.x[l], all.workers[0].x[l]));
+          }
+        }
+        CHECK(all.workers[0].compressor.steps_under_way() == delay);
+        CHECK(all.workers[0].x[0] != std::vector<float>(5000));
+      }
+    }
+  }
+}
+
+TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "[oracle]") {
+  std::mt19937 random(2);
+  for (const auto payload : payloads) {
+    for (const std::size_t delay : {0, 2}) {
+      for (const bool agrees : {true, false}) {
+        run_options options{.delay = delay, .agrees = agrees};
+        options.compress.drop_ratio = 0.6;
+        options.compress.payload = payload;
+        options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
+        cluster<double> all(three_layers, options);
+        ledger<double> books(three_layers, delay);
+        for (std::size_t t = 0; t < 10; ++t) {
+          const auto moves = integer_moves<double>(random, three_layers, options.workers);
+          // Two of four, so that the mean is exact.
+          const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
+          books.add_step(moves, all.step(moves, lost));
+          REQUIRE(books.balances(all));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("drift: whoever overwrites in place of shifting loses what was done meanwhile", "[control]") {
+  std::mt19937 random(3);
+  run_options options{.delay = 2, .made = mistake::overwrites};
+  options.compress.drop_ratio = 0.6;
+  cluster<double> all(three_layers, options);
+  ledger<double> books(three_layers, 2);
+  for (std::size_t t = 0; t < 6; ++t) {
+    const auto moves = integer_moves<double>(random, three_layers, options.workers);
+    books.add_step(moves, all.step(moves));
+  }
+  CHECK(!books.balances(all));
+}
+
+TEST_CASE("drift: everything sent as it is and at once, nobody differs from the shared parameters",
+          "[oracle]") {
+  std::mt19937 random(4);
+  run_options options;
+  options.compress.drop_ratio = 0;
+  cluster<float> all(three_layers, options);
+  for (int t = 0; t < 5; ++t) {
+    all.step(integer_moves<float>(random, three_layers, options.workers));
+    for (const auto& each : all.workers) CHECK(each.y == each.x);
+  }
+}
+
+TEST_CASE("drift: with SGD inside and everything sent, it is SGD on the mean gradient, bit for bit",
+          "[oracle]") {
+  std::mt19937 random(5);
+  run_options options;
+  options.compress.drop_ratio = 0;
+  cluster<float> all(three_layers, options);
+  tensors<float> dense = zeros_of<float>(three_layers);
+  constexpr float rate = 0.125F;
+  for (int t = 0; t < 8; ++t) {
+    auto gradients = integer_moves<float>(random, three_layers, options.workers);
+    tensors<float> sum = zeros_of<float>(three_layers);
+    for (const auto& each : gradients) add(sum, each);
+    add(dense, sum, -rate / static_cast<float>(options.workers));
+    for (auto& each : gradients) {
+      for (auto& layer : each) {
+        for (float& g : layer) g *= -rate;
+      }
+    }
+    all.step(gradients);
+    for (std::size_t l = 0; l < dense.size(); ++l) REQUIRE(same_bits(all.workers[2].y[l], dense[l]));
+  }
+}
+
+TEST_CASE("drift: one worker alone goes on as if it were", "[oracle]") {
+  std::mt19937 random(6);
+  run_options options{.workers = 1, .delay = 1};
+  options.compress.drop_ratio = 0.5;
+  cluster<float> all(three_layers, options);
+  tensors<float> alone = zeros_of<float>(three_layers);
+  for (int t = 0; t < 8; ++t) {
+    const auto moves = integer_moves<float>(random, three_layers, 1);
+    add(alone, moves[0]);
+    all.step(moves);
+    REQUIRE(all.workers[0].y == alone);
+  }
+}
+
+TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same bits", "[oracle]") {
+  for (const auto payload : payloads) {
+    run_options options{.delay = 2};
+    options.compress.byte_budget = 0.3;
+    options.compress.max_age = 5;
+    options.compress.payload = payload;
+    options.compress.part_elements = 4096;
+    options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
+    std::mt19937 random(7);
+    cluster<float> whole(three_layers, options);
+    for (int t = 0; t < 7; ++t) whole.step(random_moves<float>(random, three_layers, options.workers));
+    cluster<float> resumed = whole;
+    for (auto& each : resumed.workers) {
+      const auto bytes = each.compressor.save();
+      each.compressor = lamina::drift_compressor<float>(three_layers, options.compress);
+      each.compressor.load(bytes);
+      CHECK(each.compressor.save() == bytes);
+      CHECK(each.compressor.steps_under_way() == 2);
+    }
+    lamina::outer_step<float> outer(resumed.parts(), options.outer);
+    outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
+    resumed.outer() = outer;
+    for (int t = 0; t < 7; ++t) {
+      const auto moves = random_moves<float>(random, three_layers, options.workers);
+      // The senders are not in the bytes: they are options.
+      for (std::size_t w = 0; w < 4; ++w) {
+        lamina::compressor_options compress = options.compress;
+        compress.sender = static_cast<std::uint32_t>(w);
+        const auto bytes = resumed.workers[w].compressor.save();
+        resumed.workers[w].compressor = lamina::drift_compressor<float>(three_layers, compress);
+        resumed.workers[w].compressor.load(bytes);
+      }
+      whole.step(moves);
+      resumed.step(moves);
+      for (std::size_t w = 0; w < 4; ++w) {
+        for (std::size_t l = 0; l < 3; ++l) {
+          REQUIRE(same_bits(whole.workers[w].x[l], resumed.workers[w].x[l]));
+          REQUIRE(same_bits(whole.workers[w].y[l], resumed.workers[w].y[l]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("drift: one that joins begins at the shared parameters, and one that leaves hands its drift over") {
+  std::mt19937 random(8);
+  run_options options{.workers = 3};
+  options.compress.drop_ratio = 0.7;
+  cluster<double> all(three_layers, options);
+  for (int t = 0; t < 4; ++t) all.step(integer_moves<double>(random, three_layers, 3));
+
+  // The drift of the worker that leaves goes to another; the mean of what is to come is then over one fewer.
+  tensors<double> left = all.workers[2].x;
+  add(left, all.workers[2].y, -1.0);
+  add(all.workers[0].y, left, -1.0);
+  all.workers.pop_back();
+  const tensors<double> x = all.workers[0].x;
+  lamina::compressor_options compress = options.compress;
+  compress.sender = 2;
+  lamina::drift_compressor<double> fresh(three_layers, compress);
+  fresh.load(all.workers[0].compressor.save());
+  all.workers.push_back({fresh, x, x});
+
+  all.workers[2].compressor.observe_all(all.workers[2].x, all.workers[2].y);
+  for (const double value : all.workers[2].compressor.values()) CHECK(value == 0);
+  all.workers[2].compressor.load(all.workers[0].compressor.save());
+  all.step(integer_moves<double>(random, three_layers, 3));
+  for (const auto& each : all.workers) CHECK(each.x == all.workers[0].x);
+}
+
+TEST_CASE("drift: the values are those of the differences, with any functor and execution") {
+  std::mt19937 random(9);
+  const auto check = [&]<class F>(F functor) {
+    lamina::drift_compressor<float, F> compressor(three_layers, {.part_elements = 4096}, functor);
+    const auto moves = random_moves<float>(random, three_layers, 2);
+    const auto in_reverse = [](std::size_t pieces, auto&& work) {
+      for (std::size_t i = pieces; i-- > 0;) work(i);
+    };
+    const auto values = compressor.observe_all(moves[0], moves[1], in_reverse);
+    std::size_t part = 0;
+    for (std::size_t l = 0; l < three_layers.layers(); ++l) {
+      std::vector<float> difference = moves[0][l];
+      for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= moves[1][l][i];
+      for (std::size_t begin = 0; begin < difference.size(); begin += 4096, ++part) {
+        const auto piece =
+            std::span(difference).subspan(begin, std::min<std::size_t>(4096, difference.size() - begin));
+        CHECK(same_bits(values[part], functor(piece)));
+      }
+      CHECK(same_bits(compressor.observe(l, moves[0][l], moves[1][l]), values[part - 1]));
+    }
+    CHECK(part == values.size());
+  };
+  check(lamina::mean_abs{});
+  check(lamina::l2_norm{});
+  check(lamina::max_abs{});
+}
+
+TEST_CASE("drift: a part that is under way is not selected again, whatever asks for it") {
+  std::mt19937 random(10);
+  lamina::compressor_options options{.drop_ratio = 0, .max_age = 1, .always_sent = {1}};
+  lamina::drift_compressor<float> compressor(three_layers, options);
+  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
+  compressor.observe_all(x, y);
+  compressor.select(compressor.values(), std::vector<char>{0, 0, 1});
+  CHECK(compressor.chosen().sent_layers() == 2);
+  std::vector<float> r(compressor.chosen().sent_elements());
+  compressor.pack(x, y, r);
+  compressor.commit();
+  CHECK(compressor.is_under_way(0));
+  CHECK(!compressor.is_under_way(2));
+
+  compressor.observe_all(x, y);
+  compressor.encode(x, y);
+  CHECK(compressor.chosen().sent_layers() == 1);
+  CHECK(compressor.chosen().is_sent(2));
+  compressor.commit();
+  CHECK(compressor.steps_under_way() == 2);
+
+  const tensors<float> before = y;
+  compressor.apply(1, std::span<const float>(r), x, y);
+  CHECK(y == before);  // of one worker, d is r
+  CHECK(x[0][7] == -r[7]);
+  CHECK(compressor.steps_under_way() == 1);
+  compressor.forget(2);
+  CHECK(compressor.steps_under_way() == 0);
+  compressor.observe_all(x, y);
+  compressor.select();
+  CHECK(compressor.chosen().is_sent(2));
+}
+
+TEST_CASE("drift: what is called out of order, or does not fit, is named and changes nothing") {
+  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> y = zeros_of<float>(three_layers);
+  y[0][1] = 1;
+  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.1, .run = 7});
+  const auto message_of = [](const auto& call) { return lamina_test::message_of<std::exception>(call); };
+
+  CHECK(message_of([&] { lamina::drift_compressor<float>(three_layers, {.momentum = 0.9}); }) ==
+        "momentum: a drift has none, the worker's optimizer may");
+  CHECK(message_of([&] {
+          lamina::drift_compressor<float>(three_layers, {.source = lamina::threshold_source::fresh});
+        }) == "source: a drift has no fresh gradient to search over");
+  CHECK(message_of([&] {
+          lamina::drift_compressor<float>(three_layers, {.check = lamina::finite_check::each_element});
+        }) == "check: nothing can be left out of a drift; whole_layer, or caller");
+  CHECK(message_of([&] {
+          lamina::drift_compressor<float>(three_layers, {.decide = lamina::decision_timing::ahead});
+        }) == "decide: a drift is complete at the end of a step alone, so at_end");
+  CHECK(throws<std::invalid_argument>([&] { lamina::drift_compressor<float>(lamina_test::model_of({})); }));
+  CHECK(throws<std::invalid_argument>(
+      [&] { lamina::drift_compressor<float>(three_layers, {.always_sent = {3}}); }));
+
+  CHECK(message_of([&] { compressor.select(); }) == "select: step 0 has ended; observe the next one first");
+  CHECK(throws<std::logic_error>([&] { compressor.commit(); }));
+  CHECK(throws<std::out_of_range>([&] { compressor.observe(3, x[0], y[0]); }));
+  CHECK(throws<std::invalid_argument>([&] { compressor.observe(1, x[0], y[1]); }));
+  CHECK(throws<std::invalid_argument>([&] { compressor.observe(1, x[1], y[0]); }));
+  CHECK(throws<std::invalid_argument>([&] { compressor.observe_all(x, tensors<float>{}); }));
+  CHECK(compressor.step() == 0);
+  compressor.observe(0, x[0], y[0]);
+  CHECK(message_of([&] { compressor.select(); }) == "select: layer 'layer1' was not observed in step 1");
+  CHECK(throws<std::logic_error>([&] { static_cast<void>(compressor.save()); }));
+  std::vector<float> packed(5000);
+  CHECK(message_of([&] { compressor.pack(x, y, packed); }) == "pack: call select() of this step before");
+  compressor.observe_all(x, y);
+  CHECK(throws<std::invalid_argument>([&] { compressor.select(std::vector<double>(2)); }));
+  CHECK(throws<std::invalid_argument>(
+      [&] { compressor.select(std::vector<double>(3), std::vector<char>(2)); }));
+  compressor.select();
+  CHECK(message_of([&] { compressor.select(); }) == "select: step 1 was selected already");
+  CHECK(throws<std::invalid_argument>([&] { compressor.pack(x, y, std::span(packed).first(3)); }));
+  CHECK(throws<std::invalid_argument>([&] { compressor.encode(x, tensors<float>(3)); }));
+  const auto bytes = compressor.encode(x, y).to_bytes();
+  compressor.commit();
+  CHECK(throws<std::logic_error>([&] { compressor.commit(); }));
+
+  CHECK(message_of([&] { compressor.apply(2, std::span<const float>(packed), x, y); }) ==
+        "apply: the update of step 2 comes while step 1 is under way; apply that, or forget() it");
+  CHECK(message_of([&] { compressor.apply(1, std::span<const float>(packed).first(3), x, y); }) ==
+        "apply: 3 elements where 5000 were sent in step 1");
+  CHECK(message_of([&] { compressor.forget(2); }) == "forget: step 2 is not under way");
+  lamina::frame_encoder<float> encoder(three_layers, 7);
+  const lamina::selection nothing(three_layers);
+  const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
+  const auto empty = encoder.encode(lamina::frame_kind::updates, 1, 0, nothing, give).to_bytes();
+  CHECK(message_of([&] { compressor.apply(lamina::decode<float>(empty, three_layers), x, y); }) ==
+        "apply: the update of step 1 lacks 'layer0', which was sent in it");
+  const auto gradients = encoder.encode(lamina::frame_kind::gradients, 1, 0, nothing, give).to_bytes();
+  CHECK(throws<lamina::decode_error>(
+      [&] { compressor.apply(lamina::decode<float>(gradients, three_layers), x, y); }));
+  const auto other_run = lamina::frame_encoder<float>(three_layers, 8)
+                             .encode(lamina::frame_kind::updates, 1, 0, nothing, give)
+                             .to_bytes();
+  CHECK(throws<lamina::decode_error>(
+      [&] { compressor.apply(lamina::decode<float>(other_run, three_layers), x, y); }));
+  const auto update = lamina::decode<float>(bytes, three_layers);
+  CHECK(throws<std::invalid_argument>([&] { compressor.apply(update, x, tensors<float>(2)); }));
+  tensors<float> short_y = y;
+  short_y[2].pop_back();
+  CHECK(throws<std::invalid_argument>([&] { compressor.apply(update, x, short_y); }));
+  CHECK(x == zeros_of<float>(three_layers));
+  CHECK(compressor.steps_under_way() == 1);
+  compressor.apply(update, x, y);
+  CHECK(x[0][1] == 1);
+  CHECK(message_of([&] { compressor.apply(update, x, y); }) ==
+        "apply: the update of step 1 comes after that of step 1");
+}
+
+TEST_CASE("drift: parameters that are not finite are refused, and the layer named, unless the caller knows") {
+  tensors<float> x = zeros_of<float>(three_layers);
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    tensors<float> y = x;
+    y[0][4500] = bad;
+    lamina::drift_compressor<float> compressor(three_layers, {.part_elements = 4096});
+    try {
+      compressor.observe_all(x, y);
+      FAIL("nothing was thrown");
+    } catch (const lamina::non_finite_gradient& refused) {
+      CHECK(refused.layer() == 0);
+      CHECK(refused.part() == 1);
+    }
+    CHECK(compressor.step() == 0);
+    lamina::drift_compressor<float> trusting(three_layers, {.check = lamina::finite_check::caller});
+    trusting.observe_all(x, y);
+    CHECK(trusting.select().is_sent(0));
+  }
+}
+
+TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refused") {
+  std::mt19937 random(11);
+  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
+  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.01});
+  for (int t = 0; t < 2; ++t) {
+    compressor.observe_all(x, y);
+    compressor.encode(x, y);
+    compressor.commit();
+  }
+  const std::vector<std::byte> bytes = compressor.save();
+  const auto code_of = [&](std::vector<std::byte> changed, const lamina::layout& model) -> std::error_code {
+    lamina::drift_compressor<float> other(model);
+    try {
+      other.load(changed);
+    } catch (const lamina::decode_error& refused) {
+      CHECK(other.step() == 0);
+      return refused.code();
+    }
+    return {};
+  };
+  CHECK(!code_of(bytes, three_layers));
+  CHECK(code_of(bytes, lamina_test::model_of({5000, 3, 131})) == lamina::state_errc::wrong_layout);
+  CHECK(code_of({}, three_layers) == lamina::state_errc::truncated);
+  auto longer = bytes;
+  longer.push_back({});
+  auto residual = lamina::gradient_compressor<float>(three_layers).save();
+  CHECK(code_of(residual, three_layers) == lamina::state_errc::bad_magic);
+  if (lamina::checksums_available) {
+    CHECK(code_of(longer, three_layers) == lamina::state_errc::checksum_mismatch);
+    for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
+      auto changed = bytes;
+      changed[at] ^= std::byte{1};
+      CHECK(code_of(changed, three_layers) == lamina::state_errc::checksum_mismatch);
+    }
+    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::state_errc::checksum_mismatch);
+  }
+  // Without a checksum what follows is read, and judged, as it stands.
+  const auto unprotected = [&](std::size_t offset, std::uint64_t value) {
+    auto changed = bytes;
+    changed[7] = std::byte{0};
+    for (std::size_t i = 56; i < 64; ++i) changed[i] = std::byte{0};
+    if (offset != 0) std::memcpy(changed.data() + offset, &value, sizeof value);
+    return changed;
+  };
+  const std::size_t body = 64 + 3 * 8;
+  CHECK(!code_of(unprotected(0, 0), three_layers));
+  CHECK(code_of(unprotected(64, 9), three_layers) ==
+        lamina::state_errc::impossible_age);  // sent in step 9 of 2
+  CHECK(code_of(unprotected(body, 3), three_layers) == lamina::state_errc::impossible_age);      // applied
+  CHECK(code_of(unprotected(body + 8, 1), three_layers) == lamina::state_errc::trailing_bytes);  // under way
+  CHECK(code_of(unprotected(body + 8, ~std::uint64_t{}), three_layers) == lamina::state_errc::truncated);
+  CHECK(code_of(unprotected(body + 16, 5), three_layers) == lamina::state_errc::impossible_age);  // its step
+  CHECK(code_of(unprotected(body + 24, ~std::uint64_t{}), three_layers) ==
+        lamina::state_errc::truncated);  // its parts
+  CHECK(code_of(unprotected(body + 32, 3), three_layers) ==
+        lamina::state_errc::wrong_layout);  // the first of them
+  CHECK(code_of(unprotected(body + 40, 0), three_layers) ==
+        lamina::state_errc::wrong_layout);                                               // not ascending
+  CHECK(code_of(unprotected(24, 1), three_layers) == lamina::state_errc::wrong_layout);  // elements
+}
+
+TEST_CASE("outer step: as its formula says, each sum and product rounded by itself") {
+  std::mt19937 random(12);
+  const lamina::layout model = lamina_test::model_of({9000, 70});
+  for (const bool nesterov : {true, false}) {
+    for (const float mu : {0.0F, 0.9F}) {
+      lamina::outer_step<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
+      tensors<float> m = zeros_of<float>(model);
+      for (int t = 0; t < 3; ++t) {
+        for (std::size_t part = 0; part < 2; ++part) {
+          const auto g = lamina_test::random_fractions<float>(random, model.sizes()[part]);
+          auto d = g;
+          outer(part, 0, std::span(d).first(64));
+          outer(part, 64, std::span(d).subspan(64));
+          for (std::size_t i = 0; i < g.size(); ++i) {
+            const volatile float decayed = mu * m[part][i];
+            m[part][i] = decayed + g[i];
+            const volatile float ahead = mu * m[part][i];
+            const volatile float direction = mu == 0 ? g[i] : nesterov ? g[i] + ahead : m[part][i];
+            REQUIRE(d[i] == 0.7F * direction);
+          }
+        }
+      }
+      CHECK(outer.momentum().size() == (mu == 0 ? 0 : model.elements()));
+      CHECK(outer.rounding().empty());
+    }
+  }
+}
+
+TEST_CASE("outer step: what the payload takes away of d comes with a later one, and nothing twice",
+          "[oracle]") {
+  std::mt19937 random(13);
+  const lamina::layout model = lamina_test::model_of({300, 64});
+  for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
+    for (const bool twice : {false, true}) {
+      lamina::outer_step<double> outer(model, {.payload = payload});
+      tensors<double> given = zeros_of<double>(model);
+      tensors<double> taken = zeros_of<double>(model);
+      for (int t = 0; t < 6; ++t) {
+        const std::size_t part = static_cast<std::size_t>(t) % 2;
+        auto d = lamina_test::random_integers<double>(random, model.sizes()[part], 1000);
+        for (std::size_t i = 0; i < d.size(); ++i) given[part][i] += d[i];
+        outer(part, 0, d);
+        for (std::size_t i = 0; i < d.size(); ++i) {
+          taken[part][i] += d[i] + (twice ? outer.rounding()[model.offset(part) + i] : 0);
+        }
+      }
+      bool balances = true;
+      for (std::size_t part = 0; part < 2; ++part) {
+        for (std::size_t i = 0; i < given[part].size(); ++i)
+          balances &= given[part][i] == taken[part][i] + outer.rounding()[model.offset(part) + i];
+      }
+      CHECK(balances == !twice);
+    }
+  }
+}
+
+TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]") {
+  const auto run = [](mistake made) {
+    std::mt19937 random(14);
+    run_options options{.made = made};
+    options.compress.drop_ratio = 0.3;
+    options.outer = {.momentum = 0.5};
+    cluster<double> all(three_layers, options);
+    bool any_kept = false;
+    for (int t = 0; t < 4; ++t) {
+      const std::vector<double> before(all.outer().momentum().begin(), all.outer().momentum().end());
+      all.step(integer_moves<double>(random, three_layers, options.workers));
+      for (std::size_t l = 0; l < 3; ++l) {
+        if (all.workers[0].compressor.chosen().is_sent(l)) continue;
+        const std::size_t at = three_layers.offset(l);
+        const bool had_any = before[at] != 0 || before[at + 1] != 0 || before[at + 2] != 0;
+        any_kept |= had_any && before[at] == all.outer().momentum()[at] &&
+                    before[at + 1] == all.outer().momentum()[at + 1];
+        if (had_any && before[at] != all.outer().momentum()[at]) return false;
+      }
+    }
+    return any_kept;
+  };
+  CHECK(run(mistake::none));
+  CHECK(!run(mistake::decays_all));
+}
+
+TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
+  const lamina::layout model = lamina_test::model_of({130});
+  for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
+  for (const double momentum : {-0.1, 1.0, std::nan("")})
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = momentum}); }));
+  lamina::outer_step<float> outer(model, {.momentum = 0.5});
+  std::vector<float> g(130);
+  CHECK(throws<std::out_of_range>([&] { outer(1, 0, g); }));
+  CHECK(throws<std::out_of_range>([&] { outer(0, 64, g); }));
+  CHECK(throws<std::out_of_range>([&] { outer(0, 192, std::span(g).first(0)); }));
+  CHECK(throws<std::invalid_argument>([&] { outer(0, 1, std::span(g).first(64)); }));
+  CHECK(throws<std::invalid_argument>([&] { outer(0, 0, std::span(g).first(65)); }));
+  outer(0, 128, std::span(g).first(2));
+  std::vector<float> m(130, 1.0F);
+  CHECK(throws<std::invalid_argument>([&] { outer.restore(std::span(m).first(3), {}); }));
+  m[129] = std::numeric_limits<float>::infinity();
+  CHECK(throws<std::invalid_argument>([&] { outer.restore(m, {}); }));
+  CHECK(outer.momentum()[0] == 0);
+}
+
+TEST_CASE("drift: frames of updates are taken where they belong and nowhere else") {
+  std::mt19937 random(15);
+  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
+  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.01});
+  compressor.observe_all(x, y);
+  const auto bytes = compressor.encode(x, y).to_bytes();
+  const auto view = lamina::decode<float>(bytes, three_layers);
+  CHECK(view.kind() == lamina::frame_kind::updates);
+  CHECK(lamina::peek(bytes).kind == lamina::frame_kind::updates);
+  auto of_gradients = lamina::gradient_aggregator<float>::of_workers(three_layers, 1);
+  CHECK(throws<lamina::decode_error>([&] { of_gradients.add(view); }));
+  auto of_updates =
+      lamina::gradient_aggregator<float>::of_workers(three_layers, 1, {.kind = lamina::frame_kind::updates});
+  of_updates.add(view);
+  CHECK(of_updates.is_complete());
+}
