@@ -175,13 +175,13 @@ std::vector<tensors<T>> random_moves(std::mt19937& random, const lamina::layout&
 }
 
 template <class T>
-std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout& model,
-                                      std::size_t workers) {
+std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout& model, std::size_t workers,
+                                      std::size_t magnitude = 8) {
   std::vector<tensors<T>> moves;
   for (std::size_t w = 0; w < workers; ++w) {
     tensors<T>& all = moves.emplace_back();
     for (const std::size_t elements : model.sizes())
-      all.push_back(lamina_test::random_integers<T>(random, elements));
+      all.push_back(lamina_test::random_integers<T>(random, elements, magnitude));
   }
   return moves;
 }
@@ -258,7 +258,7 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
         cluster<double> all(three_layers, options);
         ledger<double> books(three_layers, delay);
         for (std::size_t t = 0; t < 10; ++t) {
-          const auto moves = integer_moves<double>(random, three_layers, options.workers);
+          const auto moves = integer_moves<double>(random, three_layers, options.workers, 5000);
           // Two of four, so that the mean is exact.
           const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
           books.add_step(moves, all.step(moves, lost));
@@ -426,6 +426,28 @@ TEST_CASE("drift: the values are those of the differences, with any functor and 
   check(lamina::mean_abs{});
   check(lamina::l2_norm{});
   check(lamina::max_abs{});
+}
+
+TEST_CASE("drift: what is packed is what the frame says") {
+  std::mt19937 random(16);
+  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
+  for (const auto payload : payloads) {
+    lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0, .payload = payload});
+    compressor.observe_all(x, y);
+    compressor.select();
+    std::vector<float> packed(compressor.chosen().sent_elements());
+    compressor.pack(x, y, packed);
+    const auto bytes = compressor.encode(x, y).to_bytes();
+    const auto view = lamina::decode<float>(bytes, three_layers);
+    std::vector<float> said;
+    for (std::size_t l = 0; l < three_layers.layers(); ++l) {
+      std::vector<float> r(three_layers.sizes()[l]);
+      view.restore(l, r);
+      said.insert(said.end(), r.begin(), r.end());
+    }
+    CHECK(same_bits(packed, said));
+  }
 }
 
 TEST_CASE("drift: a part that is under way is not selected again, whatever asks for it") {
