@@ -25,12 +25,13 @@ void backwards(std::size_t pieces, const std::function<void(std::size_t)>& work)
 }
 
 template <class T, class F>
-void require_the_same(element_type type, value_functor functor) {
+void require_the_same(element_type type, value_functor functor, double momentum, lamina::finite_check check) {
   std::mt19937 random(901);
   const lamina::layout model = model_of({4096 * 40, 3, 0, 700});
   lamina::compressor_options options;
   options.drop_ratio = 0.6;
-  options.momentum = 0.5;
+  options.momentum = momentum;
+  options.check = check;
   options.part_elements = 4096;
   options.sender = 3;
   any_compressor any(model, type, options, functor);
@@ -44,6 +45,15 @@ void require_the_same(element_type type, value_functor functor) {
     typed.accumulate_all(gradients, 0.5);
     any.accumulate(1, tensors[1]);
     typed.accumulate(1, gradients[1]);
+    const std::vector<lamina::bfloat16> halves(700, {0x3f80});
+    std::vector<lamina::float16> others(700, {0x3555});
+    if (check == lamina::finite_check::each_element) others[5] = {0x7c00};
+    for (const double scale : {1.0, 0.7}) {
+      any.accumulate(3, std::span(halves), scale);
+      typed.accumulate(3, halves, scale);
+      any.accumulate(3, std::span(others), scale);
+      typed.accumulate(3, others, scale);
+    }
     REQUIRE(same_bits(any.values(), typed.values()));
     if (step % 2 == 0) {
       REQUIRE(any.encode().to_bytes() == typed.encode().to_bytes());
@@ -65,6 +75,7 @@ void require_the_same(element_type type, value_functor functor) {
     any.commit();
     typed.commit();
     REQUIRE(any.threshold() == typed.threshold());
+    REQUIRE(any.left_out_elements() == typed.residual().left_out_elements());
     for (std::size_t part = 0; part < any.parts().layers(); ++part) {
       REQUIRE(same_bits(lamina::elements_of<T>(any.residual(part)), typed.residual()[part]));
     }
@@ -73,6 +84,14 @@ void require_the_same(element_type type, value_functor functor) {
   any_compressor resumed(model, type, options, functor);
   resumed.load(typed.save());
   CHECK(resumed.step() == 4);
+}
+
+template <class T, class F>
+void require_the_same(element_type type, value_functor functor) {
+  for (const double momentum : {0.0, 0.5}) {
+    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element})
+      require_the_same<T, F>(type, functor, momentum, check);
+  }
 }
 
 }  // namespace

@@ -39,6 +39,63 @@ enum class value_functor : std::uint8_t {
   signed_mean
 };
 
+namespace detail {
+
+/// One of the functors, chosen at run time: the same loops over elements as those of its own type, and one compressor for all.
+class any_functor {
+ public:
+  using is_chosen_at_run_time = void;
+  using common = sum_of_magnitudes;
+
+  explicit any_functor(value_functor chosen) : chosen_(chosen) {
+    if (chosen > value_functor::signed_mean)
+      raise(std::invalid_argument("there is no functor " + std::to_string(static_cast<int>(chosen))));
+  }
+
+  bool is_common() const { return chosen_ == value_functor::mean_abs || chosen_ == value_functor::l1_norm; }
+  /// Functors that differ in finish() alone have their loops in common.
+  template <class Visitor>
+  auto visit(const Visitor& visitor) const {
+    switch (chosen_) {
+      case value_functor::l2_norm:
+      case value_functor::root_mean_square:
+        return visitor(sum_of_squares());
+      case value_functor::max_abs:
+        return visitor(lamina::max_abs());
+      case value_functor::signed_mean:
+        return visitor(lamina::signed_mean());
+      default:
+        return visitor(common());
+    }
+  }
+
+  double map(double x) const {
+    return visit([x](const auto& functor) { return functor.map(x); });
+  }
+  double combine(double a, double b) const {
+    return visit([a, b](const auto& functor) { return functor.combine(a, b); });
+  }
+  double finish(double total, std::size_t elements) const {
+    switch (chosen_) {
+      case value_functor::l1_norm:
+        return lamina::l1_norm::finish(total, elements);
+      case value_functor::l2_norm:
+        return lamina::l2_norm::finish(total, elements);
+      case value_functor::root_mean_square:
+        return lamina::root_mean_square::finish(total, elements);
+      case value_functor::max_abs:
+        return lamina::max_abs::finish(total, elements);
+      default:  // a mean
+        return lamina::mean_abs::finish(total, elements);
+    }
+  }
+
+ private:
+  value_functor chosen_;
+};
+
+}  // namespace detail
+
 /// An execution (see execution.hpp) whose type does not matter; an empty one is sequential.
 using any_execution = std::function<void(std::size_t pieces, const std::function<void(std::size_t)>& work)>;
 
@@ -47,7 +104,8 @@ using any_execution = std::function<void(std::size_t pieces, const std::function
 /// functions have the same names, errors and meaning; a call costs a virtual call more. It has no forms with a
 /// std::error_code.
 ///
-/// This header instantiates twelve compressors: include it in one source file of a program.
+/// This header instantiates a compressor of floats and one of doubles, with the loops of all functors: include it in one source
+/// file of a program.
 class any_compressor {
  public:
   /// \param model          its layers
@@ -161,11 +219,12 @@ class any_compressor {
     }
   };
 
-  template <element T, representative F>
+  template <element T>
   struct worker_of final : worker {
-    gradient_compressor<T, F> each;
+    gradient_compressor<T, detail::any_functor> each;
 
-    worker_of(const layout& model, const compressor_options& options) : each(model, options) {}
+    worker_of(const layout& model, const compressor_options& options, value_functor functor)
+        : each(model, options, detail::any_functor(functor)) {}
     double accumulate(std::size_t layer, const any_tensor& gradient, double scale,
                       const any_execution& execution) override {
       return each.accumulate(layer, gradient, scale, run_by{execution});
@@ -218,30 +277,10 @@ class any_compressor {
     const partition& cut() const override { return each.cut(); }
   };
 
-  template <element T>
-  static std::unique_ptr<worker> make(const layout& model, const compressor_options& options,
-                                      value_functor functor) {
-    switch (functor) {
-      case value_functor::mean_abs:
-        return std::make_unique<worker_of<T, lamina::mean_abs>>(model, options);
-      case value_functor::l1_norm:
-        return std::make_unique<worker_of<T, lamina::l1_norm>>(model, options);
-      case value_functor::l2_norm:
-        return std::make_unique<worker_of<T, lamina::l2_norm>>(model, options);
-      case value_functor::root_mean_square:
-        return std::make_unique<worker_of<T, lamina::root_mean_square>>(model, options);
-      case value_functor::max_abs:
-        return std::make_unique<worker_of<T, lamina::max_abs>>(model, options);
-      case value_functor::signed_mean:
-        return std::make_unique<worker_of<T, lamina::signed_mean>>(model, options);
-    }
-    detail::raise(std::invalid_argument("there is no functor " + std::to_string(static_cast<int>(functor))));
-  }
-
   static std::unique_ptr<worker> make(const layout& model, element_type type,
                                       const compressor_options& options, value_functor functor) {
-    if (type == element_type::float32) return make<float>(model, options, functor);
-    if (type == element_type::float64) return make<double>(model, options, functor);
+    if (type == element_type::float32) return std::make_unique<worker_of<float>>(model, options, functor);
+    if (type == element_type::float64) return std::make_unique<worker_of<double>>(model, options, functor);
     detail::raise(std::invalid_argument(
         "a residual is of float32 or float64: half-width gradients are added to those"));
   }

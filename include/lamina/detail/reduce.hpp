@@ -124,10 +124,21 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
   return {static_cast<double>(lane[0]), count};
 }
 
-/// Over registers where the functor takes them, over elements otherwise.
+/// A functor that stands for one of several, which is chosen at run time: visit(visitor) calls the visitor with that one, and
+/// is_common() tells whether it is the type `common`.
+template <class F>
+concept chosen_at_run_time = requires {
+  typename F::is_chosen_at_run_time;
+};
+
+/// Over registers where the functor takes them, over elements otherwise. A choice made at run time is looked at once a block.
 template <class T, class F, class Source>
 block_result reduce_block(const F& functor, std::size_t count, const Source& source) {
-  return reduce_block_over<T, operand<F, T>>(functor, count, source);
+  if constexpr (chosen_at_run_time<F>) {
+    return functor.visit([&](const auto& chosen) { return reduce_block<T>(chosen, count, source); });
+  } else {
+    return reduce_block_over<T, operand<F, T>>(functor, count, source);
+  }
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail
