@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
@@ -28,8 +29,12 @@ namespace lamina_python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-using readable = nb::ndarray<nb::ro>;
-using writable = nb::ndarray<>;
+// Any array, as it is. Type stubs call it Array (stubs.txt), where nanobind would say numpy's.
+template <class... Options>
+struct array : nb::ndarray<Options...> {};
+using readable = array<nb::ro>;
+using writable = array<>;
+using bytes_like = array<nb::ro, nb::device::cpu, nb::c_contig>;
 
 inline nb::builtin_exception refused(const std::string& what, const std::string& why) {
   return nb::type_error((what + " " + why).c_str());
@@ -92,18 +97,24 @@ tensors<Array> tensors_of(const std::vector<std::optional<Array>>& list, const l
   return found;
 }
 
+// A memoryview that owns what it shows, floats or doubles; type stubs call it Numbers.
+class numbers_view : public nb::memoryview {
+  NB_OBJECT(numbers_view, nb::memoryview, "Numbers", PyMemoryView_Check)
+};
+
 template <class Number>
-nb::object copy_of(std::span<const Number> numbers) {
-  auto* const copy = new std::vector<Number>(numbers.begin(), numbers.end());
+numbers_view copy_of(std::span<const Number> from) {
+  auto* const copy = new std::vector<Number>(from.begin(), from.end());
   const nb::capsule owner(copy, [](void* gone) noexcept { delete static_cast<std::vector<Number>*>(gone); });
-  return nb::cast(nb::ndarray<nb::memview, Number, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+  nb::object view =
+      nb::cast(nb::ndarray<nb::memview, Number, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+  return nb::steal<numbers_view>(view.release());
 }
 
 inline nb::bytes bytes_of(std::span<const std::byte> bytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-using bytes_like = nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>;
 inline std::span<const std::byte> bytes_in(const bytes_like& array) {
   return {static_cast<const std::byte*>(array.data()), array.nbytes()};
 }
@@ -147,3 +158,20 @@ void bind_selector(nb::module_& m);
 void bind_server(nb::module_& m);
 
 }  // namespace lamina_python
+
+namespace nanobind::detail {
+
+template <class... Options>
+struct type_caster<lamina_python::array<Options...>> {
+  using array = lamina_python::array<Options...>;
+  NB_TYPE_CASTER(array, const_name("Array"))
+
+  bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+    type_caster<ndarray<Options...>> any;
+    if (!any.from_python(source, flags, cleanup)) return false;
+    static_cast<ndarray<Options...>&>(value) = std::move(any.value);
+    return true;
+  }
+};
+
+}  // namespace nanobind::detail

@@ -50,7 +50,7 @@ lamina::value_functor functor(const std::string& value) {
 }
 // The residual of a whole layer, whose parts may lie apart.
 template <class T>
-nb::object residual_of(const lamina::any_compressor& compressor, std::size_t layer) {
+numbers_view residual_of(const lamina::any_compressor& compressor, std::size_t layer) {
   compressor.model().check_layer(layer);
   std::vector<T> all;
   for (std::size_t part = compressor.cut().first(layer); part < compressor.cut().first(layer + 1); ++part) {

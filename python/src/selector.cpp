@@ -2,6 +2,7 @@
 #include <lamina/partition.hpp>
 #include <lamina/selector.hpp>
 #include <lamina/state.hpp>
+#include <tuple>
 
 #include "arrays.hpp"
 #include "options.hpp"
@@ -76,7 +77,7 @@ void bind_selector(nb::module_& m) {
             lamina::saved_state<float> saved =
                 lamina::read_state<float>(bytes_in(bytes), self.cut.parts(), self.has_momentum);
             self.of.restore(std::move(saved.memory));
-            return nb::make_tuple(saved.step, copy_of<float>(saved.residual), copy_of<float>(saved.velocity));
+            return std::tuple(saved.step, copy_of<float>(saved.residual), copy_of<float>(saved.velocity));
           },
           "bytes"_a,
           "Takes up what save() gave; returns (step, residual, velocity). Errors as Compressor.load.")

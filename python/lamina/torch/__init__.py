@@ -4,36 +4,36 @@
     state = lamina.torch.register(ddp, drop_ratio=0.95)     # after DDP(...), before the first backward
 """
 
-from typing import Any
+from typing import Any, cast
 
 try:
     import torch
 except ImportError as error:
     raise ImportError("lamina.torch needs PyTorch: pip install torch") from error
-import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import lamina
 from lamina.torch._optimizer import skip_held
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._state import LayerDropping, merge_states, refuse_sharded
+from lamina.torch._state import GradBucket, LayerDropping, merge_states, refuse_sharded
 
 __all__ = ["LayerDropping", "StepReport", "Totals", "hook", "merge_states", "register", "skip_held"]
 
 
 # DDP looks at these annotations.
-def hook(state: LayerDropping, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def hook(state: LayerDropping, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook: `ddp.register_comm_hook(state, hook)`, with a state that is bound to the model."""
     return state.take(bucket)
 
 
-def register(ddp: torch.nn.parallel.DistributedDataParallel, *, scaler: Any = None, nonfinite: str = "propagate",
+def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str = "propagate",
              wire: str = "float32", backend: str = "auto", log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
     DDP or for an unknown option."""
     if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
-        ddp = ddp._orig_mod
-    if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+        ddp = cast(DistributedDataParallel, ddp._orig_mod)
+    if not isinstance(ddp, DistributedDataParallel):
         if isinstance(ddp, torch.nn.Module):
             refuse_sharded(ddp)
         raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}; accelerate and "

@@ -18,12 +18,19 @@ class CpuBackend:
         # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
         self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
                                        **dataclasses.asdict(options))
+        self._taken: Optional[lamina.Gradients] = None
         self.parts = self._core.parts
         self.parts_of = self._core.parts_of
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
         """The gradients of this step: layer l is `places[l]`."""
-        self._gradients: Optional[lamina.Gradients] = lamina.Gradients(self._layout, list(buffers), places)
+        self._taken = lamina.Gradients(self._layout, list(buffers), places)
+
+    @property
+    def _gradients(self) -> lamina.Gradients:
+        if self._taken is None:
+            raise RuntimeError("there are no gradients between steps")
+        return self._taken
 
     def first_non_finite(self) -> Optional[int]:
         return self._core.first_non_finite(self._gradients)
@@ -73,7 +80,7 @@ class CpuBackend:
 
     def release(self) -> None:
         """The buckets are DDP's again."""
-        self._gradients = None
+        self._taken = None
 
     def abandon(self) -> None:
         """The step ends here; what was accumulated stays in the residual."""

@@ -27,10 +27,10 @@ class TorchBackend:
         self._sizes = layout.sizes
         self._residual = torch.zeros(layout.elements, device=device)
         self._velocity = torch.zeros(layout.elements if options.momentum else 0, device=device)
-        self._residual_layers = self._residual.split(self._sizes)
-        self._velocity_layers = self._velocity.split(self._sizes) if options.momentum else ()
-        self._residual_parts = self._residual.split(self.parts.sizes)
-        self._velocity_parts = self._velocity.split(self.parts.sizes) if options.momentum else ()
+        self._residual_layers = torch.split(self._residual, self._sizes)
+        self._velocity_layers = torch.split(self._velocity, self._sizes) if options.momentum else ()
+        self._residual_parts = torch.split(self._residual, self.parts.sizes)
+        self._velocity_parts = torch.split(self._velocity, self.parts.sizes) if options.momentum else ()
         self._divisors = torch.tensor(self.parts.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(power)
         self._left_out = torch.zeros((), dtype=torch.int64, device=device)
         self._sent: List[int] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,11 @@ from lamina.torch import _report, _step
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._report import StepReport, Totals, logger
+
+if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
+    from torch._C._distributed_c10d import GradBucket as GradBucket
+else:
+    from torch.distributed import GradBucket as GradBucket
 
 FORMAT = 1  # of state_dict()
 
@@ -68,7 +73,7 @@ class LayerDropping:
         self.passes = 0  # synchronised backward passes of this object, skipped ones too
         self.cut_elements = 0
         self._scaler = scaler
-        self._had = []  # what an unpickled state had and cannot bring: a scaler, a process group
+        self._had: List[str] = []  # what an unpickled state had and cannot bring: a scaler, a process group
         self._buckets: List[_step.Bucket] = []
         self._sent: List[int] = []
         self._is_bound = False
@@ -152,7 +157,7 @@ class LayerDropping:
         for prefix, each in module.named_modules():
             if getattr(each, "sparse", False) is True:
                 raise TypeError(f"bind: '{prefix}.weight' has sparse gradients, which have no layer to send whole; use sparse=False")
-        devices = {}
+        devices: Dict[torch.device, str] = {}
         for name, parameter in named:
             if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                 raise TypeError(f"bind: '{name}' is of {parameter.dtype}; float32, float16 and bfloat16 can be sent")
@@ -175,9 +180,9 @@ class LayerDropping:
 
     # --- the step ----------------------------------------------------------------------------------------------------------
 
-    def take(self, bucket: dist.GradBucket) -> "torch.futures.Future[torch.Tensor]":
+    def take(self, bucket: GradBucket) -> "torch.futures.Future[torch.Tensor]":
         """What hook() does: keeps the bucket; the last one of a backward pass runs the step for all."""
-        if not isinstance(bucket, dist.GradBucket):
+        if not isinstance(bucket, GradBucket):
             raise TypeError("lamina.torch.hook needs DDP's reducer: set torch._dynamo.config.optimize_ddp to 'ddp_optimizer'")
         if not self._is_bound:
             raise RuntimeError("hook: the state has no model; call state.bind(ddp.module), or use lamina.torch.register")
