@@ -59,7 +59,7 @@ def drawn(index, size):
 def make_batches(given, rank, world):
     """A function from a number to a batch, and the batches to test on."""
     if given.data is None:
-        return lambda index: drawn(1 + index * world + rank, given.batch), [drawn(-1 - index, 250) for index in range(4)]
+        return lambda index: drawn(1 + index * world + rank, given.batch), [drawn(-1 - index, 250) for index in range(2)]
     from torchvision import datasets, transforms
     to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.5, 0.25)])
     train, test = (datasets.CIFAR10(given.data, train=which, transform=to_tensor) for which in (True, False))

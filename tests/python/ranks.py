@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Runs a test on several ranks over gloo, a process each. The processes are kept for the next test: importing torch takes
-longer than most tests. Each test has a process group of its own; after one that failed the processes are new, too."""
+"""Runs a test, or a program, on several ranks over gloo, a process each. Importing torch takes longer than most tests: one process
+does that, and the others are forked from it. Those of tests are kept for the next test, which has a process group of its own;
+after one that failed they are new, too."""
 
 import atexit
 import datetime
 import os
 import pathlib
+import runpy
+import socket
+import sys
 import tempfile
 import traceback
 from multiprocessing import get_context
@@ -17,19 +21,27 @@ import torch.distributed as dist
 
 SECONDS = 60  # a test that hangs has failed
 
-_kept = {}
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["lamina.torch", "numpy"])
+_kept = []
 
 
 def run(world, test, *arguments):
     """Calls test(*arguments), a function of a module, on each of `world` ranks. RuntimeError, with the rank and its traceback,
-    for the first that fails; the others are then stopped."""
-    if world not in _kept:
-        _kept[world] = _Ranks(world)
+    for the first that fails."""
+    while len(_kept) < world:
+        _kept.append(_Rank())
     try:
-        _kept[world].call(test, arguments)
+        _call(_kept[:world], test, arguments)
     except BaseException:
-        _kept.pop(world).stop()
+        stop()
         raise
+
+
+def stop():
+    while _kept:
+        _kept.pop().process.kill()
 
 
 def gathered(value):
@@ -60,47 +72,75 @@ def _add_bfloat16():
     dist.all_reduce(torch.ones(3, dtype=torch.bfloat16))
 
 
-class _Ranks:
-    def __init__(self, world):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        context = get_context("spawn")
-        self.pipes, self.processes = [], []
-        for rank in range(world):
-            here, there = context.Pipe()
-            self.pipes.append(here)
-            self.processes.append(context.Process(target=_serve, args=(rank, world, there), daemon=True))
-            self.processes[-1].start()
-            there.close()
+class Program:
+    """A program as its reader starts it, on so many ranks: what torchrun does, which of PyTorch 1.13 does not run with Python
+    3.11."""
 
-    def call(self, test, arguments):
-        with tempfile.TemporaryDirectory() as directory:
-            store = str(pathlib.Path(directory) / "store")
-            for pipe in self.pipes:
-                pipe.send((store, test, arguments))
-            waiting = dict(enumerate(self.pipes))
-            while waiting:
-                ready = wait(waiting.values(), SECONDS)
-                if not ready:
-                    raise RuntimeError(f"ranks {sorted(waiting)} did not end within {SECONDS} s")
-                for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
-                    try:
-                        failure = waiting.pop(rank).recv()
-                    except EOFError:
-                        raise RuntimeError(f"rank {rank} died") from None
-                    if failure:
-                        raise RuntimeError(f"on rank {rank}:\n{failure}")
+    def __init__(self, path, *arguments, world=2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._folder = tempfile.TemporaryDirectory()
+        self._outputs = [pathlib.Path(self._folder.name) / str(rank) for rank in range(world)]
+        self._processes = [_context.Process(target=_execute, daemon=True, args=(str(path), arguments, str(output), {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"})) for rank, output in enumerate(self._outputs)]
+        for process in self._processes:
+            process.start()
 
-    def stop(self):
-        for process in self.processes:
+    def outputs(self):
+        """What each rank has printed, once all have ended."""
+        for process in self._processes:
+            process.join(SECONDS)
+            assert process.exitcode == 0
+        return [output.read_text() for output in self._outputs]
+
+    def kill(self):
+        for process in self._processes:
             process.kill()
             process.join()
 
 
-def _serve(rank, world, pipe):
+def _execute(path, arguments, output, environment):
+    os.environ.update(environment)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
+    torch.set_num_threads(1)  # what OMP_NUM_THREADS says to a torch that is imported after it
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
+
+
+class _Rank:
+    def __init__(self):
+        self.pipe, there = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(there,), daemon=True)
+        self.process.start()
+        there.close()
+
+
+def _call(ranks, test, arguments):
+    with tempfile.TemporaryDirectory() as directory:
+        for number, rank in enumerate(ranks):
+            rank.pipe.send((f"{directory}/store", number, len(ranks), test, arguments))
+        waiting = {rank.pipe: number for number, rank in enumerate(ranks)}
+        while waiting:
+            ready = wait(waiting, SECONDS)
+            if not ready:
+                raise RuntimeError(f"ranks {sorted(waiting.values())} did not end within {SECONDS} s")
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    failure = pipe.recv()
+                except EOFError:
+                    raise RuntimeError(f"rank {rank} died") from None
+                if failure:
+                    raise RuntimeError(f"on rank {rank}:\n{failure}")
+
+
+def _serve(pipe):
     torch.set_num_threads(1)
     while True:
         try:
-            store, test, arguments = pipe.recv()
+            store, rank, world, test, arguments = pipe.recv()
         except EOFError:
             return
         failure = None
@@ -115,7 +155,4 @@ def _serve(rank, world, pipe):
         pipe.send(failure)
 
 
-@atexit.register
-def _stop_all():
-    for each in _kept.values():
-        each.stop()
+atexit.register(stop)

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The examples and the documents' Python, run as their readers run them."""
 
-import os
 import pathlib
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,46 +18,28 @@ ROOT = pathlib.Path(__file__).parents[2]
 TRAIN = ROOT / "examples/pytorch/train.py"
 
 
-def started(program, *arguments, world=2):
-    """The processes of a program on so many ranks; torchrun of PyTorch 1.13 does not run with Python 3.11."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [subprocess.Popen([sys.executable, str(program), *arguments], stdout=subprocess.PIPE, text=True, env=dict(
-        os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")) for rank in range(world)]
-
-
-def outputs(processes):
-    results = [process.communicate(timeout=ranks.SECONDS)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes)
-    return results
-
-
 def test_training_learns_with_and_without():
     arguments = ["--steps", "60", "--batch", "16"]
-    lines = [outputs(started(TRAIN, *arguments, *more))[0].splitlines()[-1] for more in ([], ["--drop-ratio", "0.95"])]
+    lines = [ranks.Program(TRAIN, *arguments, *more).outputs()[0].splitlines()[-1] for more in ([], ["--drop-ratio", "0.95"])]
     dense, dropped = (float(re.search(r"accuracy ([\d.]+) %", line)[1]) for line in lines)
     assert dense > 80 and dropped > 50, lines  # of ten classes
     assert "all of DDP's bytes" in lines[0] and float(re.search(r"([\d.]+) % of DDP's bytes", lines[1])[1]) < 25
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
-    arguments = ["--drop-ratio", "0.9", "--batch", "8", "--steps", "30", "--checkpoint-every", "4", "--accumulate", "2"]
+    arguments = ["--drop-ratio", "0.9", "--batch", "8", "--steps", "16", "--checkpoint-every", "4", "--accumulate", "2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    expected = outputs(started(TRAIN, *arguments, "--checkpoint", str(whole)))[0]
-    processes = started(TRAIN, *arguments, "--checkpoint", str(killed))
+    expected = ranks.Program(TRAIN, *arguments, "--checkpoint", str(whole)).outputs()[0]
+    program = ranks.Program(TRAIN, *arguments, "--checkpoint", str(killed))
     end = time.monotonic() + ranks.SECONDS
     while not list(killed.glob("rank1-*.pt")) and time.monotonic() < end:
         time.sleep(0.01)
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert list(killed.glob("rank1-*.pt")) and not list(killed.glob("*-30.pt"))
-    resumed = outputs(started(TRAIN, *arguments, "--checkpoint", str(killed)))[0]
+    program.kill()
+    assert list(killed.glob("rank1-*.pt")) and not list(killed.glob("*-16.pt"))
+    resumed = ranks.Program(TRAIN, *arguments, "--checkpoint", str(killed)).outputs()[0]
     assert resumed.splitlines()[-1] == expected.splitlines()[-1]
     for rank in range(2):
-        one, other = (torch.load(folder / f"rank{rank}-30.pt") for folder in (whole, killed))
+        one, other = (torch.load(folder / f"rank{rank}-16.pt") for folder in (whole, killed))
         assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
         assert torch.equal(one["dropping"]["memory"], other["dropping"]["memory"])
 
@@ -75,7 +54,7 @@ def test_lightning():
 def test_accelerate():
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     assert re.search(r"rank 0: 32 steps, [\d.]+ % of DDP's bytes",
-                     outputs(started(ROOT / "examples/pytorch/with_accelerate.py"))[0])
+                     ranks.Program(ROOT / "examples/pytorch/with_accelerate.py").outputs()[0])
 
 
 def test_the_picture_of_layers(tmp_path):

@@ -134,12 +134,12 @@ def test_the_oracle_by_bucket_is_another():
 def replicas(options):
     model = models.small()
     ddp, state = models.dropping(model, **options)
-    losses = models.train(ddp, 120)
+    losses = models.train(ddp, 80)
     assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
     assert len(set(ranks.gathered(models.bits(model)))) == 1
     reports = ranks.gathered({**vars(state.last), "seconds": None, "left_out_elements": None})
     assert all(report == reports[0] for report in reports)
-    assert state.totals.steps == 120 and 0 < state.totals.ratio < 1
+    assert state.totals.steps == 80 and 0 < state.totals.ratio < 1
 
 
 @pytest.mark.parametrize("world", [2, 3])
