@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cinttypes>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/cost.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/layout.hpp"
+
+/// Which layers are summed together, in which order and by which algorithm. All of it decides the order of additions, so it is
+/// the same on all ranks, is compared before the first sum, and is saved with a run: two runs with one plan have the same bits.
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// What a layer belongs to. Biases and batch normalisation go with the module that owns them; normalisation is convolutional. It
+/// comes from the types of a network's modules, not from shapes: a convolution of 1x1 may have two dimensions elsewhere.
+enum class layer_class : std::uint8_t { convolutional, fully_connected };
+
+/// How the algorithm of a bucket is chosen.
+class algorithm_choice {
+ public:
+  /// The same for all.
+  static constexpr algorithm_choice always(algorithm how) noexcept { return {rule::always, how}; }
+  /// A butterfly for convolutional layers, a ring for fully connected ones (Kim, Yeo and Oh 2021).
+  static constexpr algorithm_choice by_type(algorithm butterfly = algorithm::halving_doubling) noexcept {
+    return {rule::by_type, butterfly};
+  }
+  /// The cheapest by the table of costs.
+  static constexpr algorithm_choice by_cost() noexcept { return {rule::by_cost, algorithm::ring}; }
+
+  /// Cost: that of cheapest() for by_cost.
+  [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
+                             const cost_table& costs) const {
+    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs);
+    return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
+  }
+
+ private:
+  enum class rule : std::uint8_t { always, by_type, by_cost };
+  constexpr algorithm_choice(rule which, algorithm how) noexcept : rule_(which), how_(how) {}
+
+  rule rule_;
+  algorithm how_;
+};
+
+struct plan_options {
+  /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P·alpha/beta_one_way, within 64
+  /// KiB and 25 MiB, down to a power of two, so that latency is an eighth of a bucket's time.
+  std::optional<std::size_t> bucket_bytes = std::nullopt;
+  /// A larger bucket goes in collectives of so many bytes, so that it does not hold up what comes after; at least 4,096.
+  std::size_t chunk_bytes = std::size_t{4} << 20U;
+  algorithm_choice choice = algorithm_choice::always(algorithm::pairwise);
+};
+
+/// Thrown where the text of a plan is damaged, or is of another model or another number of ranks.
+class plan_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Layers that are summed together.
+struct bucket {
+  std::vector<std::size_t> layers;  ///< in the order in which their gradients become ready
+  std::size_t elements = 0;
+  algorithm how = algorithm::pairwise;
+};
+
+/// Where a layer is.
+struct layer_place {
+  std::size_t bucket = 0;
+  std::size_t offset = 0;  ///< in the bucket, in elements, where all of its layers are sent
+};
+
+class plan {
+ public:
+  /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
+  /// \param classes      of each layer of the model; a bucket has layers of one class alone
+  /// \param costs        agreed between the ranks; kept with three digits
+  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, or chunks below 4,096 bytes;
+  /// calibration_error for a cost that cannot be.
+  plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
+       std::span<const layer_class> classes, const plan_options& options = {},
+       const cost_table& costs = gigabit_costs)
+      : model_(model), ranks_(ranks), chunk_bytes_(options.chunk_bytes), costs_(rounded(costs)) {
+    if (ranks == 0) throw std::invalid_argument("a plan for no ranks");
+    if (chunk_bytes_ < least_chunk_bytes) {
+      throw std::invalid_argument("chunks of " + std::to_string(chunk_bytes_) + " bytes: at least " +
+                                  std::to_string(least_chunk_bytes) + " are needed");
+    }
+    if (classes.size() != model.layers()) {
+      throw std::invalid_argument("there are " + std::to_string(classes.size()) + " classes for " +
+                                  std::to_string(model.layers()) + " layers");
+    }
+    check(costs_);
+    if (const auto mistake = mistake_in(ready_order)) throw std::invalid_argument(*mistake);
+    const std::size_t bucket_bytes = options.bucket_bytes.value_or(default_bucket_bytes());
+    bool is_open = false;
+    for (const std::size_t layer : ready_order) {
+      if (!is_open || classes[layer] != classes[buckets_.back().layers.front()]) buckets_.emplace_back();
+      buckets_.back().layers.push_back(layer);
+      buckets_.back().elements += model.sizes()[layer];
+      is_open = buckets_.back().elements * sizeof(float) < bucket_bytes;
+    }
+    for (bucket& each : buckets_)
+      each.how = options.choice.of(classes[each.layers.front()], ranks, each.elements, costs_);
+    finish();
+  }
+
+  /// The plan whose save() gave the text. Throws plan_error, with what is there and what was expected.
+  static plan load(std::string_view text, const layout& model, std::size_t ranks) {
+    const std::size_t end = text.rfind("checksum ");
+    if (end == std::string_view::npos || text.substr(end) != checksum_line(text.substr(0, end)))
+      throw plan_error("the plan is damaged: its checksum is another");
+    plan loaded(model, ranks);
+    std::istringstream in{std::string(text.substr(0, end))};
+    loaded.read(in);
+    loaded.finish();
+    if (loaded.text_ != text) throw plan_error("the plan is damaged: it is not as it is written");
+    return loaded;
+  }
+
+  /// As lines of text that load() takes, the same on every machine.
+  [[nodiscard]] const std::string& save() const noexcept { return text_; }
+  /// 64 bits over the text: equal where plans are.
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+
+  [[nodiscard]] const layout& model() const noexcept { return model_; }
+  [[nodiscard]] std::size_t ranks() const noexcept { return ranks_; }
+  [[nodiscard]] const cost_table& costs() const noexcept { return costs_; }
+  /// In the order in which they are summed: the collectives of a step run in this order and in no other, on all ranks.
+  [[nodiscard]] std::span<const bucket> buckets() const noexcept { return buckets_; }
+  /// Throws std::out_of_range for a layer that there is not.
+  [[nodiscard]] const layer_place& place(std::size_t layer) const {
+    model_.check_layer(layer);
+    return places_[layer];
+  }
+  /// The elements of a collective at most: chunk_bytes, down to a multiple of 16·P.
+  [[nodiscard]] std::size_t chunk_elements() const noexcept {
+    const std::size_t grain = 16 * ranks_;
+    return std::max(grain, chunk_bytes_ / sizeof(float) / grain * grain);
+  }
+
+  /// Seconds that the collectives of a bucket take by the table of costs.
+  [[nodiscard]] double seconds_of(const bucket& which) const {
+    double total = 0;
+    for (std::size_t begin = 0; begin < which.elements; begin += chunk_elements()) {
+      const std::size_t elements = std::min(chunk_elements(), which.elements - begin);
+      total += collectives::seconds_of(operation::all_reduce, which.how, ranks_, elements, costs_);
+    }
+    return total;
+  }
+
+  /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
+  /// \param ready            of each layer, seconds after the beginning of the step
+  /// \param end_of_backward  likewise
+  /// Throws std::invalid_argument for another number of layers.
+  [[nodiscard]] double predicted_exposed(std::span<const double> ready, double end_of_backward) const {
+    if (ready.size() != model_.layers())
+      throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
+                                  std::to_string(model_.layers()) + " layers");
+    std::vector<double> complete;
+    std::vector<double> seconds;
+    for (const bucket& each : buckets_) {
+      double last = 0;
+      for (const std::size_t layer : each.layers) last = std::max(last, ready[layer]);
+      complete.push_back(last);
+      seconds.push_back(seconds_of(each));
+    }
+    return std::max(0.0, end_of_collectives(complete, seconds) - end_of_backward);
+  }
+
+  /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted seconds.
+  [[nodiscard]] std::string table() const {
+    std::string lines = "bucket  layers       bytes  algorithm           seconds  first layer\n";
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      const bucket& each = buckets_[b];
+      std::array<char, 96> line{};
+      std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %.1e  ", b, each.layers.size(),
+                    each.elements * sizeof(float), name_of(each.how), seconds_of(each));
+      lines += line.data() + model_[each.layers.front()].name + "\n";
+    }
+    return lines;
+  }
+
+ private:
+  static constexpr std::size_t least_chunk_bytes = 4096;
+
+  plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
+
+  [[nodiscard]] std::size_t default_bucket_bytes() const {
+    constexpr double least = 64 << 10U;
+    constexpr double most = 25 << 20U;
+    const double bytes = 8 * static_cast<double>(ranks_) * costs_.alpha / costs_.beta_one_way;
+    return std::bit_floor(static_cast<std::size_t>(std::clamp(bytes, least, most)));
+  }
+
+  // What is wrong with an order that should have every layer once.
+  [[nodiscard]] std::optional<std::string> mistake_in(std::span<const std::size_t> order) const {
+    std::vector<bool> is_there(model_.layers());
+    for (const std::size_t layer : order) {
+      if (layer >= is_there.size())
+        return "the order has layer " + std::to_string(layer) + ", which there is not";
+      if (is_there[layer]) return "layer '" + model_[layer].name + "' stands twice in the order";
+      is_there[layer] = true;
+    }
+    const auto missing = std::ranges::find(is_there, false);
+    if (missing == is_there.end()) return std::nullopt;
+    return "layer '" + model_[static_cast<std::size_t>(missing - is_there.begin())].name +
+           "' is missing in the order";
+  }
+
+  // Takes the next word of `in` if it is that one.
+  static void expect(std::istream& in, const char* word) {
+    std::string read;
+    if (!(in >> read) || read != word)
+      throw plan_error("the plan has '" + read + "' where '" + word + "' is expected");
+  }
+
+  template <class Value>
+  static Value number(std::istream& in, const char* name) {
+    Value read{};
+    expect(in, name);
+    if (!(in >> read)) throw plan_error(std::string("the plan has no number behind '") + name + "'");
+    return read;
+  }
+
+  void read(std::istream& in) {
+    for (const char* word : {"lamina", "plan", "1"}) expect(in, word);
+    std::string of_model;
+    expect(in, "model");
+    in >> of_model;
+    if (of_model != hexadecimal(model_.fingerprint()))
+      throw plan_error("the plan is of the model " + of_model + ", this one is " +
+                       hexadecimal(model_.fingerprint()));
+    if (const auto there = number<std::size_t>(in, "ranks"); there != ranks_) {
+      throw plan_error("the plan is for " + std::to_string(there) + " ranks, there are " +
+                       std::to_string(ranks_));
+    }
+    chunk_bytes_ = number<std::size_t>(in, "chunk_bytes");
+    costs_.alpha = number<double>(in, "alpha");
+    costs_.beta_one_way = number<double>(in, "beta_one_way");
+    costs_.beta_both_ways = number<double>(in, "beta_both_ways");
+    costs_.gamma = number<double>(in, "gamma");
+    std::vector<std::size_t> order;
+    for (std::string line; std::getline(in >> std::ws, line);) {
+      std::istringstream words(line);
+      expect(words, "bucket");
+      std::string how;
+      words >> how;
+      bucket& added = buckets_.emplace_back();
+      try {
+        added.how = parse_algorithm(how);
+      } catch (const std::invalid_argument& error) {
+        throw plan_error(std::string("the plan: ") + error.what());
+      }
+      for (std::size_t layer = 0; words >> layer;) added.layers.push_back(layer);
+      order.insert(order.end(), added.layers.begin(), added.layers.end());
+      if (added.layers.empty()) throw plan_error("the plan has a bucket without layers");
+    }
+    if (const auto mistake = mistake_in(order)) throw plan_error("the plan: " + *mistake);
+    for (bucket& each : buckets_) {
+      for (const std::size_t layer : each.layers) each.elements += model_.sizes()[layer];
+    }
+    if (chunk_bytes_ < least_chunk_bytes) throw plan_error("the plan has chunks below 4096 bytes");
+    try {
+      check(costs_);
+    } catch (const calibration_error& error) {
+      throw plan_error(std::string("the plan: ") + error.what());
+    }
+  }
+
+  // Places, text and fingerprint, of the buckets.
+  void finish() {
+    places_.resize(model_.layers());
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      std::size_t offset = 0;
+      for (const std::size_t layer : buckets_[b].layers) {
+        places_[layer] = {b, offset};
+        offset += model_.sizes()[layer];
+      }
+    }
+    std::array<char, 256> numbers{};
+    std::snprintf(numbers.data(), numbers.size(),
+                  "lamina plan 1\nmodel %s\nranks %zu\nchunk_bytes %zu\nalpha %.2e\nbeta_one_way %.2e\n"
+                  "beta_both_ways %.2e\ngamma %.2e\n",
+                  hexadecimal(model_.fingerprint()).c_str(), ranks_, chunk_bytes_, costs_.alpha,
+                  costs_.beta_one_way, costs_.beta_both_ways, costs_.gamma);
+    text_ = numbers.data();
+    for (const bucket& each : buckets_) {
+      text_ += std::string("bucket ") + name_of(each.how);
+      for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));
+      text_ += "\n";
+    }
+    fingerprint_ = fingerprint_of(text_);
+    text_ += checksum_line(text_);
+  }
+
+  // FNV-1a, as a layout's.
+  static std::uint64_t fingerprint_of(std::string_view text) noexcept {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const char each : text) hash = (hash ^ static_cast<std::uint8_t>(each)) * 0x100000001b3;
+    return hash;
+  }
+  static std::string hexadecimal(std::uint64_t number) {
+    std::array<char, 17> digits{};
+    std::snprintf(digits.data(), digits.size(), "%016" PRIx64, number);
+    return digits.data();
+  }
+  static std::string checksum_line(std::string_view text) {
+    return "checksum " + hexadecimal(fingerprint_of(text)) + "\n";
+  }
+
+  layout model_;
+  std::size_t ranks_;
+  std::size_t chunk_bytes_ = 0;
+  cost_table costs_;
+  std::vector<bucket> buckets_;
+  std::vector<layer_place> places_;
+  std::string text_;
+  std::uint64_t fingerprint_ = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/detail/abi.hpp"
+
+/// Who sends which elements to whom, in which round, as data: no communication here. What is claimed of an algorithm (each send
+/// has its receive, the bytes, the order of additions) can so be checked for all ranks at once, and the executor only executes.
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Elements [begin, end) of the vector of a collective.
+struct element_range {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return end - begin; }
+  [[nodiscard]] constexpr bool overlaps(const element_range& other) const noexcept {
+    return begin < other.end && other.begin < end;
+  }
+  bool operator==(const element_range&) const = default;
+};
+
+/// What becomes of elements that arrive.
+enum class arrival {
+  add,   ///< added to those of this rank
+  hold,  ///< kept apart, by sender, until all of them are there: a later round folds them
+  put,   ///< put in the place of those of this rank
+};
+
+/// Elements to or from another rank. Never empty: where a range is, nothing is sent.
+struct transfer {
+  std::size_t peer = 0;
+  element_range elements;
+};
+
+/// One round of one rank: at most one message out and one in. Rounds are counted alike on all ranks, so a rank that has nothing
+/// to do in one has an empty round there.
+struct round {
+  std::optional<transfer> send;
+  std::optional<transfer> receive;
+  arrival on_arrival = arrival::put;
+  /// Not empty: when the round is done, these elements become the sum over all ranks in rank order, of those that were held and,
+  /// in this rank's place, of its own.
+  element_range fold;
+};
+
+namespace detail {
+
+/// Slice `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
+[[nodiscard]] constexpr element_range slice_of(std::size_t elements, std::size_t count,
+                                               std::size_t index) noexcept {
+  const auto edge = [&](std::size_t i) { return elements / count * i + elements % count * i / count; };
+  return {edge(index), edge(index + 1)};
+}
+
+/// Writes the rounds of one rank, phase by phase.
+class schedule_writer {
+ public:
+  schedule_writer(std::vector<round>& rounds, std::size_t ranks, std::size_t rank, std::size_t elements)
+      : rounds_(rounds),
+        ranks_(ranks),
+        rank_(rank),
+        elements_(elements),
+        doubled_(std::bit_floor(ranks)),
+        folded_(ranks - doubled_) {
+    rounds_.clear();
+  }
+
+  void pairwise_reduce() {
+    for (std::size_t d = 1; d < ranks_; ++d) {
+      add_round(after(d), slice(after(d)), before(d), slice(rank_), arrival::hold);
+    }
+    if (ranks_ > 1) rounds_.back().fold = slice(rank_);
+  }
+  void pairwise_gather() {
+    for (std::size_t d = 1; d < ranks_; ++d) {
+      add_round(after(d), slice(rank_), before(d), slice(before(d)), arrival::put);
+    }
+  }
+
+  // Slice c begins at rank c and is whole at rank c - 1, which then owns it.
+  void ring_reduce() {
+    for (std::size_t d = 0; d + 1 < ranks_; ++d) {
+      add_round(after(1), slice(before(d)), before(1), slice(before(d + 1)), arrival::add);
+    }
+  }
+  void ring_gather() {
+    for (std::size_t d = 0; d + 1 < ranks_; ++d) {
+      add_round(after(1), slice(before(d + ranks_ - 1)), before(1), slice(before(d)), arrival::put);
+    }
+  }
+
+  // Ranks beyond the largest power of two give theirs to a partner, and get the sum back.
+  void fold_in() { fold(arrival::add); }
+  void fold_out() { fold(arrival::put); }
+
+  void doubling() {
+    for (std::size_t distance = doubled_ / 2; distance > 0; distance /= 2) {
+      butterfly(distance, all(), all(), arrival::add);
+    }
+  }
+  void halving_reduce() {
+    element_range own = all();
+    for (std::size_t distance = doubled_ / 2; distance > 0; distance /= 2) {
+      const element_range kept = half(own, (rank_ & distance) != 0);
+      butterfly(distance, half(own, (rank_ & distance) == 0), kept, arrival::add);
+      own = kept;
+    }
+  }
+  void halving_gather() {
+    for (std::size_t distance = 1; distance < doubled_; distance *= 2) {
+      const element_range larger = halved(rank_, doubled_ / (2 * distance));
+      const bool upper = (rank_ & distance) != 0;
+      butterfly(distance, half(larger, upper), half(larger, !upper), arrival::put);
+    }
+  }
+  /// What `rank` has kept of all after halvings into `parts`, 0 elements if it is beyond the power of two.
+  [[nodiscard]] element_range halved(std::size_t rank, std::size_t parts) const {
+    if (rank >= doubled_) return {};
+    element_range own = all();
+    for (std::size_t distance = doubled_ / 2; distance * parts >= doubled_ && distance > 0; distance /= 2) {
+      own = half(own, (rank & distance) != 0);
+    }
+    return own;
+  }
+
+  // Lower rank first: rank r adds what r + distance has.
+  void tree_up() {
+    for (std::size_t distance = 1; distance < ranks_; distance *= 2) {
+      tree_level(distance, arrival::add, true);
+    }
+  }
+  void tree_down() {
+    for (std::size_t distance = std::bit_ceil(ranks_) / 2; distance > 0; distance /= 2) {
+      tree_level(distance, arrival::put, false);
+    }
+  }
+
+  [[nodiscard]] element_range slice(std::size_t index) const { return slice_of(elements_, ranks_, index); }
+
+ private:
+  [[nodiscard]] element_range all() const { return {0, elements_}; }
+  [[nodiscard]] std::size_t after(std::size_t distance) const { return (rank_ + distance) % ranks_; }
+  [[nodiscard]] std::size_t before(std::size_t distance) const {
+    return (rank_ + 2 * ranks_ - distance) % ranks_;
+  }
+  [[nodiscard]] static element_range half(element_range of, bool upper) {
+    const std::size_t middle = of.begin + of.size() / 2;
+    return upper ? element_range{middle, of.end} : element_range{of.begin, middle};
+  }
+
+  void add_round(std::size_t to, element_range out, std::size_t from, element_range in, arrival on_arrival) {
+    round& added = rounds_.emplace_back();
+    if (out.size() > 0) added.send = {to, out};
+    if (in.size() > 0) added.receive = {from, in};
+    added.on_arrival = on_arrival;
+  }
+  void butterfly(std::size_t distance, element_range out, element_range in, arrival on_arrival) {
+    if (rank_ < doubled_)
+      add_round(rank_ ^ distance, out, rank_ ^ distance, in, on_arrival);
+    else
+      rounds_.emplace_back();
+  }
+  // Elements from the rank that is `distance` higher to the lower one, or back.
+  void tree_level(std::size_t distance, arrival on_arrival, bool to_lower) {
+    const bool is_upper = rank_ % (2 * distance) == distance;
+    const bool is_lower = rank_ % (2 * distance) == 0 && rank_ + distance < ranks_;
+    if (!is_upper && !is_lower) {
+      rounds_.emplace_back();
+      return;
+    }
+    const std::size_t peer = is_upper ? rank_ - distance : rank_ + distance;
+    const bool sends = is_upper == to_lower;
+    add_round(peer, sends ? all() : element_range{}, peer, sends ? element_range{} : all(), on_arrival);
+  }
+  void fold(arrival on_arrival) {
+    if (folded_ == 0) return;
+    const bool is_beyond = rank_ >= doubled_;
+    if (!is_beyond && rank_ >= folded_) {
+      rounds_.emplace_back();
+      return;
+    }
+    const std::size_t peer = is_beyond ? rank_ - doubled_ : rank_ + doubled_;
+    const bool sends = is_beyond == (on_arrival == arrival::add);
+    add_round(peer, sends ? all() : element_range{}, peer, sends ? element_range{} : all(), on_arrival);
+  }
+
+  std::vector<round>& rounds_;
+  std::size_t ranks_;
+  std::size_t rank_;
+  std::size_t elements_;
+  std::size_t doubled_;  // the largest power of two that is not above ranks_
+  std::size_t folded_;
+};
+
+inline void check_collective(operation what, algorithm how, std::size_t ranks, std::size_t rank) {
+  if (rank >= ranks) {
+    throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
+                            std::to_string(ranks) + " ranks");
+  }
+  if (!is_defined(what, how)) {
+    throw std::invalid_argument(std::string(name_of(how)) + " has no " + name_of(what));
+  }
+}
+
+}  // namespace detail
+
+/// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
+///
+/// Algorithms, with P ranks, p' the largest power of two that is not above P, k = log2 p':
+///  - pairwise: round d sends to rank r + d and receives from r - d, mod P; slice r is folded in rank order once all are there.
+///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
+///  - recursive_doubling: whole vectors at the distances p'/2, ..., 2, 1.
+///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
+///  - both butterflies, where P > p': before, rank i >= p' gives all to i - p', which adds; after, it gets the sum.
+///  - tree: binomial to rank 0, and back.
+///
+/// Throws std::out_of_range for a rank that there is not, std::invalid_argument for an operation that the algorithm has not
+/// (is_defined). Cost: O(P) rounds. Determinism: depends on the arguments alone.
+inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::size_t rank,
+                      std::size_t elements, std::vector<round>& rounds) {
+  detail::check_collective(what, how, ranks, rank);
+  detail::schedule_writer writer(rounds, ranks, rank, elements);
+  const bool reduces = what != operation::all_gather;
+  const bool gathers = what != operation::reduce_scatter;
+  switch (how) {
+    case algorithm::pairwise:
+      if (reduces) writer.pairwise_reduce();
+      if (gathers) writer.pairwise_gather();
+      break;
+    case algorithm::ring:
+      if (reduces) writer.ring_reduce();
+      if (gathers) writer.ring_gather();
+      break;
+    case algorithm::recursive_doubling:
+      writer.fold_in();
+      writer.doubling();
+      writer.fold_out();
+      break;
+    case algorithm::halving_doubling:
+      if (reduces) {
+        writer.fold_in();
+        writer.halving_reduce();
+      }
+      if (gathers) {
+        writer.halving_gather();
+        writer.fold_out();
+      }
+      break;
+    case algorithm::tree:
+      writer.tree_up();
+      writer.tree_down();
+      break;
+  }
+}
+
+[[nodiscard]] inline std::vector<round> rounds_of(operation what, algorithm how, std::size_t ranks,
+                                                  std::size_t rank, std::size_t elements) {
+  std::vector<round> rounds;
+  rounds_of(what, how, ranks, rank, elements, rounds);
+  return rounds;
+}
+
+/// The elements whose sum `rank` holds after a reduce_scatter, and which it hands round in an all_gather. Of pairwise slice r,
+/// [n·r/P, n·(r+1)/P); of a ring slice r + 1, mod P; of halving_doubling what its halvings leave, and nothing on the ranks beyond
+/// the power of two. Throws as rounds_of does.
+[[nodiscard]] inline element_range owned_elements(algorithm how, std::size_t ranks, std::size_t rank,
+                                                  std::size_t elements) {
+  detail::check_collective(operation::reduce_scatter, how, ranks, rank);
+  std::vector<round> unused;
+  const detail::schedule_writer writer(unused, ranks, rank, elements);
+  if (how == algorithm::pairwise) return writer.slice(rank);
+  if (how == algorithm::ring) return writer.slice((rank + 1) % ranks);
+  return writer.halved(rank, std::bit_floor(ranks));
+}
+
+/// What one rank sends, or receives, in a collective.
+struct traffic {
+  std::size_t messages = 0;  ///< one a round with a transfer, however many pieces it goes in
+  std::size_t elements = 0;
+  bool operator==(const traffic&) const = default;
+};
+
+[[nodiscard]] inline traffic sent(std::span<const round> rounds) noexcept {
+  traffic total;
+  for (const round& each : rounds) {
+    if (!each.send) continue;
+    ++total.messages;
+    total.elements += each.send->elements.size();
+  }
+  return total;
+}
+
+[[nodiscard]] inline traffic received(std::span<const round> rounds) noexcept {
+  traffic total;
+  for (const round& each : rounds) {
+    if (!each.receive) continue;
+    ++total.messages;
+    total.elements += each.receive->elements.size();
+  }
+  return total;
+}
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/collectives/plan.hpp"
+
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+#include "catch.hpp"
+#include "simulated_ranks.hpp"
+
+using namespace lamina_test;
+using collectives::algorithm;
+using collectives::algorithm_choice;
+using collectives::cost_table;
+using collectives::layer_class;
+using collectives::operation;
+using collectives::plan;
+using collectives::plan_error;
+
+namespace {
+
+constexpr cost_table costs = {3e-4, 8e-9, 1.6e-8, 2e-10};
+
+std::vector<std::size_t> reversed_order(std::size_t layers) {
+  std::vector<std::size_t> order(layers);
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  return order;
+}
+
+plan plan_of(const std::vector<std::size_t>& sizes, const collectives::plan_options& options = {},
+             std::size_t ranks = 4) {
+  return plan(model_of(sizes), ranks, reversed_order(sizes.size()),
+              std::vector<layer_class>(sizes.size(), layer_class::convolutional), options, costs);
+}
+
+std::vector<std::vector<std::size_t>> layers_in(const plan& given) {
+  std::vector<std::vector<std::size_t>> all;
+  for (const auto& each : given.buckets()) all.push_back(each.layers);
+  return all;
+}
+
+std::string with_checksum(std::string text) {
+  // load() compares the checksum first: a text that is wrong otherwise has a right one.
+  text.erase(text.rfind("checksum "));
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char each : text) hash = (hash ^ static_cast<std::uint8_t>(each)) * 0x100000001b3;
+  std::array<char, 32> line{};
+  std::snprintf(line.data(), line.size(), "checksum %016llx\n", static_cast<unsigned long long>(hash));
+  return text + line.data();
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  REQUIRE(contains(text, what));
+  return text.replace(text.find(what), what.size(), by);
+}
+
+}  // namespace
+
+// The formulas of docs/overlap.md, apart from the schedules from which seconds_of takes its rounds.
+TEST_CASE("cost: the seconds of the rounds are the formulas") {
+  for (const std::size_t ranks : {1U, 2U, 4U, 8U, 16U}) {
+    const std::size_t elements = 16 * 1024;
+    const double bytes = 4.0 * static_cast<double>(elements);
+    const auto p = static_cast<double>(ranks);
+    const double k = std::log2(p);
+    const double ring_beta = ranks == 2 ? costs.beta_both_ways : costs.beta_one_way;
+    const double ring =
+        2 * (p - 1) * costs.alpha + 2 * (p - 1) / p * bytes * ring_beta + (p - 1) / p * bytes * costs.gamma;
+    const double opposite = ranks % 2 == 0 ? 2 / p * bytes * (costs.beta_both_ways - ring_beta) : 0;
+    const auto seconds = [&](algorithm how) {
+      return collectives::seconds_of(operation::all_reduce, how, ranks, elements, costs);
+    };
+    CHECK(seconds(algorithm::ring) == Approx(ring));
+    CHECK(seconds(algorithm::pairwise) == Approx(ring + opposite));
+    CHECK(seconds(algorithm::recursive_doubling) ==
+          Approx(k * (costs.alpha + bytes * costs.beta_both_ways + bytes * costs.gamma)));
+    CHECK(seconds(algorithm::halving_doubling) ==
+          Approx(2 * k * costs.alpha + (p - 1) / p * bytes * (2 * costs.beta_both_ways + costs.gamma)));
+    CHECK(seconds(algorithm::tree) ==
+          Approx(2 * k * (costs.alpha + bytes * costs.beta_one_way) + k * bytes * costs.gamma));
+    CHECK(collectives::seconds_of(operation::reduce_scatter, algorithm::ring, ranks, elements, costs) +
+              collectives::seconds_of(operation::all_gather, algorithm::ring, ranks, elements, costs) ==
+          Approx(ring));
+  }
+  // The fold: 2 (alpha + S beta) + S gamma.
+  const auto of = [](std::size_t ranks) {
+    return collectives::seconds_of(operation::all_reduce, algorithm::recursive_doubling, ranks, 1000, costs);
+  };
+  CHECK(of(5) - of(4) == Approx(2 * (costs.alpha + 4000 * costs.beta_one_way) + 4000 * costs.gamma));
+}
+
+TEST_CASE("cost: the cheapest algorithm goes by latency where little is sent, and by bytes where much is") {
+  const cost_table symmetric = {3e-4, 8e-9, 8e-9, 1e-12};
+  // Equal to a ring at 8.0 alpha/beta bytes of four ranks: below it the butterfly of whole vectors wins.
+  const auto crossing = static_cast<std::size_t>(8.0 * 3e-4 / 8e-9) / 4;
+  const auto seconds = [&](algorithm how, std::size_t elements) {
+    return collectives::seconds_of(operation::all_reduce, how, 4, elements, symmetric);
+  };
+  CHECK(seconds(algorithm::ring, crossing) ==
+        Approx(seconds(algorithm::recursive_doubling, crossing)).epsilon(1e-3));
+  CHECK(collectives::cheapest(4, 64, symmetric) == algorithm::recursive_doubling);
+  CHECK(collectives::cheapest(4, 1 << 20U, symmetric) == algorithm::halving_doubling);
+  CHECK(collectives::cheapest(4, 1 << 20U, {3e-4, 8e-9, 1.6e-8, 1e-12}) == algorithm::ring);
+  CHECK(collectives::cheapest(1, 1000, symmetric) == algorithm::ring);  // nothing is sent: a tie
+}
+
+TEST_CASE("cost: one collective after another, none before it is ready") {
+  CHECK(collectives::end_of_collectives(std::vector{1.0, 1.5, 5.0}, std::vector{2.0, 1.0, 0.5}) == 5.5);
+  CHECK(collectives::end_of_collectives({}, {}) == 0);
+  CHECK_THROWS_AS(collectives::end_of_collectives(std::vector{1.0}, {}), std::invalid_argument);
+}
+
+TEST_CASE("plan: buckets are of consecutive layers of one class, in the order in which they become ready") {
+  const std::vector<std::size_t> sizes = {100, 200, 300, 50, 50, 1000};
+  CHECK(layers_in(plan_of(sizes, {.bucket_bytes = 0})) ==
+        std::vector<std::vector<std::size_t>>{{5}, {4}, {3}, {2}, {1}, {0}});
+  CHECK(layers_in(plan_of(sizes, {.bucket_bytes = 1200})) ==
+        std::vector<std::vector<std::size_t>>{{5}, {4, 3, 2}, {1, 0}});
+  // Without a size: 8·4·3e-4/8e-9 bytes are 1.2 MB, and the power of two below.
+  CHECK(layers_in(plan_of({200'000, 100'000, 200'000})) ==
+        std::vector<std::vector<std::size_t>>{{2, 1}, {0}});
+
+  std::vector<layer_class> classes(6, layer_class::convolutional);
+  classes[5] = classes[4] = layer_class::fully_connected;
+  const plan typed(model_of(sizes), 4, reversed_order(6), classes,
+                   {.bucket_bytes = 1'000'000, .choice = algorithm_choice::by_type()}, costs);
+  CHECK(layers_in(typed) == std::vector<std::vector<std::size_t>>{{5, 4}, {3, 2, 1, 0}});
+  CHECK(typed.buckets()[0].how == algorithm::ring);
+  CHECK(typed.buckets()[1].how == algorithm::halving_doubling);
+  CHECK(typed.place(2).bucket == 1);
+  CHECK(typed.place(2).offset == 50);
+  CHECK(typed.buckets()[1].elements == 650);
+
+  const plan cheap = plan_of({64, 1 << 20U}, {.bucket_bytes = 0, .choice = algorithm_choice::by_cost()});
+  CHECK(cheap.buckets()[0].how == algorithm::ring);
+  CHECK(cheap.buckets()[1].how == algorithm::recursive_doubling);
+  CHECK(contains(cheap.table(), "recursive_doubling"));
+  CHECK(plan_of({10, 0, 3}, {.bucket_bytes = 0}).buckets()[1].elements == 0);
+}
+
+TEST_CASE("plan: chunks are multiples of 16 elements a rank") {
+  for (const std::size_t ranks : {1U, 3U, 4U, 7U}) {
+    const plan made = plan_of({10}, {.chunk_bytes = 10'000}, ranks);
+    CHECK(made.chunk_elements() % (16 * ranks) == 0);
+    CHECK(made.chunk_elements() <= 2500);
+    CHECK(made.chunk_elements() + 16 * ranks > 2500);
+  }
+}
+
+TEST_CASE("plan: the seconds that stay exposed") {
+  const plan made =
+      plan_of({1000, 1000, 1000}, {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::ring)});
+  const double one = collectives::seconds_of(operation::all_reduce, algorithm::ring, 4, 1000, made.costs());
+  // All ready at the end: all of it is exposed. Ready early: the last one alone.
+  CHECK(made.predicted_exposed(std::vector{1.0, 1.0, 1.0}, 1.0) == Approx(3 * one));
+  CHECK(made.predicted_exposed(std::vector{1.0, 0.5, 0.2}, 1.0) == Approx(one));
+  CHECK(made.predicted_exposed(std::vector{0.1, 0.1, 0.1}, 1.0) == 0);
+  CHECK_THROWS_AS(made.predicted_exposed(std::vector{1.0}, 1.0), std::invalid_argument);
+}
+
+TEST_CASE("plan: what is saved loads as the same plan") {
+  std::mt19937 random(1911);
+  for (int round = 0; round < 50; ++round) {
+    const lamina::layout model = random_model(random);
+    std::vector<std::size_t> order = reversed_order(model.layers());
+    std::ranges::shuffle(order, random);
+    std::vector<layer_class> classes(model.layers());
+    for (layer_class& each : classes) each = static_cast<layer_class>(below(random, 2));
+    const std::size_t ranks = 1 + below(random, 9);
+    const plan made(model, ranks, order, classes,
+                    {.bucket_bytes = below(random, 4000), .choice = algorithm_choice::by_cost()},
+                    {1e-4 * static_cast<double>(1 + below(random, 900)), 8.3654e-9, 9e-9, 1e-10});
+    const plan loaded = plan::load(made.save(), model, ranks);
+    CHECK(loaded.save() == made.save());
+    CHECK(loaded.fingerprint() == made.fingerprint());
+    CHECK(layers_in(loaded) == layers_in(made));
+    CHECK(loaded.costs() == made.costs());
+    for (std::size_t b = 0; b < made.buckets().size(); ++b) {
+      CHECK(loaded.buckets()[b].elements == made.buckets()[b].elements);
+      CHECK(loaded.buckets()[b].how == made.buckets()[b].how);
+    }
+  }
+}
+
+TEST_CASE("plan: whatever decides the order of additions changes the fingerprint") {
+  const std::vector<std::size_t> sizes = {100, 200, 300};
+  const plan first = plan_of(sizes);
+  CHECK(plan_of(sizes).fingerprint() == first.fingerprint());
+  CHECK(plan_of(sizes, {.bucket_bytes = 0}).fingerprint() != first.fingerprint());
+  CHECK(plan_of(sizes, {.chunk_bytes = 4096}).fingerprint() != first.fingerprint());
+  CHECK(plan_of(sizes, {.choice = algorithm_choice::always(algorithm::ring)}).fingerprint() !=
+        first.fingerprint());
+  CHECK(plan_of(sizes, {}, 5).fingerprint() != first.fingerprint());
+  CHECK(plan_of({100, 200, 301}).fingerprint() != first.fingerprint());
+  const std::vector<layer_class> classes(3);
+  const std::vector<std::size_t> order = {2, 0, 1};
+  CHECK(plan(model_of(sizes), 4, order, classes, {}, costs).fingerprint() != first.fingerprint());
+  // Not a digit beyond those that are kept.
+  CHECK(plan(model_of(sizes), 4, reversed_order(3), classes, {}, {3.0001e-4, 8e-9, 1.6e-8, 2e-10})
+            .fingerprint() == first.fingerprint());
+}
+
+TEST_CASE("plan: what cannot be is refused by name") {
+  const lamina::layout model = model_of({10, 20});
+  const std::vector<layer_class> classes(2);
+  const auto refusal = [&](std::vector<std::size_t> order, std::size_t ranks = 2,
+                           const collectives::plan_options& options = {}, const cost_table& table = costs) {
+    return message_of<std::exception>([&] { plan(model, ranks, order, classes, options, table); });
+  };
+  CHECK(refusal({1, 1}) == "layer 'layer1' stands twice in the order");
+  CHECK(refusal({1}) == "layer 'layer0' is missing in the order");
+  CHECK(refusal({1, 2}) == "the order has layer 2, which there is not");
+  CHECK(refusal({1, 0}, 0) == "a plan for no ranks");
+  CHECK(refusal({1, 0}, 2, {.chunk_bytes = 4095}) == "chunks of 4095 bytes: at least 4096 are needed");
+  CHECK(contains(refusal({1, 0}, 2, {}, {0, 1, 1, 1}), "the cost alpha is 0"));
+  CHECK(contains(refusal({1, 0}, 2, {}, {1, 1, std::numeric_limits<double>::quiet_NaN(), 1}),
+                 "beta_both_ways"));
+  CHECK(message_of<std::invalid_argument>([&] {
+          plan(model, 2, std::vector<std::size_t>{1, 0}, std::vector<layer_class>(3));
+        }) == "there are 3 classes for 2 layers");
+
+  const std::string good = plan_of({10, 20}, {.bucket_bytes = 0}, 2).save();
+  const auto load_error = [&](const std::string& text, std::size_t ranks = 2) {
+    return message_of<plan_error>([&] { plan::load(text, model, ranks); });
+  };
+  CHECK(load_error(good) == "(no exception)");
+  CHECK(contains(load_error(good, 3), "the plan is for 2 ranks, there are 3"));
+  CHECK(contains(message_of<plan_error>([&] {
+                   plan::load(good, model_of({10, 21}), 2);
+                 }),
+                 "the plan is of the model"));
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    std::string flipped = good;
+    flipped[at] = static_cast<char>(flipped[at] ^ 1);
+    CHECK(contains(load_error(flipped), "the plan is damaged"));
+    CHECK(contains(load_error(good.substr(0, at)), "the plan is damaged"));
+  }
+  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1", "bucket pairwise 0"))),
+                 "stands twice"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1\n", ""))), "is missing"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "pairwise", "pairwisf"))), "no algorithm"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1", "bucket pairwise"))),
+                 "without layers"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "plan 1", "plan 2"))), "'2' where '1'"));
+  CHECK(
+      contains(load_error(with_checksum(replaced(good, "ranks 2", "ranks x"))), "no number behind 'ranks'"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "ranks 2", "bytes 2"))), "'bytes' where 'ranks'"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "chunk_bytes 4194304", "chunk_bytes 1"))),
+                 "below 4096"));
+  CHECK(contains(load_error(with_checksum(replaced(good, "alpha 3", "alpha -3"))), "the cost alpha"));
+  CHECK(
+      contains(load_error(with_checksum(replaced(good, "alpha 3.00", "alpha 3.0"))), "not as it is written"));
+}

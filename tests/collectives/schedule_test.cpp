@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/collectives/schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <stdexcept>
+
+#include "catch.hpp"
+#include "lamina/collectives/sum.hpp"
+#include "lamina/lamina.hpp"
+#include "simulated_ranks.hpp"
+
+using namespace lamina_test;
+using collectives::algorithm;
+using collectives::operation;
+
+namespace {
+
+std::vector<std::size_t> lengths_for(std::size_t ranks, std::mt19937& random) {
+  return {0, 1, ranks - 1, ranks, ranks + 1, 1000, 1 + below(random, 3000)};
+}
+
+}  // namespace
+
+// The first oracle of docs/overlap.md: for all ranks at once, and for every length at the edges.
+TEST_CASE("schedule: every send has its receive, sums are the reference, bytes are the formula") {
+  std::mt19937 random(1901);
+  for (std::size_t ranks = 1; ranks <= 64; ++ranks) {
+    for (const std::size_t elements : lengths_for(ranks, random)) {
+      const rank_vectors inputs = random_ranks(random, ranks, elements);
+      for (const algorithm how : collectives::all_algorithms) {
+        INFO(collectives::name_of(how) << ", " << ranks << " ranks, " << elements << " elements");
+        const rank_schedules all = schedules_of(operation::all_reduce, how, ranks, elements);
+        REQUIRE(mismatch_in(all, elements) == "");
+        rank_vectors vectors = inputs;
+        simulate(all, vectors);
+        const std::vector<float> expected = collectives::reference_sum(how, inputs);
+        for (std::size_t r = 0; r < ranks; ++r) {
+          REQUIRE(same_bits(vectors[r], expected));
+          REQUIRE(collectives::sent(all[r]).elements == formula_of_sent(how, ranks, r, elements));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule: the halves of an algorithm give each rank what it owns, and then all of it") {
+  std::mt19937 random(1902);
+  for (std::size_t ranks = 1; ranks <= 64; ++ranks) {
+    for (const std::size_t elements : lengths_for(ranks, random)) {
+      for (const algorithm how : collectives::all_algorithms) {
+        if (!collectives::is_defined(operation::reduce_scatter, how)) continue;
+        INFO(collectives::name_of(how) << ", " << ranks << " ranks, " << elements << " elements");
+        rank_vectors vectors = random_ranks(random, ranks, elements);
+        const std::vector<float> expected = collectives::reference_sum(how, vectors);
+        const rank_schedules reduce = schedules_of(operation::reduce_scatter, how, ranks, elements);
+        const rank_schedules gather = schedules_of(operation::all_gather, how, ranks, elements);
+        REQUIRE(mismatch_in(reduce, elements) == "");
+        REQUIRE(mismatch_in(gather, elements) == "");
+        simulate(reduce, vectors);
+        std::size_t owned_by_all = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          const collectives::element_range own = collectives::owned_elements(how, ranks, r, elements);
+          owned_by_all += own.size();
+          for (std::size_t i = 0; i < elements; ++i) {
+            const bool is_own = i >= own.begin && i < own.end;
+            if (is_own) REQUIRE(same_bits(std::span(&vectors[r][i], 1), std::span(&expected[i], 1)));
+            // What others own must come from them.
+            if (!is_own) vectors[r][i] = std::numeric_limits<float>::quiet_NaN();
+          }
+          const std::size_t both =
+              collectives::sent(reduce[r]).elements + collectives::sent(gather[r]).elements;
+          REQUIRE(both == formula_of_sent(how, ranks, r, elements));
+        }
+        REQUIRE(owned_by_all == elements);
+        simulate(gather, vectors);
+        for (const auto& each : vectors) REQUIRE(same_bits(each, expected));
+      }
+    }
+  }
+}
+
+TEST_CASE("schedule: slices stay right where the product of elements and ranks overflows") {
+  const std::size_t elements = std::numeric_limits<std::size_t>::max() / 3;
+  std::size_t end = 0;
+  for (std::size_t r = 0; r < 7; ++r) {
+    const auto own = collectives::owned_elements(algorithm::pairwise, 7, r, elements);
+    CHECK(own.begin == end);
+    CHECK(own.size() - elements / 7 <= 1);
+    end = own.end;
+  }
+  CHECK(end == elements);
+}
+
+TEST_CASE("schedule: recursive doubling by the distances 1, 2, 4 is noticed") {
+  std::mt19937 random(1903);
+  const rank_vectors inputs = random_ranks(random, 8, 100);
+  rank_schedules all = schedules_of(operation::all_reduce, algorithm::recursive_doubling, 8, 100);
+  for (auto& rounds : all) std::ranges::reverse(rounds);
+  REQUIRE(mismatch_in(all, 100) == "");
+  rank_vectors vectors = inputs;
+  simulate(all, vectors);
+  CHECK_FALSE(same_bits(vectors[0], collectives::reference_sum(algorithm::recursive_doubling, inputs)));
+}
+
+// The second oracle.
+TEST_CASE("sum: integers add up alike in every order, and as the server adds them") {
+  std::mt19937 random(1904);
+  for (std::size_t ranks = 1; ranks <= 17; ++ranks) {
+    const std::size_t elements = 1 + below(random, 500);
+    rank_vectors inputs;
+    for (std::size_t r = 0; r < ranks; ++r) inputs.push_back(random_integers<float>(random, elements, 1000));
+    const std::vector<float> expected = collectives::reference_sum(algorithm::pairwise, inputs);
+    for (const algorithm how : collectives::all_algorithms)
+      CHECK(same_bits(collectives::reference_sum(how, inputs), expected));
+  }
+}
+
+TEST_CASE("sum: pairwise is the mean of the server's aggregator, bit for bit") {
+  std::mt19937 random(1905);
+  const std::size_t ranks = 5;
+  const rank_vectors inputs = random_ranks(random, ranks, 777);
+  const lamina::layout model = model_of({777});
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, ranks);
+  std::vector<std::vector<std::byte>> frames;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    lamina::selection all(model);
+    all.send(0);
+    lamina::frame_encoder<float> encoder(model);
+    frames.push_back(encoder
+                         .encode(lamina::frame_kind::gradients, 1, static_cast<std::uint32_t>(r), all,
+                                 [&](std::size_t) { return std::span(inputs[r]); })
+                         .to_bytes());
+  }
+  for (const auto& each : frames) aggregator.add(lamina::decode<float>(each, model));
+  std::vector<float> mean(777);
+  aggregator.mean(0, [&](std::size_t begin, std::span<const float> part) {
+    std::ranges::copy(part, mean.begin() + static_cast<std::ptrdiff_t>(begin));
+  });
+  std::vector<float> expected = collectives::reference_sum(algorithm::pairwise, inputs);
+  for (float& each : expected) each /= static_cast<float>(ranks);
+  CHECK(same_bits(mean, expected));
+}
+
+TEST_CASE("sum: fractions differ between algorithms by rounding alone, and butterflies not at all") {
+  std::mt19937 random(1906);
+  for (std::size_t ranks = 2; ranks <= 17; ++ranks) {
+    const rank_vectors inputs = random_ranks(random, ranks, 300);
+    const std::vector<float> first = collectives::reference_sum(algorithm::pairwise, inputs);
+    for (const algorithm how : collectives::all_algorithms) {
+      const std::vector<float> other = collectives::reference_sum(how, inputs);
+      for (std::size_t i = 0; i < 300; ++i) {
+        double magnitude = 0;
+        for (const auto& each : inputs) magnitude += std::abs(double(each[i]));
+        CHECK(std::abs(double(first[i]) - double(other[i])) <=
+              static_cast<double>(ranks) * 0x1p-24 * magnitude * 2);
+      }
+    }
+    CHECK(same_bits(collectives::reference_sum(algorithm::recursive_doubling, inputs),
+                    collectives::reference_sum(algorithm::halving_doubling, inputs)));
+  }
+  const rank_vectors four = random_ranks(random, 4, 50);
+  const auto sum = [&](algorithm how) { return collectives::reference_sum(how, four); };
+  for (std::size_t i = 0; i < 50; ++i) {
+    const volatile float far0 = four[0][i] + four[2][i];
+    const volatile float far1 = four[1][i] + four[3][i];
+    const volatile float near0 = four[0][i] + four[1][i];
+    const volatile float near1 = four[2][i] + four[3][i];
+    CHECK(sum(algorithm::halving_doubling)[i] == far0 + far1);
+    CHECK(sum(algorithm::tree)[i] == near0 + near1);
+  }
+}
+
+TEST_CASE("sum: the kernel folds in rank order, whichever rank is its own") {
+  std::mt19937 random(1907);
+  for (const std::size_t ranks : {1U, 2U, 3U, 6U}) {
+    const rank_vectors inputs = random_ranks(random, ranks, 203);
+    const std::vector<float> expected = collectives::reference_sum(algorithm::pairwise, inputs);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      std::vector<float> own = inputs[rank];
+      std::vector<float> held(203 * (ranks - 1));
+      for (std::size_t r = 0; r < ranks; ++r) {
+        if (r == rank) continue;
+        std::ranges::copy(inputs[r],
+                          held.begin() + static_cast<std::ptrdiff_t>(203 * collectives::held_place(rank, r)));
+      }
+      collectives::fold_in_rank_order(rank, ranks, own, held);
+      CHECK(same_bits(own, expected));
+    }
+  }
+}
+
+TEST_CASE("schedule: what cannot be is refused by name") {
+  CHECK(message_of<std::out_of_range>([] {
+          std::ignore = collectives::rounds_of(operation::all_reduce, algorithm::ring, 4, 4, 10);
+        }) == "rank 4 is out of range: there are 4 ranks");
+  CHECK(message_of<std::invalid_argument>([] {
+          std::ignore = collectives::rounds_of(operation::all_gather, algorithm::tree, 4, 0, 10);
+        }) == "tree has no all_gather");
+  CHECK(message_of<std::invalid_argument>([] { std::ignore = collectives::parse_algorithm("rings"); }) ==
+        "no algorithm 'rings'; there are: pairwise, ring, recursive_doubling, halving_doubling, tree");
+  CHECK(collectives::parse_algorithm("tree") == algorithm::tree);
+  CHECK(message_of<std::invalid_argument>([] {
+          std::ignore = collectives::reference_sum(algorithm::ring, rank_vectors{{1, 2}, {1}});
+        }) == "rank 1 has 1 elements, rank 0 has 2");
+}
