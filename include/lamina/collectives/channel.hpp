@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/visible.hpp"
+
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Thrown where a message of another rank is not the one that is due, does not come, or cannot be sent.
+class LAMINA_VISIBLE channel_error : public std::runtime_error {
+ public:
+  /// \param rank  the other one
+  channel_error(std::size_t rank, const std::string& what) : std::runtime_error(what), rank_(rank) {}
+  [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
+
+ private:
+  std::size_t rank_;
+};
+
+/// A message that is under way: a number below channel::most_tickets, free for another once it is done.
+using ticket = std::uint32_t;
+
+/// A message that is done: sent, so that its memory may be written again, or received.
+struct completion {
+  ticket which = 0;
+  std::size_t bytes =
+      0;  ///< that were sent, or have arrived: fewer than were expected are no error of the channel
+  bool is_truncated = false;  ///< more have come than were expected; what fits has been written
+};
+
+/// A message in two parts, of which either may be empty: a header and the elements, which lie elsewhere.
+template <class Byte>
+struct two_parts {
+  std::span<Byte> header;
+  std::span<Byte> elements;
+  [[nodiscard]] std::size_t size() const noexcept { return header.size() + elements.size(); }
+};
+
+/// Messages between ranks, of which none blocks. Those of one sender, receiver and tag arrive in the order in which they were sent. For
+/// one thread at a time.
+class channel {
+ public:
+  /// Messages under way at a time, at most; more are a std::logic_error.
+  static constexpr std::size_t most_tickets = 4096;
+
+  channel() = default;
+  channel(const channel&) = delete;
+  channel& operator=(const channel&) = delete;
+  virtual ~channel() = default;
+
+  [[nodiscard]] virtual std::size_t rank() const = 0;
+  [[nodiscard]] virtual std::size_t ranks() const = 0;
+  /// What to call a rank in a sentence: "rank 2".
+  [[nodiscard]] virtual std::string name_of(std::size_t rank) const { return "rank " + std::to_string(rank); }
+
+  /// The memory must live, and not be written, until the ticket is done. \param tag  tells messages between two ranks apart
+  virtual ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) = 0;
+  /// The memory must live, and not be read, until the ticket is done.
+  virtual ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) = 0;
+  /// Moves data on. What is done since the last call, valid until the next one. Throws channel_error naming a rank.
+  virtual std::span<const completion> progress() = 0;
+  /// Nobody waits any more for what is under way. `memory` lives for as long as somebody may write into it or read from it.
+  virtual void abandon(std::shared_ptr<const void> memory) = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// Everything of lamina/collectives but mpi_channel.hpp and torch_hooks.hpp, which need MPI and torch.
+
+#include "lamina/collectives/agreement.hpp"
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/calibration.hpp"
+#include "lamina/collectives/channel.hpp"
+#include "lamina/collectives/cost.hpp"
+#include "lamina/collectives/engine.hpp"
+#include "lamina/collectives/executor.hpp"
+#include "lamina/collectives/memory_channel.hpp"
+#include "lamina/collectives/plan.hpp"
+#include "lamina/collectives/round_header.hpp"
+#include "lamina/collectives/schedule.hpp"
+#include "lamina/collectives/sum.hpp"
+#include "lamina/collectives/timeline.hpp"

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lamina/collectives/channel.hpp"
+#include "lamina/collectives/executor.hpp"
+#include "lamina/collectives/plan.hpp"
+#include "lamina/collectives/timeline.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/elementwise.hpp"
+
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Who moves messages on.
+enum class progress_by : std::uint8_t {
+  thread,  ///< one of the engine's own: communication goes on while the caller computes
+  caller,  ///< ready(), wait(), drain() and poll(): for ranks that take turns in one thread, and where there is one core
+};
+
+struct engine_options {
+  piece_sizes pieces = {};
+  progress_by progress = progress_by::thread;
+  /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts.
+  std::chrono::milliseconds timeout = std::chrono::minutes(2);
+  timeline* record = nullptr;  ///< outlives the engine
+};
+
+/// What the steps so far took.
+struct engine_totals {
+  std::uint64_t collectives = 0;
+  std::uint64_t sent_bytes = 0;   ///< headers and all
+  double waited_seconds = 0;      ///< in wait() and drain(): exposed communication
+  double collective_seconds = 0;  ///< from begin to end of each: exposed or not
+};
+
+/// The mean gradient of each layer over all ranks, computed beside the backward pass: layers are handed over as their gradients become
+/// ready, and the buckets of the plan are summed in its order, one collective at a time.
+///
+///     engine.begin_step();                                  // before backward
+///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
+///     engine.wait(l); update(l, engine.mean(l));            // where layer l is needed again, or after drain()
+///
+/// One thread calls it. Every rank has the same plan, which the ranks compare before the first sum, and makes the same decisions. The
+/// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
+///
+/// An error of any kind in a collective ends the engine: the next call throws it, and so do all later ones. No allocation after the
+/// first step. The destructor joins the thread, also while messages are open.
+class engine {
+ public:
+  /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces; std::bad_alloc
+  /// where there is no memory for the gradients and one chunk more.
+  engine(channel& over, plan given, const engine_options& options = {})
+      : channel_(over),
+        plan_(std::move(given)),
+        options_(options),
+        memory_(std::make_shared<memory>()),
+        executor_(over, plan_.fingerprint(), largest_collective(), memory_->of_executor, options.pieces),
+        layers_(plan_.model().layers()),
+        buckets_(plan_.buckets().size()) {
+    if (plan_.ranks() != over.ranks()) {
+      throw std::invalid_argument("the plan is for " + std::to_string(plan_.ranks()) +
+                                  " ranks, the channel has " + std::to_string(over.ranks()));
+    }
+    memory_->gradients.resize(plan_.model().elements());
+    std::size_t begin = 0;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      buckets_[b].begin = begin;
+      buckets_[b].predicted_seconds = plan_.seconds_of(plan_.buckets()[b]);
+      begin += plan_.buckets()[b].elements;
+    }
+    now_ = buckets_.size();
+    if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
+  }
+  engine(const engine&) = delete;
+  engine& operator=(const engine&) = delete;
+
+  ~engine() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_stopping_ = true;
+    }
+    work_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    // What is under way may still be written to and read from; and those who wait for this rank wait in vain.
+    if (executor_.has_open_messages() || error_ || now_ < buckets_.size()) channel_.abandon(memory_);
+  }
+
+  [[nodiscard]] const plan& used_plan() const noexcept { return plan_; }
+  /// 0 before the first.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+
+  /// Begins the next step; waits for what is left of the last. std::logic_error, naming a layer, where one was not handed over in
+  /// the last step.
+  void begin_step() {
+    rethrow();
+    for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l) {
+      if (layers_[l].now == phase::open) throw std::logic_error(sentence(l, " was not ready"));
+    }
+    drain();
+    const std::lock_guard lock(mutex_);
+    ++step_;
+    for (layer_state& each : layers_) each.now = phase::open;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      buckets_[b].missing = plan_.buckets()[b].layers.size();
+      buckets_[b].is_done = false;
+    }
+    now_ = 0;
+    summed_ = 0;
+  }
+
+  /// Hands over the gradient of a layer, which is copied. std::out_of_range for the layer, std::invalid_argument for its size, and
+  /// std::logic_error before begin_step(), or where the layer was handed over in this step.
+  void ready(std::size_t layer, std::span<const float> gradient) {
+    plan_.model().check_size(layer, gradient.size());
+    check_open(layer);
+    if (!gradient.empty()) std::memcpy(staged(layer), gradient.data(), gradient.size_bytes());
+    hand_over(layer, phase::sent);
+  }
+
+  /// Says that a layer is not sent in this step, on no rank. Throws as ready().
+  void hold_back(std::size_t layer) {
+    plan_.model().check_layer(layer);
+    check_open(layer);
+    hand_over(layer, phase::held);
+  }
+
+  /// Whether the mean of the layer is there, or there is none to come: no step has begun.
+  [[nodiscard]] bool is_done(std::size_t layer) {
+    const std::size_t bucket = plan_.place(layer).bucket;
+    const std::lock_guard lock(mutex_);
+    rethrow();
+    return step_ == 0 || buckets_[bucket].is_done;
+  }
+
+  /// Waits until is_done(layer). std::logic_error where that cannot be: a layer of its bucket, or of one before, was not ready.
+  void wait(std::size_t layer) { wait_for_buckets(plan_.place(layer).bucket + 1, layer); }
+
+  /// Waits for all layers of the step. Throws as wait().
+  void drain() { wait_for_buckets(buckets_.size(), 0); }
+
+  /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
+  /// std::logic_error where it is not there yet.
+  [[nodiscard]] std::span<float> mean(std::size_t layer) {
+    if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
+    if (layers_[layer].now == phase::held) return {};
+    return {memory_->gradients.data() + layers_[layer].begin, plan_.model().sizes()[layer]};
+  }
+
+  /// Moves messages on with progress_by::caller; whether anything moved. std::logic_error with a thread.
+  bool poll() {
+    if (thread_.joinable()) throw std::logic_error("the engine's thread moves messages on");
+    rethrow();
+    return guarded([&] { return advance(); });
+  }
+
+  [[nodiscard]] engine_totals totals() const {
+    const std::lock_guard lock(mutex_);
+    return totals_;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  enum class phase : std::uint8_t { open, sent, held };
+  struct memory {
+    std::vector<float> gradients;  // bucket behind bucket
+    executor::memory of_executor;
+    float opening = 0;
+  };
+  struct layer_state {
+    phase now = phase::open;
+    std::size_t begin = 0;  // of its mean among all
+  };
+  struct bucket_state {
+    std::size_t begin = 0;
+    double predicted_seconds = 0;
+    std::size_t missing = 0;  // layers that were not handed over
+    bool is_done = true;
+  };
+
+  [[nodiscard]] std::size_t largest_collective() const {
+    std::size_t largest = 1;
+    for (const bucket& each : plan_.buckets()) largest = std::max(largest, each.elements);
+    return std::min(largest, plan_.chunk_elements());
+  }
+  [[nodiscard]] std::string sentence(std::size_t layer, const char* what) const {
+    return "layer " + std::to_string(layer) + " '" + plan_.model()[layer].name + "'" + what + " in step " +
+           std::to_string(step_);
+  }
+  [[nodiscard]] float* staged(std::size_t layer) const {
+    const layer_place& place = plan_.place(layer);
+    return memory_->gradients.data() + buckets_[place.bucket].begin + place.offset;
+  }
+  void record(activity what, event_kind kind, std::size_t index) const {
+    if (options_.record != nullptr)
+      options_.record->record({.what = what, .kind = kind, .step = step_, .index = index});
+  }
+
+  // The error is written once, before has_failed_ is set.
+  void rethrow() const {
+    if (has_failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
+  }
+  void fail() {
+    {
+      const std::lock_guard lock(mutex_);
+      error_ = std::current_exception();
+      has_failed_.store(true, std::memory_order_release);
+    }
+    done_.notify_all();
+  }
+  template <class Work>
+  bool guarded(const Work& work) {
+    try {
+      return work();
+    } catch (...) {
+      fail();
+      throw;
+    }
+  }
+
+  void check_open(std::size_t layer) const {
+    rethrow();
+    if (step_ == 0) throw std::logic_error("a layer is handed over before the first step has begun");
+    if (layers_[layer].now != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
+  }
+  void hand_over(std::size_t layer, phase as) {
+    record(activity::ready, event_kind::instant, layer);
+    {
+      const std::lock_guard lock(mutex_);
+      layers_[layer].now = as;
+      --buckets_[plan_.place(layer).bucket].missing;
+    }
+    if (thread_.joinable())
+      work_.notify_one();
+    else
+      poll();
+  }
+
+  void wait_for_buckets(std::size_t count, std::size_t layer) {
+    std::unique_lock lock(mutex_);
+    rethrow();
+    if (step_ == 0) return;
+    for (std::size_t b = 0; b < count; ++b) {
+      if (buckets_[b].missing == 0) continue;
+      const auto& layers = plan_.buckets()[b].layers;
+      const auto open = std::ranges::find(layers, phase::open, [&](std::size_t l) { return layers_[l].now; });
+      throw std::logic_error(sentence(*open, " was not ready when it was waited for"));
+    }
+    const auto is_over = [&] {
+      return count == 0 || buckets_[count - 1].is_done || has_failed_.load(std::memory_order_acquire);
+    };
+    if (!is_over()) {
+      record(activity::waiting, event_kind::begin, layer);
+      const auto begin = clock::now();
+      if (thread_.joinable()) {
+        done_.wait(lock, is_over);
+      } else {
+        lock.unlock();
+        work_until([&] {
+          const std::lock_guard own(mutex_);
+          return is_over();
+        });
+        lock.lock();
+      }
+      totals_.waited_seconds += std::chrono::duration<double>(clock::now() - begin).count();
+      record(activity::waiting, event_kind::end, layer);
+    }
+    rethrow();
+  }
+
+  // Looks again and again, and sleeps longer from time to time while nothing moves: docs/decisions/0004-waiting.md.
+  template <class Until>
+  void work_until(const Until& is_over) {
+    constexpr std::chrono::microseconds shortest_nap{5};
+    constexpr std::chrono::microseconds longest_nap{200};
+    auto nap = shortest_nap;
+    while (!is_over()) {
+      if (guarded([&] { return advance(); })) {
+        nap = shortest_nap;
+      } else {
+        std::this_thread::sleep_for(nap);
+        nap = std::min(2 * nap, longest_nap);
+      }
+    }
+  }
+
+  void run() noexcept {
+    try {
+      while (true) {
+        {
+          std::unique_lock lock(mutex_);
+          work_.wait(lock, [&] { return is_stopping_ || has_work(); });
+          if (is_stopping_) return;
+        }
+        work_until([&] {
+          const std::lock_guard lock(mutex_);
+          return is_stopping_ || !has_work();
+        });
+      }
+    } catch (...) {
+      // fail() has kept it for the caller.
+    }
+  }
+
+  [[nodiscard]] bool has_work() const {
+    return executor_.is_running() || !is_opened_ || (now_ < buckets_.size() && buckets_[now_].missing == 0);
+  }
+
+  // By the one who moves messages on, alone. Whether anything moved.
+  bool advance() {
+    if (!executor_.is_running()) return begin_next();
+    const bool has_moved = executor_.advance();
+    const auto now = clock::now();
+    if (has_moved) {
+      moved_at_ = now;
+      if (!executor_.is_running()) end_collective(now);
+    } else if (now > moved_at_ + options_.timeout) {
+      const std::size_t silent = executor_.waits_for();
+      const auto seconds = std::chrono::duration<double>(options_.timeout).count();
+      throw channel_error(silent, "nothing heard for " + std::to_string(seconds).substr(0, 5) +
+                                      " s while exchanging with " + channel_.name_of(silent) + " in " +
+                                      executor_.place());
+    }
+    return has_moved;
+  }
+
+  bool begin_next() {
+    std::span<float> elements;
+    collective next;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!is_opened_) {
+        // All ranks meet in a sum of one element, whatever their plans: what its headers say is compared.
+        elements = {&memory_->opening, 1};
+      } else {
+        if (now_ == buckets_.size() || buckets_[now_].missing > 0) return false;
+        if (summed_ == 0) pack(now_);
+        elements =
+            std::span(memory_->gradients)
+                .subspan(buckets_[now_].begin + summed_, std::min(plan_.chunk_elements(), packed_ - summed_));
+        next = {number_, step_, operation::all_reduce, plan_.buckets()[now_].how, {}};
+      }
+      next.elements = elements;
+    }
+    begun_at_ = moved_at_ = clock::now();
+    if (is_opened_ && summed_ == 0) record_collective(event_kind::begin);
+    executor_.start(next);
+    if (!executor_.is_running()) end_collective(begun_at_);
+    return true;
+  }
+
+  // Layers that are sent move together; those that follow one that was held back, to the front.
+  void pack(std::size_t bucket) {
+    std::size_t end = buckets_[bucket].begin;
+    for (const std::size_t layer : plan_.buckets()[bucket].layers) {
+      if (layers_[layer].now != phase::sent) continue;
+      const std::size_t size = plan_.model().sizes()[layer];
+      float* const to = memory_->gradients.data() + end;
+      if (to != staged(layer) && size > 0) std::memmove(to, staged(layer), size * sizeof(float));
+      layers_[layer].begin = end;
+      end += size;
+    }
+    packed_ = end - buckets_[bucket].begin;
+  }
+
+  void end_collective(clock::time_point now) {
+    const std::span<float> summed = executor_.current().elements;
+    const bool is_last = is_opened_ && summed_ + summed.size() == packed_;
+    if (is_opened_) {
+      lamina::detail::divide_elements(summed.data(), static_cast<float>(channel_.ranks()), summed.size());
+      if (is_last) record_collective(event_kind::end);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      totals_.sent_bytes = executor_.sent_bytes();
+      totals_.collective_seconds += std::chrono::duration<double>(now - begun_at_).count();
+      if (!summed.empty()) {
+        ++number_;
+        ++totals_.collectives;
+      }
+      summed_ += summed.size();
+      if (is_last) {
+        buckets_[now_].is_done = true;
+        ++now_;
+      }
+      if (is_last || !is_opened_) summed_ = 0;
+      is_opened_ = true;
+    }
+    if (is_last) done_.notify_all();
+  }
+
+  void record_collective(event_kind kind) const {
+    if (options_.record == nullptr) return;
+    options_.record->record({.what = activity::collective,
+                             .kind = kind,
+                             .step = step_,
+                             .index = now_,
+                             .bytes = packed_ * sizeof(float),
+                             .how = plan_.buckets()[now_].how,
+                             .predicted_seconds = buckets_[now_].predicted_seconds});
+  }
+
+  channel& channel_;
+  plan plan_;
+  engine_options options_;
+  std::shared_ptr<memory> memory_;
+  executor executor_;
+  // Of both threads, under the mutex.
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable done_;
+  std::vector<layer_state> layers_;
+  std::vector<bucket_state> buckets_;
+  std::uint64_t step_ = 0;
+  std::size_t now_ = 0;     // bucket that is summed, or comes next
+  std::size_t summed_ = 0;  // elements of it
+  engine_totals totals_;
+  std::exception_ptr error_;
+  std::atomic<bool> has_failed_ = false;
+  bool is_stopping_ = false;
+  bool is_opened_ = false;
+  // Of the one who moves messages on.
+  std::size_t packed_ = 0;  // elements of the bucket that are sent
+  std::uint32_t number_ = 0;
+  clock::time_point begun_at_;
+  clock::time_point moved_at_;
+  std::thread thread_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/channel.hpp"
+#include "lamina/collectives/round_header.hpp"
+#include "lamina/collectives/schedule.hpp"
+#include "lamina/collectives/sum.hpp"
+#include "lamina/detail/abi.hpp"
+
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Why these:
+/// docs/decisions/0022-pieces-and-both-ways.md.
+struct piece_sizes {
+  std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
+  std::size_t one_way = 1U << 20U;
+};
+
+/// One collective of a run.
+struct collective {
+  std::uint32_t number = 0;  ///< since the beginning of the run
+  std::uint64_t step = 0;
+  operation what = operation::all_reduce;
+  algorithm how = algorithm::pairwise;
+  std::span<float> elements;  ///< of this rank at first, the result in the end
+};
+
+/// Runs one collective after another over a channel: posts the pieces of a round, adds what arrives as soon as it is there, and goes on
+/// to the next round. Nothing blocks, and no thread is made. What arrives is compared with what is due before it is added.
+class executor {
+ public:
+  /// What messages are read from and written to beside the elements. It must outlive them.
+  struct memory {
+    std::vector<float> scratch;
+    std::array<std::byte, round_header::size_bytes> sent_header{};
+    std::array<std::byte, round_header::size_bytes> arrived_header{};
+  };
+
+  /// \param plan           fingerprint, of which the low 32 bits travel
+  /// \param most_elements  of a collective
+  /// Throws std::invalid_argument where a piece would hold no element, or a round would be more pieces than a channel has tickets.
+  executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
+           piece_sizes pieces = {})
+      : channel_(over), plan_(static_cast<std::uint32_t>(plan)), pieces_(pieces), memory_(given) {
+    const std::size_t least = std::min(elements_in(pieces_.both_ways), elements_in(pieces_.one_way));
+    if (least == 0)
+      throw std::invalid_argument("a piece of a round must have room for a header and an element");
+    const std::size_t most_pieces = most_elements / least + 1;
+    if (2 * most_pieces > channel::most_tickets) {
+      throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
+                                  " elements would go in " + std::to_string(most_pieces) +
+                                  " pieces at once, of which a channel bears " +
+                                  std::to_string(channel::most_tickets / 2));
+    }
+    memory_.scratch.resize(most_elements + channel_.ranks());
+    incoming_.reserve(most_pieces);
+    roles_.resize(channel::most_tickets);
+    rounds_.reserve(2 * channel_.ranks() + 16);
+  }
+
+  /// Begins; it may be over at once, where there is nobody to talk to. std::logic_error while another runs.
+  void start(const collective& what) {
+    if (is_running()) throw std::logic_error("one collective at a time");
+    now_ = what;
+    rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
+    round_ = 0;
+    post_next();
+  }
+
+  [[nodiscard]] bool is_running() const noexcept { return round_ < rounds_.size(); }
+  [[nodiscard]] const collective& current() const noexcept { return now_; }
+  /// Whether the channel may still look at the memory.
+  [[nodiscard]] bool has_open_messages() const noexcept { return open_sends_ > 0 || open_receives_ > 0; }
+  /// Since the beginning, headers and all.
+  [[nodiscard]] std::uint64_t sent_bytes() const noexcept { return sent_bytes_; }
+
+  /// Goes on as far as it can without waiting; whether anything moved. Throws channel_error, naming rank, collective and round; the
+  /// collective cannot go on then, and its elements are unspecified.
+  bool advance() {
+    try {
+      const std::span<const completion> done = channel_.progress();
+      for (const completion& each : done) take(each);
+      return !done.empty();
+    } catch (const channel_error& error) {
+      throw channel_error(error.rank(), std::string(error.what()) + ", in " + header().place());
+    }
+  }
+
+  /// The rank that is waited for: who is to send, or, where all has come, who has not taken. Only while one runs.
+  [[nodiscard]] std::size_t waits_for() const {
+    const round& now = rounds_[round_];
+    return open_receives_ > 0 || !now.send ? now.receive->peer : now.send->peer;
+  }
+  /// "collective 7 of step 3 (ring, round 2)"
+  [[nodiscard]] std::string place() const { return header().place(); }
+
+ private:
+  struct incoming_piece {
+    element_range elements;  // of those that arrive in this round
+    completion done;
+    bool has_arrived = false;
+    bool is_settled = false;
+  };
+  static constexpr std::size_t of_send = static_cast<std::size_t>(-1);
+  static constexpr std::uint32_t tag = 0;  // all in order: the header tells them apart
+
+  static constexpr std::size_t elements_in(std::size_t bytes) {
+    return bytes < round_header::size_bytes ? 0 : (bytes - round_header::size_bytes) / sizeof(float);
+  }
+  [[nodiscard]] round_header header(std::size_t elements = 0) const {
+    return {now_.number,
+            now_.step,
+            plan_,
+            now_.what,
+            now_.how,
+            static_cast<std::uint16_t>(round_),
+            elements * sizeof(float)};
+  }
+  // Where the elements of this round go that arrive.
+  [[nodiscard]] std::span<float> target() const {
+    const round& now = rounds_[round_];
+    const element_range in = now.receive->elements;
+    if (now.on_arrival == arrival::put) return now_.elements.subspan(in.begin, in.size());
+    const std::size_t place =
+        now.on_arrival == arrival::hold ? held_place(channel_.rank(), now.receive->peer) * in.size() : 0;
+    return std::span(memory_.scratch).subspan(place, in.size());
+  }
+
+  // Posts the next round that has messages.
+  void post_next() {
+    while (is_running() && !rounds_[round_].send && !rounds_[round_].receive) ++round_;
+    if (!is_running()) return;
+    const round& now = rounds_[round_];
+    const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
+    const std::size_t piece = elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way);
+    is_checked_ = false;
+    incoming_.clear();
+    if (now.receive) {
+      const std::span<float> to = target();
+      for (std::size_t begin = 0; begin < to.size(); begin += piece) {
+        const element_range part = {begin, std::min(begin + piece, to.size())};
+        const auto before =
+            begin == 0 ? std::span<std::byte>(memory_.arrived_header) : std::span<std::byte>();
+        const ticket posted = channel_.receive(
+            now.receive->peer, tag, {before, std::as_writable_bytes(to.subspan(part.begin, part.size()))});
+        roles_[posted] = incoming_.size();
+        incoming_.push_back({part, {}, false, false});
+        ++open_receives_;
+      }
+    }
+    if (now.send) {
+      const element_range out = now.send->elements;
+      header(out.size()).write(memory_.sent_header);
+      for (std::size_t begin = out.begin; begin < out.end; begin += piece) {
+        const std::span<const float> part = now_.elements.subspan(begin, std::min(piece, out.end - begin));
+        const auto before = begin == out.begin ? std::span<const std::byte>(memory_.sent_header)
+                                               : std::span<const std::byte>();
+        roles_[channel_.send(now.send->peer, tag, {before, std::as_bytes(part)})] = of_send;
+        ++open_sends_;
+        sent_bytes_ += before.size() + part.size_bytes();
+      }
+    }
+  }
+
+  void take(const completion& done) {
+    if (roles_[done.which] == of_send) {
+      --open_sends_;
+    } else {
+      --open_receives_;
+      incoming_piece& piece = incoming_[roles_[done.which]];
+      piece.done = done;
+      piece.has_arrived = true;
+    }
+    settle();
+    if (has_open_messages()) return;
+    const element_range fold = rounds_[round_].fold;
+    if (fold.size() > 0) {
+      fold_in_rank_order(channel_.rank(), channel_.ranks(), now_.elements.subspan(fold.begin, fold.size()),
+                         std::span(memory_.scratch).first(fold.size() * (channel_.ranks() - 1)));
+    }
+    ++round_;
+    post_next();
+  }
+
+  // Checks and adds what has arrived: the header first, and nothing before the piece that carries it.
+  void settle() {
+    if (incoming_.empty() || !incoming_.front().has_arrived) return;
+    const round& now = rounds_[round_];
+    const std::size_t from = now.receive->peer;
+    if (!is_checked_) {
+      const completion& first = incoming_.front().done;
+      if (first.bytes >= round_header::size_bytes) {
+        const std::string difference =
+            header(now.receive->elements.size()).difference(memory_.arrived_header);
+        if (!difference.empty()) throw channel_error(from, channel_.name_of(from) + " " + difference);
+      }
+      is_checked_ = true;
+    }
+    // Where a whole vector is sent and added to at once, it must have left first.
+    const bool adds = now.on_arrival == arrival::add;
+    const bool must_wait =
+        adds && open_sends_ > 0 && now.send && now.send->elements.overlaps(now.receive->elements);
+    for (incoming_piece& each : incoming_) {
+      if (!each.has_arrived || each.is_settled) continue;
+      check_length(each, from);
+      if (must_wait) continue;
+      if (adds) {
+        add_to(now_.elements.subspan(now.receive->elements.begin + each.elements.begin, each.elements.size()),
+               target().subspan(each.elements.begin, each.elements.size()));
+      }
+      each.is_settled = true;
+    }
+  }
+
+  void check_length(const incoming_piece& piece, std::size_t from) const {
+    const std::size_t expected =
+        piece.elements.size() * sizeof(float) + (piece.elements.begin == 0 ? round_header::size_bytes : 0);
+    if (piece.done.is_truncated) {
+      throw channel_error(from, channel_.name_of(from) + " sends more than the " + std::to_string(expected) +
+                                    " bytes that are expected");
+    }
+    if (piece.done.bytes != expected) {
+      throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(piece.done.bytes) +
+                                    " bytes where " + std::to_string(expected) + " are expected");
+    }
+  }
+
+  channel& channel_;
+  std::uint32_t plan_;
+  piece_sizes pieces_;
+  memory& memory_;
+  collective now_;
+  std::vector<round> rounds_;
+  std::size_t round_ = 0;
+  std::vector<incoming_piece> incoming_;
+  std::vector<std::size_t> roles_;  // of a ticket: a piece that comes in, or of_send
+  std::size_t open_sends_ = 0;
+  std::size_t open_receives_ = 0;
+  bool is_checked_ = false;
+  std::uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

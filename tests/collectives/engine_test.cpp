@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: MIT
+#include "lamina/collectives/engine.hpp"
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+
+#include "catch.hpp"
+#include "memory_ranks.hpp"
+
+using namespace lamina_test;
+using collectives::algorithm;
+using collectives::algorithm_choice;
+using collectives::engine;
+using collectives::engine_options;
+using collectives::fate;
+using collectives::memory_network;
+using collectives::progress_by;
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// Small pieces, so that a round goes in many.
+engine_options in_turn() {
+  return {.pieces = {.both_ways = 132, .one_way = 232}, .progress = progress_by::caller, .timeout = 5s};
+}
+
+// Engines in one thread: whichever rank is drawn hands over its next layer or moves its messages on.
+void run_step(std::vector<std::unique_ptr<engine>>& engines, const all_gradients& gradients,
+              const std::vector<bool>& is_sent, std::mt19937& random) {
+  const std::size_t ranks = engines.size();
+  const std::size_t layers = gradients[0].size();
+  std::vector<std::size_t> handed(ranks);
+  for (auto& each : engines) each->begin_step();
+  std::size_t idle = 0;
+  const auto is_over = [&] {
+    return std::ranges::all_of(engines, [&](auto& each) {
+      for (std::size_t l = 0; l < layers; ++l) {
+        if (!each->is_done(l)) return false;
+      }
+      return true;
+    });
+  };
+  while (!is_over()) {
+    const std::size_t r = below(random, ranks);
+    bool has_moved = false;
+    if (handed[r] < layers && below(random, 3) == 0) {
+      const std::size_t l = layers - ++handed[r];
+      is_sent[l] ? engines[r]->ready(l, gradients[r][l]) : engines[r]->hold_back(l);
+      has_moved = true;
+    } else {
+      has_moved = engines[r]->poll();
+    }
+    idle = has_moved ? 0 : idle + 1;
+    if (idle == 100'000) FAIL("a deadlock");
+  }
+}
+
+std::vector<std::unique_ptr<engine>> engines_over(memory_network& network, const collectives::plan& plan,
+                                                  const engine_options& options) {
+  std::vector<std::unique_ptr<engine>> engines;
+  for (std::size_t r = 0; r < plan.ranks(); ++r)
+    engines.push_back(std::make_unique<engine>(network.of(r), plan, options));
+  return engines;
+}
+
+std::size_t threads_of_this_process() {
+  const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+}  // namespace
+
+// The eighth oracle: 10,000 schedules, each with its own delays, order of layers and turns.
+TEST_CASE("engine: the same bits whatever is delayed, and no deadlock") {
+  std::mt19937 random(1921);
+  for (std::uint64_t seed = 0; seed < 10'000; ++seed) {
+    const std::size_t ranks = 1 + below(random, 5);
+    const lamina::layout model = model_of({below(random, 70), 1 + below(random, 90), below(random, 200)});
+    const auto how = collectives::all_algorithms[below(random, 5)];
+    const collectives::plan plan = plan_for(model, ranks,
+                                            {.bucket_bytes = below(random, 2) * 400,
+                                             .chunk_bytes = 4096,
+                                             .choice = algorithm_choice::always(how)});
+    memory_network network(ranks, {.seed = seed, .most_delay = static_cast<unsigned>(below(random, 6))});
+    auto engines = engines_over(network, plan, in_turn());
+    const all_gradients gradients = random_gradients(random, model, ranks);
+    const std::vector<bool> is_sent = {below(random, 2) == 0, true, below(random, 4) != 0};
+    run_step(engines, gradients, is_sent, random);
+    const auto expected = expected_means(plan, gradients, is_sent);
+    for (auto& each : engines) {
+      if (!has_means(*each, expected)) FAIL("other bits, seed " << seed << ", " << collectives::name_of(how));
+    }
+    REQUIRE(network.under_way() == 0);
+  }
+}
+
+TEST_CASE("engine: several steps, chunks, layers held back, and bytes by the formula") {
+  std::mt19937 random(1922);
+  for (const algorithm how : collectives::all_algorithms) {
+    for (const std::size_t ranks : {1U, 2U, 3U, 4U, 7U}) {
+      INFO(collectives::name_of(how) << ", " << ranks << " ranks");
+      const lamina::layout model = model_of({5000, 1, 0, 700, 2500});
+      const collectives::plan plan = plan_for(
+          model, ranks, {.bucket_bytes = 6000, .chunk_bytes = 4096, .choice = algorithm_choice::always(how)});
+      memory_network network(ranks, {.seed = 3, .most_delay = 2});
+      auto engines = engines_over(network, plan, in_turn());
+      std::vector<std::uint64_t> formula(ranks);
+      const auto count = [&](algorithm by, std::size_t elements) {
+        for (std::size_t r = 0; r < ranks; ++r) {
+          const auto rounds =
+              collectives::rounds_of(collectives::operation::all_reduce, by, ranks, r, elements);
+          formula[r] += 4 * formula_of_sent(by, ranks, r, elements) + 32 * collectives::sent(rounds).messages;
+        }
+      };
+      count(algorithm::pairwise, 1);  // in which plans are compared
+      for (int step = 0; step < 4; ++step) {
+        const all_gradients gradients = random_gradients(random, model, ranks);
+        std::vector<bool> is_sent(5, true);
+        if (step > 0) is_sent[below(random, 5)] = is_sent[below(random, 5)] = false;
+        run_step(engines, gradients, is_sent, random);
+        const auto expected = expected_means(plan, gradients, is_sent);
+        for (auto& each : engines) REQUIRE(has_means(*each, expected));
+        for (const auto& bucket : plan.buckets()) {
+          std::size_t elements = 0;
+          for (const std::size_t l : bucket.layers) elements += is_sent[l] ? model.sizes()[l] : 0;
+          for (std::size_t begin = 0; begin < elements; begin += plan.chunk_elements())
+            count(how, std::min(plan.chunk_elements(), elements - begin));
+        }
+      }
+      for (std::size_t r = 0; r < ranks; ++r) {
+        CHECK(network.sent_bytes(r) == formula[r]);
+        CHECK(engines[r]->totals().sent_bytes == formula[r]);
+      }
+    }
+  }
+}
+
+TEST_CASE("engine: threads give the same bits as turns") {
+  std::mt19937 random(1923);
+  const std::size_t ranks = 4;
+  const lamina::layout model = model_of({3000, 10, 800, 64});
+  const collectives::plan plan = plan_for(
+      model, ranks,
+      {.bucket_bytes = 2000, .chunk_bytes = 4096, .choice = algorithm_choice::always(algorithm::ring)});
+  memory_network network(ranks);
+  std::vector<all_gradients> gradients;
+  for (int step = 0; step < 20; ++step) gradients.push_back(random_gradients(random, model, ranks));
+  const auto errors = in_threads(ranks, [&](std::size_t r) {
+    engine own(network.of(r), plan, {.timeout = 20s});
+    for (const all_gradients& of_step : gradients) {
+      own.begin_step();
+      for (std::size_t l = model.layers(); l-- > 0;) own.ready(l, of_step[r][l]);
+      own.drain();
+      if (!has_means(own, expected_means(plan, of_step, std::vector<bool>(4, true))))
+        throw std::runtime_error("other bits");
+    }
+    if (own.totals().collectives == 0) throw std::runtime_error("nothing was counted");
+  });
+  CHECK(errors == std::vector<std::string>(ranks));
+}
+
+// The seventh oracle, by the order of what happens: the "backward" of layer 0 does not go on before the sum of the last layer is there.
+TEST_CASE("engine: a sum completes while backward goes on, and forward begins while the last is open") {
+  const std::size_t ranks = 2;
+  const lamina::layout model = model_of({100, 100, 100});
+  const collectives::plan plan = plan_for(model, ranks, {.bucket_bytes = 0});
+  std::atomic<bool> is_closed = false;
+  memory_network network(ranks, {.interfere = [&](const collectives::seen_message&) {
+                           return is_closed ? fate::is_held_back : fate::arrives;
+                         }});
+  std::array<collectives::timeline, 2> timelines = {collectives::timeline(100), collectives::timeline(100)};
+  std::atomic<int> forwards = 0;
+  const std::vector<float> gradient(100, 1.0F);
+  const auto errors = in_threads(ranks, [&](std::size_t r) {
+    engine own(network.of(r), plan, {.timeout = 20s, .record = &timelines[r]});
+    own.begin_step();
+    own.ready(2, gradient);
+    own.ready(1, gradient);
+    own.wait(2);
+    own.wait(1);
+    is_closed = true;  // the sum of layer 0 cannot end before forward has passed layer 1
+    own.ready(0, gradient);
+    if (own.is_done(0)) throw std::runtime_error("done before its time");
+    timelines[r].record({.what = collectives::activity::computation, .kind = collectives::event_kind::begin});
+    own.wait(2);
+    own.wait(1);
+    if (++forwards == 2) is_closed = false;
+    own.wait(0);
+  });
+  CHECK(errors == std::vector<std::string>(ranks));
+  const auto events = timelines[0].events();
+  const auto place_of = [&](collectives::activity what, collectives::event_kind kind, std::size_t index) {
+    return std::ranges::find_if(events,
+                                [&](const collectives::event& each) {
+                                  return each.what == what && each.kind == kind && each.index == index;
+                                }) -
+           events.begin();
+  };
+  using collectives::activity;
+  using collectives::event_kind;
+  CHECK(place_of(activity::collective, event_kind::end, 0) <
+        place_of(activity::ready, event_kind::instant, 0));
+  CHECK(place_of(activity::computation, event_kind::begin, 0) <
+        place_of(activity::collective, event_kind::end, 2));
+  CHECK(place_of(activity::collective, event_kind::end, 2) < static_cast<std::ptrdiff_t>(events.size()));
+  std::ostringstream trace;
+  collectives::write_trace(trace, events, 0);
+  CHECK(contains(trace.str(), "\"name\":\"collective 2\",\"ph\":\"E\""));
+}
+
+// Its control: with nobody to move messages on, the sum is not there.
+TEST_CASE("engine: without its thread nothing is summed between two calls") {
+  memory_network network(2);
+  const lamina::layout model = model_of({100, 100});
+  const collectives::plan plan = plan_for(model, 2, {.bucket_bytes = 0});
+  auto engines = engines_over(network, plan, {.progress = progress_by::caller, .timeout = 5s});
+  const std::vector<float> gradient(100, 1.0F);
+  for (auto& each : engines) each->begin_step();
+  for (auto& each : engines) each->ready(1, gradient);
+  for (int k = 0; k < 1000; ++k) CHECK_FALSE(engines[0]->is_done(1));
+}
+
+TEST_CASE("engine: whoever has another plan is named, and nobody hangs") {
+  const lamina::layout model = model_of({100, 50});
+  const std::vector<collectives::plan_options> others = {
+      {.bucket_bytes = 0},
+      {.chunk_bytes = 8192},
+      {.choice = algorithm_choice::always(algorithm::ring)},
+      {.choice = algorithm_choice::always(algorithm::tree)}};
+  for (const auto& other : others) {
+    memory_network network(3);
+    const std::vector<float> gradient(100, 1.0F);
+    const auto errors = in_threads(3, [&](std::size_t r) {
+      engine own(network.of(r), plan_for(model, 3, r == 1 ? other : collectives::plan_options()),
+                 {.timeout = 10s});
+      own.begin_step();
+      own.ready(1, std::span(gradient).first(50));
+      own.ready(0, gradient);
+      own.drain();
+    });
+    for (const std::string& each : errors) {
+      CHECK((contains(each, "another plan") || contains(each, "has left")));
+    }
+    CHECK(std::ranges::any_of(
+        errors, [](const auto& each) { return contains(each, "rank 1 was started with another plan"); }));
+  }
+}
+
+TEST_CASE("engine: another decision on a rank is noticed, and nobody hangs") {
+  const lamina::layout model = model_of({100, 50});
+  memory_network network(2);
+  const collectives::plan plan = plan_for(model, 2, {.bucket_bytes = 1'000'000});
+  const std::vector<float> gradient(100, 1.0F);
+  const auto errors = in_threads(2, [&](std::size_t r) {
+    engine own(network.of(r), plan, {.timeout = 10s});
+    own.begin_step();
+    own.ready(1, std::span(gradient).first(50));
+    r == 0 ? own.ready(0, gradient) : own.hold_back(0);
+    own.drain();
+  });
+  CHECK((contains(errors[0], "bytes") || contains(errors[1], "bytes")));
+  for (const std::string& each : errors) CHECK((contains(each, "bytes") || contains(each, "has left")));
+}
+
+TEST_CASE("engine: a damaged header is refused by its field, and nothing is added") {
+  const lamina::layout model = model_of({100});
+  const collectives::plan plan = plan_for(model, 2, {.choice = algorithm_choice::always(algorithm::ring)});
+  struct damage {
+    std::size_t at;
+    std::string sentence;
+  };
+  const std::vector<damage> all = {
+      {0, "no round of a collective"}, {4, "is in collective"},   {8, "of step"}, {16, "another plan"},
+      {20, "runs collective 1"},       {21, "runs collective 1"}, {22, "round"},  {24, "bytes in"}};
+  for (const damage& each : all) {
+    // The opening sum has messages 0 and 1; rank 0's first of the step is damaged.
+    memory_network network(2, {.interfere = [&](const collectives::seen_message& seen) {
+                             if (seen.index >= 2 && seen.from == 0 && !seen.bytes.header.empty())
+                               seen.bytes.header[each.at] ^= std::byte{4};
+                             return fate::arrives;
+                           }});
+    auto engines = engines_over(network, plan, {.progress = progress_by::caller, .timeout = 5s});
+    for (auto& own : engines) own->begin_step();
+    const std::vector<float> gradient(100, 1.0F);
+    for (auto& own : engines) own->ready(0, gradient);
+    const auto run = [&] {
+      for (int k = 0; k < 1000; ++k) {
+        for (auto& own : engines) own->poll();
+      }
+    };
+    const std::string error = message_of<collectives::channel_error>(run);
+    CHECK(contains(error, "rank 0 "));
+    CHECK(contains(error, each.sentence));
+    CHECK(contains(error, "in collective 1 of step 1 (ring, round 0)"));
+    // Rank 1 goes on throwing it.
+    CHECK(message_of<collectives::channel_error>([&] { engines[1]->drain(); }) == error);
+    CHECK(message_of<collectives::channel_error>([&] { engines[1]->begin_step(); }) == error);
+  }
+}
+
+TEST_CASE("engine: a silent rank is named after the timeout, and one that leaves at once") {
+  const lamina::layout model = model_of({100});
+  const collectives::plan plan = plan_for(model, 3, {});
+  const std::vector<float> gradient(100, 1.0F);
+  {
+    memory_network network(3, {.interfere = [](const collectives::seen_message& seen) {
+                             return seen.index > 6 && seen.from == 1 ? fate::is_lost : fate::arrives;
+                           }});
+    const auto errors = in_threads(3, [&](std::size_t r) {
+      engine own(network.of(r), plan, {.timeout = 200ms});
+      own.begin_step();
+      own.ready(0, gradient);
+      own.drain();
+    });
+    CHECK(std::ranges::any_of(errors, [](const auto& each) {
+      return contains(each,
+                      "nothing heard for 0.200 s while exchanging with rank 1 in collective 1 of step 1 "
+                      "(pairwise, round");
+    }));
+  }
+  memory_network network(3);
+  const auto errors = in_threads(3, [&](std::size_t r) {
+    engine own(network.of(r), plan, {.timeout = 20s});
+    own.begin_step();
+    if (r == 2) throw std::runtime_error("an error of the caller's");
+    own.ready(0, gradient);
+    own.drain();
+  });
+  CHECK(errors[2] == "an error of the caller's");
+  CHECK(contains(errors[0], "has left"));
+  CHECK(contains(errors[1], "has left"));
+}
+
+TEST_CASE("engine: leaves no thread behind, whatever fails") {
+  const std::size_t before = threads_of_this_process();
+  const lamina::layout model = model_of({100});
+  {
+    memory_network network(2);
+    const collectives::plan plan = plan_for(model, 2, {});
+    engine alone(network.of(0), plan);  // its peer never comes
+    alone.begin_step();
+    alone.ready(0, std::vector<float>(100));
+  }
+  {
+    memory_network network(3);
+    CHECK_THROWS_AS(engine(network.of(0), plan_for(model, 2, {})), std::invalid_argument);
+    CHECK_THROWS_AS(engine(network.of(0), plan_for(model, 3, {}), {.pieces = {.both_ways = 35}}),
+                    std::invalid_argument);
+  }
+  CHECK(threads_of_this_process() == before);
+}
+
+TEST_CASE("engine: calls out of order are refused by name") {
+  memory_network network(1);
+  const lamina::layout model = model_of({10, 20});
+  const collectives::plan plan = plan_for(model, 1, {.bucket_bytes = 0});
+  engine own(network.of(0), plan, {.progress = progress_by::caller});
+  const std::vector<float> gradient(20, 1.0F);
+  const auto refusal = [&](auto call) { return message_of<std::logic_error>(call); };
+  own.wait(0);  // nothing is under way: a gate passes
+  CHECK(own.is_done(0));
+  CHECK(contains(refusal([&] { own.ready(1, gradient); }), "before the first step"));
+  CHECK(contains(refusal([&] { (void)own.mean(0); }), "is not summed yet"));
+  own.begin_step();
+  CHECK(contains(refusal([&] { own.ready(2, gradient); }), "out of range"));
+  CHECK(contains(refusal([&] { own.ready(0, gradient); }), "has shape [10] (10 elements)"));
+  CHECK(contains(refusal([&] { own.wait(0); }),
+                 "layer 1 'layer1' was not ready when it was waited for in step 1"));
+  own.ready(1, gradient);
+  CHECK(
+      contains(refusal([&] { own.ready(1, gradient); }), "layer 1 'layer1' is handed over twice in step 1"));
+  CHECK(contains(refusal([&] { own.hold_back(1); }), "is handed over twice"));
+  CHECK(contains(refusal([&] { own.begin_step(); }), "layer 0 'layer0' was not ready in step 1"));
+  own.hold_back(0);
+  own.drain();
+  CHECK(own.mean(0).empty());
+  CHECK(own.mean(1).size() == 20);
+  own.begin_step();
+  CHECK(own.step() == 2);
+  CHECK(contains(refusal([&] { (void)own.mean(1); }), "is not summed yet in step 2"));
+}
+
+TEST_CASE("agreement: order and costs, and whoever has seen another order") {
+  const lamina::layout model = model_of({1, 2, 3});
+  memory_network network(3);
+  std::vector<collectives::cost_table> agreed(3);
+  const std::vector<std::size_t> order = {2, 0, 1};
+  auto errors = in_threads(3, [&](std::size_t r) {
+    const auto k = static_cast<double>(r);
+    agreed[r] =
+        collectives::agree_on_costs(network.of(r), {1e-4 * (1 + k), 1e-8, 3e-8 - 1e-8 * k, 1.2345e-10});
+    if (collectives::agree_on_order(network.of(r), model, order) != order)
+      throw std::runtime_error("another order");
+  });
+  CHECK(errors == std::vector<std::string>(3));
+  for (const auto& each : agreed) CHECK(each == collectives::cost_table{3e-4, 1e-8, 3e-8, 1.23e-10});
+  errors = in_threads(3, [&](std::size_t r) {
+    std::ignore =
+        collectives::agree_on_order(network.of(r), model, r == 2 ? std::vector<std::size_t>{2, 1, 0} : order);
+  });
+  CHECK(errors[0].empty());
+  CHECK(errors[2] == "rank 2 has its gradient of 'layer1' where rank 0 has that of 'layer0'");
+}
+
+TEST_CASE("calibration: all ranks have the same table, and its constants can be") {
+  for (const std::size_t ranks : {1U, 2U, 3U}) {
+    memory_network network(ranks);
+    std::vector<collectives::cost_table> tables(ranks);
+    const auto errors = in_threads(ranks, [&](std::size_t r) {
+      tables[r] = collectives::calibrate(
+          network.of(r),
+          {.latency_rounds = 20, .most_bytes = 1 << 20U, .least_bytes = 1 << 19U, .timeout = 20s});
+    });
+    CHECK(errors == std::vector<std::string>(ranks));
+    for (const auto& each : tables) {
+      if (ranks > 1) CHECK(each == tables[0]);
+      collectives::check(each);
+    }
+  }
+  memory_network network(2);
+  const auto errors = in_threads(2, [&](std::size_t r) {
+    std::ignore = collectives::calibrate(
+        network.of(r), {.latency_rounds = 20, .most_bytes = 1 << 20U, .known_rate = 1, .timeout = 20s});
+  });
+  for (const auto& each : errors) CHECK(contains(each, "more than the rate of the network allows"));
+}

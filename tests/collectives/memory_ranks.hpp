@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lamina/collectives/collectives.hpp"
+#include "simulated_ranks.hpp"
+
+/// Engines of ranks in one process, in threads or in turn.
+namespace lamina_test {
+
+inline collectives::plan plan_for(const lamina::layout& model, std::size_t ranks,
+                                  const collectives::plan_options& options) {
+  std::vector<std::size_t> order(model.layers());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  return {model, ranks, order, std::vector<collectives::layer_class>(model.layers()), options};
+}
+
+/// Gradients of each rank and layer.
+using all_gradients = std::vector<std::vector<std::vector<float>>>;
+
+inline all_gradients random_gradients(std::mt19937& random, const lamina::layout& model, std::size_t ranks) {
+  all_gradients made(ranks);
+  for (auto& of_rank : made) {
+    for (const std::size_t size : model.sizes()) of_rank.push_back(random_fractions<float>(random, size));
+  }
+  return made;
+}
+
+/// What engines are to give: the sum of each chunk of each bucket in the algorithm's order, divided once.
+inline std::vector<std::vector<float>> expected_means(const collectives::plan& plan,
+                                                      const all_gradients& gradients,
+                                                      const std::vector<bool>& is_sent) {
+  std::vector<std::vector<float>> means(plan.model().layers());
+  for (const collectives::bucket& bucket : plan.buckets()) {
+    rank_vectors packed(gradients.size());
+    for (std::size_t r = 0; r < gradients.size(); ++r) {
+      for (const std::size_t l : bucket.layers) {
+        if (is_sent[l]) packed[r].insert(packed[r].end(), gradients[r][l].begin(), gradients[r][l].end());
+      }
+    }
+    std::vector<float> mean;
+    for (std::size_t begin = 0; begin < packed[0].size(); begin += plan.chunk_elements()) {
+      const std::size_t end = std::min(begin + plan.chunk_elements(), packed[0].size());
+      rank_vectors chunk;
+      for (const auto& each : packed) {
+        chunk.emplace_back(each.begin() + static_cast<std::ptrdiff_t>(begin),
+                           each.begin() + static_cast<std::ptrdiff_t>(end));
+      }
+      for (const float each : collectives::reference_sum(bucket.how, chunk))
+        mean.push_back(each / static_cast<float>(gradients.size()));
+    }
+    auto next = mean.begin();
+    for (const std::size_t l : bucket.layers) {
+      if (!is_sent[l]) continue;
+      means[l].assign(next, next + static_cast<std::ptrdiff_t>(gradients[0][l].size()));
+      next += static_cast<std::ptrdiff_t>(gradients[0][l].size());
+    }
+  }
+  return means;
+}
+
+inline bool has_means(collectives::engine& engine, const std::vector<std::vector<float>>& means) {
+  for (std::size_t l = 0; l < means.size(); ++l) {
+    if (!same_bits(engine.mean(l), means[l])) return false;
+  }
+  return true;
+}
+
+/// Calls work(rank) in a thread for each; what each has thrown, or an empty text.
+template <class Work>
+std::vector<std::string> in_threads(std::size_t ranks, const Work& work) {
+  std::vector<std::string> errors(ranks);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        work(r);
+      } catch (const std::exception& error) {
+        errors[r] = error.what();
+      }
+    });
+  }
+  for (std::thread& each : threads) each.join();
+  return errors;
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// Engines of eight ranks in one process, for the thread sanitizer and for a count of allocations. With --race two threads call one
+// engine, which is not allowed: the sanitizer must say so.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+
+#include "memory_ranks.hpp"
+
+namespace {
+
+std::atomic<long> allocations = 0;
+// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
+void (*volatile const release)(void*) = std::free;
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  release(memory);
+}
+
+int main(int argc, char** argv) {
+  using namespace lamina_test;
+  using namespace std::chrono_literals;
+  const bool races = argc > 1 && std::strcmp(argv[1], "--race") == 0;
+  constexpr std::size_t ranks = 8;
+  const lamina::layout model = model_of({3000, 5, 0, 20'000, 700});
+  for (const auto how : collectives::all_algorithms) {
+    const collectives::plan plan = plan_for(
+        model, ranks,
+        {.bucket_bytes = 5000, .chunk_bytes = 16'384, .choice = collectives::algorithm_choice::always(how)});
+    std::mt19937 random(5);
+    const all_gradients gradients = random_gradients(random, model, ranks);
+    const auto expected = expected_means(plan, gradients, std::vector<bool>(model.layers(), true));
+    collectives::memory_network network(ranks, {.seed = 1, .most_delay = 2});
+    std::vector<std::unique_ptr<collectives::engine>> engines;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      engines.push_back(std::make_unique<collectives::engine>(
+          network.of(r), plan, collectives::engine_options{.pieces = {.both_ways = 4096, .one_way = 8192}}));
+    }
+    // All ranks are called by this thread: what runs beside it are the engines alone.
+    long before = 0;
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) before = allocations;
+      for (auto& each : engines) each->begin_step();
+      std::thread other;
+      if (races) other = std::thread([&] { engines[0]->ready(4, gradients[0][4]); });
+      for (std::size_t l = model.layers(); l-- > 0;) {
+        for (std::size_t r = 0; r < ranks; ++r) engines[r]->ready(l, gradients[r][l]);
+      }
+      if (races) other.join();
+      for (auto& each : engines) each->drain();
+      for (auto& each : engines) {
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          if (!same_bits(each->mean(l), expected[l])) {
+            std::printf("other bits\n");
+            return 1;
+          }
+        }
+      }
+    }
+    if (allocations != before) {
+      std::printf("%ld allocations after the third step, by %s\n", allocations - before,
+                  collectives::name_of(how));
+      return 1;
+    }
+  }
+  std::puts("the same bits and no allocation");
+}
