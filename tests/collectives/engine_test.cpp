@@ -227,17 +227,24 @@ TEST_CASE("engine: without its thread nothing is summed between two calls") {
 
 TEST_CASE("engine: whoever has another plan is named, and nobody hangs") {
   const lamina::layout model = model_of({100, 50});
-  const std::vector<collectives::plan_options> others = {
-      {.bucket_bytes = 0},
-      {.chunk_bytes = 8192},
-      {.choice = algorithm_choice::always(algorithm::ring)},
-      {.choice = algorithm_choice::always(algorithm::tree)}};
+  const auto plan_with = [&](const std::vector<std::size_t>& order,
+                             const collectives::plan_options& options = {},
+                             const collectives::cost_table& costs = collectives::gigabit_costs) {
+    return collectives::plan(model, 3, order, std::vector<collectives::layer_class>(2), options, costs);
+  };
+  // Other buckets, chunks, algorithms; a ready order of its own; a table of costs of its own.
+  const std::vector<collectives::plan> others = {
+      plan_with({1, 0}, {.bucket_bytes = 0}),
+      plan_with({1, 0}, {.chunk_bytes = 8192}),
+      plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::ring)}),
+      plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::tree)}),
+      plan_with({0, 1}),
+      plan_with({1, 0}, {}, {1e-3, 1e-8, 1e-8, 1e-10})};
   for (const auto& other : others) {
     memory_network network(3);
     const std::vector<float> gradient(100, 1.0F);
     const auto errors = in_threads(3, [&](std::size_t r) {
-      engine own(network.of(r), plan_for(model, 3, r == 1 ? other : collectives::plan_options()),
-                 {.timeout = 10s});
+      engine own(network.of(r), r == 1 ? other : plan_with({1, 0}), {.timeout = 10s});
       own.begin_step();
       own.ready(1, std::span(gradient).first(50));
       own.ready(0, gradient);
@@ -300,6 +307,39 @@ TEST_CASE("engine: a damaged header is refused by its field, and nothing is adde
     // Rank 1 goes on throwing it.
     CHECK(message_of<collectives::channel_error>([&] { engines[1]->drain(); }) == error);
     CHECK(message_of<collectives::channel_error>([&] { engines[1]->begin_step(); }) == error);
+  }
+}
+
+// Headers are the same then: the lengths alone tell.
+TEST_CASE("engine: other pieces on a rank are refused by their lengths") {
+  const lamina::layout model = model_of({300});
+  const collectives::plan plan = plan_for(model, 2, {.choice = algorithm_choice::always(algorithm::ring)});
+  for (const std::size_t larger : {0U, 1U}) {
+    memory_network network(2);
+    std::vector<std::unique_ptr<engine>> engines;
+    for (std::size_t r = 0; r < 2; ++r) {
+      auto options = in_turn();
+      options.pieces.both_ways = r == larger ? 232 : 132;
+      engines.push_back(std::make_unique<engine>(network.of(r), plan, options));
+    }
+    const std::vector<float> gradient(300, 1.0F);
+    for (auto& own : engines) own->begin_step();
+    for (auto& own : engines) own->ready(0, gradient);
+    const auto error_of = [&](std::size_t r) {
+      return message_of<collectives::channel_error>([&] {
+        for (int k = 0; k < 100; ++k) {
+          engines[r]->poll();
+          try {
+            engines[1 - r]->poll();
+          } catch (const collectives::channel_error&) {
+            // Its turn is below.
+          }
+        }
+      });
+    };
+    CHECK(contains(error_of(larger),
+                   "sends 132 bytes where 232 are expected, in collective 1 of step 1 (ring, round 0)"));
+    CHECK(contains(error_of(1 - larger), "sends more than the 132 bytes that are expected, in collective 1"));
   }
 }
 

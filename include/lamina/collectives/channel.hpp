@@ -16,7 +16,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
 /// Thrown where a message of another rank is not the one that is due, does not come, or cannot be sent.
 class LAMINA_VISIBLE channel_error : public std::runtime_error {
  public:
-  /// \param rank  the other one
+  /// Of the other rank, and a sentence.
   channel_error(std::size_t rank, const std::string& what) : std::runtime_error(what), rank_(rank) {}
   [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
 
@@ -60,7 +60,7 @@ class channel {
   /// What to call a rank in a sentence: "rank 2".
   [[nodiscard]] virtual std::string name_of(std::size_t rank) const { return "rank " + std::to_string(rank); }
 
-  /// The memory must live, and not be written, until the ticket is done. \param tag  tells messages between two ranks apart
+  /// The memory must live, and not be written, until the ticket is done. A tag tells messages between two ranks apart.
   virtual ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) = 0;
   /// The memory must live, and not be read, until the ticket is done.
   virtual ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) = 0;

@@ -23,7 +23,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
 /// docs/decisions/0022-pieces-and-both-ways.md.
 struct piece_sizes {
   std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
-  std::size_t one_way = 1U << 20U;
+  std::size_t one_way = 60'000;
 };
 
 /// One collective of a run.
@@ -46,8 +46,7 @@ class executor {
     std::array<std::byte, round_header::size_bytes> arrived_header{};
   };
 
-  /// \param plan           fingerprint, of which the low 32 bits travel
-  /// \param most_elements  of a collective
+  /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel.
   /// Throws std::invalid_argument where a piece would hold no element, or a round would be more pieces than a channel has tickets.
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
            piece_sizes pieces = {})
@@ -74,7 +73,7 @@ class executor {
     now_ = what;
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
     round_ = 0;
-    post_next();
+    with_place([&] { post_next(); });
   }
 
   [[nodiscard]] bool is_running() const noexcept { return round_ < rounds_.size(); }
@@ -87,13 +86,13 @@ class executor {
   /// Goes on as far as it can without waiting; whether anything moved. Throws channel_error, naming rank, collective and round; the
   /// collective cannot go on then, and its elements are unspecified.
   bool advance() {
-    try {
+    bool has_moved = false;
+    with_place([&] {
       const std::span<const completion> done = channel_.progress();
       for (const completion& each : done) take(each);
-      return !done.empty();
-    } catch (const channel_error& error) {
-      throw channel_error(error.rank(), std::string(error.what()) + ", in " + header().place());
-    }
+      has_moved = !done.empty();
+    });
+    return has_moved;
   }
 
   /// The rank that is waited for: who is to send, or, where all has come, who has not taken. Only while one runs.
@@ -125,6 +124,15 @@ class executor {
             now_.how,
             static_cast<std::uint16_t>(round_),
             elements * sizeof(float)};
+  }
+  // An error of the channel says in which round it was met.
+  template <class Work>
+  void with_place(const Work& work) {
+    try {
+      work();
+    } catch (const channel_error& error) {
+      throw channel_error(error.rank(), std::string(error.what()) + ", in " + place());
+    }
   }
   // Where the elements of this round go that arrive.
   [[nodiscard]] std::span<float> target() const {

@@ -101,7 +101,7 @@ class mpi_channel final : public channel {
         int kind = error;
         MPI_Error_class(error, &kind);
         is_truncated = kind == MPI_ERR_TRUNCATE;
-        if (!is_truncated) throw channel_error(sent_or_due.peer, "MPI: " + text_of(error));
+        if (!is_truncated) check_message(error, sent_or_due.peer);
       }
       int bytes = static_cast<int>(sent_or_due.bytes);
       if (!sent_or_due.is_send && !is_truncated) MPI_Get_count(&statuses_[k], MPI_BYTE, &bytes);
@@ -139,9 +139,9 @@ class mpi_channel final : public channel {
     if (free == most_tickets) throw std::logic_error("more messages are under way than there are tickets");
     posted_[free] = {peer, message.size(), is_send};
     if (message.header.empty()) {
-      check(
+      check_message(
           call(message.elements.data(), static_cast<int>(message.elements.size()), MPI_BYTE, requests_[free]),
-          "MPI_Isend or MPI_Irecv");
+          peer);
     } else {
       // Both parts as one message.
       const std::array<int, 2> lengths = {static_cast<int>(message.header.size()),
@@ -156,13 +156,16 @@ class mpi_channel final : public channel {
       check(MPI_Type_commit(&type), "MPI_Type_commit");
       const int code = call(MPI_BOTTOM, 1, type, requests_[free]);
       MPI_Type_free(&type);  // MPI keeps what a message under way needs
-      check(code, "MPI_Isend or MPI_Irecv");
+      check_message(code, peer);
     }
     used_ = std::max(used_, free + 1);
     ++open_;
     return static_cast<ticket>(free);
   }
 
+  static void check_message(int code, std::size_t peer) {
+    if (code != MPI_SUCCESS) throw channel_error(peer, "MPI: " + text_of(code));
+  }
   static std::string text_of(int code) {
     std::array<char, MPI_MAX_ERROR_STRING> text{};
     int length = 0;

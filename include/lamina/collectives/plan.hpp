@@ -87,8 +87,11 @@ struct layer_place {
 
 class plan {
  public:
+  /// \param model        whose layers are summed
+  /// \param ranks        P
   /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
+  /// \param options      buckets, chunks, algorithms
   /// \param costs        agreed between the ranks; kept with three digits
   /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, or chunks below 4,096 bytes;
   /// calibration_error for a cost that cannot be.

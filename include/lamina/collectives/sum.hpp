@@ -73,8 +73,7 @@ float chain_sum(const Input& x, std::size_t first, std::size_t ranks) {
 
 }  // namespace detail
 
-/// The sum that the algorithm is to give, by plain loops: an oracle, apart from schedules and kernels.
-/// \param inputs  of each rank, all of one length
+/// The sum that the algorithm is to give of the inputs of all ranks, by plain loops: an oracle, apart from schedules and kernels.
 /// Throws std::invalid_argument without ranks, or where lengths differ.
 [[nodiscard]] inline std::vector<float> reference_sum(algorithm how,
                                                       std::span<const std::vector<float>> inputs) {
