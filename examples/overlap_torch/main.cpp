@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// Data-parallel training with libtorch: gradients are summed over MPI while backward goes on, and each layer is updated when its next
+// forward needs it.
+//     mpirun -n 2 ./overlap_torch
+#include <lamina/collectives/torch_hooks.hpp>  // first: torch before MPI
+
+#include <lamina/adapt/torch.hpp>
+#include <lamina/collectives/collectives.hpp>
+#include <lamina/collectives/mpi_channel.hpp>
+#include <optional>
+#include <vector>
+
+namespace {
+
+namespace collectives = lamina::collectives;
+
+constexpr int steps = 150;
+constexpr float learning_rate = 0.3F;
+
+// Two hidden layers; the two parameters of linear layer k are 2k and 2k + 1. `need(k)` is called before its forward.
+torch::nn::Sequential make_network(const std::function<void(std::size_t)>& need) {
+  torch::nn::Sequential network;
+  const auto linear = [&](std::size_t k, int inputs, int outputs) {
+    network->push_back(collectives::gated<torch::nn::LinearImpl>([need, k] { need(k); }, inputs, outputs));
+  };
+  linear(0, 32, 256);
+  network->push_back(torch::nn::ReLU());
+  linear(1, 256, 256);
+  network->push_back(torch::nn::ReLU());
+  linear(2, 256, 4);
+  return network;
+}
+
+lamina::layout layout_of(const torch::nn::Sequential& network) {
+  std::vector<lamina::layer> layers;
+  for (const auto& each : network->named_parameters())
+    layers.push_back(lamina::layer_of(each.key(), each.value()));
+  return lamina::layout(layers);
+}
+
+void train(collectives::channel& channel) {
+  std::optional<collectives::engine> engine;
+  std::vector<torch::Tensor> parameters;
+  std::vector<bool> is_open(6);  // summed, or on its way, and not yet part of the parameter
+  const auto update = [&](std::size_t l) {
+    if (!is_open[l]) return;
+    engine->wait(l);
+    const auto mean = engine->mean(l);
+    const auto weights = lamina::writable_elements_of<float>(parameters[l]);
+    for (std::size_t i = 0; i < mean.size(); ++i) weights[i] -= learning_rate * mean[i];
+    is_open[l] = false;
+  };
+
+  torch::manual_seed(1);  // all ranks begin with the same
+  auto network = make_network([&](std::size_t k) {
+    for (const std::size_t l : {2 * k, 2 * k + 1}) update(l);
+  });
+  parameters = network->parameters();
+  const lamina::layout model = layout_of(network);
+  const torch::Tensor teacher = torch::randn({32, 4});
+  torch::manual_seed(100 + static_cast<int>(channel.rank()));  // other data on each rank
+  const torch::Tensor inputs = torch::randn({64, 32});
+  const torch::Tensor labels = inputs.matmul(teacher).argmax(1);
+  torch::Tensor loss;
+  const auto forward = [&] {
+    loss = torch::nn::functional::cross_entropy(network->forward(inputs), labels);
+    network->zero_grad();
+  };
+
+  // Once without communication: in which order do gradients become ready?
+  std::vector<std::size_t> order;
+  {
+    collectives::gradient_hooks hooks(*network, [&](std::size_t l) { order.push_back(l); });
+    forward();
+    loss.backward();
+    hooks.check_all_called();
+  }
+  const std::vector classes(model.layers(), collectives::layer_class::fully_connected);
+  const collectives::plan_options options = {.bucket_bytes = 64'000,  // a small network: two sums a step
+                                             .choice = collectives::algorithm_choice::by_cost()};
+  const collectives::cost_table costs = collectives::calibrate(channel);
+  order = collectives::agree_on_order(channel, model, order);
+  engine.emplace(channel, collectives::plan(model, channel.ranks(), order, classes, options, costs));
+  if (channel.rank() == 0) std::printf("%s", engine->used_plan().table().c_str());
+  collectives::gradient_hooks hooks(*network, [&](std::size_t l) {
+    engine->ready(l, lamina::elements_of<float>(parameters[l].grad()));
+    is_open[l] = true;
+  });
+  for (int step = 1; step <= steps; ++step) {
+    forward();  // waits for each layer of the last step
+    engine->begin_step();
+    loss.backward();  // hands over each layer of this one
+    hooks.check_all_called();
+    if (channel.rank() == 0 && step % 25 == 0)
+      std::printf("step %3d: loss %.4f\n", step, loss.item<double>());
+  }
+  for (std::size_t l = 0; l < parameters.size(); ++l) update(l);
+  const torch::Tensor own = torch::nn::utils::parameters_to_vector(parameters).detach();
+  const torch::Tensor of_first = own.clone();
+  MPI_Bcast(of_first.data_ptr<float>(), static_cast<int>(own.numel()), MPI_FLOAT, 0, MPI_COMM_WORLD);
+  int is_equal = torch::equal(own, of_first);
+  MPI_Allreduce(MPI_IN_PLACE, &is_equal, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
+  const collectives::engine_totals totals = engine->totals();
+  if (channel.rank() != 0) return;
+  std::printf("%.3f s of communication, of which %.3f s were waited for\nloss %.4f at the end, replicas %s\n",
+              totals.collective_seconds, totals.waited_seconds, loss.item<double>(),
+              is_equal ? "equal" : "DIFFER");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  {
+    collectives::mpi_channel channel(MPI_COMM_WORLD);
+    train(channel);
+  }
+  MPI_Finalize();
+}

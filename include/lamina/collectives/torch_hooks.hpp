@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/visible.hpp"
+
+/// When a gradient of a libtorch network is complete, and when a layer's parameters are needed again.
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Thrown where a parameter took no part in a step: the other ranks would wait for its gradient.
+class LAMINA_VISIBLE unused_parameter : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// Calls `ready(l)` in the thread of backward() as soon as the gradient of parameter l is complete, in the order of
+/// network.parameters(). One set a network at a time.
+///
+/// It hooks the node that accumulates a parameter's gradient, after it has run: a hook of the tensor itself runs before .grad is written.
+/// A parameter that is used twice is told once. An exception from `ready` comes out of backward() as it is, and the next backward() works.
+/// Where one parameter is told twice between two calls of check_all_called(), two passes add up in it: pause() all but the last one.
+class gradient_hooks {
+ public:
+  gradient_hooks(torch::nn::Module& network, std::function<void(std::size_t layer)> ready)
+      : shared_(std::make_shared<shared>(shared{std::move(ready), {}, {}, false})) {
+    for (const auto& each : network.named_parameters()) {
+      if (!each.value().requires_grad()) {
+        take_off();
+        throw std::invalid_argument("parameter '" + each.key() +
+                                    "' requires no gradient: it would never be ready");
+      }
+      shared_->names.push_back(each.key());
+      // The tensor holds its node weakly: without this one there would be another at each pass, and no hook.
+      nodes_.push_back(torch::autograd::impl::grad_accumulator(each.value()));
+      keys_.push_back(nodes_.back()->add_post_hook(std::make_unique<post_hook>(shared_, nodes_.size() - 1)));
+    }
+    shared_->was_called.resize(nodes_.size());
+  }
+  gradient_hooks(const gradient_hooks&) = delete;
+  gradient_hooks& operator=(const gradient_hooks&) = delete;
+  ~gradient_hooks() { take_off(); }
+
+  /// Until resume() nothing is told: for accumulation over several backward passes, of which the last one tells.
+  void pause() noexcept { shared_->is_paused = true; }
+  void resume() noexcept { shared_->is_paused = false; }
+
+  /// Throws unused_parameter, naming those for which nothing was told since the last check. To be called after backward().
+  void check_all_called() {
+    std::string missing;
+    for (std::size_t l = 0; l < nodes_.size(); ++l) {
+      if (!shared_->was_called[l]) missing += (missing.empty() ? "'" : ", '") + shared_->names[l] + "'";
+      shared_->was_called[l] = false;
+    }
+    if (!missing.empty())
+      throw unused_parameter("no gradient for " + missing + ": every parameter must be used in every step");
+  }
+
+ private:
+  struct shared {
+    std::function<void(std::size_t)> ready;
+    std::vector<std::string> names;
+    std::vector<bool> was_called;
+    bool is_paused = false;
+  };
+
+  class post_hook final : public torch::autograd::FunctionPostHook {
+   public:
+    post_hook(std::shared_ptr<shared> state, std::size_t layer) : state_(std::move(state)), layer_(layer) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list&) override {
+      if (state_->is_paused) return outputs;
+      if (state_->was_called[layer_]) {
+        throw std::logic_error(
+            "the gradient of '" + state_->names[layer_] +
+            "' is complete twice in one step: pause() the hooks in all passes but the last");
+      }
+      state_->was_called[layer_] = true;
+      state_->ready(layer_);
+      return outputs;
+    }
+
+   private:
+    std::shared_ptr<shared> state_;
+    std::size_t layer_;
+  };
+
+  void take_off() noexcept {
+    for (std::size_t l = 0; l < keys_.size(); ++l) nodes_[l]->del_post_hook(keys_[l]);
+    keys_.clear();
+  }
+
+  std::shared_ptr<shared> shared_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
+  std::vector<std::uintptr_t> keys_;
+};
+
+/// What a layer's forward waits for: an engine's wait(), or nothing.
+using gate = std::function<void()>;
+
+/// A module of libtorch with one input that waits at its gate before each forward, where its parameters are needed again:
+/// libtorch has no forward hooks.
+/// A module in all else, with the same names of parameters:
+///
+///     torch::nn::Sequential network;
+///     network->push_back(gated<torch::nn::LinearImpl>([&] { engine.wait(0); }, 64, 10));
+template <class Impl>
+class gated_impl : public Impl {
+ public:
+  template <class... Arguments>
+  explicit gated_impl(gate opens, Arguments&&... arguments)
+      : Impl(std::forward<Arguments>(arguments)...), opens_(std::move(opens)) {}
+
+  torch::Tensor forward(const torch::Tensor& input) {
+    if (opens_) opens_();
+    return Impl::forward(input);
+  }
+
+ private:
+  gate opens_;
+};
+
+template <class Impl>
+using gated = torch::nn::ModuleHolder<gated_impl<Impl>>;
+
+}  // namespace lamina::inline LAMINA_ABI::collectives

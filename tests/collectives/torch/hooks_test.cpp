@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT
+// Torch first: its CHECK and Catch2's clash, so the tests say REQUIRE.
+#include "lamina/collectives/torch_hooks.hpp"
+
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#undef CHECK
+#include "catch.hpp"
+#include "lamina/collectives/collectives.hpp"
+#include "support.hpp"
+
+namespace {
+
+using lamina::collectives::gated;
+using lamina::collectives::gradient_hooks;
+using lamina_test::contains;
+using lamina_test::message_of;
+
+torch::nn::Sequential make_network() {
+  torch::manual_seed(1);
+  torch::nn::Sequential network;
+  network->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
+  network->push_back(torch::nn::BatchNorm2d(4));
+  network->push_back(torch::nn::ReLU());
+  network->push_back(torch::nn::Flatten());
+  network->push_back(torch::nn::Linear(4 * 36, 5));
+  return network;
+}
+
+torch::Tensor loss_of(torch::nn::Sequential& network) {
+  return network->forward(torch::ones({2, 1, 8, 8})).pow(2).sum() +
+         network->forward(torch::rand({2, 1, 8, 8})).sum();
+}
+
+}  // namespace
+
+TEST_CASE("hooks: each layer is told once, in the order of backward, when its gradient is complete") {
+  auto network = make_network();
+  const auto parameters = network->parameters();
+  std::vector<std::size_t> order;
+  std::vector<torch::Tensor> seen(parameters.size());
+  gradient_hooks hooks(*network, [&](std::size_t l) {
+    order.push_back(l);
+    REQUIRE(parameters[l].grad().defined());
+    seen[l] = parameters[l].grad().clone();
+  });
+  for (int step = 0; step < 3; ++step) {
+    order.clear();
+    network->zero_grad();
+    loss_of(network).backward();  // uses every parameter twice
+    REQUIRE(order.size() == parameters.size());
+    REQUIRE(order.back() < 2);  // the convolution's
+    for (std::size_t l = 0; l < parameters.size(); ++l) REQUIRE(torch::equal(seen[l], parameters[l].grad()));
+    hooks.check_all_called();
+  }
+}
+
+// The control: a hook of the tensor runs before .grad is written, and sees none in the first step.
+TEST_CASE("hooks: a hook of the leaf itself would come too early") {
+  auto network = make_network();
+  const auto parameters = network->parameters();
+  bool is_defined = true;
+  parameters[0].register_hook([&](const torch::Tensor&) { is_defined = parameters[0].grad().defined(); });
+  loss_of(network).backward();
+  REQUIRE_FALSE(is_defined);
+}
+
+// The control: a hook on an accumulator that nobody keeps is never called.
+TEST_CASE("hooks: the accumulator must be kept") {
+  struct counting final : torch::autograd::FunctionPostHook {
+    explicit counting(int& count) : calls(count) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list&) override {
+      ++calls;
+      return outputs;
+    }
+    int& calls;
+  };
+  auto network = make_network();
+  int calls = 0;
+  torch::autograd::impl::grad_accumulator(network->parameters()[0])
+      ->add_post_hook(std::make_unique<counting>(calls));
+  loss_of(network).backward();
+  REQUIRE(calls == 0);
+}
+
+TEST_CASE("hooks: a parameter without a gradient is named") {
+  struct two_heads : torch::nn::Module {
+    torch::nn::Linear used = register_module("used", torch::nn::Linear(3, 2));
+    torch::nn::Linear unused = register_module("unused", torch::nn::Linear(3, 2));
+  } network;
+  gradient_hooks hooks(network, [](std::size_t) {});
+  network.used(torch::ones({1, 3})).sum().backward();
+  REQUIRE(message_of<lamina::collectives::unused_parameter>([&] { hooks.check_all_called(); }) ==
+          "no gradient for 'unused.weight', 'unused.bias': every parameter must be used in every step");
+  network.used->weight.set_requires_grad(false);
+  REQUIRE(contains(message_of<std::invalid_argument>([&] { gradient_hooks(network, [](std::size_t) {}); }),
+                   "parameter 'used.weight' requires no gradient"));
+}
+
+TEST_CASE("hooks: paused in all passes but the last, else a second pass is refused") {
+  auto network = make_network();
+  std::size_t calls = 0;
+  gradient_hooks hooks(*network, [&](std::size_t) { ++calls; });
+  hooks.pause();
+  loss_of(network).backward();
+  REQUIRE(calls == 0);
+  hooks.resume();
+  loss_of(network).backward();
+  REQUIRE(calls == network->parameters().size());
+  REQUIRE(contains(message_of<std::logic_error>([&] { loss_of(network).backward(); }),
+                   "is complete twice in one step"));
+}
+
+TEST_CASE("hooks: an exception comes out of backward as it is, and hooks are taken off with the object") {
+  auto network = make_network();
+  int calls = 0;
+  {
+    gradient_hooks hooks(*network, [&](std::size_t l) {
+      ++calls;
+      if (l == 2 && calls < 10) throw std::domain_error("diverged");
+    });
+    REQUIRE(message_of<std::domain_error>([&] { loss_of(network).backward(); }) == "diverged");
+    REQUIRE_THROWS_AS(hooks.check_all_called(), lamina::collectives::unused_parameter);
+    calls = 10;
+    loss_of(network).backward();
+    hooks.check_all_called();
+  }
+  calls = 0;
+  loss_of(network).backward();
+  REQUIRE(calls == 0);
+}
+
+// What lets a mean be written over a parameter while backward goes on.
+TEST_CASE("hooks: a layer's parameters are not read any more once it was told") {
+  auto expected = make_network();
+  torch::manual_seed(5);
+  loss_of(expected).backward();
+  auto network = make_network();
+  const auto parameters = network->parameters();
+  gradient_hooks hooks(*network, [&](std::size_t l) {
+    std::fill_n(parameters[l].data_ptr<float>(), parameters[l].numel(),
+                std::numeric_limits<float>::quiet_NaN());
+  });
+  torch::manual_seed(5);
+  loss_of(network).backward();
+  for (std::size_t l = 0; l < parameters.size(); ++l)
+    REQUIRE(torch::equal(parameters[l].grad(), expected->parameters()[l].grad()));
+}
+
+TEST_CASE("gate: it is waited for before each forward, and the module is as without") {
+  std::vector<int> opened;
+  torch::nn::Sequential network;
+  torch::manual_seed(3);
+  network->push_back(gated<torch::nn::LinearImpl>([&] { opened.push_back(0); }, 6, 4));
+  network->push_back(torch::nn::ReLU());
+  network->push_back(gated<torch::nn::LinearImpl>([&] { opened.push_back(1); }, 4, 2));
+  torch::nn::Sequential plain;
+  torch::manual_seed(3);
+  plain->push_back(torch::nn::Linear(6, 4));
+  plain->push_back(torch::nn::ReLU());
+  plain->push_back(torch::nn::Linear(4, 2));
+  const torch::Tensor input = torch::rand({3, 6});
+  REQUIRE(torch::equal(network->forward(input), plain->forward(input)));
+  REQUIRE(opened == std::vector<int>{0, 1});
+  REQUIRE(network->named_parameters().keys() == plain->named_parameters().keys());
+}
