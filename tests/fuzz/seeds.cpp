@@ -185,7 +185,7 @@ int main(int count, char** arguments) {
 #ifdef LAMINA_FUZZ_CHECKPOINTS
   write_checkpoints();
 #endif
-  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint"}) {
+  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint", "schedule"}) {
     std::mt19937 random(11);
     for (const std::size_t size : {16, 64, 256, 1000}) {
       bytes any(size);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <lamina/any_compressor.hpp>
+#include <lamina/collectives/collectives.hpp>
 #include <lamina/lamina.hpp>
 #include <optional>
 #include <span>
