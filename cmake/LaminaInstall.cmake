@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# What cmake --install puts where: headers, the CMake package and lamina.pc, none of them bound to an architecture.
+# What cmake --install puts where: headers, the CMake package, lamina.pc and its sibling, none of them bound to an architecture.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/lamina")
@@ -24,8 +24,10 @@ install(FILES
 # Relative to lamina.pc, so that the prefix can be moved.
 file(RELATIVE_PATH include_from_pc
   "${CMAKE_INSTALL_PREFIX}/${pkgconfig_dir}" "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
-configure_file("${CMAKE_CURRENT_LIST_DIR}/lamina.pc.in" "${PROJECT_BINARY_DIR}/lamina.pc" @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/lamina.pc" DESTINATION "${pkgconfig_dir}")
+foreach(name IN ITEMS lamina lamina-collectives)
+  configure_file("${CMAKE_CURRENT_LIST_DIR}/${name}.pc.in" "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${pkgconfig_dir}")
+endforeach()
 
 if(LAMINA_INSTALL_SINGLE_HEADER)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/lamina/*.hpp")

@@ -9,6 +9,15 @@ run("${PKG_CONFIG}" --libs lamina)
 string(STRIP "${output}" output)
 expect_equal("what there is to link" "${output}" "")
 
+# Its sibling asks for threads, and for lamina.
+run("${PKG_CONFIG}" --modversion lamina-collectives)
+expect_equal("the version in lamina-collectives.pc" "${output}" "${VERSION}\n")
+run("${PKG_CONFIG}" --cflags --libs lamina-collectives)
+separate_arguments(flags UNIX_COMMAND "${output}")
+run("${CXX_COMPILER}" -std=c++20 "${CMAKE_CURRENT_LIST_DIR}/components/collectives.cpp" ${flags} -o "${WORK_DIR}/collectives")
+run("${WORK_DIR}/collectives")
+expect_equal("what the program with lamina-collectives prints" "${output}" "1280\n")
+
 run("${PKG_CONFIG}" --cflags lamina)
 string(STRIP "${output}" flags)
 string(REGEX REPLACE "^-I" "" include_dir "${flags}")

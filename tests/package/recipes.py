@@ -78,11 +78,13 @@ def conan():
         requires = []
         recipe.requires = requires.append
         recipe.options = types.SimpleNamespace(with_xxhash=wanted)
+        recipe.settings = types.SimpleNamespace(os="Linux")
         recipe.cpp_info = types.SimpleNamespace(set_property=lambda *_: None, defines=[])
         recipe.requirements()
         recipe.package_info()
         expect(len(requires) == wanted, "conan: requirements")
         expect(len(recipe.cpp_info.defines) == (not wanted), "conan: definitions")
+        expect(recipe.cpp_info.system_libs == ["pthread"], "conan: threads")
 
 
 def spack():
