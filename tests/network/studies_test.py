@@ -12,8 +12,10 @@ import tempfile
 from here import NETWORK, python_with_matplotlib, require
 
 COMMUNICATION = 0.002, 1.1  # seconds, and per second of bytes over goodput
-WORKER = 0.02, 3e-10
-SERVER = 0.07, 2e-10
+# Slow enough that the bytes of a tiny network count.
+WORKER = 0.02, 2e-7
+SERVER = 0.07, 1e-7
+ELEMENTS = 34_394  # of tiny_network.cpp
 GOODPUT = 1e9 / 8 * 1448 / 1514
 
 
@@ -108,7 +110,7 @@ def convergence_is_studied(at: pathlib.Path) -> None:
     require(abs(dense["sent_up"] - 1) < 1e-4 and dropping["sent_up"] < 0.5, f"nothing was dropped: {settings}")
     # By the made-up rules, of two workers.
     expected = (0.388 + WORKER[0] + SERVER[0] + COMMUNICATION[0]
-                + 2 * 2 * 23_528_522 * 4 * (WORKER[1] / 2 + SERVER[1] / 2 + COMMUNICATION[1] / GOODPUT))
+                + 2 * 2 * ELEMENTS * 4 * (WORKER[1] / 2 + SERVER[1] / 2 + COMMUNICATION[1] / GOODPUT))
     require(abs(dense["step_seconds"] / expected - 1) < 0.01, f"{dense['step_seconds']} s, not {expected}")
     for name in ("loss_by_step", "loss_by_time", "accuracy_by_step", "accuracy_by_time"):
         require((at / f"study/{name}.svg").stat().st_size > 1000, f"no picture {name}")

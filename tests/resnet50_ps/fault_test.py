@@ -106,7 +106,7 @@ def disk_is_full(output: pathlib.Path) -> None:
                 "--checkpoint-every", "1", *more]
 
     def allow_no_checkpoint() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
     full = run(checkpointing(1), preexec_fn=allow_no_checkpoint, restore_signals=False)
     require(full.returncode != 0, "a run that could not write its checkpoint ended with status 0")

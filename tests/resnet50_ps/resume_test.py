@@ -16,7 +16,7 @@ AT_THE_END = ["--checkpoint-every", "100"]
 
 
 def kill_after_first_checkpoint(output: pathlib.Path) -> None:
-    mpirun = start(command(output, *EVERY_3))
+    mpirun = start(command(output, *EVERY_3, steps=1000))
     wait_for(lambda: checkpoints(output), mpirun, "a checkpoint")
     os.kill(ranks_of(mpirun)[-1], signal.SIGKILL)
     killed_at = time.monotonic()

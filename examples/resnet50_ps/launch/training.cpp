@@ -12,7 +12,7 @@
 #include <string>
 
 #include "data/batches.hpp"
-#include "model/resnet50.hpp"
+#include "model/network.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -60,10 +60,9 @@ replica make_replica(const training& run, bool is_worker) {
   torch::manual_seed(run.options.seed);
   const model_options network{run.options.classes > 0 ? run.options.classes : run.data.train->classes(),
                               run.options.small_stem ? stem::small : stem::standard};
-  resnet50 made(network);
-  if (!run.options.load.empty()) load_model(*made, run.options.load);
-  return replica{torch::nn::AnyModule(made), run.options.part_elements,
-                 is_worker ? device_of(run) : torch::Device(torch::kCPU)};
+  torch::nn::AnyModule made = make_network(network);
+  if (!run.options.load.empty()) load_model(*made.ptr(), run.options.load);
+  return replica{made, run.options.part_elements, is_worker ? device_of(run) : torch::Device(torch::kCPU)};
 }
 
 std::size_t largest_message_bytes(const training& run, const replica& local) {

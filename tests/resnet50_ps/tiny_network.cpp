@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// Linked into the program in place of ResNet-50 where a test kills, stops and resumes it: a step takes a while, as that of a
+// large network does, and no processor.
+#include <torch/nn/modules/activation.h>
+
+#include <chrono>
+#include <thread>
+
+#include "model/network.hpp"
+
+namespace resnet50_ps {
+namespace {
+
+class tiny_network_impl : public torch::nn::Module {
+ public:
+  explicit tiny_network_impl(std::int64_t classes)
+      : conv1_(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 16, 3).bias(false)))),
+        bn1_(register_module("bn1", torch::nn::BatchNorm2d(16))),
+        hidden_(register_module("hidden", torch::nn::Sequential())),
+        fc_(register_module("fc", torch::nn::Linear(64, classes))) {
+    for (int layer = 0; layer < 8; ++layer) {
+      hidden_->push_back(torch::nn::Linear(64, 64));
+      hidden_->push_back(torch::nn::ReLU());
+    }
+  }
+
+  torch::Tensor forward(torch::Tensor images) {
+    if (is_training()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const torch::Tensor features = bn1_(conv1_(images)).relu_();
+    return fc_(hidden_->forward(torch::adaptive_avg_pool2d(features, {2, 2}).flatten(1)));
+  }
+
+ private:
+  torch::nn::Conv2d conv1_;
+  torch::nn::BatchNorm2d bn1_;
+  torch::nn::Sequential hidden_;
+  torch::nn::Linear fc_;
+};
+
+TORCH_MODULE_IMPL(tiny_network, tiny_network_impl);
+
+}  // namespace
+
+torch::nn::AnyModule make_network(model_options options) {
+  return torch::nn::AnyModule(tiny_network(options.classes));
+}
+
+}  // namespace resnet50_ps
