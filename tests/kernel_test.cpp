@@ -116,8 +116,8 @@ constexpr std::array<std::size_t, 18> some_lengths = {0,  1,  2,   7,   15,  16,
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("kernels: each functor follows the literal order, every length and misalignment", "",
-                   float, double, lamina::float16, lamina::bfloat16) {
+TEMPLATE_TEST_CASE("kernels: each kernel follows the literal order, every length and misalignment", "", float,
+                   double, lamina::float16, lamina::bfloat16) {
   std::mt19937 random(3);
   for (const std::size_t length : all_lengths()) {
     for (const kind of : kinds) {
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("kernels: each functor follows the literal order, every lengt
       const auto expected = literal_values(widened<computed_type<TestType>>(values));
       for (const std::size_t offset : offsets_for(length, of)) {
         const placed<TestType> there(values, offset);
-        for_each_functor([&](std::size_t f, const auto& functor) {
+        for_each_kernel([&](std::size_t f, const auto& functor) {
           require_same_bits(functor(there.values()), expected[f],
                             [&] { return described(functor_names[f], length, of, offset); });
         });
@@ -144,7 +144,7 @@ TEMPLATE_TEST_CASE("kernels: a list, a deque and a lazy view follow the literal 
       const std::deque<TestType> deque(values.begin(), values.end());
       const auto lazy = values | std::views::transform([](TestType x) { return x; });
       const auto expected = literal_values(values);
-      for_each_functor([&](std::size_t f, const auto& functor) {
+      for_each_kernel([&](std::size_t f, const auto& functor) {
         const auto where = [&] { return described(functor_names[f], length, kinds[k], 0); };
         require_same_bits(functor(list), expected[f], where);
         require_same_bits(functor(deque), expected[f], where);
@@ -174,7 +174,7 @@ TEMPLATE_TEST_CASE(
         const lamina::layout model = model_of({offset, length, 7});
         std::array residuals{lamina::residual_accumulator<T>(model, {lamina::finite_check::whole_layer}),
                              lamina::residual_accumulator<T>(model, {lamina::finite_check::each_element})};
-        for_each_functor([&](std::size_t f, const auto& functor) {
+        for_each_kernel([&](std::size_t f, const auto& functor) {
           const auto where = [&] { return described(functor_names[f], length, of, offset); };
           auto& residual = residuals[(f + offset + length / 16) % 2];
           residual.clear(1);

@@ -31,7 +31,7 @@ TEMPLATE_TEST_CASE("openmp: any number of threads gives the same bits as one", "
 }
 
 // One piece, two, and three with a short block at the end.
-TEMPLATE_TEST_CASE("openmp: each functor follows the literal order with 1, 2, 3 and 7 threads", "", float,
+TEMPLATE_TEST_CASE("openmp: each kernel follows the literal order with 1, 2, 3 and 7 threads", "", float,
                    double) {
   std::mt19937 random(502);
   for (const std::size_t elements : {65'541, 131'073, 262'210}) {
@@ -42,7 +42,7 @@ TEMPLATE_TEST_CASE("openmp: each functor follows the literal order with 1, 2, 3 
       const auto expected = literal_values(sum);
       for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
         lamina::residual_accumulator<TestType> residual(model_of({3, elements}), {.check = check});
-        for_each_functor([&](std::size_t f, const auto& functor) {
+        for_each_kernel([&](std::size_t f, const auto& functor) {
           for (const int threads : {1, 2, 3, 7}) {
             const auto where = [&] {
               return functor_names[f] + (" with threads: " + std::to_string(threads)) +
