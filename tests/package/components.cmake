@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: MIT
-# Builds and runs components/COMPONENT.cpp with lamina::COMPONENT, of the installed package or, as WAY says, of a
-# subdirectory.
+# Builds and runs components/*.cpp, each with its lamina::COMPONENT of COMPONENTS, separated by commas: of the installed
+# package or, as WAY says, of a subdirectory.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
+string(REPLACE "," ";" COMPONENTS "${COMPONENTS}")
 if(WAY STREQUAL "add_subdirectory")
   set(options "-DLAMINA_SOURCE_DIR=${SOURCE_DIR}")
 else()
   set(options "-DCMAKE_PREFIX_PATH=${PREFIX}")
 endif()
-configure("${CMAKE_CURRENT_LIST_DIR}/components" "${WORK_DIR}/build" "-DCOMPONENTS=${COMPONENT}" ${options}
+configure("${CMAKE_CURRENT_LIST_DIR}/components" "${WORK_DIR}/build" "-DCOMPONENTS=${COMPONENTS}" ${options}
   -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
 # What xtensor's package would add with one more target.
 file(READ "${WORK_DIR}/build/compile_commands.json" commands)
 if(commands MATCHES "-march=[^ ]*|XTENSOR_USE_[A-Z]*")
-  message(FATAL_ERROR "lamina::${COMPONENT} brings ${CMAKE_MATCH_0}")
+  message(FATAL_ERROR "a component of lamina brings ${CMAKE_MATCH_0}:\n${commands}")
 endif()
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
-run("${WORK_DIR}/build/use_${COMPONENT}")
-expect_equal("what use_${COMPONENT} prints" "${output}" "1280\n")
+foreach(component IN LISTS COMPONENTS)
+  run("${WORK_DIR}/build/use_${component}")
+  expect_equal("what use_${component} prints" "${output}" "1280\n")
+endforeach()

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+# The archive that packagers take leaves out what tests alone need, and configures without it.
+include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
+run("${GIT}" -C "${SOURCE_DIR}" archive --worktree-attributes -o "${WORK_DIR}/source.tar" HEAD)
+file(ARCHIVE_EXTRACT INPUT "${WORK_DIR}/source.tar" DESTINATION "${WORK_DIR}/source")
+foreach(left_out IN ITEMS tests/fuzz/corpus tests/golden/frames)
+  if(NOT EXISTS "${SOURCE_DIR}/${left_out}")
+    message(FATAL_ERROR "there is no ${left_out} to leave out")
+  endif()
+  if(EXISTS "${WORK_DIR}/source/${left_out}")
+    message(FATAL_ERROR "${left_out} is in the source archive")
+  endif()
+endforeach()
+configure("${WORK_DIR}/source" "${WORK_DIR}/build" -DLAMINA_BUILD_EXAMPLES=OFF -DLAMINA_WITH_CUDA=OFF)
+if(NOT output MATCHES "lamina: the tests of golden frames are left out")
+  message(FATAL_ERROR "it does not say what it leaves out:\n${output}")
+endif()
