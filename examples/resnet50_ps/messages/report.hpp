@@ -29,7 +29,7 @@ struct step_report {
 /// As bytes of a message, eight a field, and back. Throws link_error for bytes of another length.
 std::vector<std::byte> encode_report(const step_report& report);
 step_report decode_report(std::span<const std::byte> bytes);
-inline constexpr std::size_t report_bytes = 11 * 8;
+inline constexpr std::size_t report_bytes = std::size_t{11} * 8;
 
 /// One report for two workers, but for the hash of the replica, which is a's.
 step_report merged(const step_report& a, const step_report& b);
