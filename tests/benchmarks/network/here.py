@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 
-NETWORK = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "network"
+NETWORK = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "network"
 sys.path.insert(0, str(NETWORK))
 
 import cluster  # noqa: E402

@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "resnet50_ps"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from runs import MPIRUN, PROGRAM, require, run  # noqa: E402
 
