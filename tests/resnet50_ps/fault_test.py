@@ -101,12 +101,13 @@ def degraded(output: pathlib.Path, *more: str) -> list[str]:
 def disk_is_full(output: pathlib.Path) -> None:
     """No file may grow beyond a size, which gives the error that a full disk gives, by another name."""
     def checkpointing(steps: int, *more: str) -> list[str]:
-        # Without mpirun, which would give its ranks the signal that comes with this error.
-        return [PROGRAM, *TRAINING, "--transport", "inprocess", "--steps", str(steps), "--output", str(output),
+        # Without mpirun, which would give its ranks the signal that comes with this error. With so many classes a checkpoint is
+        # longer than what MPI writes for itself.
+        return [PROGRAM, *TRAINING, "--classes", "100000", "--transport", "inprocess", "--steps", str(steps), "--output", str(output),
                 "--checkpoint-every", "1", *more]
 
     def allow_no_checkpoint() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, resource.RLIM_INFINITY))
 
     full = run(checkpointing(1), preexec_fn=allow_no_checkpoint, restore_signals=False)
     require(full.returncode != 0, "a run that could not write its checkpoint ended with status 0")

@@ -107,7 +107,7 @@ def convergence_is_studied(at: pathlib.Path) -> None:
     settings = json.loads((at / "study/results.json").read_text())["settings"]
     dense, dropping = settings["everything"], settings["agreed, R = 0.95"]
     require(len(dense["loss"]) == len(dropping["top1"]) == 2, f"not of both seeds: {settings}")
-    require(abs(dense["sent_up"] - 1) < 1e-4 and dropping["sent_up"] < 0.5, f"nothing was dropped: {settings}")
+    require(abs(dense["sent_up"] - 1) < 2e-3 and dropping["sent_up"] < 0.5, f"nothing was dropped: {settings}")
     # By the made-up rules, of two workers.
     expected = (0.388 + WORKER[0] + SERVER[0] + COMMUNICATION[0]
                 + 2 * 2 * ELEMENTS * 4 * (WORKER[1] / 2 + SERVER[1] / 2 + COMMUNICATION[1] / GOODPUT))
