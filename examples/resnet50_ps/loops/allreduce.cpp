@@ -119,7 +119,6 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
 
   begin(group, local, optimizer, compressor, tasks, std::move(from));
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
-    if (tasks.pulled) tasks.pulled(step);
     step_report report = examine(local, step, plan, tasks, group.clock(),
                                  [&](std::span<double> statistics) { group.average(statistics); });
     if (plan.is_over(step)) return log_end(group, report, step, log);

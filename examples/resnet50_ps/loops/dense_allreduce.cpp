@@ -40,7 +40,6 @@ void train_by_mpi_allreduce(worker_group& group, MPI_Comm workers, replica& loca
 
   std::vector<float> gradients(model.elements());
   for (std::uint64_t step = 1;; ++step) {
-    if (tasks.pulled) tasks.pulled(step);
     step_report report = examine(local, step, plan, tasks, group.clock(),
                                  [&](std::span<double> statistics) { group.average(statistics); });
     if (plan.is_over(step)) return log_end(group, report, step, log);

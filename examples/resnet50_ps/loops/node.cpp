@@ -91,7 +91,6 @@ void lead_node(worker_link& server, server_link& members, replica& local, const 
     const message parameters = server.receive_parameters();
     const double handing_on_seconds = hand_on(parameters, members);
     apply_parameters(parameters, server.name_of_server(), local, step);
-    if (tasks.pulled) tasks.pulled(step);
     step_report report = examine(local, step, plan, tasks, server.clock(), [&](std::span<double> statistics) {
       average_in_node(server, members, statistics);
     });
@@ -103,17 +102,7 @@ void lead_node(worker_link& server, server_link& members, replica& local, const 
 
     tasks.compute(step, report);
     add_members(server, members, local, step, handing_on_seconds, report);
-    // From here on the node is one worker.
-    compressor->accumulate_all(local.gradients());
-    if (plan.agrees_on_selection) {
-      std::vector<double> values(compressor->values().begin(), compressor->values().end());
-      server.average(values);
-      compressor->select(values);
-    }
-    const lamina::encoded_frame& frame = compressor->encode();
-    report.threshold = compressor->threshold();
-    server.push(report, {frame.segments(), compressor});
-    compressor->commit();
+    send_gradients(server, compressor, local, plan, report);  // from here on the node is one worker
 
     if (plan.makes_checkpoint_after(step)) send_states(server, members, save_state(compressor.get(), tasks));
   }
@@ -125,7 +114,6 @@ void work_in_node(worker_link& leader, replica& local, const worker_tasks& tasks
   if (plan.steps_done > 0) load_state(leader.receive_states(1)[0], nullptr, tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     apply_parameters(leader.receive_parameters(), leader.name_of_server(), local, step);
-    if (tasks.pulled) tasks.pulled(step);
     step_report report = examine(local, step, plan, tasks, leader.clock(),
                                  [&](std::span<double> statistics) { leader.average(statistics); });
     if (plan.is_over(step)) return leader.finish(report);

@@ -18,25 +18,30 @@ void work(worker_link& server, replica& local, const worker_tasks& tasks, const 
   if (plan.steps_done > 0) load_state(server.receive_states(1)[0], compressor.get(), tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     apply_parameters(server.receive_parameters(), server.name_of_server(), local, step);
-    if (tasks.pulled) tasks.pulled(step);
     step_report report = examine(local, step, plan, tasks, server.clock(),
                                  [&](std::span<double> statistics) { server.average(statistics); });
     if (plan.is_over(step)) return server.finish(report);
 
     tasks.compute(step, report);
-    compressor->accumulate_all(local.gradients());
-    if (plan.agrees_on_selection) {
-      std::vector<double> values(compressor->values().begin(), compressor->values().end());
-      server.average(values);
-      compressor->select(values);
-    }
-    const lamina::encoded_frame& frame = compressor->encode();
-    report.threshold = compressor->threshold();
-    server.push(report, {frame.segments(), compressor});
-    compressor->commit();
+    send_gradients(server, compressor, local, plan, report);
 
     if (plan.makes_checkpoint_after(step)) server.send_states({{save_state(compressor.get(), tasks)}});
   }
+}
+
+void send_gradients(worker_link& server,
+                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
+                    const replica& local, const training_plan& plan, step_report report) {
+  compressor->accumulate_all(local.gradients());
+  if (plan.agrees_on_selection) {
+    std::vector<double> values(compressor->values().begin(), compressor->values().end());
+    server.average(values);
+    compressor->select(values);
+  }
+  const lamina::encoded_frame& frame = compressor->encode();
+  report.threshold = compressor->threshold();
+  server.push(report, {frame.segments(), compressor});
+  compressor->commit();
 }
 
 void apply_parameters(const message& parameters, const std::string& sender, replica& local,
@@ -52,6 +57,7 @@ void apply_parameters(const message& parameters, const std::string& sender, repl
 
 step_report examine(replica& local, std::uint64_t step, const training_plan& plan, const worker_tasks& tasks,
                     work_clock& clock, const average_over_workers& average) {
+  if (tasks.pulled) tasks.pulled(step);
   step_report report;
   if (plan.compares_replicas_before(step)) report.replica_hash = hash_of(local);
   if (!plan.averages_statistics_before(step)) return report;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <lamina/worker.hpp>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -44,12 +45,18 @@ void work(worker_link& server, replica& local, const worker_tasks& tasks, const 
 /// The mean over the workers takes the place of the values; all of them call it with as many.
 using average_over_workers = std::function<void(std::span<double>)>;
 
+/// Compresses the gradients that stand in the replica, and sends what is selected of them. The compressor is shared with the
+/// frame on its way, which lies in its residual.
+void send_gradients(worker_link& server,
+                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
+                    const replica& local, const training_plan& plan, step_report report);
+
 /// Takes the parameters that `step` begins with into the replica.
 void apply_parameters(const message& parameters, const std::string& sender, replica& local,
                       std::uint64_t step);
 
-/// What is done with the parameters of `step` before it is trained on: hashed, evaluated and saved where that is due. Begins
-/// the step's report. `clock` does not count evaluations.
+/// What is done with the parameters of `step` before it is trained on: told of, hashed, evaluated and saved where that is due.
+/// Begins the step's report. `clock` does not count evaluations.
 step_report examine(replica& local, std::uint64_t step, const training_plan& plan, const worker_tasks& tasks,
                     work_clock& clock, const average_over_workers& average);
 
