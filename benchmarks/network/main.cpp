@@ -24,20 +24,6 @@ struct network_options {
   double server_seconds = 0;
 };
 
-// What the study of convergence varies.
-void add_dropping_options(CLI::App& app, resnet50_ps::options& options) {
-  const std::string dropping = "Layer dropping";
-  app.add_option("--drop-warm-up", options.drop_warm_up_steps, "steps in which R grows to --drop-ratio")
-      ->group(dropping);
-  app.add_option("--part-elements", options.part_elements,
-                 "cut larger layers into parts of so many elements, a multiple of 4096; 0: whole layers")
-      ->group(dropping);
-  app.add_option("--residual-momentum", options.residual_momentum,
-                 "momentum correction in the residual; then without --momentum at the server")
-      ->check(CLI::Range(0.0, 0.9999))
-      ->group(dropping);
-}
-
 void add_network_options(CLI::App& app, network_options& network) {
   const std::string group = "Experiments on a network";
   CLI::Option* record = app.add_option("--record", network.record,
@@ -80,11 +66,7 @@ gradient_source gradients_of(const network_options& network, const resnet50_ps::
 int main(int argc, char** argv) {
   network_options network;
   const experiment added = {
-      .add_options =
-          [&](CLI::App& app, resnet50_ps::options& options) {
-            add_dropping_options(app, options);
-            add_network_options(app, network);
-          },
+      .add_options = [&](CLI::App& app) { add_network_options(app, network); },
       .adjust =
           [&](resnet50_ps::options& options) {
             if (network.replay.empty()) return;

@@ -72,6 +72,9 @@ TEST_CASE("refusals: options that do not exist, or are out of range, are named")
       {{"--topology", "hybrid", "--workers-per-node", "0"}, "--workers-per-node: 0 is less than 1"},
       {{"--schedule", "sometimes"}, "schedule 'sometimes' is none of constant, cosine"},
       {{"--nesterov"}, "esterov"},
+      {{"--part-elements", "1000"}, "part_elements must be a multiple of 4096, got 1000"},
+      {{"--residual-momentum", "1"}, "--residual-momentum: Value 1 not in range"},
+      {{"--drop-warm-up", "-1"}, "--drop-warm-up: -1 is not a whole number"},
   });
 }
 
@@ -99,14 +102,6 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--merge-residuals"}, "--merge-residuals requires --resume"},
       {{"--selection", "agreed", "--mode", "async"}, "--selection agreed needs workers in step"},
   });
-}
-
-TEST_CASE("refusals: an option that only an experiment sets is looked at, too") {
-  options given;
-  given.part_elements = 1000;
-  const data_sets data = open_data(given.data, {given.image_size_pixels, given.seed});
-  CHECK_THROWS_WITH(check_training({.options = given, .data = data, .topology = flat_topology(2)}, true),
-                    "part_elements must be a multiple of 4096, got 1000");
 }
 
 TEST_CASE("refusals: data that is missing, damaged or too little is named") {

@@ -76,6 +76,11 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(finite)
       ->check(CLI::Range(0.0, 1.0))
       ->group(dropping);
+  app.add_option(
+         "--drop-warm-up", options.drop_warm_up_steps,
+         "steps in which R grows to --drop-ratio: the first gradients, which change fast, go out more often")
+      ->check(counted)
+      ->group(dropping);
   CLI::Option* refresh =
       app.add_option("--refresh", options.refresh_steps,
                      "steps between searches for the threshold; the paper has 100; 0: the first step alone")
@@ -100,6 +105,15 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
   app.add_option("--max-age", options.max_age_steps,
                  "steps after which a layer held back is sent anyway; 0: never")
       ->check(counted)
+      ->group(dropping);
+  app.add_option("--part-elements", options.part_elements,
+                 "cut larger layers into parts of so many elements, a multiple of 4096; 0: whole layers")
+      ->check(counted)
+      ->group(dropping);
+  app.add_option("--residual-momentum", options.residual_momentum,
+                 "momentum correction in the residual; then without --momentum at the server")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 0.9999))
       ->group(dropping);
   app.add_option("--payload", options.payload, "how the elements sent are written")
       ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8"}))
@@ -218,7 +232,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
          "is made when the run has succeeded: mpirun --enable-recovery ends with status 0 in any case")
       ->group(run);
 
-  if (add_options) add_options(app, options);
+  if (add_options) add_options(app);
 
   try {
     app.parse(argc, argv);

@@ -82,8 +82,8 @@ struct parsed {
   std::string message;
 };
 
-/// Options that are not the program's own, or set what only experiments vary.
-using option_hook = std::function<void(CLI::App&, options&)>;
+/// Adds options that are not the program's own.
+using option_hook = std::function<void(CLI::App&)>;
 
 /// Reads the command line; for --help and for a mistake gives the message and the exit code.
 parsed parse_options(int argc, char** argv, const option_hook& add_options = {});
