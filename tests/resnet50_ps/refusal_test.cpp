@@ -101,6 +101,8 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--degraded", "--runs", "with", "--topology", "hybrid"}, "--mode sync and --topology ps"},
       {{"--merge-residuals"}, "--merge-residuals requires --resume"},
       {{"--selection", "agreed", "--mode", "async"}, "--selection agreed needs workers in step"},
+      {{"--staleness", "2"}, "--staleness needs --mode async"},
+      {{"--mode", "async", "--staleness", "-1"}, "--staleness: -1 is not a whole number"},
   });
 }
 

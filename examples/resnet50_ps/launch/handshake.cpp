@@ -26,6 +26,7 @@ std::string introduction(const training& run, const lamina::layout& model) {
       options.checkpoint_period_steps,
       (options.degraded ? "degraded; " : std::string()) + (options.no_evaluation ? "not evaluated; " : "") +
           (options.save.empty() ? "" : "saved; ") +
+          (options.staleness_steps ? fmt::format("staleness {}; ", *options.staleness_steps) : "") +
           (options.load.empty() ? "" : "from " + options.load + "; "),
       options.experiment, configuration_of(run, model));
 }

@@ -124,6 +124,12 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
                  "sync: waits for all workers; async: applies each frame when it comes")
       ->check(CLI::IsMember({"sync", "async"}))
       ->group(server);
+  app.add_option(
+         "--staleness", options.staleness_steps,
+         "with --mode async: steps that a worker may be ahead of the slowest, for which it then waits; "
+         "without it any number")
+      ->check(counted)
+      ->group(server);
   CLI::Option* topology =
       app.add_option("--topology", options.topology,
                      "ps: every worker talks to the server; hybrid: the workers of a node sum first, one of "

@@ -37,11 +37,12 @@ struct options {
   std::string payload = "as_is";
 
   // The server.
-  std::string mode = "sync";                    ///< sync or async
-  std::string topology = "ps";                  ///< ps, hybrid, allreduce or mpi_allreduce
-  std::optional<std::size_t> workers_per_node;  ///< of a hybrid one; none: those of each machine
-  std::string transport = "mpi";                ///< mpi or inprocess
-  float learning_rate = 0;                      ///< 0: what suits the data set
+  std::string mode = "sync";                     ///< sync or async
+  std::optional<std::uint64_t> staleness_steps;  ///< of async; none: any
+  std::string topology = "ps";                   ///< ps, hybrid, allreduce or mpi_allreduce
+  std::optional<std::size_t> workers_per_node;   ///< of a hybrid one; none: those of each machine
+  std::string transport = "mpi";                 ///< mpi or inprocess
+  float learning_rate = 0;                       ///< 0: what suits the data set
   std::string schedule = "constant";
   std::uint64_t warm_up_steps = 0;
   float momentum = 0.0F;

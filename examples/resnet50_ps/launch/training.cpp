@@ -100,6 +100,7 @@ server_options server_options_of(const training& run, std::uint64_t steps_done) 
                     .nesterov = options.nesterov},
       .learning_rate =
           parse_schedule(options.schedule, options.learning_rate, options.steps, options.warm_up_steps),
+      .staleness_steps = options.staleness_steps,
   };
 }
 
@@ -131,6 +132,8 @@ void check_training(const training& run, bool is_worker) {
             "--degraded needs a server that waits for every worker: --mode sync and --topology ps");
   refuse_if(options.mode == "async" && options.selection == "agreed",
             "--selection agreed needs workers in step: --mode sync");
+  refuse_if(options.staleness_steps && options.mode != "async",
+            "--staleness needs --mode async: with --mode sync no worker is ahead");
   refuse_if(options.degraded && options.runs == "both",
             "--degraded needs --runs with or without: who is lost in one run is missing in the other");
   refuse_if(!options.save.empty() && options.runs == "both",

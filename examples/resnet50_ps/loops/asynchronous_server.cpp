@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <functional>
 #include <lamina/codec.hpp>
 #include <lamina/server.hpp>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -33,40 +34,51 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
   const std::vector<std::size_t> workers_of = workers.workers_of_clients();
   const auto all_workers =
       static_cast<float>(std::accumulate(workers_of.begin(), workers_of.end(), std::size_t{0}));
-  const auto out = std::make_shared<published_model>(
-      published_model{local, lamina::parameter_publisher<float>(model, clients)});
+  lamina::parameter_publisher<float> frames(model, clients);
   sgd optimizer(model, options.optimizer);
-  std::vector<std::uint64_t> next_step(clients, 1);
+  std::vector<std::uint64_t> steps_done(clients, 0);
   std::vector<std::uint64_t> answered_at(clients, 0);  // frames applied when the client last got parameters
   std::uint64_t applied = 0;
   step_log log(model, tasks.records, workers.clock());
 
+  // Replies are copies: the parameters go on changing while one is on its way. The first is the same for all.
+  const lamina::encoded_frame& whole = frames.encode_for_all(1, parameters);
+  const payload first(whole.to_bytes());
+  log.published(whole.size_bytes(), clients);
+  std::vector<std::size_t> computing;  // clients whose gradients, or last report, are to come
+  std::vector<std::size_t> ahead;      // too far: those who wait for their reply
+  for (std::size_t c = 0; c < clients; ++c) {
+    workers.begin_send(c, message_kind::parameters, first);
+    computing.push_back(c);
+  }
   const auto answer = [&](std::size_t c) {
-    const lamina::encoded_frame& frame = out->frames.encode(c, next_step[c], parameters);
-    workers.send(c, message_kind::parameters, {frame.segments(), out});
-    out->frames.commit(c);
+    const lamina::encoded_frame& frame = frames.encode(c, steps_done[c] + 1, parameters);
+    workers.begin_send(c, message_kind::parameters, payload(frame.to_bytes()));
     log.published(frame.size_bytes(), 1);
     answered_at[c] = applied;
+    computing.insert(std::ranges::lower_bound(computing, c), c);
   };
-  for (std::size_t c = 0; c < clients; ++c) answer(c);
+  const auto may_go_on = [&](std::size_t c) {
+    return !options.staleness_steps ||
+           steps_done[c] - *std::ranges::min_element(steps_done) <= *options.staleness_steps;
+  };
 
-  for (std::size_t training = clients; training > 0;) {
-    const message arrived = workers.receive_from_any();
+  while (!computing.empty()) {
+    const message arrived = workers.receive_from_any(computing);
     const std::size_t c = arrived.sender;
     if (arrived.kind == message_kind::values) {
       workers.answer_with_mean(arrived);
       continue;
     }
-    const bool is_over = options.plan.is_over(next_step[c]);
+    const bool is_over = options.plan.is_over(steps_done[c] + 1);
     expect(arrived, is_over ? message_kind::finished : message_kind::gradients, workers.name_of(c));
     const pushed gradients = read_pushed(arrived);
-    log.evaluated(gradients.report, next_step[c], clients);
-    if (is_over) {
-      --training;
-      continue;
-    }
+    log.evaluated(gradients.report, steps_done[c] + 1, clients);
+    std::erase(computing, c);
+    if (is_over) continue;
 
-    const auto frame = decode_from(gradients, model, next_step[c], workers.name_of(c));
+    const auto frame = decode_from(gradients, model, steps_done[c] + 1, workers.name_of(c));
+    frames.commit(c);  // who has gradients of a step has its parameters
     const std::uint64_t step = applied / clients + 1;
     optimizer.set_learning_rate(options.learning_rate.at(step));
     lamina::selection layers(model);
@@ -81,12 +93,16 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
         optimizer.update(l, begin, share, parameters(l));
       });
     }
-    out->frames.update(layers);
+    frames.update(layers);
     log.applied(gradients, layers, applied - answered_at[c]);
     ++applied;
-    ++next_step[c];
+    ++steps_done[c];
     if (applied % clients == 0) log.finish_step(step, optimizer.learning_rate());
-    answer(c);
+
+    ahead.push_back(c);
+    const auto answered = std::ranges::stable_partition(ahead, std::not_fn(may_go_on));
+    std::ranges::for_each(answered, answer);
+    ahead.erase(answered.begin(), answered.end());
   }
 }
 

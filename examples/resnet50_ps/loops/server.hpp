@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <lamina/server.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct server_options {
   training_plan plan;
   sgd_options optimizer;
   learning_rate_schedule learning_rate;
+  /// Of the asynchronous server: how many steps a client may be ahead of the slowest; none: any number.
+  std::optional<std::uint64_t> staleness_steps = {};
 };
 
 /// What the loops call with results; each may be empty.
@@ -54,7 +57,9 @@ void serve(server_link& workers, const replica& local, const server_options& opt
            const server_tasks& tasks, server_state from = {});
 
 /// The asynchronous one: applies each gradient frame when it comes and answers its client with what that client has not
-/// seen, for `steps` frames a client. A frame counts as its workers of all W, so that a frame of each client moves the
+/// seen, for `steps` frames a client. The answer is a copy that goes on its way while others are heard, one to a client at a time:
+/// a client that takes it slowly holds up nobody. One that is more than `staleness_steps` ahead of the slowest gets its answer
+/// when that has caught up; with 0 all begin each step together. A frame counts as its workers of all W, so that a frame of each client moves the
 /// parameters as far as a step of the synchronous server, momentum and decay included, and the same learning rate suits both; a
 /// step, to the optimizer, the schedule and the metrics, is that many frames. Makes no checkpoints.
 void serve_asynchronously(server_link& workers, const replica& local, const server_options& options,

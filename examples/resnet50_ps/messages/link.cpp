@@ -119,6 +119,11 @@ void server_link::send(std::size_t client, message_kind kind, const payload& wha
   transport_.send(std::span(&clients_[client].rank, 1), kind, what);
 }
 
+void server_link::begin_send(std::size_t client, message_kind kind, const payload& what) {
+  const work_clock::pause sending(clock_);
+  transport_.begin_send(clients_[client].rank, kind, what);
+}
+
 void server_link::send_to_all(message_kind kind, const payload& what) {
   const work_clock::pause sending(clock_);
   try {
@@ -157,15 +162,12 @@ void server_link::average() {
   send_to_all(message_kind::mean, mean_of(sum));
 }
 
-message server_link::receive_from_any() {
+message server_link::receive_from_any(std::span<const std::size_t> clients) {
   const work_clock::pause waiting(clock_);
-  message arrived = transport_.receive_from_any(ranks_left_);
-  const auto place = static_cast<std::ptrdiff_t>(arrived.sender);
-  arrived.sender = numbers_left_[arrived.sender];
-  if (arrived.kind == message_kind::finished) {
-    ranks_left_.erase(ranks_left_.begin() + place);
-    numbers_left_.erase(numbers_left_.begin() + place);
-  }
+  std::vector<std::size_t> ranks;
+  for (const std::size_t each : clients) ranks.push_back(clients_[each].rank);
+  message arrived = transport_.receive_from_any(ranks);
+  arrived.sender = clients[arrived.sender];
   return arrived;
 }
 
@@ -178,7 +180,7 @@ void server_link::answer_with_mean(const message& asking) {
   for (const value_sum& each : latest_) {
     if (each.workers > 0) sum.add(each.values, each.workers);
   }
-  send(asking.sender, message_kind::mean, mean_of(sum));
+  begin_send(asking.sender, message_kind::mean, mean_of(sum));
 }
 
 void worker_link::send(message_kind kind, const payload& what) {

@@ -85,6 +85,8 @@ class server_link {
 
   /// To one client, whose loss ends all.
   void send(std::size_t client, message_kind kind, const payload& what);
+  /// The same, but returns before it has been sent, so that a client which does not take it holds up no other.
+  void begin_send(std::size_t client, message_kind kind, const payload& what);
   void send_to_all(message_kind kind, const payload& what);
   /// One message from every client that is left, in their order. message::sender is the client's number.
   std::vector<message> receive_from_all(message_kind kind);
@@ -94,9 +96,9 @@ class server_link {
   /// Takes the values that each client which is left asks to be averaged, and answers all with their mean.
   void average();
 
-  /// The message of whoever comes first, of any kind, but for clients whose last one has come.
-  message receive_from_any();
-  /// Answers a client with the mean of what each has asked for last, so that nobody waits for the slowest.
+  /// The message of whichever of these clients comes first, of any kind.
+  message receive_from_any(std::span<const std::size_t> clients);
+  /// Answers a client with the mean of what each has asked for last, so that nobody waits for the slowest. As begin_send().
   void answer_with_mean(const message& asking);
 
  private:

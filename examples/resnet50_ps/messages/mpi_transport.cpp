@@ -179,6 +179,7 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
   rank_ = static_cast<std::size_t>(rank);
   incoming_.resize(static_cast<std::size_t>(count));
   heard_at_.assign(incoming_.size(), std::chrono::steady_clock::now());
+  begun_.resize(incoming_.size());
   for (std::size_t r = 0; r < incoming_.size(); ++r) incoming_[r].rank = r;
 }
 
@@ -186,6 +187,7 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
 mpi_transport::~mpi_transport() {
   abandoned_.splice(abandoned_.end(), signs_);
   abandoned_.splice(abandoned_.end(), outgoing_);
+  for (std::list<outgoing>& each : begun_) abandoned_.splice(abandoned_.end(), each);
   abandoned_.remove_if([](outgoing& each) { return !each.is_in_flight(); });
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
@@ -204,7 +206,11 @@ void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose los
   constexpr std::chrono::milliseconds pause_between_pieces{20};
   std::chrono::microseconds nap{5};
   auto last_progress = clock::now();
-  for (progress seen = look(); seen != progress::done; seen = look()) {
+  const auto look_at_all = [&] {
+    move_begun_on();
+    return look();
+  };
+  for (progress seen = look_at_all(); seen != progress::done; seen = look_at_all()) {
     const auto now = clock::now();
     if (seen == progress::advanced) last_progress = now;
     if (now > last_progress + timeout) lose();
@@ -230,9 +236,16 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
   return longest;
 }
 
-void mpi_transport::post(std::span<const std::size_t> to, message_kind kind, const payload& what) {
+void mpi_transport::post(std::list<outgoing>& among, std::span<const std::size_t> to, message_kind kind,
+                         const payload& what) {
+  // One behind the other: the pieces of two messages to the same rank would mix.
+  wait_until(
+      timeout_of(to), [&] { return finishing(to); },
+      [&] {
+        lose({to.begin(), to.end()}, "sending to", timeout_of(to));
+      });
   for (const std::size_t rank : to) incoming_[rank].is_unanswered = false;
-  outgoing_.emplace_back(communicator_, to, kind, what);
+  among.emplace_back(communicator_, to, kind, what);
 }
 
 void mpi_transport::post_sign_of_life(std::size_t to) {
@@ -310,6 +323,22 @@ mpi_transport::progress mpi_transport::both(progress one, progress other) {
   return other == progress::done ? one : std::max(one, other);
 }
 
+// In every wait, whatever it is for.
+void mpi_transport::move_begun_on() {
+  for (std::size_t rank = 0; rank < begun_.size(); ++rank) {
+    if (begun_[rank].empty()) continue;
+    const progress seen = begun_[rank].front().advance();
+    if (seen >= progress::advanced) heard_at_[rank] = std::chrono::steady_clock::now();
+    if (seen == progress::done) begun_[rank].clear();
+  }
+}
+
+// What has begun to go to these ranks.
+mpi_transport::progress mpi_transport::finishing(std::span<const std::size_t> to) const {
+  const bool is_done = std::ranges::all_of(to, [&](std::size_t rank) { return begun_[rank].empty(); });
+  return is_done ? progress::done : progress::moving;
+}
+
 mpi_transport::progress mpi_transport::sending() {
   progress all = progress::done;
   for (outgoing& each : outgoing_) all = both(all, each.advance());
@@ -348,11 +377,16 @@ message mpi_transport::take(std::span<const std::size_t> from, std::size_t sende
 }
 
 void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, const payload& what) {
-  post(to, kind, what);
+  post(outgoing_, to, kind, what);
   wait_until(
       timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to", timeout_of(to)); });
   outgoing_.clear();
   for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
+}
+
+void mpi_transport::begin_send(std::size_t to, message_kind kind, const payload& what) {
+  post(begun_[to], {&to, 1}, kind, what);
+  heard_at_[to] = std::chrono::steady_clock::now();
 }
 
 std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
@@ -403,7 +437,7 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
 
 message mpi_transport::exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) {
   const std::span<const std::size_t> sender(&from, 1);
-  post(std::span(&to, 1), kind, what);
+  post(outgoing_, {&to, 1}, kind, what);
   wait_until(
       options_.exchange_timeout, [&] { return both(sending(), receiving(sender)); },
       [&] {

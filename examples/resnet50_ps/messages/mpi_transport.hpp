@@ -59,6 +59,7 @@ class mpi_transport : public transport {
   std::size_t ranks() const override { return incoming_.size(); }
   std::string name_of(std::size_t rank) const override { return options_.name_of(rank); }
   void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override;
+  void begin_send(std::size_t to, message_kind kind, const payload& what) override;
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
   message receive_from_any(std::span<const std::size_t> from) override;
   message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) override;
@@ -83,11 +84,14 @@ class mpi_transport : public transport {
   class outgoing;
   enum class progress { none, moving, advanced, done };
 
-  void post(std::span<const std::size_t> to, message_kind kind, const payload& what);
+  void post(std::list<outgoing>& among, std::span<const std::size_t> to, message_kind kind,
+            const payload& what);
   void post_sign_of_life(std::size_t to);
   void pass_on_life(std::size_t from);
   progress advance(incoming& from);
   static progress both(progress one, progress other);
+  void move_begun_on();
+  progress finishing(std::span<const std::size_t> to) const;
   progress sending();
   progress receiving(std::span<const std::size_t> from);
   std::vector<std::size_t> abandon();
@@ -105,7 +109,8 @@ class mpi_transport : public transport {
   std::size_t any_after_ = 0;
   std::vector<std::chrono::steady_clock::time_point> heard_at_;  // of each rank, or sent to
   std::vector<incoming> incoming_;                               // of every rank
-  std::list<outgoing> outgoing_;                                 // on their way
+  std::list<outgoing> outgoing_;                                 // on their way, waited for
+  std::vector<std::list<outgoing>> begun_;                       // on their way to each rank: at most one
   std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
   std::list<outgoing> signs_;      // of life, on their way
   std::chrono::steady_clock::time_point showed_life_at_;

@@ -103,6 +103,9 @@ class transport {
 
   /// The same to each; returns when all have been sent, after which only the sends to lost ranks still need the memory.
   virtual void send(std::span<const std::size_t> to, message_kind kind, const payload& what) = 0;
+  /// Returns before the message has been sent, which goes on its way while this rank waits for others: a receiver that does not
+  /// take it holds up nobody else. Waits for the message before to the same rank.
+  virtual void begin_send(std::size_t to, message_kind kind, const payload& what) = 0;
   /// One message from each, in their order.
   virtual std::vector<message> receive_from_each(std::span<const std::size_t> from) = 0;
   /// The message of whichever comes first; nobody is kept waiting by a busier one.

@@ -54,6 +54,9 @@ class bad_transport : public transport {
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override {
     return inner_.receive_from_each(from);
   }
+  void begin_send(std::size_t to, message_kind kind, const payload& what) override {
+    inner_.begin_send(to, kind, what);
+  }
   message receive_from_any(std::span<const std::size_t> from) override {
     return inner_.receive_from_any(from);
   }

@@ -46,9 +46,9 @@ constexpr std::int64_t features = 12;
 constexpr std::int64_t classes = 5;
 
 struct two_layers_impl : torch::nn::Module {
-  two_layers_impl()
-      : hidden(register_module("hidden", torch::nn::Linear(features, 64))),
-        output(register_module("output", torch::nn::Linear(64, classes))),
+  explicit two_layers_impl(std::int64_t width)
+      : hidden(register_module("hidden", torch::nn::Linear(features, width))),
+        output(register_module("output", torch::nn::Linear(width, classes))),
         numbers(register_buffer("numbers", torch::zeros({2}))) {}
   torch::Tensor forward(torch::Tensor x) { return output->forward(torch::relu(hidden->forward(x))); }
   torch::nn::Linear hidden, output;
@@ -89,12 +89,17 @@ struct settings {
   bool by_allreduce = false;
   bool by_mpi_allreduce = false;  // the same without lamina
   std::size_t workers_per_node = 1;
-  bool fixed_gradients = false;  // that do not depend on the parameters
+  std::int64_t width = 64;       // of the model
+  bool fixed_gradients = false;  // that do not depend on the parameters; sums of both are exact
   bool mirrored = false;         // as if the networks were on another device
   std::uint64_t hash_period_steps = 10;
   std::chrono::seconds timeout{60};
   std::optional<std::size_t>
       evaluates_long;  // this worker, for longer than that: in nodes midway, at the end otherwise
+  std::optional<std::uint64_t> staleness_steps;  // of the asynchronous server
+  bool evaluates = true;
+  /// Of a worker, before it computes a step.
+  std::function<void(transport& ranks, std::size_t worker, std::uint64_t step)> delay;
   /// Of a worker, at the beginning of a step.
   std::function<void(std::size_t worker, std::uint64_t step, replica&)> meddle;
   std::vector<std::string>* losses = nullptr;  // where the server, which then goes on, says what it lost
@@ -116,8 +121,12 @@ struct diary {
 // Each begins with parameters of its own: the server's first frame must replace the workers'.
 replica make_replica(std::size_t seed, const settings& given) {
   torch::manual_seed(100 + seed);
-  return replica{torch::nn::AnyModule(two_layers()), given.compression.part_elements, torch::kCPU,
-                 given.mirrored};
+  two_layers network(given.width);
+  if (given.fixed_gradients) {
+    const torch::NoGradGuard no_gradients;
+    for (torch::Tensor& each : network->parameters()) each.copy_(each.mul(4096).round().div(4096));
+  }
+  return replica{torch::nn::AnyModule(network), given.compression.part_elements, torch::kCPU, given.mirrored};
 }
 
 std::vector<float> parameters_of(const replica& local) {
@@ -139,6 +148,7 @@ server_tasks server_tasks_of(diary& seen, const replica& local) {
 
 training_plan plan_of(const settings& given) {
   training_plan plan = {.steps = steps, .agrees_on_selection = given.agreed, .evaluation_period_steps = 7};
+  plan.evaluates = given.evaluates;
   plan.hash_period_steps = given.asynchronous ? 0 : given.hash_period_steps;
   return plan;
 }
@@ -146,7 +156,8 @@ training_plan plan_of(const settings& given) {
 server_options server_options_of(const settings& given) {
   return {.plan = plan_of(given),
           .optimizer = given.optimizer,
-          .learning_rate = learning_rate_schedule(given.optimizer.learning_rate, {}, 0)};
+          .learning_rate = learning_rate_schedule(given.optimizer.learning_rate, {}, 0),
+          .staleness_steps = given.staleness_steps};
 }
 
 // `seen.parameters` of a worker are those that each step begins with.
@@ -165,7 +176,7 @@ worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker, co
                 local.set_statistics(statistics);
                 if (!is_fixed) return;
                 for (torch::Tensor each : local.gradients()) {
-                  each.fill_(0.001F * static_cast<float>((worker + 1) * (step % 3 + 1)));
+                  each.fill_(0x1p-10F * static_cast<float>((worker + 1) * (step % 3 + 1)));
                 }
               },
           .evaluate = {},
@@ -248,6 +259,12 @@ void play_worker(transport& ranks, const settings& given, const topology& who, d
     tasks.pulled = [&, note = tasks.pulled](std::uint64_t step) {
       note(step);
       given.meddle(worker, step, local);
+    };
+  }
+  if (given.delay) {
+    tasks.compute = [&, compute = tasks.compute](std::uint64_t step, step_report& report) {
+      given.delay(ranks, worker, step);
+      compute(step, report);
     };
   }
   const worker_options options = worker_options_of(given, node);
@@ -673,6 +690,113 @@ TEST_CASE("mpi: an asynchronous server trains, and says how stale the frames are
   for (std::size_t i = 1; i < steps; ++i) {
     REQUIRE(in_process[0].metrics[i].staleness == static_cast<double>(workers - 1));
   }
+}
+
+// Lets the others go on six times while worker 0 takes one step, and notes by how many steps any has begun ahead of the slowest.
+struct slow_worker {
+  std::vector<std::uint64_t> done;
+  std::uint64_t largest_lead = 0;
+
+  explicit slow_worker(std::size_t workers) : done(workers) {}
+  void operator()(transport& ranks, std::size_t worker, std::uint64_t step) {
+    largest_lead = std::max(largest_lead, step - 1 - *std::ranges::min_element(done));
+    worker_link link(ranks, 0);
+    std::array<double, 1> value = {};
+    for (int k = 0; worker == 0 && k < 5; ++k) link.average(value);
+    done[worker] = step;
+  }
+};
+
+TEST_CASE("in process: no worker is further ahead of a slow one than the staleness allows") {
+  if (rank_of_this() != 0) return;
+  constexpr std::size_t workers = 4;
+  const std::optional<std::uint64_t> unbounded;
+  for (const std::optional<std::uint64_t> bound : {std::optional<std::uint64_t>(0), {1}, {4}, unbounded}) {
+    INFO("staleness " << (bound ? std::to_string(*bound) : "unbounded"));
+    settings given = with_drop_ratio(0.7);
+    given.asynchronous = true;
+    given.evaluates = false;
+    given.staleness_steps = bound;
+    slow_worker slow(workers);
+    given.delay = std::ref(slow);
+    const diaries run = run_in_one_process(given, workers);
+    if (bound) {
+      REQUIRE(slow.largest_lead == *bound);
+      // While it computes a step, each other one ends the steps that it may be behind, that step, and those it may be ahead.
+      for (const step_metrics& step : run[0].metrics)
+        REQUIRE(step.staleness <= static_cast<double>((2 * *bound + 1) * (workers - 1)));
+    } else {
+      REQUIRE(slow.largest_lead > 10);
+    }
+    // The slow one is answered last, with all that it has not seen.
+    REQUIRE(same_bits(run[1].parameters.back(), run[0].parameters.back()));
+  }
+}
+
+TEST_CASE("in process: an asynchronous server applies each gradient once, however far workers are apart") {
+  if (rank_of_this() != 0) return;
+  constexpr std::size_t workers = 4;
+  settings given = with_drop_ratio(0);
+  given.optimizer.learning_rate = 0x1p-4F;
+  given.fixed_gradients = true;
+  given.evaluates = false;
+  const diaries synchronous = run_in_one_process(given, workers);
+  given.asynchronous = true;
+  for (const std::optional<std::uint64_t> bound : {std::optional<std::uint64_t>(), {0}, {2}}) {
+    given.staleness_steps = bound;
+    slow_worker slow(workers);
+    given.delay = std::ref(slow);
+    const diaries asynchronous = run_in_one_process(given, workers);
+    REQUIRE(same_bits(asynchronous[0].parameters.back(), synchronous[0].parameters.back()));
+    REQUIRE(same_bits(asynchronous[1].parameters.back(), synchronous[0].parameters.back()));
+  }
+}
+
+TEST_CASE("mpi: a worker that does not take its parameters holds up no other of an asynchronous server") {
+  if (ranks() < 3) return;
+  constexpr std::size_t server = 0;
+  constexpr std::size_t deaf = 1;
+  settings given = with_drop_ratio(0);
+  given.asynchronous = true;
+  given.evaluates = false;
+  given.width = 4096;  // more than MPI takes before the receiver asks
+  const topology who = flat_topology(ranks() - 1);
+  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 20,
+                                           .timeout_of = [&](std::size_t) { return given.timeout; },
+                                           .exchange_timeout = given.timeout,
+                                           .name_of = name_of});
+  diary mine;
+  if (transport.rank() == deaf) {
+    worker_link link(transport, server);
+    replica local = make_replica(1, given);
+    const worker_tasks tasks = worker_tasks_of(mine, local, 0, given);
+    lamina::gradient_compressor<float> compressor(local.model(), worker_options_of(given, 0).compression);
+    for (std::uint64_t step = 1; step <= steps + 1; ++step) {
+      std::vector<std::size_t> others;
+      for (std::size_t rank = deaf + 1; step == 2 && rank < ranks(); ++rank) others.push_back(rank);
+      transport.receive_from_each(others);  // before it takes what the server has sent, all others have ended
+      apply_parameters(link.receive_parameters(), "the server", local, step);
+      step_report report;
+      if (step > steps) {
+        link.finish(report);
+        break;
+      }
+      tasks.compute(step, report);
+      compressor.accumulate_all(local.gradients());
+      link.push(report, payload(compressor.encode().to_bytes()));
+      compressor.commit();
+    }
+    mine.parameters.push_back(parameters_of(local));
+  } else {
+    play(transport, given, who, mine);
+    if (transport.rank() != server) transport.send({&deaf, 1}, message_kind::report, {});
+  }
+  std::vector<float> of_server = mine.parameters.back();
+  check_mpi(MPI_Bcast(of_server.data(), static_cast<int>(of_server.size()), MPI_FLOAT, 0, MPI_COMM_WORLD),
+            "MPI_Bcast");
+  int is_equal = transport.rank() != deaf || same_bits(mine.parameters.back(), of_server);
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &is_equal, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD), "MPI_Allreduce");
+  REQUIRE(is_equal == 1);
 }
 
 TEST_CASE("in process: networks on another device than their parameters and gradients train the same") {
