@@ -59,6 +59,9 @@ void require_refused(std::initializer_list<refusal> refusals) {
 TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({}) == "");
   CHECK(refusal_of({"--drop-ratio", "1", "--steps", "1", "--classes", "10"}) == "");
+  CHECK(refusal_of({"--topology", "mpi_allreduce"}) == "");
+  CHECK(refusal_of({"--transport", "inprocess"}) == "");
+  CHECK(refusal_of({"--output", "o", "--checkpoint-every", "2"}) == "");
 }
 
 TEST_CASE("refusals: options that do not exist, or are out of range, are named") {
@@ -86,14 +89,13 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--topology", "allreduce", "--selection", "agreed", "--mode", "async"},
        "--mode async needs a server"},
       {{"--topology", "allreduce", "--selection", "agreed", "--payload", "int8"}, "it needs --payload as_is"},
-      {{"--topology", "mpi_allreduce"}, "it needs --runs without"},
-      {{"--topology", "mpi_allreduce", "--runs", "without", "--mode", "async"},
-       "--mode async needs a server"},
-      {{"--topology", "mpi_allreduce", "--runs", "without", "--transport", "inprocess"},
-       "needs --transport mpi"},
-      {{"--topology", "mpi_allreduce", "--runs", "without", "--output", "o", "--checkpoint-every", "2"},
-       "makes no checkpoints"},
-      {{"--runs", "both", "--save", "model.pt"}, "--save needs --runs with or without"},
+      {{"--topology", "mpi_allreduce", "--runs", "both"}, "it needs --runs without"},
+      {{"--topology", "mpi_allreduce", "--mode", "async"}, "--mode async needs a server"},
+      {{"--topology", "mpi_allreduce", "--transport", "inprocess"}, "needs --transport mpi"},
+      {{"--topology", "mpi_allreduce", "--output", "o", "--checkpoint-every", "2"}, "makes no checkpoints"},
+      {{"--save", "model.pt"}, "--save needs --runs with or without"},
+      {{"--runs", "all", "--transport", "inprocess"}, "--runs all needs --transport mpi"},
+      {{"--runs", "all", "--output", "o", "--checkpoint-every", "2"}, "--runs all makes no checkpoints"},
       {{"--topology", "ps", "--workers-per-node", "2"}, "--workers-per-node needs --topology hybrid"},
       {{"--degraded", "--mode", "async", "--runs", "with"},
        "--degraded needs a server that waits for every worker"},

@@ -32,6 +32,18 @@ const CLI::Validator at_least_one(
     },
     "");
 
+// What depends on other options.
+void set_defaults(resnet50_ps::options& options) {
+  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.03F : 0.01F;
+  if (!options.runs.empty()) return;
+  const bool has_checkpoints = options.checkpoint_period_steps > 0 || options.resume;
+  if (options.topology == "mpi_allreduce") {
+    options.runs = "without";
+  } else {
+    options.runs = options.transport == "mpi" && !has_checkpoints ? "all" : "both";
+  }
+}
+
 }  // namespace
 
 parsed parse_options(int argc, char** argv, const option_hook& add_options) {
@@ -68,8 +80,11 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->group(data);
 
   const std::string dropping = "Layer dropping";
-  app.add_option("--runs", options.runs, "layer dropping: both, with or without")
-      ->check(CLI::IsMember({"both", "with", "without"}))
+  app.add_option(
+         "--runs", options.runs,
+         "with or without layer dropping, both, or all: first by plain MPI_Allreduce, too; the default is "
+         "all, in one process and with checkpoints both")
+      ->check(CLI::IsMember({"all", "both", "with", "without"}))
       ->group(dropping);
   app.add_option("--drop-ratio", options.drop_ratio,
                  "R: share of the elements to hold back; 0 sends everything")
@@ -243,7 +258,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
   try {
     app.parse(argc, argv);
     for (int i = 1; i < argc; ++i) options.command_line += (i > 1 ? " " : "") + std::string(argv[i]);
-    if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.03F : 0.01F;
+    set_defaults(options);
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     const int code = app.exit(error, text, text);

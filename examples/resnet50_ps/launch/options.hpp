@@ -24,7 +24,7 @@ struct options {
   std::uint64_t seed = 1;
 
   // Layer dropping.
-  std::string runs = "both";  ///< both, without or with layer dropping
+  std::string runs;  ///< all, both, without or with layer dropping
   double drop_ratio = 0.95;
   std::uint64_t drop_warm_up_steps = 0;
   std::uint64_t refresh_steps = 1;  ///< 0: in the first step alone
@@ -74,6 +74,11 @@ struct options {
 /// Whether rank 0 is a server and no worker.
 inline bool needs_server(const resnet50_ps::options& options) {
   return options.topology != "allreduce" && options.topology != "mpi_allreduce";
+}
+
+/// Whether it trains more than once, to compare.
+inline bool compares(const resnet50_ps::options& options) {
+  return options.runs == "all" || options.runs == "both";
 }
 
 struct parsed {

@@ -13,6 +13,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,14 +71,20 @@ run_result train_in_process(const training& run) {
   return result;
 }
 
-// Rank 0 knows the result.
-run_result train_over_mpi(const training& run, const launch_info& here, replica& local) {
-  const std::size_t rank = here.this_rank();
+std::size_t rank_in(MPI_Comm communicator) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(communicator, &rank), "MPI_Comm_rank");
+  return static_cast<std::size_t>(rank);
+}
+
+// Rank 0 of the run knows the result.
+run_result train_over_mpi(const training& run, replica& local) {
+  const std::size_t rank = rank_in(run.communicator);
   try {
     const auto timeout_of = [&](std::size_t awaited) {
       return std::chrono::seconds(run.options.timeout_seconds) * run.topology.patience(rank, awaited);
     };
-    mpi_transport ranks(MPI_COMM_WORLD,
+    mpi_transport ranks(run.communicator,
                         {.max_message_bytes = largest_message_bytes(run, local),
                          .timeout_of = timeout_of,
                          .exchange_timeout = std::chrono::seconds(2 * run.options.timeout_seconds),
@@ -90,6 +98,41 @@ run_result train_over_mpi(const training& run, const launch_info& here, replica&
     fmt::print(stderr, "resnet50_ps: {}: {}\n", run.topology.name_of(rank), reason_for(error));
     end_alone(EXIT_FAILURE);
   }
+}
+
+// What worker 0 knows, to the server, which sleeps between looks: MPI's own wait would take a core from the workers.
+void hand_to_server(run_summary& summary, bool is_server) {
+  static_assert(std::is_trivially_copyable_v<run_summary>);
+  constexpr int worker_0 = 1;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (is_server) {
+    check_mpi(MPI_Irecv(&summary, sizeof summary, MPI_BYTE, worker_0, 0, MPI_COMM_WORLD, &request),
+              "MPI_Irecv");
+  } else {
+    check_mpi(MPI_Isend(&summary, sizeof summary, MPI_BYTE, 0, 0, MPI_COMM_WORLD, &request), "MPI_Isend");
+  }
+  for (int is_done = 0; is_done == 0; std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+    check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+}
+
+// The run to compare with, in which a server has no part but to keep the result.
+std::optional<run_result> train_plainly(const training& compared, const launch_info& here) {
+  training plain = plain_run(compared);
+  const bool is_server = compared.topology.is_server(here.this_rank());
+  std::optional<replica> local;
+  if (!all_succeed(here, [&] {
+        if (!is_server) local = make_replica(plain, true);
+      }))
+    return std::nullopt;
+  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, is_server ? MPI_UNDEFINED : 0, here.rank, &plain.communicator),
+            "MPI_Comm_split");
+  run_result result = {plain.name(), {}};
+  if (!is_server) {
+    result = train_over_mpi(plain, *local);
+    check_mpi(MPI_Comm_free(&plain.communicator), "MPI_Comm_free");
+  }
+  if (compared.topology.has_server && here.rank <= 1) hand_to_server(result.summary, is_server);
+  return result;
 }
 
 int run(const resnet50_ps::options& options, const launch_info& here, const experiment& added) {
@@ -119,7 +162,13 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
         options.batch_images);
     for (const std::string& note : data.notes) fmt::print(stderr, "resnet50_ps: {}\n", note);
   }
+  std::fflush(stdout);
   std::vector<run_result> results;
+  if (options.runs == "all") {
+    const std::optional<run_result> plain = train_plainly(described, here);
+    if (!plain) return EXIT_FAILURE;
+    results.push_back(*plain);
+  }
   for (const bool layer_dropping : {false, true}) {
     if (options.runs == (layer_dropping ? "without" : "with")) continue;
     described.layer_dropping = layer_dropping;
@@ -131,7 +180,7 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
     if (!all_succeed(
             here, [&] { local = make_replica(described, !described.topology.is_server(here.this_rank())); }))
       return EXIT_FAILURE;
-    results.push_back(train_over_mpi(described, here, *local));
+    results.push_back(train_over_mpi(described, *local));
   }
   if (here.rank == 0) {
     print_table(results);

@@ -147,8 +147,8 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
   worker_part part(run, group.worker(), local);
   std::optional<records> kept;
   if (keeps_records) kept.emplace(run, local, steps_done);
-  if (run.options.topology == "mpi_allreduce") {
-    train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, part.tasks(ranks),
+  if (run.is_plain()) {
+    train_by_mpi_allreduce(group, run.communicator, local, part.tasks(ranks),
                            worker_options_of(run, group.worker(), 0), server_options_of(run, 0),
                            kept ? kept->tasks : server_tasks());
     return kept ? kept->log.result() : run_result();

@@ -56,6 +56,14 @@ torch::Device device_of(const training& run) {
 
 }  // namespace
 
+training plain_run(const training& compared) {
+  training plain = compared;
+  plain.options.topology = "mpi_allreduce";
+  plain.topology = allreduce_topology(compared.topology.workers());
+  plain.layer_dropping = false;
+  return plain;
+}
+
 replica make_replica(const training& run, bool is_worker) {
   torch::manual_seed(run.options.seed);
   const model_options network{run.options.classes > 0 ? run.options.classes : run.data.train->classes(),
@@ -115,12 +123,13 @@ void check_training(const training& run, bool is_worker) {
   };
   refuse_if(!needs_server(options) && options.mode == "async",
             "--mode async needs a server: not --topology " + options.topology);
-  const bool is_plain = options.topology == "mpi_allreduce";
-  refuse_if(is_plain && options.runs != "without",
+  refuse_if(run.is_plain() && options.runs != "without",
             "--topology mpi_allreduce has no layer dropping: it needs --runs without");
-  refuse_if(is_plain && options.transport != "mpi", "--topology mpi_allreduce needs --transport mpi");
-  refuse_if(is_plain && (options.checkpoint_period_steps > 0 || options.resume),
-            "--topology mpi_allreduce makes no checkpoints");
+  if (run.is_plain() || options.runs == "all") {
+    const std::string what = run.is_plain() ? "--topology mpi_allreduce" : "--runs all";
+    refuse_if(options.transport != "mpi", what + " needs --transport mpi");
+    refuse_if(options.checkpoint_period_steps > 0 || options.resume, what + " makes no checkpoints");
+  }
   const bool is_agreed_allreduce = options.topology == "allreduce";
   refuse_if(is_agreed_allreduce && options.selection != "agreed",
             "--topology allreduce needs --selection agreed: all must send the same layers");
@@ -134,9 +143,9 @@ void check_training(const training& run, bool is_worker) {
             "--selection agreed needs workers in step: --mode sync");
   refuse_if(options.staleness_steps && options.mode != "async",
             "--staleness needs --mode async: with --mode sync no worker is ahead");
-  refuse_if(options.degraded && options.runs == "both",
+  refuse_if(options.degraded && compares(options),
             "--degraded needs --runs with or without: who is lost in one run is missing in the other");
-  refuse_if(!options.save.empty() && options.runs == "both",
+  refuse_if(!options.save.empty() && compares(options),
             "--save needs --runs with or without: it keeps one model");
   refuse_if(!options.load.empty() && options.resume,
             "--load begins a run, --resume goes on with one: give one");
@@ -164,7 +173,7 @@ void check_training(const training& run, bool is_worker) {
 void check_output(const training& run) {
   training other = run;
   other.layer_dropping = !run.layer_dropping;
-  const bool is_there = has_checkpoints(run) || (run.options.runs == "both" && has_checkpoints(other));
+  const bool is_there = has_checkpoints(run) || (compares(run.options) && has_checkpoints(other));
   if (run.options.resume && !is_there) {
     throw std::invalid_argument("there is no checkpoint to resume from in " + run.options.output);
   }

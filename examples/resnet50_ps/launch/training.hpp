@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <mpi.h>
+
 #include <cstddef>
 #include <functional>
 #include <lamina/layout.hpp>
@@ -37,12 +39,20 @@ struct training {
   resnet50_ps::options options;
   data_sets data;
   resnet50_ps::topology topology;
-  std::size_t place_on_machine = 0;  ///< of this rank, among the workers there
+  std::size_t place_on_machine = 0;        ///< of this rank, among the workers there
+  MPI_Comm communicator = MPI_COMM_WORLD;  ///< of its ranks, unless they are all in this process
   bool layer_dropping = true;
   experiment added = {};
 
-  std::string name() const { return layer_dropping ? "with layer dropping" : "without layer dropping"; }
+  bool is_plain() const { return options.topology == "mpi_allreduce"; }
+  std::string name() const {
+    if (is_plain()) return "plain MPI_Allreduce";
+    return layer_dropping ? "with layer dropping" : "without layer dropping";
+  }
 };
+
+/// The run to compare with: the same workers, without a server and without lamina.
+training plain_run(const training& compared);
 
 /// ResNet-50 as the seed makes it, or --load, for the server and each worker alike, there on the device that the options
 /// want. Throws as load_model().

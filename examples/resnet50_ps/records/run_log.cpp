@@ -10,14 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <system_error>
-#include <tuple>
 #include <utility>
 
 namespace resnet50_ps {
 namespace {
 
-step_metrics mean_of(const std::vector<step_metrics>& steps) {
-  step_metrics mean;
+run_summary summary_of(const std::vector<step_metrics>& steps) {
+  run_summary mean;
   const std::size_t warm_up = steps.size() > 1 ? 1 : 0;
   const auto count = static_cast<double>(steps.size() - warm_up);
   for (auto step = steps.begin() + static_cast<std::ptrdiff_t>(warm_up); step != steps.end(); ++step) {
@@ -28,7 +27,6 @@ step_metrics mean_of(const std::vector<step_metrics>& steps) {
     mean.communication_seconds += step->communication_seconds / count;
     mean.total_seconds += step->total_seconds / count;
   }
-  // The last steps say where training stands; one batch alone is noisy.
   const std::size_t last = std::min<std::size_t>(steps.size(), 10);
   for (auto step = steps.end() - static_cast<std::ptrdiff_t>(last); step != steps.end(); ++step) {
     mean.loss += step->loss / static_cast<double>(last);
@@ -92,7 +90,6 @@ step_metrics step_from(const nlohmann::json& line) {
 
 run_log::run_log(run described, const lamina::layout& model)
     : run_(std::move(described)), progress_(run_.progress_columns) {
-  result_.name = run_.name;
   fmt::print("\n{}\n", run_.name);
   if (run_.steps_done > 0) fmt::print("resumed after step {}\n", run_.steps_done);
   if (run_.directory.empty()) return;
@@ -137,8 +134,8 @@ void run_log::take_up_metrics() {
         continue;
       kept.push_back(line);
       if (is_step) {
-        result_.steps.push_back(step_from(json));
-        elapsed_seconds_ += result_.steps.back().total_seconds;
+        steps_.push_back(step_from(json));
+        elapsed_seconds_ += steps_.back().total_seconds;
       }
     }
     if (before.bad()) throw std::runtime_error("cannot read " + path);
@@ -163,7 +160,7 @@ void run_log::write_line(const std::string& line) {
 
 void run_log::record(const step_metrics& step) {
   elapsed_seconds_ += step.total_seconds;
-  result_.steps.push_back(step);
+  steps_.push_back(step);
   if (step.step == 1 || step.step == run_.steps || step.step % run_.interval == 0) {
     progress_.print_above(
         fmt::format("{} {:>{}}/{}  loss {:6.3f}  accuracy {:5.1f} %  sent up {:6.2f} %  down {:6.2f} %  "
@@ -175,12 +172,12 @@ void run_log::record(const step_metrics& step) {
   progress_.draw({.step = step.step,
                   .steps = run_.steps,
                   .loss = step.loss,
-                  .seconds_a_step = recent_seconds_of(result_.steps)});
+                  .seconds_a_step = recent_seconds_of(steps_)});
   write_line(json_of(step).dump());
 }
 
 void run_log::record_evaluation(std::uint64_t step, const evaluation& seen) {
-  result_.last_evaluation = seen;
+  last_evaluation_ = seen;
   if (step < run_.steps) {
     progress_.print_above(fmt::format("after step {}: test accuracy {:.1f} % (top 5: {:.1f} %)\n", step,
                                       100 * seen.top1_accuracy(), 100 * seen.top5_accuracy()));
@@ -192,35 +189,44 @@ void run_log::record_evaluation(std::uint64_t step, const evaluation& seen) {
   write_line(line.dump());
 }
 
+run_result run_log::result() const {
+  run_result result = {run_.name, summary_of(steps_)};
+  result.summary.last_evaluation = last_evaluation_;
+  return result;
+}
+
 void print_table(const std::vector<run_result>& runs) {
   constexpr auto row = "{:<23}{:>10}{:>10}{:>15}{:>10}{:>10}{:>11}{:>8}{:>11}{:>10}\n";
   fmt::print(
       "\nSeconds a step (mean without the first), bytes sent against the whole model, end of training\n");
   fmt::print(row, "", "worker", "server", "communication", "total", "sent up", "sent down", "loss",
              "train acc.", "test acc.");
-  std::vector<step_metrics> means;
+  const auto percent_of = [](const evaluation& seen) {
+    return seen.images == 0 ? "-" : fmt::format("{:.2f} %", 100 * seen.top1_accuracy());
+  };
   for (const run_result& run : runs) {
-    const step_metrics& mean = means.emplace_back(mean_of(run.steps));
+    const run_summary& mean = run.summary;
     const auto seconds = [](double value) { return fmt::format("{:.3f}", value); };
     const auto percent = [](double value) { return fmt::format("{:.2f} %", 100 * value); };
     fmt::print(row, run.name, seconds(mean.worker_seconds), seconds(mean.server_seconds),
                seconds(mean.communication_seconds), seconds(mean.total_seconds), percent(mean.sent_up),
                percent(mean.sent_down), seconds(mean.loss), percent(mean.accuracy),
-               run.last_evaluation.images == 0 ? "-" : percent(run.last_evaluation.top1_accuracy()));
+               percent_of(mean.last_evaluation));
   }
-  if (means.size() == 2) {
-    const auto& [from, to] = std::tie(means[0], means[1]);
-    fmt::print(row, "change", change(from.worker_seconds, to.worker_seconds),
+  if (runs.size() > 1) {
+    const run_summary& from = runs[runs.size() - 2].summary;
+    const run_summary& to = runs.back().summary;
+    fmt::print(row, "with, against without", change(from.worker_seconds, to.worker_seconds),
                change(from.server_seconds, to.server_seconds),
                change(from.communication_seconds, to.communication_seconds),
                change(from.total_seconds, to.total_seconds), change(from.sent_up, to.sent_up),
                change(from.sent_down, to.sent_down), "", "", "");
-    if (runs[1].last_evaluation.images == 0) return;
+    if (to.last_evaluation.images == 0) return;
     fmt::print(
         "\nWith layer dropping {:.1f} % of the bytes went up and {:.1f} % came down; "
-        "test accuracy is {:.1f} % with and {:.1f} % without.\n",
-        100 * to.sent_up, 100 * to.sent_down, 100 * runs[1].last_evaluation.top1_accuracy(),
-        100 * runs[0].last_evaluation.top1_accuracy());
+        "test accuracy is {} with and {} without.\n",
+        100 * to.sent_up, 100 * to.sent_down, percent_of(to.last_evaluation),
+        percent_of(from.last_evaluation));
   }
   std::fflush(stdout);
 }

@@ -14,11 +14,23 @@
 
 namespace resnet50_ps {
 
+/// A row of the table at the end: means over the steps without the first, which sends the whole model and warms up.
+struct run_summary {
+  double worker_seconds = 0;
+  double server_seconds = 0;
+  double communication_seconds = 0;
+  double total_seconds = 0;
+  double sent_up = 0;
+  double sent_down = 0;
+  double loss = 0;      ///< over the last ten, as one batch alone is noisy
+  double accuracy = 0;  ///< the same
+  evaluation last_evaluation;
+};
+
 /// One training run from beginning to end.
 struct run_result {
   std::string name;
-  std::vector<step_metrics> steps;
-  evaluation last_evaluation;
+  run_summary summary;
 };
 
 /// Prints steps as they come, on a terminal above a line that says how far the run is, and writes them into a run
@@ -43,7 +55,7 @@ class run_log {
   void record(const step_metrics& step);
   void record_evaluation(std::uint64_t step, const evaluation& seen);
 
-  run_result result() const { return result_; }
+  run_result result() const;
 
  private:
   void write_config(const lamina::layout& model) const;
@@ -53,12 +65,12 @@ class run_log {
   run run_;
   std::unique_ptr<std::FILE, decltype(&std::fclose)> json_{nullptr, &std::fclose};
   double elapsed_seconds_ = 0;
-  run_result result_;
+  std::vector<step_metrics> steps_;
+  evaluation last_evaluation_;
   progress_line progress_;
 };
 
-/// The table at the end, in the shape of the paper's Table 1: mean seconds a step, without the first, which sends the
-/// whole model and warms up.
+/// The table at the end, in the shape of the paper's Table 1.
 void print_table(const std::vector<run_result>& runs);
 
 }  // namespace resnet50_ps

@@ -70,7 +70,8 @@ std::vector<std::byte> merge_data_and_statistics(const std::vector<std::vector<s
 }  // namespace
 
 std::string directory_of(const training& run) {
-  return run.options.output.empty() ? "" : run.options.output + (run.layer_dropping ? "/with" : "/without");
+  if (run.options.output.empty()) return "";
+  return run.options.output + (run.is_plain() ? "/plain" : run.layer_dropping ? "/with" : "/without");
 }
 
 std::vector<std::byte> save_worker(const replica& local, const batch_stream& batches) {
