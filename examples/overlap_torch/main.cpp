@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Data-parallel training with libtorch: gradients are summed over MPI while backward goes on, and each layer is updated when its next
-// forward needs it.
-//     mpirun -n 2 ./overlap_torch
+// forward needs it. With a drop ratio the layers of a step are chosen in the one before, and the others stay in the residual.
+//     mpirun -n 2 ./overlap_torch [DROP_RATIO]
 #include <lamina/collectives/torch_hooks.hpp>  // first: torch before MPI
 
 #include <lamina/adapt/torch.hpp>
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/collectives/mpi_channel.hpp>
+#include <lamina/lamina.hpp>
 #include <optional>
 #include <vector>
 
@@ -38,14 +39,24 @@ lamina::layout layout_of(const torch::nn::Sequential& network) {
   return lamina::layout(layers);
 }
 
-void train(collectives::channel& channel) {
+// The layers of the next step: from what all ranks expect of it, the same numbers on each.
+void plan_next(lamina::gradient_compressor<float>& compressor, std::size_t ranks) {
+  const auto own = compressor.predicted_values();
+  std::vector<double> agreed(own.size());
+  MPI_Reduce(own.data(), agreed.data(), static_cast<int>(own.size()), MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+  for (double& each : agreed) each /= static_cast<double>(ranks);
+  MPI_Bcast(agreed.data(), static_cast<int>(agreed.size()), MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  compressor.plan_next(agreed);
+}
+
+void train(collectives::channel& channel, double drop_ratio) {
   std::optional<collectives::engine> engine;
   std::vector<torch::Tensor> parameters;
   std::vector<bool> is_open(6);  // summed, or on its way, and not yet part of the parameter
   const auto update = [&](std::size_t l) {
     if (!is_open[l]) return;
     engine->wait(l);
-    const auto mean = engine->mean(l);
+    const auto mean = engine->mean(l);  // empty where the layer was held back
     const auto weights = lamina::writable_elements_of<float>(parameters[l]);
     for (std::size_t i = 0; i < mean.size(); ++i) weights[i] -= learning_rate * mean[i];
     is_open[l] = false;
@@ -82,15 +93,27 @@ void train(collectives::channel& channel) {
   order = collectives::agree_on_order(channel, model, order);
   engine.emplace(channel, collectives::plan(model, channel.ranks(), order, classes, options, costs));
   if (channel.rank() == 0) std::printf("%s", engine->used_plan().table().c_str());
+  lamina::gradient_compressor<float> compressor(
+      model, {.drop_ratio = drop_ratio, .decide = lamina::decision_timing::ahead});
   collectives::gradient_hooks hooks(*network, [&](std::size_t l) {
-    engine->ready(l, lamina::elements_of<float>(parameters[l].grad()));
+    compressor.accumulate(l, parameters[l].grad());
+    if (compressor.is_sent(l)) {
+      engine->ready(l, compressor.residual()[l]);
+    } else {
+      engine->hold_back(l);
+    }
     is_open[l] = true;
   });
+  std::size_t sent_elements = 0;
   for (int step = 1; step <= steps; ++step) {
     forward();  // waits for each layer of the last step
     engine->begin_step();
     loss.backward();  // hands over each layer of this one
     hooks.check_all_called();
+    plan_next(compressor, channel.ranks());
+    compressor.encode();
+    compressor.commit();  // the engine has copied what it sends
+    sent_elements += compressor.chosen().sent_elements();
     if (channel.rank() == 0 && step % 25 == 0)
       std::printf("step %3d: loss %.4f\n", step, loss.item<double>());
   }
@@ -102,9 +125,10 @@ void train(collectives::channel& channel) {
   MPI_Allreduce(MPI_IN_PLACE, &is_equal, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
   const collectives::engine_totals totals = engine->totals();
   if (channel.rank() != 0) return;
-  std::printf("%.3f s of communication, of which %.3f s were waited for\nloss %.4f at the end, replicas %s\n",
-              totals.collective_seconds, totals.waited_seconds, loss.item<double>(),
-              is_equal ? "equal" : "DIFFER");
+  std::printf("%.1f %% of the gradients sent; %.3f s of communication, of which %.3f s were waited for\n",
+              100.0 * static_cast<double>(sent_elements) / static_cast<double>(steps * model.elements()),
+              totals.collective_seconds, totals.waited_seconds);
+  std::printf("loss %.4f at the end, replicas %s\n", loss.item<double>(), is_equal ? "equal" : "DIFFER");
 }
 
 }  // namespace
@@ -114,7 +138,7 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   {
     collectives::mpi_channel channel(MPI_COMM_WORLD);
-    train(channel);
+    train(channel, argc > 1 ? std::stod(argv[1]) : 0.0);
   }
   MPI_Finalize();
 }

@@ -20,7 +20,7 @@
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Why these:
-/// docs/decisions/0022-pieces-and-both-ways.md.
+/// docs/decisions/0020-pieces-and-both-ways.md.
 struct piece_sizes {
   std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
   std::size_t one_way = 60'000;
