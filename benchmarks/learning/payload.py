@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""How numbers are written when they are sent, as docs/wire-format.md has it. int4 is not in it yet: as int8, with integers from -7 to
+7, two to a byte."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+BLOCK_ELEMENTS = 64  # that share a power of two
+LARGEST_EXPONENT = 120
+POWERS = torch.from_numpy(np.ldexp(np.float32(1), np.arange(-LARGEST_EXPONENT, LARGEST_EXPONENT + 1)).astype(np.float32))
+
+
+class AsIs:
+    def bytes(self, elements: int) -> int:
+        """Of one part."""
+        return 4 * elements
+
+    def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
+        """What arrives of numbers, (..., n) float32 and finite, each row a part or several of whole blocks."""
+        return numbers
+
+
+class Bfloat16:
+    def bytes(self, elements):
+        return 2 * elements
+
+    def rounded(self, numbers):
+        return numbers.bfloat16().float()
+
+
+@dataclasses.dataclass(frozen=True)
+class Integers:
+    """Blocks of 64 share the smallest power of two with which they fit; to nearest, ties to even."""
+
+    magnitude_bits: int
+
+    def bytes(self, elements):
+        return -(-elements * (self.magnitude_bits + 1) // 8) + -(-elements // BLOCK_ELEMENTS)
+
+    def rounded(self, numbers):
+        most = 2 ** self.magnitude_bits - 1
+        elements = numbers.shape[-1]
+        blocks = torch.nn.functional.pad(numbers, (0, -elements % BLOCK_ELEMENTS)).unflatten(-1, (-1, BLOCK_ELEMENTS))
+        largest = blocks.abs().amax(-1, keepdim=True)
+        # largest < 2^exponent, so that power over 2^bits is the one, or the next.
+        exponent = (torch.frexp(largest).exponent.long() - self.magnitude_bits).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+        place = exponent + LARGEST_EXPONENT
+        place += (largest > most * POWERS[place]) & (exponent < LARGEST_EXPONENT)
+        scale = POWERS[place]
+        return ((blocks / scale).round().clamp(-most, most) * scale).flatten(-2)[..., :elements]
+
+
+PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3)}

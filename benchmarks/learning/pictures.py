@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""The pictures of the study: quality over bytes, and over steps."""
+
+import dataclasses
+import pathlib
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+from plots import COLOURS, MARKERS, finish  # noqa: E402
+
+import report  # noqa: E402
+
+
+def family(row) -> str:
+    """What shares a colour: a scheme with any payload and delay."""
+    return report.title(dataclasses.replace(row, delay=0, traffic=row.__class__.traffic, payload="as_is"))
+
+
+def panels(groups):
+    figure, axes = plt.subplots(1, len(groups), squeeze=False, sharey=False, layout="constrained", figsize=(3.2 + 3.1 * len(groups), 3.4))
+    return figure, axes[0]
+
+
+def style(names, name):
+    return {"color": COLOURS[names.index(name) % len(COLOURS)], "marker": MARKERS[names.index(name) % len(MARKERS)], "markersize": 5}
+
+
+def over_bytes(groups) -> plt.Figure:
+    """The best of each scheme: down and to the left is better."""
+    names = sorted({family(outcome.best.row) for of in groups.values() for outcome in of})
+    figure, axes = panels(groups)
+    for panel, ((workers, steps), of) in zip(axes, groups.items()):
+        for name in names:
+            points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if family(outcome.best.row) == name)
+            if points:
+                panel.plot(*zip(*points), linestyle="none", label=name, **style(names, name))
+        panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
+        finish(panel, "% of the bytes each way", "validation loss", "x")
+    return with_legend(figure, axes)
+
+
+def over_step(groups) -> plt.Figure:
+    names = sorted({report.title(outcome.best.row) for of in groups.values() for outcome in of})
+    figure, axes = panels(groups)
+    for panel, ((workers, steps), of) in zip(axes, groups.items()):
+        for outcome in of:
+            name = report.title(outcome.best.row)
+            panel.plot([point["step"] for point in outcome.best.curve], [point["validation_loss"] for point in outcome.best.curve],
+                       linewidth=1.2, label=name, **style(names, name))
+        panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
+        finish(panel, "step", "validation loss", "")
+    return with_legend(figure, axes)
+
+
+def with_legend(figure, axes) -> plt.Figure:
+    """One for all panels."""
+    drawn = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        drawn |= dict(zip(labels, handles))
+    figure.legend(drawn.values(), drawn.keys(), fontsize=7, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.5, 0))
+    return figure
+
+
+def draw(directory: pathlib.Path, results) -> list[pathlib.Path]:
+    """Writes the pictures; their paths."""
+    groups = report.outcomes(results)
+    paths = []
+    for drawing in (over_bytes, over_step):
+        figure = drawing(groups)
+        paths.append(directory / f"{drawing.__name__}.svg")
+        figure.savefig(paths[-1], bbox_inches="tight", metadata={"Date": None})
+        plt.close(figure)
+    return paths

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""What the study runs: a row is one training with one setting and one seed."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """ValueError, naming the field, for a number outside its range. Names are checked where they are looked up."""
+
+    scheme: str = "dense"  #: of schemes.SCHEMES
+    workers: int = 4
+    steps: int = 2000
+    seed: int = 0
+    rate: float = 1e-3  #: the largest learning rate; it grows over the first 100 steps, and falls as a cosine to a tenth
+    optimizer: str = "adamw"  #: of each worker, of training.OPTIMIZERS
+    payload: str = "as_is"  #: of what is sent, both ways, of payload.NAMES
+    part: int = 4096  #: elements of a part at most; a multiple of 4,096
+    drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
+    choice: str = "value"  #: of local, of schemes.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
+    value: str = "mean_abs"  #: of choice=value, of schemes.VALUES
+    traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
+    delay: int = 0  #: of local: steps between a part's sending and its arrival
+    outer_rate: float = 0.7  #: of local
+    outer_momentum: float = 0.9  #: of local
+
+    def __post_init__(self):
+        for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        if self.part % 4096:
+            raise ValueError(f"part must be a multiple of 4,096, got {self.part}")
+        if not 0 <= self.drop_ratio < 1:
+            raise ValueError(f"drop_ratio must lie in [0, 1), got {self.drop_ratio}")
+        if not self.traffic > 0:
+            raise ValueError(f"traffic must be greater than 0, got {self.traffic}")
+
+    def name(self) -> str:
+        """The row as text, and the name of its result: the first fields, and those that are not as by default."""
+        words = []
+        for place, field in enumerate(dataclasses.fields(self)):
+            value = getattr(self, field.name)
+            if place < 5 or value != field.default:
+                words.append(f"{field.name}={value:g}" if field.type is float else f"{field.name}={value}")
+        return " ".join(words)
+
+
+def parsed(text: str) -> Row:
+    """The row that name() gives; fields may be left out. ValueError for anything else."""
+    kinds = {field.name: field.type for field in dataclasses.fields(Row)}
+    given = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if name not in kinds or not equals:
+            raise ValueError(f"{word!r} is not FIELD=VALUE; fields are {', '.join(kinds)}")
+        try:
+            given[name] = kinds[name](value)
+        except ValueError:
+            raise ValueError(f"{name} must be of type {kinds[name].__name__}, got {value!r}") from None
+    return Row(**given)
+
+
+def named(table: dict, row: Row, field: str):
+    """table[row.field]. ValueError, with the names there are, for another."""
+    name = getattr(row, field)
+    if name not in table:
+        raise ValueError(f"{field} must be one of {', '.join(table)}, got {name!r}")
+    return table[name]
+
+
+QUICK = [parsed(f"steps=300 rate=0.002 {fields}") for fields in (
+    "scheme=dense",
+    "scheme=gradients",
+    "scheme=local payload=int4 choice=all",
+    "scheme=local payload=int4 choice=turn",
+    "scheme=local payload=int4 choice=value",
+)]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Trains a small transformer with each row's scheme of communication, and writes a table and pictures of what it reaches with its
+bytes. A row that is complete is not trained again; one that was interrupted goes on from its last snapshot. Without rows: the table
+of what is there."""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+
+import torch
+
+import pictures
+import report
+import training
+from char_gpt import CharGpt, data_of
+from rows import QUICK, Row, named, parsed
+from schemes import SCHEMES
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def arguments(words=None):
+    parser = argparse.ArgumentParser(prog="benchmarks/learning/run", description=__doc__)
+    parser.add_argument("--data", type=pathlib.Path, metavar="FILE",
+                        help="the text to learn (tiny Shakespeare in what is recorded); default: the repository's own documentation")
+    parser.add_argument("--quick", action="store_true", help=f"{len(QUICK)} rows of {QUICK[0].steps} steps: 3 to 8 minutes on two cores")
+    parser.add_argument("--row", action="append", type=row, metavar="'FIELD=VALUE ...'", default=[], dest="rows",
+                        help="a row, as results are named; may be repeated; rows.py says what the fields are")
+    parser.add_argument("--rows", type=pathlib.Path, metavar="FILE", dest="list", help="a row a line")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIRECTORY", default=ROOT / "build/learning/results")
+    given = parser.parse_args(words)
+    try:
+        if given.list:
+            given.rows += [parsed(line) for line in given.list.read_text().splitlines() if line.strip() and line[0] != "#"]
+        given.text = given.data.read_bytes() if given.data else documentation()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    given.rows += QUICK if given.quick else []
+    return given
+
+
+def row(text: str) -> Row:
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def documentation() -> bytes:
+    return b"".join(path.read_bytes() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+
+
+def is_complete(path: pathlib.Path, text: bytes) -> bool:
+    """A result of this very text."""
+    return path.exists() and json.loads(path.read_text())["data"] == data_of(text)
+
+
+def run(text: bytes, row: Row, path: pathlib.Path) -> None:
+    """ValueError for a row that cannot be."""
+    task = CharGpt(text, row.seed, row.workers)
+    scheme = named(SCHEMES, row, "scheme")(task, row)
+    snapshot = ROOT / "build/learning/snapshots" / task.data["sha256"][:8] / f"{row.name()}.pt"
+    print(f"training {row.name()}", file=sys.stderr, flush=True)
+    result = training.train(task, scheme, row, snapshot)
+    training.write(path, result)
+    snapshot.unlink(missing_ok=True)
+    print(f"  {report.number(result['validation_loss'])}, {result['up_share']:.2%} up, {result['down_share']:.2%} down, "
+          f"{result['seconds']:.0f} s", file=sys.stderr, flush=True)
+
+
+def page(results) -> str:
+    return "\n".join([*report.table(results), "", "Every run:", "", *report.tried(results)]) + "\n"
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_flush_denormal(True)
+    directory = given.output / CharGpt.name
+    for each in given.rows:
+        path = directory / f"{each.name()}.json"
+        if not is_complete(path, given.text):
+            try:
+                run(given.text, each, path)
+            except ValueError as error:
+                sys.exit(f"benchmarks/learning/run: {each.name()}: {error}")
+    results = report.read(directory)
+    if given.rows:
+        results = [each for each in results if each.row in given.rows]
+    if not results:
+        sys.exit(f"benchmarks/learning/run: no results in {directory}; --quick or --rows makes some")
+    print("\n".join(report.table(results)))
+    if not given.rows:
+        (directory / "table.md").write_text(page(results))
+    for path in pictures.draw(directory, results):
+        print(path, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

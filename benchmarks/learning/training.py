@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""One row: trains, keeps snapshots, and writes what came out."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+
+import torch
+
+from rows import named
+
+OPTIMIZERS = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), foreach=False),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.0),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
+}
+WEIGHT_DECAY = 0.1
+LAST_RATE = 0.1  # of the largest
+POINTS = 10  # of a curve
+SNAPSHOT_SECONDS = 60
+
+
+class Replicas:
+    """R copies of the model, y: (R, N), each with the state of its own optimizer."""
+
+    def __init__(self, task, row, replicas: int):
+        self.clip = task.clip
+        self.y = task.initial().repeat(replicas, 1)
+        # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
+        self.layers = torch.split(self.y, [math.prod(shape) for shape in task.shapes().values()], dim=1)
+        self.optimizer = named(OPTIMIZERS, row, "optimizer")([
+            {"params": [layer], "weight_decay": WEIGHT_DECAY if task.is_decayed(name) else 0.0}
+            for name, layer in zip(task.shapes(), self.layers)])
+
+    def step(self, gradients: torch.Tensor, rate: float) -> None:
+        if self.clip is not None:
+            gradients = gradients * (self.clip / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        for group, gradient in zip(self.optimizer.param_groups, torch.split(gradients, [each.shape[1] for each in self.layers], dim=1)):
+            group["lr"] = rate
+            group["params"][0].grad = gradient
+        self.optimizer.step()
+
+    def state(self):
+        return {"y": self.y, "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state):
+        self.y.copy_(state["y"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def rate_at(step: int, steps: int, largest: float, warm_up_steps: int) -> float:
+    """Of step 1, 2, ..., steps: grows, then falls as a cosine to a tenth."""
+    if step <= warm_up_steps:
+        return largest * step / (warm_up_steps + 1)
+    done = (step - warm_up_steps) / max(1, steps - warm_up_steps)
+    return largest * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a row is."""
+
+    step: int = 0
+    up_bytes: int = 0  # of one worker, in all steps together
+    down_bytes: int = 0
+    seconds: float = 0
+    losses: list = dataclasses.field(default_factory=list)  # of the steps since the last point of the curve
+    curve: list = dataclasses.field(default_factory=list)
+
+
+def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
+    """Trains to the end, from the snapshot if there is one, and with the same bits either way; returns the result, ready for JSON."""
+    progress = Progress()
+    if snapshot.exists():
+        saved = torch.load(snapshot, weights_only=False)
+        scheme.load(saved["scheme"])
+        progress = Progress(**saved["progress"])
+    last = time.monotonic()
+    is_finite = True
+    while progress.step < row.steps and is_finite:
+        progress.step += 1
+        result = scheme.step(progress.step, rate_at(progress.step, row.steps, row.rate, task.warm_up_steps))
+        progress.up_bytes += result.up_bytes
+        progress.down_bytes += result.down_bytes
+        progress.losses.append(result.loss)
+        is_finite = math.isfinite(result.loss)
+        if is_finite and (progress.step % max(1, row.steps // POINTS) == 0 or progress.step == row.steps):
+            progress.curve.append({"step": progress.step, "training_loss": round(statistics.fmean(progress.losses), 5),
+                                   "validation_loss": round(task.validation_loss(scheme.parameters(), every=4), 5),
+                                   "up_bytes": progress.up_bytes, "down_bytes": progress.down_bytes})
+            progress.losses = []
+        now = time.monotonic()
+        if now - last > SNAPSHOT_SECONDS:
+            progress.seconds += now - last
+            last = now
+            save(snapshot, {"scheme": scheme.state(progress.step), "progress": dataclasses.asdict(progress)})
+    dense_bytes = 4 * scheme.parameters().numel() * progress.step
+    return {"row": dataclasses.asdict(row), "task": task.name, "data": task.data, "elements": scheme.parameters().numel(),
+            "validation_loss": round(task.validation_loss(scheme.parameters()), 5) if is_finite else None,
+            "diverged_at": None if is_finite else progress.step,
+            "up_share": round(progress.up_bytes / dense_bytes, 6), "down_share": round(progress.down_bytes / dense_bytes, 6),
+            "seconds": round(progress.seconds + time.monotonic() - last, 1), "torch": torch.__version__,
+            "threads": torch.get_num_threads(), "curve": progress.curve}
+
+
+def save(path: pathlib.Path, what) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(what, partial)
+    os.replace(partial, path)
+
+
+def write(path: pathlib.Path, result: dict) -> None:
+    """With a line for each point of the curve."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    curve = ",\n".join("  " + json.dumps(point) for point in result["curve"])
+    rest = json.dumps({key: value for key, value in result.items() if key != "curve"}, indent=1)
+    partial = path.with_suffix(".partial")
+    partial.write_text(f'{rest[:-2]},\n "curve": [\n{curve}\n ]\n}}\n')
+    os.replace(partial, path)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""The model, the rows, what is written and what is made of it."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+import torch
+
+import report
+import study
+import training
+from char_gpt import CharGpt
+from gpt import Gpt
+from payload import PAYLOADS
+from rows import QUICK, Row, parsed
+from toy import Toy
+
+SMALL = {"depth": 1, "heads": 2, "width": 16, "context": 16}
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+TEXT = (ROOT / "LICENSE").read_bytes()
+
+
+def task(row=Row(), **model):
+    return CharGpt(TEXT, row.seed, row.workers, **(model or SMALL))
+
+
+def test_the_model_is_nanogpts():
+    shapes = Gpt().shapes()
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 804_096  # 0.80 M, as it prints
+    model = Gpt(vocabulary=5, **SMALL)
+    parameters = model.initial(torch.Generator().manual_seed(1))[None]
+    text = torch.randint(5, (1, 1, 16), generator=torch.Generator().manual_seed(2))
+    other = text.clone()
+    other[0, 0, 9:] = (other[0, 0, 9:] + 1) % 5
+    of, of_other = model.logits(parameters, text)[0], model.logits(parameters, other)[0]
+    assert torch.equal(of[:9], of_other[:9])  # a token is foretold from those before it
+    assert not torch.isclose(of[9:], of_other[9:], atol=1e-6).all(1).any()
+    assert model.losses(parameters, text).item() == pytest.approx(torch.tensor(5.0).log().item(), abs=0.1)
+
+
+def test_replicas_at_once_are_replicas_one_by_one():
+    of = task()
+    begin = of.initial()
+    parameters = torch.stack([begin, begin * 1.5, begin * 0.5, begin + 0.01])
+    losses, gradients = of.gradients(parameters, 7)
+    texts = of.texts(7)
+    for replica in range(4):
+        leaf = parameters[replica:replica + 1].clone().requires_grad_()
+        loss = of.model.losses(leaf, texts[replica:replica + 1])
+        assert torch.allclose(loss, losses[replica], atol=1e-6)
+        assert torch.allclose(torch.autograd.grad(loss.sum(), leaf)[0], gradients[replica], atol=1e-6)
+    # The dense run's gradient is the mean of the workers'.
+    together, apart = of.gradients(begin[None], 7)[1], of.gradients(begin.expand(4, -1), 7)[1]
+    assert torch.allclose(together[0], apart.mean(0), atol=1e-6)
+    assert not torch.allclose(apart[0], apart[1], atol=1e-4)
+
+
+def test_texts_depend_on_seed_and_step_alone():
+    assert torch.equal(task().texts(3), task().texts(3))
+    assert not torch.equal(task().texts(3), task().texts(4))
+    assert not torch.equal(task().texts(3), task(Row(seed=1)).texts(3))
+    assert not torch.equal(task().texts(3)[0], task().texts(3)[1])
+
+
+def test_validation_is_the_end_of_the_text():
+    of = task()
+    assert bytes(sorted(set(TEXT))[token] for token in of.validation) == TEXT[-int(len(TEXT) * 0.1):]
+    assert len(of.training) + len(of.validation) == len(TEXT)
+    with pytest.raises(ValueError, match="a text of 640 bytes is too short: it has at least 650"):
+        CharGpt(TEXT[:640], 0, 4)
+
+
+def test_the_rate_grows_and_falls():
+    rates = [training.rate_at(step, 1000, 1.0, 100) for step in range(1, 1001)]
+    assert rates[0] == pytest.approx(1 / 101)
+    assert max(rates) == pytest.approx(1, abs=1e-3) and rates.index(max(rates)) in (100, 101)
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[99:] == sorted(rates[99:], reverse=True) or rates[100:] == sorted(rates[100:], reverse=True)
+
+
+def test_gradients_are_clipped_worker_by_worker():
+    row = parsed("optimizer=sgd workers=2")
+    of = Toy(row)
+    of.clip = 1.0
+    replicas = training.Replicas(of, row, 2)
+    gradients = torch.zeros(2, 330)
+    gradients[0, :4], gradients[1, 5] = 2, 0.5
+    replicas.step(gradients, 1.0)
+    moved = of.begin - replicas.y
+    assert moved[0, :4].tolist() == pytest.approx([0.5] * 4, abs=1e-5)
+    assert moved[1, 5].item() == pytest.approx(0.5, abs=1e-5)
+
+
+def test_four_bits():
+    block = torch.zeros(64)
+    block[:6] = torch.tensor([7.0, -7.0, 2.5, 3.5, -0.5, 6.5])
+    assert PAYLOADS["int4"].rounded(block)[:6].tolist() == [7, -7, 2, 4, 0, 6]
+    assert PAYLOADS["int4"].rounded(block * 1.01)[:2].tolist() == [8, -8]  # the next power of two: 3.535 steps of 2
+    assert PAYLOADS["int4"].bytes(4096) == 2048 + 64
+    assert PAYLOADS["int4"].bytes(65) == 33 + 2
+    wild = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * torch.logspace(-30, 30, 1000)
+    arrived = PAYLOADS["int4"].rounded(wild)
+    assert torch.equal((wild - arrived) + arrived, wild)  # what is left is exact
+    assert torch.equal(PAYLOADS["int4"].rounded(arrived), arrived)
+
+
+@pytest.mark.parametrize("scheme", ["dense", "gradients", "local payload=int4 delay=2 traffic=0.5"])
+def test_a_killed_row_goes_on_to_the_same_result(tmp_path, monkeypatch, scheme):
+    row = parsed(f"steps=12 workers=2 scheme={scheme}")
+
+    def trained(snapshot, **scheme_of):
+        of = task(row)
+        return training.train(of, study.SCHEMES[row.scheme](of, row), row, snapshot)
+
+    def same(result):
+        return {key: value for key, value in result.items() if key != "seconds"}
+
+    expected = same(trained(tmp_path / "none"))
+    monkeypatch.setattr(training, "SNAPSHOT_SECONDS", -1)
+    save, saved = training.save, []
+
+    def save_and_die(path, what):
+        save(path, what)
+        saved.append(path)
+        if len(saved) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "save", save_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "killed")
+    assert same(trained(tmp_path / "killed")) == expected
+    assert expected["validation_loss"] < expected["curve"][0]["validation_loss"]
+
+
+def test_a_run_that_diverges_says_where(tmp_path):
+    row = parsed("steps=40 optimizer=sgd")
+    of = Toy(row)
+    of.gradients = lambda parameters, step: (torch.tensor([float("nan") if step == 7 else 1.0]), torch.zeros(1, 330))
+    result = training.train(of, study.SCHEMES["dense"](of, row), row, tmp_path / "none")
+    assert (result["diverged_at"], result["validation_loss"]) == (7, None)
+    training.write(tmp_path / f"{row.name()}.json", result)
+    assert "diverged" in "\n".join(report.table(report.read(tmp_path)))
+
+
+def test_rows_are_their_names():
+    for row in [*QUICK, Row(), Row(rate=2.5e-3, delay=3, value="l2_norm", traffic=0.003)]:
+        assert parsed(row.name()) == row
+    for text, said in (("steps", "'steps' is not FIELD=VALUE"), ("step=3", "fields are scheme"), ("steps=many", "steps must be of type int"),
+                       ("workers=0", "workers must be at least 1"), ("part=5000", "part must be a multiple of 4,096"),
+                       ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
+        with pytest.raises(ValueError, match=said):
+            parsed(text)
+
+
+def result(directory, text, loss, up=1.0):
+    row = parsed(text)
+    training.write(directory / f"{row.name()}.json",
+                   {"row": dataclasses.asdict(row), "data": {}, "validation_loss": loss, "up_share": up, "down_share": up / 2,
+                    "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
+
+
+def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
+    for seed, loss in ((0, 1.5), (1, 1.7), (2, 1.9)):
+        result(tmp_path, f"rate=0.002 seed={seed}", loss)
+    result(tmp_path, "rate=0.001", 1.6)
+    result(tmp_path, "workers=1", 2.5, 0.0)
+    result(tmp_path, "scheme=local payload=int4 outer_rate=0.5", 2.0, 0.01)
+    result(tmp_path, "scheme=local payload=int4", 2.125, 0.01)
+    assert list(report.table(report.read(tmp_path)))[2:] == [
+        "| 4 | 2,000 | dense, fp32 | 100.00% | 50.00% | 0.002 | 2 | 2 | 1.800 ± 0.100 | +0.000 |",
+        "| 4 | 2,000 | local, parts by value, int4 | 1.00% | 0.50% | 0.001; 0.5, 0.9 | 2 | 1 | 2.000 | +0.200 |",
+        "| 4 | 2,000 | one worker, no communication | 0.00% | 0.00% | 0.001 | 1 | 1 | 2.500 | +0.700 |"]
+    assert len(list(report.tried(report.read(tmp_path)))) == 2 + 7
+
+
+@pytest.mark.filterwarnings("ignore:The value of the smallest subnormal")
+def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
+    """And another text is another result."""
+    trained = []
+    monkeypatch.setattr(study, "run", lambda text, row, path: (trained.append(row), result(path.parent, row.name(), 2.0)))
+    monkeypatch.setattr(study, "is_complete", lambda path, text: path.exists())
+    text = tmp_path / "text"
+    text.write_bytes(TEXT)
+    words = ["run", "--data", str(text), "--output", str(tmp_path), "--row", "steps=5"]
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", words)
+        study.main()
+    assert trained == [Row(steps=5)]
+    assert "| dense, fp32 |" in capsys.readouterr().out
+    assert (tmp_path / "char-gpt/over_bytes.svg").exists() and (tmp_path / "char-gpt/over_step.svg").exists()
+    monkeypatch.undo()
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"data": task().data}))
+    assert study.is_complete(path, TEXT) and not study.is_complete(path, TEXT[1:]) and not study.is_complete(tmp_path / "other", TEXT)
