@@ -50,8 +50,8 @@ class ByValue:
 
 
 class InTurn:
-    """Those that have waited longest: the order of the model, round and round. Streaming DiLoCo (Douillard et al., arXiv 2501.18512)
-    with parts in place of its fragments."""
+    """Those that have waited longest: the order of the model, round and round. The schedule of Streaming DiLoCo (Douillard et al.,
+    arXiv 2501.18512) with parts in place of its fragments."""
 
     value_bytes = 0
 
@@ -83,7 +83,7 @@ class AllAtOnce:
         self.all = list(range(len(parts.sizes)))
         self.interval = math.ceil(parts.frame_bytes(self.all) / (row.traffic * 4 * parts.elements))
         if row.delay >= self.interval:
-            raise ValueError(f"delay={row.delay}: everything goes out every {self.interval} steps, before what went before has arrived")
+            raise ValueError(f"delay={row.delay}: everything goes out every {self.interval} steps, before the last has arrived")
 
     def decide(self, step, y, shared, is_held):
         return self.all if step % self.interval == 0 else []

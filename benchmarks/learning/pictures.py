@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The pictures of the study: quality over bytes, and over steps."""
 
-import dataclasses
 import pathlib
 import sys
 
@@ -16,13 +15,8 @@ from plots import COLOURS, MARKERS, finish  # noqa: E402
 import report  # noqa: E402
 
 
-def family(row) -> str:
-    """What shares a colour: a scheme with any payload and delay."""
-    return report.title(dataclasses.replace(row, delay=0, traffic=row.__class__.traffic, payload="as_is"))
-
-
 def panels(groups):
-    figure, axes = plt.subplots(1, len(groups), squeeze=False, sharey=False, layout="constrained", figsize=(3.2 + 3.1 * len(groups), 3.4))
+    figure, axes = plt.subplots(1, len(groups), squeeze=False, layout="constrained", figsize=(3.2 + 3.1 * len(groups), 3.4))
     return figure, axes[0]
 
 
@@ -32,11 +26,11 @@ def style(names, name):
 
 def over_bytes(groups) -> plt.Figure:
     """The best of each scheme: down and to the left is better."""
-    names = sorted({family(outcome.best.row) for of in groups.values() for outcome in of})
+    names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
     figure, axes = panels(groups)
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
         for name in names:
-            points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if family(outcome.best.row) == name)
+            points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if report.family(outcome.best.row) == name)
             if points:
                 panel.plot(*zip(*points), linestyle="none", label=name, **style(names, name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")

@@ -39,6 +39,7 @@ class Outcome:
 
     runs: list[Result]
     tried: int  #: settings on the seed of tuning
+    is_inside: bool  #: of the learning rates that were tried some are smaller and some larger
 
     @property
     def best(self) -> Result:
@@ -69,7 +70,9 @@ def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
         tuning = [each for each in of if each.row.seed == TUNING_SEED] or of
         best = min(tuning, key=Result.sort_key)
         runs = [each for each in of if dataclasses.replace(each.row, seed=best.row.seed) == best.row and each is not best]
-        groups.setdefault((scheme.workers, scheme.steps), []).append(Outcome([best, *runs], len(tuning)))
+        rates = [each.row.rate for each in tuning]
+        outcome = Outcome([best, *runs], len(tuning), min(rates) < best.row.rate < max(rates))
+        groups.setdefault((scheme.workers, scheme.steps), []).append(outcome)
     for (workers, steps), of in groups.items():
         if workers > 1:  # one worker is what anybody has without communication
             of += groups.get((1, steps), [])
@@ -78,29 +81,36 @@ def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
     return {group: of for group, of in sorted(groups.items()) if group[0] > 1 or len(groups) == 1}
 
 
+def family(row: Row) -> str:
+    """The scheme in words."""
+    if row.workers == 1:
+        return "one worker, no communication"
+    if row.scheme == "local":
+        return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
+                "all": "local, all at once (DiLoCo)"}[row.choice]
+    return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
+
+
 def title(row: Row) -> str:
-    """The scheme in words, without what was tuned."""
-    if row.scheme == "dense":
-        return "one worker, no communication" if row.workers == 1 else "dense, fp32"
-    payload = row.payload.replace("as_is", "fp32")
-    if row.scheme == "gradients":
-        words = [f"gradients dropped, R = {row.drop_ratio:g}" if row.drop_ratio else "dense", payload]
-    else:
-        words = [{"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
-                  "all": "local, all at once (DiLoCo)"}[row.choice], payload]
-    if row.choice == "value" and row.value != "mean_abs":
-        words.append(row.value)
-    if row.part != Row.part:
-        words.append(f"parts of {row.part:,}")
-    if row.scheme == "local" and row.traffic != Row.traffic:
-        words.append(f"{row.traffic:.1%}")
-    if row.delay:
-        words.append(f"{row.delay} steps later")
-    return ", ".join(words + ([row.optimizer] if row.optimizer != Row.optimizer else []))
+    """The same, and what it was told, without what was tuned."""
+    words = [family(row)]
+    if row.workers > 1:
+        words.append(row.payload.replace("as_is", "fp32"))
+    if row.scheme == "local":
+        words += [row.value] if row.choice == "value" and row.value != Row.value else []
+        words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
+        words += [f"{row.delay} steps later"] if row.delay else []
+    words += [f"parts of {row.part:,}"] if row.part != Row.part else []
+    words += [row.optimizer] if row.optimizer != Row.optimizer else []
+    return ", ".join(words)
 
 
 def number(loss: "float | None") -> str:
     return "diverged" if loss is None or math.isinf(loss) else f"{loss:.3f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
 
 
 def tuned(row: Row) -> str:
@@ -115,11 +125,12 @@ def table(results: list[Result]):
     for (workers, steps), of in outcomes(results).items():
         dense = next((each.loss() for each in of if title(each.best.row) == "dense, fp32"), None)
         for outcome in of:
-            best = outcome.best
-            error = outcome.error()
-            yield (f"| {workers} | {steps:,} | {title(best.row)} | {best.up_share:.2%} | {best.down_share:.2%} | {tuned(best.row)} | "
-                   f"{outcome.tried} | {len(outcome.losses())} | {number(outcome.loss())}{'' if error is None else f' ± {error:.3f}'} | "
-                   f"{'' if dense is None or math.isinf(outcome.loss()) else format(outcome.loss() - dense, '+.3f')} |")
+            row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
+            cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),
+                     f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", len(outcome.losses()),
+                     number(loss) + ("" if error is None else f" ± {error:.3f}"),
+                     "" if dense is None or math.isinf(loss) else f"{loss - dense:+.3f}")
+            yield f"| {' | '.join(map(str, cells))} |"
 
 
 def tried(results: list[Result]):
@@ -127,4 +138,4 @@ def tried(results: list[Result]):
     yield "| row | up | down | validation loss |"
     yield "|---|---:|---:|---:|"
     for each in sorted(results, key=lambda each: (each.row.workers, each.row.steps, each.sort_key())):
-        yield f"| {each.row.name()} | {each.up_share:.2%} | {each.down_share:.2%} | {number(each.validation_loss)} |"
+        yield f"| {each.row.name()} | {percent(each.up_share)} | {percent(each.down_share)} | {number(each.validation_loss)} |"

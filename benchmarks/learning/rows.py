@@ -42,14 +42,15 @@ class Row:
             value = getattr(self, field.name)
             if place < 5 or value != field.default:
                 words.append(f"{field.name}={value:g}" if field.type is float else f"{field.name}={value}")
-        return " ".join(words)
+        return ",".join(words)
 
 
 def parsed(text: str) -> Row:
-    """The row that name() gives; fields may be left out. ValueError for anything else."""
+    """The row of that name, or of FIELD=VALUE with commas or spaces between them, where fields may be left out. ValueError for anything
+    else."""
     kinds = {field.name: field.type for field in dataclasses.fields(Row)}
     given = {}
-    for word in text.split():
+    for word in text.replace(",", " ").split():
         name, equals, value = word.partition("=")
         if name not in kinds or not equals:
             raise ValueError(f"{word!r} is not FIELD=VALUE; fields are {', '.join(kinds)}")

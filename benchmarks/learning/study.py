@@ -27,7 +27,7 @@ def arguments(words=None):
     parser.add_argument("--data", type=pathlib.Path, metavar="FILE",
                         help="the text to learn (tiny Shakespeare in what is recorded); default: the repository's own documentation")
     parser.add_argument("--quick", action="store_true", help=f"{len(QUICK)} rows of {QUICK[0].steps} steps: 3 to 8 minutes on two cores")
-    parser.add_argument("--row", action="append", type=row, metavar="'FIELD=VALUE ...'", default=[], dest="rows",
+    parser.add_argument("--row", action="append", type=row, metavar="FIELD=VALUE,...", default=[], dest="rows",
                         help="a row, as results are named; may be repeated; rows.py says what the fields are")
     parser.add_argument("--rows", type=pathlib.Path, metavar="FILE", dest="list", help="a row a line")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIRECTORY", default=ROOT / "build/learning/results")
@@ -64,11 +64,13 @@ def run(text: bytes, row: Row, path: pathlib.Path) -> None:
     scheme = named(SCHEMES, row, "scheme")(task, row)
     snapshot = ROOT / "build/learning/snapshots" / task.data["sha256"][:8] / f"{row.name()}.pt"
     print(f"training {row.name()}", file=sys.stderr, flush=True)
+    torch.set_flush_denormal(True)
     result = training.train(task, scheme, row, snapshot)
+    torch.set_flush_denormal(False)  # numpy wonders about it
     training.write(path, result)
     snapshot.unlink(missing_ok=True)
-    print(f"  {report.number(result['validation_loss'])}, {result['up_share']:.2%} up, {result['down_share']:.2%} down, "
-          f"{result['seconds']:.0f} s", file=sys.stderr, flush=True)
+    print(f"  {report.number(result['validation_loss'])}, {report.percent(result['up_share'])} up, "
+          f"{report.percent(result['down_share'])} down, {result['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
 def page(results) -> str:
@@ -77,7 +79,6 @@ def page(results) -> str:
 
 def main() -> None:
     given = arguments()
-    torch.set_flush_denormal(True)
     directory = given.output / CharGpt.name
     for each in given.rows:
         path = directory / f"{each.name()}.json"

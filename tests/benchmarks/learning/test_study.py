@@ -165,17 +165,17 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     for seed, loss in ((0, 1.5), (1, 1.7), (2, 1.9)):
         result(tmp_path, f"rate=0.002 seed={seed}", loss)
     result(tmp_path, "rate=0.001", 1.6)
+    result(tmp_path, "rate=0.004", 1.75)
     result(tmp_path, "workers=1", 2.5, 0.0)
     result(tmp_path, "scheme=local payload=int4 outer_rate=0.5", 2.0, 0.01)
     result(tmp_path, "scheme=local payload=int4", 2.125, 0.01)
     assert list(report.table(report.read(tmp_path)))[2:] == [
-        "| 4 | 2,000 | dense, fp32 | 100.00% | 50.00% | 0.002 | 2 | 2 | 1.800 ± 0.100 | +0.000 |",
-        "| 4 | 2,000 | local, parts by value, int4 | 1.00% | 0.50% | 0.001; 0.5, 0.9 | 2 | 1 | 2.000 | +0.200 |",
-        "| 4 | 2,000 | one worker, no communication | 0.00% | 0.00% | 0.001 | 1 | 1 | 2.500 | +0.700 |"]
-    assert len(list(report.tried(report.read(tmp_path)))) == 2 + 7
+        "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 0.002 | 3 | 2 | 1.800 ± 0.100 | +0.000 |",
+        "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.001; 0.5, 0.9 | 2, at the edge | 1 | 2.000 | +0.200 |",
+        "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.001 | 1, at the edge | 1 | 2.500 | +0.700 |"]
+    assert len(list(report.tried(report.read(tmp_path)))) == 2 + 8
 
 
-@pytest.mark.filterwarnings("ignore:The value of the smallest subnormal")
 def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     """And another text is another result."""
     trained = []
@@ -194,3 +194,9 @@ def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"data": task().data}))
     assert study.is_complete(path, TEXT) and not study.is_complete(path, TEXT[1:]) and not study.is_complete(tmp_path / "other", TEXT)
+
+
+def test_what_is_recorded_is_read():
+    recorded = ROOT / "benchmarks/results/learning/char-gpt"
+    results = report.read(recorded)
+    assert results and (recorded / "table.md").read_text() == study.page(results)
