@@ -47,6 +47,7 @@ template <element T>
 class outer_step {
  public:
   /// \param parts    what is brought together: drift_compressor::parts()
+  /// \param options  how
   /// \throws std::invalid_argument  naming the option that is outside its range
   explicit outer_step(const layout& parts, const outer_options& options = {})
       : parts_(parts), options_(options) {

@@ -2,7 +2,6 @@
 # Builds and runs components/*.cpp, each with its lamina::COMPONENT of COMPONENTS, separated by commas: of the installed
 # package or, as WAY says, of a subdirectory.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
-string(REPLACE "," ";" COMPONENTS "${COMPONENTS}")
 if(WAY STREQUAL "add_subdirectory")
   set(options "-DLAMINA_SOURCE_DIR=${SOURCE_DIR}")
 else()
@@ -16,6 +15,7 @@ if(commands MATCHES "-march=[^ ]*|XTENSOR_USE_[A-Z]*")
   message(FATAL_ERROR "a component of lamina brings ${CMAKE_MATCH_0}:\n${commands}")
 endif()
 run("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
+string(REPLACE "," ";" COMPONENTS "${COMPONENTS}")
 foreach(component IN LISTS COMPONENTS)
   run("${WORK_DIR}/build/use_${component}")
   expect_equal("what use_${component} prints" "${output}" "1280\n")

@@ -124,23 +124,21 @@ class step_decider {
   // Whether the step is decided in this way, or may be.
   template <class Intake, class Fail>
   bool check_way(const Intake& intake, choice by, std::span<const char> held, const Fail& fail) const {
+    const bool is_selected = intake.phase() != step_phase::accumulating;
     const char* way = nullptr;
     if (by != choice::own && selector_.timing() != decision_timing::at_end) {
       way = selector_.timing() == decision_timing::ahead
                 ? " is decided ahead: plan_next() takes agreed values, of the next step"
                 : " is decided as_ready, by this worker's own values: agreed ones decide at_end, or ahead";
-    } else if (intake.phase() == step_phase::accumulating) {
-      return true;
-    } else if (by != chosen_by_) {
+    } else if (is_selected && by != chosen_by_) {
       way = chosen_by_ == choice::own ? " was selected by this worker's own values already; select in one way"
             : chosen_by_ == choice::agreed
                 ? " was selected by agreed values, with nothing held already; select in one way"
                 : " was selected by agreed values, with parts held already; select in one way";
-    } else if (by == choice::agreed_but_for_held && !held_as_before(held)) {
+    } else if (is_selected && by == choice::agreed_but_for_held && !held_as_before(held)) {
       way = " was selected with other parts held already";
-    } else {
-      return true;
     }
+    if (way == nullptr) return true;
     fail(errc::out_of_order,
          [&] { return std::logic_error("select: step " + std::to_string(intake.step()) + way); });
     return false;

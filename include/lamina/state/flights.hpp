@@ -134,6 +134,16 @@ struct saved_flights {
   std::uint64_t step = 0;
 };
 
+// The next numbers of a body, of which `rest` is what comes behind them.
+template <class Value, class RefuseIf>
+std::vector<Value> take_numbers(std::span<const std::byte>& rest, std::uint64_t count,
+                                const RefuseIf& refuse_if) {
+  refuse_if(rest.size() / sizeof(Value) < count, state_errc::truncated);
+  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
+  rest = rest.subspan(taken.size());
+  return values_of<Value>(taken);
+}
+
 /// Throws decode_error with the state_errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
 saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
@@ -145,36 +155,31 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
   std::span<const std::byte> rest = bytes.subspan(sizeof header);
   check_state_checksum(header, rest, refuse_if);
   check_selector_numbers(header, "saved drift");
-  // The next numbers of the body.
-  const auto take = [&]<class Value>(std::uint64_t count, const Value&) {
-    refuse_if(rest.size() / sizeof(Value) < count, state_errc::truncated);
-    const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
-    rest = rest.subspan(taken.size());
-    return values_of<Value>(taken);
-  };
   saved_flights<T> saved{
-      {header.threshold, header.allowance, take(parts.layers(), std::uint64_t{})}, {}, header.step};
+      {header.threshold, header.allowance, take_numbers<std::uint64_t>(rest, parts.layers(), refuse_if)},
+      {},
+      header.step};
   for (const std::uint64_t sent_in : saved.memory.cleared_in)
     refuse_if(sent_in > header.step, state_errc::impossible_age);
-  const std::vector<std::uint64_t> counts = take(2, std::uint64_t{});
+  const std::vector<std::uint64_t> counts = take_numbers<std::uint64_t>(rest, 2, refuse_if);
   refuse_if(counts[0] > header.step, state_errc::impossible_age);
   saved.all.set_landed(counts[0]);
   std::uint64_t last_step = counts[0];
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
-    const std::vector<std::uint64_t> begin = take(2, std::uint64_t{});
+    const std::vector<std::uint64_t> begin = take_numbers<std::uint64_t>(rest, 2, refuse_if);
     refuse_if(begin[0] <= last_step || begin[0] > header.step, state_errc::impossible_age);
     last_step = begin[0];
     std::size_t elements = 0;
     flight<T>& next = saved.all.next();
     next.step = begin[0];
-    for (const std::uint64_t part : take(begin[1], std::uint64_t{})) {
+    for (const std::uint64_t part : take_numbers<std::uint64_t>(rest, begin[1], refuse_if)) {
       refuse_if(part >= parts.layers() || (!next.parts.empty() && part <= next.parts.back()),
                 state_errc::wrong_layout);
       next.parts.push_back(static_cast<std::size_t>(part));
       elements += parts.sizes()[next.parts.back()];
     }
-    next.elements = take(elements, T{});
+    next.elements = take_numbers<T>(rest, elements, refuse_if);
     elements_under_way += elements;
     if (!is_finite_magnitude(largest_magnitude<T>(elements, read_only<T>{next.elements.data()})))
       raise(std::invalid_argument("the saved drift holds NaN or infinity"));
