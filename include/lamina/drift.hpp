@@ -88,8 +88,8 @@ class drift_compressor {
         is_observed_(model.layers()),
         held_(parts().layers()) {}
 
-  /// The values of the parts of one layer of x - y; gives that of the last. The first call after encode(), pack(), commit() or
-  /// abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
+  /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
+  /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
   /// non_finite_gradient for a difference that is NaN or infinite, unless options.check is finite_check::caller; nothing has
   /// changed then.
   ///
