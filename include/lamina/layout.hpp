@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/fnv.hpp"
 #include "lamina/detail/raise.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -146,8 +147,8 @@ class layout {
 
     // Where the name stands in `places`, or would stand. At least half of them are free, so that it ends.
     std::size_t place_of(std::string_view name) const noexcept {
-      std::uint64_t hash = fnv_basis;
-      for (const char each : name) add_byte(hash, static_cast<std::uint8_t>(each));
+      std::uint64_t hash = detail::fnv_basis;
+      for (const char each : name) hash = detail::fnv(hash, static_cast<std::uint8_t>(each));
       std::size_t index = static_cast<std::size_t>(hash) & (places.size() - 1);
       while (places[index] != 0 && layers[places[index] - 1].name != name) {
         index = (index + 1) & (places.size() - 1);
@@ -165,11 +166,6 @@ class layout {
     std::atomic<std::size_t> owners = 1;
   };
 
-  static constexpr std::uint64_t fnv_basis = 0xcbf29ce484222325;
-  static constexpr void add_byte(std::uint64_t& hash, std::uint8_t byte) noexcept {
-    hash = (hash ^ byte) * 0x100000001b3;
-  }
-
   static std::string shape_string(const layer& each) {
     std::string text = "[";
     for (const std::size_t dimension : each.shape) {
@@ -180,14 +176,15 @@ class layout {
   }
 
   static std::uint64_t fingerprint_of(const std::vector<layer>& layers) noexcept {
-    std::uint64_t hash = fnv_basis;
+    std::uint64_t hash = detail::fnv_basis;
     const auto add_number = [&](std::uint64_t number) {
-      for (int shift = 0; shift < 64; shift += 8) add_byte(hash, static_cast<std::uint8_t>(number >> shift));
+      for (int shift = 0; shift < 64; shift += 8)
+        hash = detail::fnv(hash, static_cast<std::uint8_t>(number >> shift));
     };
     add_number(layers.size());
     for (const layer& each : layers) {
       add_number(each.name.size());
-      for (const char character : each.name) add_byte(hash, static_cast<std::uint8_t>(character));
+      for (const char character : each.name) hash = detail::fnv(hash, static_cast<std::uint8_t>(character));
       add_number(each.shape.size());
       for (const std::size_t dimension : each.shape) add_number(dimension);
     }

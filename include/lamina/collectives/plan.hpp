@@ -20,6 +20,7 @@
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/fnv.hpp"
 #include "lamina/layout.hpp"
 
 /// Which layers are summed together, in which order and by which algorithm. All of it decides the order of additions, so it is
@@ -312,10 +313,9 @@ class plan {
     text_ += checksum_line(text_);
   }
 
-  // FNV-1a, as a layout's.
   static std::uint64_t fingerprint_of(std::string_view text) noexcept {
-    std::uint64_t hash = 0xcbf29ce484222325;
-    for (const char each : text) hash = (hash ^ static_cast<std::uint8_t>(each)) * 0x100000001b3;
+    std::uint64_t hash = lamina::detail::fnv_basis;
+    for (const char each : text) hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(each));
     return hash;
   }
   static std::string hexadecimal(std::uint64_t number) {

@@ -115,15 +115,7 @@ std::vector<std::byte> write_flights(const layout& parts, const layer_selector::
     header.elements += all[i].elements.size();
   }
   header.magic = flights_magic;
-  header.element_type = element_code<T>;
-  header.flags = checksum::available ? state_flag_checksum : 0;
-  header.fingerprint = parts.fingerprint();
-  header.layers = parts.layers();
-  header.step = step;
-  header.threshold = memory.threshold;
-  header.allowance = memory.allowance;
-  header.checksum = state_checksum(header, std::span(bytes).subspan(sizeof header));
-  std::memcpy(bytes.data(), &header, sizeof header);
+  seal_state<T>(bytes, header, parts, memory, step);
   return bytes;
 }
 

@@ -81,6 +81,21 @@ inline std::uint64_t state_checksum(state_header header, std::span<const std::by
   return sum.value();
 }
 
+// Writes the header into the first bytes: what it does not say yet, and a checksum over all that follows.
+template <element T>
+void seal_state(std::vector<std::byte>& bytes, state_header header, const layout& model,
+                const layer_selector::memory& memory, std::uint64_t step) {
+  header.element_type = element_code<T>;
+  header.flags = static_cast<std::uint8_t>(header.flags | (checksum::available ? state_flag_checksum : 0));
+  header.fingerprint = model.fingerprint();
+  header.layers = model.layers();
+  header.step = step;
+  header.threshold = memory.threshold;
+  header.allowance = memory.allowance;
+  header.checksum = state_checksum(header, std::span(bytes).subspan(sizeof header));
+  std::memcpy(bytes.data(), &header, sizeof header);
+}
+
 template <element T>
 std::vector<std::byte> write_state(const layout& model, const layer_selector::memory& memory,
                                    std::span<const T> elements, std::span<const T> velocity,
@@ -93,19 +108,11 @@ std::vector<std::byte> write_state(const layout& model, const layer_selector::me
   append(bytes, velocity);
 
   state_header header;
-  header.element_type = element_code<T>;
-  header.flags = static_cast<std::uint8_t>((checksum::available ? state_flag_checksum : 0) |
-                                           (velocity.empty() ? 0 : state_flag_velocity) |
+  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : state_flag_velocity) |
                                            (memory.waits_since.empty() ? 0 : state_flag_as_ready) |
                                            (memory.planned.empty() ? 0 : state_flag_ahead));
-  header.fingerprint = model.fingerprint();
-  header.layers = model.layers();
   header.elements = model.elements();
-  header.step = step;
-  header.threshold = memory.threshold;
-  header.allowance = memory.allowance;
-  header.checksum = state_checksum(header, std::span(bytes).subspan(sizeof header));
-  std::memcpy(bytes.data(), &header, sizeof header);
+  seal_state<T>(bytes, header, model, memory, step);
   return bytes;
 }
 
