@@ -18,9 +18,10 @@ namespace lamina::inline LAMINA_ABI::detail {
 
 /// Asks for the cache lines of `count` elements that lie 2 KiB ahead; where that is beyond the end nothing happens. What the
 /// machine prefetches by itself ends at every page of 4 KiB and has to find its pace again behind it.
-/// docs/decisions/0010-prefetching.md has what that costs.
+/// docs/decisions/0010-prefetching.md has what that costs. Inlined at any price: g++ takes a function that only prefetches for
+/// one without effect, and leaves out the calls.
 template <class T>
-void prefetch_ahead([[maybe_unused]] const T* from, [[maybe_unused]] std::size_t count) {
+LAMINA_ALWAYS_INLINE void prefetch_ahead([[maybe_unused]] const T* from, [[maybe_unused]] std::size_t count) {
 #if defined(__GNUC__)
   constexpr std::uintptr_t line_bytes = 64;
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(from) + 2048;
