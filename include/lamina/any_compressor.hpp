@@ -144,6 +144,12 @@ class any_compressor {
   ///                 of that type
   /// \param divisor  divides each element; 1 for the half-width types
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
+  /// \param to       as many elements as are sent of the layer, of a type as for pack()
+  /// \param divisor  divides each element; 1 for the half-width types
+  std::size_t pack_ahead(std::size_t layer, const any_tensor& gradient, any_tensor to, double divisor = 1,
+                         double scale = 1) {
+    return worker_->pack_ahead(layer, gradient, to, divisor, scale);
+  }
   void commit() { worker_->commit(); }
   void abandon() noexcept { worker_->abandon(); }
 
@@ -191,6 +197,7 @@ class any_compressor {
     virtual const selection& chosen() const = 0;
     virtual const encoded_frame& encode() = 0;
     virtual void pack(any_tensor&, double) = 0;
+    virtual std::size_t pack_ahead(std::size_t, const any_tensor&, any_tensor&, double, double) = 0;
     virtual void commit() = 0;
     virtual void abandon() noexcept = 0;
     virtual void scatter(const any_tensor&, std::span<any_tensor>) const = 0;
@@ -255,6 +262,18 @@ class any_compressor {
       if (to.type() == element_type::float16) return as_halves(float16());
       if (to.type() == element_type::bfloat16) return as_halves(bfloat16());
       each.pack(writable_elements_of<T>(to), static_cast<T>(divisor));
+    }
+    std::size_t pack_ahead(std::size_t layer, const any_tensor& gradient, any_tensor& to, double divisor,
+                           double scale) override {
+      const auto as_halves = [&](auto half) {
+        if (divisor != 1)
+          detail::raise(std::invalid_argument("pack_ahead: half-width elements are not divided"));
+        return each.pack_ahead(
+            layer, gradient, std::get<std::span<decltype(half)>>(tensor_traits<any_tensor>::elements(to)), scale);
+      };
+      if (to.type() == element_type::float16) return as_halves(float16());
+      if (to.type() == element_type::bfloat16) return as_halves(bfloat16());
+      return each.pack_ahead(layer, gradient, writable_elements_of<T>(to), static_cast<T>(divisor), scale);
     }
     void commit() override { each.commit(); }
     void abandon() noexcept override { each.abandon(); }

@@ -209,6 +209,14 @@ class residual_accumulator {
     return thrown;
   }
 
+  // What a layer's residual will be once this gradient is added, over `to`.
+  template <class G>
+  void foresee(std::size_t layer, std::span<const G> gradient, T scale, T* to) {
+    const block_adder adder(memory_, blocks_, options_.check, scale);
+    for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
+      adder.foresee(layer, block, gradient, to + blocks_.extent_of(layer, block).first);
+  }
+
   // Whether the call can be carried out: all that can be wrong but for numbers.
   template <class Gradients, class Fail>
   bool look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
@@ -227,16 +235,7 @@ class residual_accumulator {
       });
       return false;
     }
-    const T scale = static_cast<T>(how.scale);
-    if (!detail::is_finite(how.scale) || !detail::is_finite(static_cast<double>(scale)) ||
-        (scale == T(0) && how.scale != 0)) {
-      fail(errc::bad_argument, [&] {
-        return std::invalid_argument(
-            "the scale of the gradients must be a finite number of their type, got " +
-            std::to_string(how.scale));
-      });
-      return false;
-    }
+    if (!check_scale(how.scale, fail)) return false;
     for (std::size_t layer = first; layer < last; ++layer) {
       bool has_right_size = true;
       is_given_[layer] = 0;
@@ -256,6 +255,20 @@ class residual_accumulator {
       }
     }
     return true;
+  }
+
+  template <class Fail>
+  static bool check_scale(double scale, const Fail& fail) {
+    const T as_element = static_cast<T>(scale);
+    if (detail::is_finite(scale) && detail::is_finite(static_cast<double>(as_element)) &&
+        (as_element != T(0) || scale == 0)) {
+      return true;
+    }
+    fail(errc::bad_argument, [&] {
+      return std::invalid_argument("the scale of the gradients must be a finite number of their type, got " +
+                                   std::to_string(scale));
+    });
+    return false;
   }
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.

@@ -29,6 +29,7 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
+#include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/residual/decider.hpp"
@@ -275,10 +276,7 @@ class gradient_compressor {
     if (!detail::may_encode(intake_.phase()))
       detail::raise(std::logic_error("pack: call select() of this step before"));
     check_room(to.size());
-    if (divisor == T(0) || !detail::is_finite(static_cast<double>(divisor)) ||
-        !detail::is_finite(static_cast<double>(T(1) / divisor))) {
-      detail::raise(std::invalid_argument("pack: the divisor must be finite, and 1 / divisor, too"));
-    }
+    check_divisor("pack", divisor);
     for (const std::size_t part : chosen().sent()) {
       const std::span<const T> from = residual()[part];
       std::copy(from.begin(), from.end(), to.begin());
@@ -296,15 +294,43 @@ class gradient_compressor {
   void pack(std::span<Half> to) {
     if (!detail::may_encode(intake_.phase()))
       detail::raise(std::logic_error("pack: call select() of this step before"));
-    if (options_.payload != payload_of<Half>)
-      detail::raise(
-          std::invalid_argument("pack: options.payload is another type than the elements to write"));
+    check_payload("pack", payload_of<Half>);
     check_room(to.size());
     std::span<std::byte> bytes = std::as_writable_bytes(to);
     for (const auto segment : encode().segments().subspan(1)) {
       std::memcpy(bytes.data(), segment.data(), segment.size());
       bytes = bytes.subspan(segment.size());
     }
+  }
+
+  /// ahead: what pack() would write of one layer once this gradient is accumulated, to the last bit: the layer's parts that are
+  /// sent, one behind the other. A collective can so begin while the backward pass goes on, and if one of the batch's gradients
+  /// turns out bad on any worker, none of it was added: abandon() the step, and throw away what was received. Else go on with
+  /// accumulate_all(), plan_next(), encode() and commit(). Reads the residual, and changes nothing; between begin_step() and the
+  /// layer's accumulate(). Elements that finite_check::each_element would leave out are left out; other checks write
+  /// what comes out. Throws std::logic_error for another options.decide, before begin_step(), or if the layer has its gradient
+  /// already; std::invalid_argument for a gradient of another size or type, for a payload other than as_is, and unless `to`
+  /// has as many elements as are sent of the layer, the scale is finite, and divisor as for pack(). Cost: one read of the
+  /// gradient and of the residual where they are sent, one or two writes.
+  ///
+  /// \return the elements written: those of `to`
+  template <class Tensor>
+  std::size_t pack_ahead(std::size_t layer, const Tensor& gradient, std::span<T> to, T divisor = T(1),
+                         double scale = 1) {
+    check_divisor("pack_ahead", divisor);
+    check_payload("pack_ahead", payload_type::as_is);
+    const std::size_t written = foresee(layer, gradient, to, scale);
+    if (divisor != T(1)) detail::divide_elements(to.data(), divisor, written);
+    return written;
+  }
+  /// The same in half the bytes, rounded as pack() rounds; options.payload must be that type.
+  template <class Tensor, half_element Half>
+  std::size_t pack_ahead(std::size_t layer, const Tensor& gradient, std::span<Half> to, double scale = 1) {
+    check_payload("pack_ahead", payload_of<Half>);
+    foreseen_.resize(to.size());
+    const std::size_t written = foresee(layer, gradient, foreseen_, scale);
+    detail::encode_payload<T>(options_.payload, foreseen_, std::as_writable_bytes(to).data());
+    return written;
   }
 
   /// The frame, or what was packed, has reached its receiver: takes what was sent out of the residual. Throws
@@ -410,6 +436,34 @@ class gradient_compressor {
                                         " are sent"));
   }
 
+  template <class Tensor>
+  std::size_t foresee(std::size_t layer, const Tensor& gradient, std::span<T> to, double scale) {
+    model().check_layer(layer);
+    if (options_.decide != decision_timing::ahead) {
+      detail::raise(
+          std::logic_error("pack_ahead: options.decide is not ahead: it is not known yet what is sent"));
+    }
+    if (intake_.phase() != detail::step_phase::accumulating) {
+      detail::raise(std::logic_error(
+          "pack_ahead: call begin_step() before, and pack_ahead() before the step is selected"));
+    }
+    return intake_.foresee(layer, gradient, scale, to, [this](std::size_t part) { return is_sent(part); });
+  }
+
+  void check_payload(const char* call, payload_type written) const {
+    if (options_.payload == written) return;
+    detail::raise(std::invalid_argument(std::string(call) +
+                                        ": options.payload is another type than the elements to write"));
+  }
+  static void check_divisor(const char* call, T divisor) {
+    if (divisor != T(0) && detail::is_finite(static_cast<double>(divisor)) &&
+        detail::is_finite(static_cast<double>(T(1) / divisor))) {
+      return;
+    }
+    detail::raise(
+        std::invalid_argument(std::string(call) + ": the divisor must be finite, and 1 / divisor, too"));
+  }
+
   // What a tensor's own library throws, as a code.
   template <class Call>
   static auto reported([[maybe_unused]] std::error_code& error, const Call& call) -> decltype(call()) {
@@ -447,7 +501,8 @@ class gradient_compressor {
   detail::gradient_intake<T, Representative> intake_;
   detail::step_decider decider_;
   frame_encoder<T> encoder_;
-  bool is_packed_ = false;  // in place of a frame
+  std::vector<T> foreseen_;  // what pack_ahead() rounds
+  bool is_packed_ = false;   // in place of a frame
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -91,8 +91,9 @@ void bind_compressor(nb::module_& m) {
           [](any_compressor* self, const lamina::layout& layout, double drop_ratio,
              std::uint64_t warm_up_steps, std::uint64_t refresh_every, std::optional<double> byte_budget,
              std::uint64_t max_age, std::size_t part_elements, double momentum, const std::string& value,
-             const std::string& check, const std::string& payload, const std::string& dtype,
-             std::uint32_t sender, std::uint32_t run, std::vector<std::size_t> always_sent) {
+             const std::string& check, const std::string& payload, const std::string& decide,
+             const std::string& dtype, std::uint32_t sender, std::uint32_t run,
+             std::vector<std::size_t> always_sent) {
             lamina::compressor_options options = options_of(drop_ratio, warm_up_steps, refresh_every,
                                                             byte_budget, max_age, part_elements, momentum);
             options.check = named<lamina::finite_check>("check", check,
@@ -104,6 +105,7 @@ void bind_compressor(nb::module_& m) {
                                                            {"float16", lamina::payload_type::float16},
                                                            {"bfloat16", lamina::payload_type::bfloat16},
                                                            {"int8", lamina::payload_type::int8}});
+            options.decide = timing(decide);
             options.sender = sender;
             options.run = run;
             options.always_sent = std::move(always_sent);
@@ -113,7 +115,7 @@ void bind_compressor(nb::module_& m) {
           "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
           "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements,
           "momentum"_a = defaults.momentum, "value"_a = "mean_abs", "check"_a = "whole_layer",
-          "payload"_a = "as_is", "dtype"_a = "float32", "sender"_a = defaults.sender, "run"_a = defaults.run,
+          "payload"_a = "as_is", "decide"_a = "at_end", "dtype"_a = "float32", "sender"_a = defaults.sender, "run"_a = defaults.run,
           "always_sent"_a = std::vector<std::size_t>(),
           "drop_ratio: R in [0, 1], the share of the elements to hold back in a step; 0 sends everything.\n"
           "warm_up_steps: steps in which R grows to drop_ratio.\n"
@@ -129,6 +131,9 @@ void bind_compressor(nb::module_& m) {
           "check: of NaN and infinity: whole_layer refuses, each_element leaves out, caller does not look.\n"
           "payload: how frames write elements: as_is, float16, bfloat16, int8; what rounding takes away "
           "stays.\n"
+          "decide: when it is known what goes out: at_end, in select(); as_ready, with each layer's gradient; ahead, "
+          "a step before, "
+          "from predicted_values() that all workers average and give to plan_next().\n"
           "dtype: of the residual and of frames, float32 or float64. sender: this worker, from 0. run: 0 or "
           "a number that "
           "frames carry. always_sent: indices of layers that go out in every step.\n"
@@ -162,6 +167,39 @@ void bind_compressor(nb::module_& m) {
           },
           "gradients"_a.noconvert(), "scale"_a = 1.0)
       .def("skip", &any_compressor::skip, "layer"_a, "The layer has no gradient in this step.")
+      .def("begin_step", &any_compressor::begin_step,
+           "Begins the next step, as its first accumulate does otherwise. Ahead, it is known from here on what "
+           "goes out.")
+      .def("expect_more_pieces", &any_compressor::expect_more_pieces, "expected"_a,
+           "as_ready: whether more pieces follow of the gradients that come from here on.")
+      .def("is_decided", &any_compressor::is_decided, "part"_a, "Whether it is known if a part goes out.")
+      .def("is_sent", &any_compressor::is_sent, "part"_a,
+           "Whether a part goes out in this step; RuntimeError unless it is decided.")
+      .def(
+          "predicted_values", [](const any_compressor& self) { return copy_of(self.predicted_values()); },
+          "ahead: what the values of the next step would be with gradients like those of this one, float64, one "
+          "a part. A copy.")
+      .def(
+          "plan_next",
+          [](any_compressor& self, const readable& agreed) {
+            self.plan_next(numbers_of<const double>("agreed", tensor_of(agreed, "agreed")));
+          },
+          "agreed"_a.noconvert(),
+          "ahead: the next step is decided by these values, mostly the workers' mean of predicted_values().")
+      .def(
+          "pack_ahead",
+          [](any_compressor& self, std::size_t layer, const readable& gradient, const writable& to,
+             double divisor, double scale) {
+            self.model().check_layer(layer);
+            const lamina::any_tensor from = tensor_of(gradient, name_of(self.model(), layer));
+            const lamina::any_tensor tensor = tensor_of(to, "to");
+            const nb::gil_scoped_release released;
+            return self.pack_ahead(layer, from, tensor, divisor, scale);
+          },
+          "layer"_a, "gradient"_a.noconvert(), "to"_a.noconvert(), "divisor"_a = 1.0, "scale"_a = 1.0,
+          "ahead: writes what pack() would write of a layer once this gradient is accumulated, and changes "
+          "nothing; between "
+          "begin_step and accumulate. Returns the elements written.")
       .def(
           "values", [](const any_compressor& self) { return copy_of(self.values()); },
           "The value of each part, float64: what the threshold is compared with. A copy.")

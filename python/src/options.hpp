@@ -5,8 +5,17 @@
 #include <cstdint>
 #include <lamina/options.hpp>
 #include <optional>
+#include <string>
+
+#include "arrays.hpp"
 
 namespace lamina_python {
+
+inline lamina::decision_timing timing(const std::string& decide) {
+  using enum lamina::decision_timing;
+  return named<lamina::decision_timing>("decide", decide,
+                                        {{"at_end", at_end}, {"as_ready", as_ready}, {"ahead", ahead}});
+}
 
 inline lamina::compressor_options options_of(double drop_ratio, std::uint64_t warm_up_steps,
                                              std::uint64_t refresh_every, std::optional<double> byte_budget,

@@ -39,14 +39,32 @@ void bind_selector(nb::module_& m) {
           "__init__",
           [](selector* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t refresh_every, std::optional<double> byte_budget, std::uint64_t max_age,
-             std::size_t part_elements, double momentum) {
-            new (self) selector(layout, options_of(drop_ratio, warm_up_steps, refresh_every, byte_budget,
-                                                   max_age, part_elements, momentum));
+             std::size_t part_elements, double momentum, const std::string& decide) {
+            lamina::compressor_options options = options_of(drop_ratio, warm_up_steps, refresh_every,
+                                                            byte_budget, max_age, part_elements, momentum);
+            options.decide = timing(decide);
+            if (options.decide == lamina::decision_timing::as_ready)
+              throw std::invalid_argument("decide must be at_end or ahead: a Selector gets all values at a time");
+            new (self) selector(layout, options);
           },
           "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
           "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
           "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements,
-          "momentum"_a = defaults.momentum)
+          "momentum"_a = defaults.momentum, "decide"_a = "at_end")
+      .def(
+          "begin",
+          [](selector& self, std::uint64_t step) {
+            if (!self.of.has_plan()) throw std::logic_error("begin: nothing was agreed for this step; call plan()");
+            self.of.begin(step);
+            return indices_of(self.of.chosen());
+          },
+          "step"_a, "ahead: the parts that go out in `step`, counted from 1, by the last plan().")
+      .def(
+          "plan",
+          [](selector& self, std::uint64_t step, const readable& agreed) {
+            self.of.plan(step, numbers_of<const double>("agreed", tensor_of(agreed, "agreed")));
+          },
+          "step"_a, "agreed"_a.noconvert(), "ahead: the values by which the step after `step` is decided.")
       .def(
           "decide",
           [](selector& self, std::uint64_t step, const readable& values,

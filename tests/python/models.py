@@ -8,6 +8,9 @@ import torch.distributed as dist
 
 import lamina.torch
 
+# DDP's first bucket takes a megabyte whatever bucket_cap_mb says: these models would all be one bucket.
+dist._DEFAULT_FIRST_BUCKET_BYTES = 1
+
 
 def small(seed=0):
     """20 layers of 10 to 9,216 elements."""

@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -632,6 +633,147 @@ TEST_CASE("timing: parts of layers are conserved, also when a frame is encoded a
       for (std::size_t i = 0; i < computed.size(); ++i) REQUIRE(received[i] + residual[i] == computed[i]);
     }
   }
+}
+
+namespace {
+template <class G>
+G as_gradient(float number) {
+  if constexpr (std::is_same_v<G, float>) {
+    return number;
+  } else {
+    return lamina::saturating_round<G>(number);
+  }
+}
+}  // namespace
+
+TEMPLATE_TEST_CASE("timing ahead: pack_ahead() writes what pack() writes once the gradients are added", "", float,
+                   lamina::bfloat16) {
+  for (std::uint32_t seed = 1; seed < 25; ++seed) {
+    std::mt19937 random(seed);
+    const lamina::layout model = model_of({3 * 4096 + 7, 20, 0, 2 * 4096, 70});
+    compressor_options options = decided(decision_timing::ahead, 0.6);
+    options.part_elements = seed % 2 == 0 ? 4096 : 0;
+    options.momentum = seed % 3 == 0 ? 0.875 : 0;
+    options.check = seed % 5 == 0 ? lamina::finite_check::whole_layer : lamina::finite_check::each_element;
+    const double scale = seed % 4 == 0 ? 0.125 : 1;
+    const bool overflows = options.check == lamina::finite_check::each_element && seed % 4 == 1;
+    const auto gradients_of_step = [&] {
+      std::vector<std::vector<TestType>> gradients;
+      for (const std::size_t size : model.sizes()) {
+        std::vector<TestType>& layer = gradients.emplace_back();
+        for (const float each : random_integers<float>(random, size, 1000))
+          layer.push_back(as_gradient<TestType>(each));
+        if (overflows && size > 0) layer[3] = as_gradient<TestType>(3e38F);  // two of them are too many
+      }
+      return gradients;
+    };
+    worker each(model, options);
+    bool some_waited = false;
+    for (int step = 0; step < 8; ++step) {
+      const auto gradients = gradients_of_step();
+      each.begin_step();
+      std::vector<float> ahead(each.chosen().sent_elements());
+      const auto foresee = [&] {
+        std::size_t filled = 0;
+        for (std::size_t l = 0; l < model.layers(); ++l) {
+          std::size_t elements = 0;
+          for (std::size_t part = each.cut().first(l); part < each.cut().first(l + 1); ++part)
+            elements += each.is_sent(part) ? each.parts().sizes()[part] : 0;
+          const auto to = std::span(ahead).subspan(filled, elements);
+          REQUIRE(each.pack_ahead(l, gradients[l], to, 3.0F, scale) == elements);
+          filled += elements;
+        }
+        REQUIRE(filled == ahead.size());
+      };
+      const auto before = std::vector<float>(each.residual().elements().begin(), each.residual().elements().end());
+      foresee();
+      REQUIRE(same_bits(std::span<const float>(before), each.residual().elements()));
+      if (step == 5) {  // a bad batch on another worker: nothing of it is there
+        each.abandon();
+        REQUIRE(same_bits(std::span<const float>(before), each.residual().elements()));
+        each.begin_step();
+        ahead.resize(each.chosen().sent_elements());
+        foresee();
+      }
+      each.accumulate_all(gradients, scale);
+      each.plan_next(copy_of(each.predicted_values()));
+      each.select();
+      std::vector<float> packed(each.chosen().sent_elements());
+      each.pack(packed, 3.0F);
+      REQUIRE(same_bits(std::span<const float>(ahead), std::span<const float>(packed)));
+      some_waited = some_waited || each.chosen().sent_elements() < model.elements();
+      each.commit();
+    }
+    CHECK(some_waited);
+    CHECK((each.residual().left_out_elements() > 0) == overflows);
+  }
+}
+
+TEST_CASE("timing ahead: what pack_ahead() rounds is what a frame rounds, and the rest of it stays") {
+  std::mt19937 random(5);
+  const lamina::layout model = model_of({4096 + 7, 20, 0, 70});
+  compressor_options options = decided(decision_timing::ahead, 0.6);
+  options.payload = lamina::payload_type::bfloat16;
+  worker each(model, options);
+  std::vector<double> computed(model.elements());
+  std::vector<double> received(model.elements());
+  for (int step = 0; step < 12; ++step) {
+    tensors<float> gradients;
+    for (const std::size_t size : model.sizes()) {
+      gradients.push_back(random_integers<float>(random, size, 1000));  // more digits than bfloat16 has
+    }
+    each.begin_step();
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      for (std::size_t i = 0; i < gradients[l].size(); ++i)
+        computed[model.offset(l) + i] += static_cast<double>(gradients[l][i]);
+      std::vector<lamina::bfloat16> sent(each.is_sent(l) ? gradients[l].size() : 0);
+      REQUIRE(each.pack_ahead(l, gradients[l], std::span(sent)) == sent.size());
+      for (std::size_t i = 0; i < sent.size(); ++i)
+        received[model.offset(l) + i] += static_cast<double>(lamina::detail::widened<float>(sent[i]));
+    }
+    each.accumulate_all(gradients);
+    each.plan_next(copy_of(each.predicted_values()));
+    each.encode();
+    each.commit();
+    const auto residual = each.residual().elements();
+    for (std::size_t i = 0; i < computed.size(); ++i)
+      REQUIRE(received[i] + static_cast<double>(residual[i]) == computed[i]);
+  }
+  // Elements that are not of the payload would be taken out of the residual otherwise than they were sent.
+  each.begin_step();
+  std::vector<float> whole(each.is_sent(1) ? 20 : 0);
+  const auto message = message_of<std::invalid_argument>(
+      [&] { each.pack_ahead(1, std::vector<float>(20), std::span(whole)); });
+  CHECK(contains(message, "options.payload"));
+}
+
+TEST_CASE("timing ahead: pack_ahead() refuses by name what it cannot foresee") {
+  const lamina::layout model = model_of({4, 2});
+  const std::vector<float> gradient(4, 1.0F);
+  std::vector<float> to(4);
+  const auto refused = [&](worker& each, const char* named, std::size_t room = 4, float divisor = 1,
+                           double scale = 1) {
+    const auto message = message_of<std::logic_error>(
+        [&] { each.pack_ahead(0, gradient, std::span(to).first(room), divisor, scale); });
+    CHECK(contains(message, named));
+  };
+  worker at_end(model, decided(decision_timing::at_end));
+  at_end.begin_step();
+  refused(at_end, "not ahead");
+  worker each(model, decided(decision_timing::ahead));
+  refused(each, "begin_step()");
+  each.begin_step();
+  refused(each, "room for 3 elements, 4 of layer 'layer0'", 3);
+  refused(each, "divisor", 4, 0);
+  refused(each, "scale", 4, 1, infinity);
+  CHECK(contains(message_of<std::invalid_argument>([&] { each.pack_ahead(1, gradient, to); }), "'layer1'"));
+  CHECK_THROWS_AS(each.pack_ahead(2, gradient, to), std::out_of_range);
+  CHECK(each.pack_ahead(0, gradient, to) == 4);
+  each.accumulate(0, gradient);
+  refused(each, "before accumulate()");
+  each.accumulate(1, std::vector<float>(2));
+  each.select();
+  refused(each, "begin_step()");
 }
 
 TEST_CASE("timing: a commit of each layer before its send would lose what a failed step has sent") {

@@ -65,6 +65,36 @@ class block_adder {
     return sums;
   }
 
+  /// Writes what add() would make of one block of the residual, and changes nothing.
+  template <class G>
+  void foresee(std::size_t layer, std::size_t block, std::span<const G> gradient, T* to) const {
+    const auto [begin, count] = blocks_.extent_of(layer, block);
+    const std::size_t offset = memory_.model().offset(layer) + begin;
+    buffer_type buffer;
+    buffer_type updated;
+    const T* addend = scaled(gradient.data() + begin, count, buffer);
+    bool is_finite = true;
+    if (memory_.has_velocity()) {
+      memory_.corrected(layer, offset, addend, count, updated);
+      if (memory_.decays_next(layer)) addend = updated.data();
+      is_finite = is_finite_magnitude(largest_magnitude<T>(count, read_only<T>(updated.data())));
+    }
+    const bool is_clear = memory_.is_clear(layer);
+    const T* before = memory_.elements_at(offset);
+    if (is_clear) {
+      std::fill_n(to, count, T(0));
+    } else {
+      std::copy_n(before, count, to);
+    }
+    add_elements(to, addend, count);
+    if (check_ != finite_check::each_element) return;
+    if (is_finite && is_finite_magnitude(largest_magnitude<T>(count, read_only<T>(to)))) return;
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool adds = all_finite<T>(std::array{to[i], memory_.has_velocity() ? updated[i] : T(0)});
+      if (!adds) to[i] = is_clear ? T(0) : before[i];
+    }
+  }
+
   /// What finds elements that are not small: while the bounds leave room, no sum of small ones overflows.
   template <class G>
   screen<T, G> screen_for() const {

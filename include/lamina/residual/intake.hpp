@@ -102,6 +102,39 @@ class gradient_intake {
         execution, {scale, true}, selector, fail);
   }
 
+  /// Writes what the parts of a layer that are sent would hold, once this gradient is added, one behind the other; returns the
+  /// elements written. `sent` tells of a part whether it goes out.
+  template <class Tensor, class Sent>
+  std::size_t foresee(std::size_t layer, const Tensor& gradient, double scale, std::span<T> to,
+                      const Sent& sent) {
+    (void)residual_.check_scale(scale, throws());
+    std::size_t written = 0;
+    visit_gradient<T>(gradient, [&](auto from) {
+      check_gradient(layer, from.size(), throws());
+      std::size_t elements = 0;
+      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part) {
+        if (marks_[part] == mark::gradient) {
+          raise(std::logic_error("pack_ahead: layer '" + model()[layer].name + "' has a gradient in step " +
+                                 std::to_string(step_) + " already; call pack_ahead() before accumulate()"));
+        }
+        if (sent(part)) elements += parts().sizes()[part];
+      }
+      if (to.size() != elements) {
+        raise(std::invalid_argument("pack_ahead: there is room for " + std::to_string(to.size()) +
+                                    " elements, " + std::to_string(elements) + " of layer '" +
+                                    model()[layer].name + "' are sent"));
+      }
+      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part) {
+        if (!sent(part)) continue;
+        const std::size_t size = parts().sizes()[part];
+        residual_.foresee(part, from.subspan(partition_.begin(part), size), static_cast<T>(scale),
+                          to.data() + written);
+        written += size;
+      }
+    });
+    return written;
+  }
+
   /// What the execution of the last call threw, all being added.
   void rethrow() {
 #if LAMINA_HAS_EXCEPTIONS

@@ -27,7 +27,7 @@ def hook(state: LayerDropping, bucket: GradBucket) -> torch.futures.Future[torch
 
 
 def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str = "propagate",
-             wire: str = "float32", backend: str = "auto", log_every: int = 0, **options: Any) -> LayerDropping:
+             wire: str = "float32", backend: str = "auto", overlap: bool = False, log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
     DDP or for an unknown option."""
@@ -39,7 +39,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
         raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}; accelerate and "
                         "Lightning wrap a model only where there are two processes or more")
     state = LayerDropping(lamina.Options(**options), scaler=scaler, nonfinite=nonfinite, wire=wire, backend=backend,
-                          log_every=log_every)
+                          overlap=overlap, log_every=log_every)
     state.bind(ddp)
     ddp.register_comm_hook(state, hook)
     return state

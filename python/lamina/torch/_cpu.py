@@ -12,12 +12,12 @@ Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its b
 class CpuBackend:
     """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device, decide: str) -> None:
         self._layout = layout
         self._wire = getattr(torch, wire)
         # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
         self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
-                                       **dataclasses.asdict(options))
+                                       decide=decide, **dataclasses.asdict(options))
         self._taken: Optional[lamina.Gradients] = None
         self.parts = self._core.parts
         self.parts_of = self._core.parts_of
@@ -46,6 +46,21 @@ class CpuBackend:
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
         return self._core.select(agreed, held)
+
+    def begin(self) -> List[int]:
+        """Begins a step that was decided ahead; returns the parts that go out."""
+        self._core.begin_step()
+        return self._core.sent_parts
+
+    def pack_ahead(self, layer: int, gradient: torch.Tensor, to: torch.Tensor, divisor: int, scale: float) -> None:
+        self._core.pack_ahead(layer, gradient, to, divisor, scale)
+
+    def predicted_values(self) -> torch.Tensor:
+        return torch.frombuffer(self._core.predicted_values(), dtype=torch.float64)
+
+    def plan(self, agreed: torch.Tensor) -> None:
+        self._core.plan_next(agreed)
+        self._core.select()
 
     @property
     def step(self) -> int:

@@ -17,11 +17,12 @@ class TorchBackend:
     everything is enqueued on the current stream. The host waits three times a step: for the flag of NaN, for which layers have
     a gradient together with the values, and where a scaler is asked for its scale."""
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device, decide: str) -> None:
         chosen = dataclasses.asdict(options)
         self._norm, power = NORMS[chosen.pop("value")]
         self._momentum = options.momentum
-        self._selector = lamina.Selector(layout, **chosen)
+        self._selector = lamina.Selector(layout, decide=decide, **chosen)
+        self._is_ahead = decide == "ahead"
         self._wire = getattr(torch, wire)
         self.parts, self.parts_of = self._selector.parts, self._selector.parts_of
         self._sizes = layout.sizes
@@ -34,6 +35,7 @@ class TorchBackend:
         self._divisors = torch.tensor(self.parts.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(power)
         self._left_out = torch.zeros((), dtype=torch.int64, device=device)
         self._sent: List[int] = []
+        self._fresh: List[torch.Tensor] = []  # of each part this step's gradient alone
         self.step = 0
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
@@ -41,6 +43,7 @@ class TorchBackend:
 
     def release(self) -> None:
         self._gradients = []
+        self._fresh = []
 
     def first_non_finite(self) -> Optional[int]:
         bad = torch.stack([~torch.isfinite(each).all() for each in self._gradients]).cpu()
@@ -49,10 +52,52 @@ class TorchBackend:
     def find_zero(self) -> bytes:
         return bytes(torch.stack([~each.any() for each in self._gradients]).cpu().tolist())
 
-    def accumulate(self, scale: float) -> None:
+    def begin(self) -> List[int]:
+        """Begins a step that was decided ahead; returns the parts that go out."""
         self.step += 1
+        self._sent = self._selector.begin(self.step)
+        return self._sent
+
+    def pack_ahead(self, layer: int, gradient: torch.Tensor, to: torch.Tensor, divisor: int, scale: float) -> None:
+        """What pack() will hold of the layer once this gradient is accumulated."""
+        first, last = self.parts_of(layer)
+        sent, begin, filled = set(self._sent), 0, 0
+        for part in range(first, last):
+            size = self.parts.sizes[part]
+            if part in sent:
+                added = gradient[begin:begin + size].float() * scale if scale != 1 else gradient[begin:begin + size].float()
+                before = self._residual_parts[part]
+                updated = self._velocity_parts[part] * self._momentum + added if self._momentum else added
+                after = before + updated
+                is_good = torch.isfinite(after) & torch.isfinite(updated) if self._momentum else torch.isfinite(after)
+                # An element that accumulate() leaves out of a velocity leaves m·u there.
+                kept = before + self._velocity_parts[part] * self._momentum if self._momentum else before
+                written = torch.where(is_good, after, kept)
+                if self._wire is torch.float32:
+                    written.div_(divisor)
+                else:
+                    written.clamp_(torch.finfo(self._wire).min, torch.finfo(self._wire).max)
+                to[filled:filled + size] = written
+                filled += size
+            begin += size
+
+    def predicted_values(self) -> torch.Tensor:
+        is_sent = torch.zeros(len(self.parts), dtype=torch.bool)
+        is_sent[self._sent] = True
+        return self.values().masked_fill_(is_sent, 0) + self._values_of(self._fresh)
+
+    def plan(self, agreed: torch.Tensor) -> None:
+        self._selector.plan(self.step, agreed)
+
+    def accumulate(self, scale: float) -> None:
+        self._fresh = []
+        if not self._is_ahead:
+            self.step += 1
         for layer, gradient in enumerate(self._gradients):
             added = gradient.float() * scale if scale != 1 else gradient.float()
+            if self._is_ahead:
+                finite = torch.where(torch.isfinite(added), added, torch.zeros_like(added))
+                self._fresh += torch.split(finite, [self.parts.sizes[part] for part in range(*self.parts_of(layer))])
             into = self._velocity_layers[layer].mul_(self._momentum) if self._momentum else self._residual_layers[layer]
             # The residual is the only copy of what waits: nothing that is not finite comes in, by a sum neither.
             is_good = torch.isfinite(into + added)
@@ -64,8 +109,11 @@ class TorchBackend:
                 self._residual_layers[layer].add_(into)
 
     def values(self) -> torch.Tensor:
+        return self._values_of(self._residual_parts)
+
+    def _values_of(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         norms = torch.stack([torch.linalg.vector_norm(part, self._norm, dtype=torch.float64) if len(part)
-                             else torch.zeros((), dtype=torch.float64, device=part.device) for part in self._residual_parts])
+                             else torch.zeros((), dtype=torch.float64, device=part.device) for part in parts])
         return (norms / self._divisors).cpu()
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import lamina
-from lamina.torch import _report, _step
+from lamina.torch import _overlapped, _report, _step
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._report import StepReport, Totals, logger
@@ -44,7 +44,7 @@ class LayerDropping:
 
     def __init__(self, options: Optional[lamina.Options] = None, *, process_group: Optional[dist.ProcessGroup] = None,
                  scaler: Any = None, nonfinite: str = "propagate", wire: str = "float32", backend: str = "auto",
-                 log_every: int = 0) -> None:
+                 overlap: bool = False, log_every: int = 0) -> None:
         """
         options: how layers are chosen.
         process_group: whose ranks average; DDP's if None.
@@ -55,6 +55,9 @@ class LayerDropping:
         wire: how kept elements travel: "float32", or "bfloat16" for half the bytes. What a rank's own rounding takes away stays in
             its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
+        overlap: whether the parts of a step are chosen at the end of the step before, so that a bucket's allreduce goes on
+            while the backward pass computes the next. Learns somewhat more slowly (docs/pytorch.md), sends everything in its
+            first step, counts a skipped batch as a step, and needs every parameter to be used in every step.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """
         self.options = options if options is not None else lamina.Options()
@@ -66,6 +69,7 @@ class LayerDropping:
         if scaler is not None and nonfinite != "propagate":
             raise ValueError(f"with a scaler nonfinite must be 'propagate', got {nonfinite!r}: the scaler looks for infinity itself")
         self.process_group = self._given_group = process_group
+        self.overlap = bool(overlap)
         self.log_every = log_every
         self.last: Optional[StepReport] = None
         self.totals = Totals()
@@ -75,6 +79,7 @@ class LayerDropping:
         self._scaler = scaler
         self._had: List[str] = []  # what an unpickled state had and cannot bring: a scaler, a process group
         self._buckets: List[_step.Bucket] = []
+        self._overlapped: Optional[_overlapped.OverlappedStep] = None  # between the first bucket and the last
         self._sent: List[int] = []
         self._is_bound = False
         self._pending: Optional[Dict[str, Any]] = None  # an unpickled state's memory, until bind()
@@ -106,6 +111,9 @@ class LayerDropping:
         if isinstance(module, DistributedDataParallel):
             if self.process_group is None:
                 self.process_group = module.process_group
+            if self.overlap and module.find_unused_parameters:
+                raise ValueError("bind: overlap=True needs every parameter in every step, and DDP was made with "
+                                 "find_unused_parameters=True: it would throw away what was sent for an unused one")
             module = module.module
         ignored |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(name, parameter) for name, parameter in module.named_parameters()
@@ -141,7 +149,8 @@ class LayerDropping:
             except RuntimeError as error:
                 raise TypeError(f"bind: wire 'bfloat16' is not added by this process group of PyTorch {torch.__version__}: "
                                 f"{error}") from error
-        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device)
+        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device,
+                                                                "ahead" if self.overlap else "at_end")
         self.layer_of_part = [layer for layer in range(len(layout))
                                  for _ in range(*self.backend.parts_of(layer))]
         self._is_bound = True
@@ -169,6 +178,7 @@ class LayerDropping:
     def _agree_with_others(self) -> None:
         """Raises the same on all ranks if two differ in what would end in different collectives."""
         own = {"version": lamina.__version__, **dataclasses.asdict(self.options), "wire": self.wire, "nonfinite": self.nonfinite,
+               "overlap": self.overlap,
                "scaler": self._scaler is not None, "names": self.names, "shapes": self.shapes, "strides": self.strides,
                "dtypes": [str(parameter.dtype) for parameter in self._parameters]}
         theirs: List[Dict[str, Any]] = [{}] * self.world_size
@@ -188,18 +198,52 @@ class LayerDropping:
             raise RuntimeError("hook: the state has no model; call state.bind(ddp.module), or use lamina.torch.register")
         if bucket.index() == 0:
             self._buckets = []  # what an interrupted backward has left
+            if self._overlapped is not None:
+                self._give_up()
         buffer = bucket.buffer()
         if buffer.is_sparse:
             raise TypeError("hook: a bucket is sparse; sparse gradients have no layer to send whole")
         future: "torch.futures.Future[torch.Tensor]" = (
             torch.futures.Future() if buffer.device.type == "cpu" else torch.futures.Future(devices=[buffer.device]))
         self._buckets.append(_step.Bucket(buffer, [self._layer(each) for each in bucket.parameters()], bucket.gradients(), future))
+        if self.overlap:
+            self._start_allreduce(self._buckets[-1])
         if bucket.is_last():
             buckets, self._buckets = self._buckets, []
-            _step.run(self, buckets)
+            if self._overlapped is not None:
+                self._finish_overlapped(buckets)
+            else:
+                _step.run(self, buckets)
             for each in buckets:
                 each.future.set_result(each.buffer)
         return future
+
+    def _start_allreduce(self, bucket: _step.Bucket) -> None:
+        try:
+            if self._overlapped is None:
+                self._overlapped = _overlapped.OverlappedStep(self, bucket.buffer.device)
+            self._overlapped.add(bucket)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _finish_overlapped(self, buckets: List[_step.Bucket]) -> None:
+        try:
+            if self._overlapped is not None:
+                self._overlapped.finish(buckets)
+        except BaseException:
+            self._give_up()
+            raise
+        self._overlapped = None
+
+    def _give_up(self) -> None:
+        """The step cannot be carried out; what its gradients had added stays in the residual."""
+        step, self._overlapped = self._overlapped, None
+        try:
+            if step is not None:
+                step.give_up()
+        finally:
+            self.backend.abandon()
 
     def _layer(self, parameter: torch.Tensor) -> int:
         layer = self._layer_of.get(id(parameter))
@@ -224,7 +268,7 @@ class LayerDropping:
 
     @property
     def step(self) -> int:
-        """Synchronised backward passes so far; those that were skipped do not count."""
+        """Synchronised backward passes so far; those that were skipped do not count, but with overlap."""
         return self.backend.step if self._is_bound else self._pending["step"] if self._pending is not None else 0
 
     # --- what happened -----------------------------------------------------------------------------------------------------
@@ -264,10 +308,12 @@ class LayerDropping:
         if self._pending is not None:
             return self._pending
         self._require_bound("state_dict")
+        if self._overlapped is not None:  # of an interrupted backward
+            self._give_up()
         return {"format": FORMAT, "lamina": lamina.__version__, "options": dataclasses.asdict(self.options),
                 "world_size": self.world_size, "rank": self.rank, "names": list(self.names), "shapes": self.shapes,
                 "strides": self.strides, "step": self.step, "totals": dataclasses.asdict(self.totals),
-                "last_choice": self.last_choice,
+                "last_choice": self.last_choice, "overlap": self.overlap,
                 "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -279,7 +325,7 @@ class LayerDropping:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"load_state_dict: the format is {found}, this version reads {FORMAT}")
         missing = [field for field in ("names", "shapes", "strides", "world_size", "rank", "options", "totals", "last_choice",
-                                       "memory") if field not in state]
+                                       "overlap", "memory") if field not in state]
         if missing:
             raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
         totals = Totals(**state["totals"])
@@ -292,6 +338,8 @@ class LayerDropping:
         if state["rank"] not in (self.rank, None):
             raise ValueError(f"load_state_dict: saved by rank {state['rank']}, and this is rank {self.rank}: each rank's residual "
                              "is its own, and each loads what it saved")
+        if state["overlap"] != self.overlap:
+            raise ValueError(f"load_state_dict: overlap was {state['overlap']} and is {self.overlap}")
         own = dataclasses.asdict(self.options)
         for field in ("part_elements", "momentum"):
             saved, now = state["options"][field], own[field]
@@ -310,7 +358,7 @@ class LayerDropping:
 
     def __getstate__(self) -> Dict[str, Any]:
         kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
-                "log_every": self.log_every}
+                "overlap": self.overlap, "log_every": self.log_every}
         had = [name for name, value in (("scaler", self._scaler), ("process_group", self._given_group)) if value is not None]
         return {"arguments": kept, "had": had + self._had, "state": self.state_dict() if self._is_bound else self._pending}
 
@@ -331,7 +379,7 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in states)
     if not states or ranks != list(range(states[0]["world_size"])):
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
-    for field in ("format", "names", "shapes", "strides", "step", "options"):
+    for field in ("format", "names", "shapes", "strides", "step", "options", "overlap"):
         for state in states:
             if state[field] != states[0][field]:
                 raise ValueError(f"merge_states: {_difference(field, states[0][field], state[field], state['rank'])}")

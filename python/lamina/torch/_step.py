@@ -50,25 +50,13 @@ def run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     backend, group, world, watch = state.backend, state.process_group, state.world_size, Stopwatch()
     device = buckets[0].buffer.device
-    backend.take([bucket.buffer for bucket in buckets], _places(state, buckets))
-    dense_bytes = sum(bucket.buffer.numel() * bucket.buffer.element_size() for bucket in buckets)
+    backend.take([bucket.buffer for bucket in buckets], places_of(state, buckets))
     sent_bytes = 0
-
     if state.nonfinite != "leave_out":
-        with watch.time("check"):
-            bad = backend.first_non_finite()
-            flag = torch.tensor([bad is not None], dtype=torch.int32, device=device)
-            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-            sent_bytes += flag.numel() * flag.element_size()
-            any_bad = bool(flag.item())
-        if any_bad:
-            where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
-            logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
-            for bucket in buckets:
-                bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
+        is_bad, sent_bytes = refuse_non_finite(state, buckets, watch)
+        if is_bad:
             backend.release()
-            state.finish(StepReport(state.step, True, backend.threshold, len(backend.parts), 0, backend.parts.elements, 0,
-                                    dense_bytes, sent_bytes, state.left_out_elements, watch.seconds), [])
+            finish_skipped(state, buckets, sent_bytes, watch)
             return
 
     scale = state.loss_scale()
@@ -77,19 +65,15 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         backend.accumulate(1 / scale)
 
     with watch.time("agree"):
-        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted: what
-        # this step's choice depends on, as 20 bits and their square, whose sums are exact.
+        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
         values = backend.values()
-        past = zlib.crc32(struct.pack("<QdI", backend.step, backend.threshold, state.last_choice)) & 0xFFFFF
-        own = torch.cat([values, torch.frombuffer(bytearray(is_zero), dtype=torch.uint8).eq(0).double(),
-                         torch.tensor([past, past ** 2], dtype=torch.float64)])
+        own = torch.cat([values, torch.frombuffer(bytearray(is_zero), dtype=torch.uint8).eq(0).double(), past_of(state)])
         sums = own.to(device)
         dist.all_reduce(sums, group=group)
         sent_bytes += sums.numel() * sums.element_size()
         sums = sums.cpu()
         parts = len(backend.parts)
-        if world * int(sums[-1]) != int(sums[-2]) ** 2:
-            raise RuntimeError(_parted(state))
+        require_one_past(state, sums[-2:])
         # A parameter that no rank used keeps its .grad, and DDP throws away what the hook gives for it: nothing of it goes out.
         held = bytearray(parts)
         for layer in torch.nonzero(sums[parts:-2] == 0).flatten().tolist():
@@ -103,21 +87,71 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         if packed.numel():
             dist.all_reduce(packed, group=group)
             sent_bytes += packed.numel() * packed.element_size()
+    deliver(state, buckets, packed, sent, scale, sent_bytes, watch)
+
+
+def past_of(state: "LayerDropping") -> torch.Tensor:
+    """What this step's choice depends on, as 20 bits and their square, whose sums over the ranks are exact."""
+    past = zlib.crc32(struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice)) & 0xFFFFF
+    return torch.tensor([past, past ** 2], dtype=torch.float64)
+
+
+def require_one_past(state: "LayerDropping", sums: torch.Tensor) -> None:
+    """Raises the same on all ranks if they would choose different parts."""
+    if state.world_size * int(sums[1]) != int(sums[0]) ** 2:
+        raise RuntimeError(_parted(state))
+
+
+def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stopwatch) -> "tuple[bool, int]":
+    """Whether any rank's gradient holds NaN or infinity, in which case the buckets are filled as state.nonfinite says; and the
+    bytes that this took."""
+    with watch.time("check"):
+        bad = state.backend.first_non_finite()
+        flag = torch.tensor([bad is not None], dtype=torch.int32, device=buckets[0].buffer.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=state.process_group)
+        any_bad = bool(flag.item())
+    if any_bad:
+        where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
+        logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
+        for bucket in buckets:
+            bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
+    return any_bad, flag.numel() * flag.element_size()
+
+
+def finish_skipped(state: "LayerDropping", buckets: List[Bucket], sent_bytes: int, watch: Stopwatch) -> None:
+    backend = state.backend
+    state.finish(StepReport(state.step, True, backend.threshold, len(backend.parts), 0, backend.parts.elements, 0,
+                            _dense_bytes(buckets), sent_bytes, state.left_out_elements, watch.seconds), [])
+
+
+def deliver(state: "LayerDropping", buckets: List[Bucket], packed: torch.Tensor, sent: List[int], scale: float, sent_bytes: int,
+            watch: Stopwatch) -> None:
+    """The end of a step whose allreduce is done: `packed` has the sums of what was sent."""
+    backend = state.backend
     if state.wire == "bfloat16" and not torch.isfinite(packed).all():
         # On all ranks alike: they have the same sum.
         raise OverflowError("what waits is too large for bfloat16 to add; take wire='float32'")
     with watch.time("unpack"):
         # Only now that the others have it: had the allreduce failed, the residual would hold everything.
         backend.commit()
-        mean = packed if state.wire == "float32" else packed.float().div_(world)
+        mean = packed if state.wire == "float32" else packed.float().div_(state.world_size)
         if scale != 1:
             mean.mul_(scale)
         state.cut_elements += _beyond_float16(state, buckets, sent, mean)
         backend.unpack(mean)
         backend.release()
-    state.last_choice = zlib.crc32(backend.sent_bitmap) & 0xFFFFF
-    state.finish(StepReport(backend.step, False, backend.threshold, parts, len(sent), backend.parts.elements, backend.sent_elements,
-                            dense_bytes, sent_bytes, state.left_out_elements, watch.seconds), sent)
+    state.last_choice = choice_of(backend.sent_bitmap)
+    state.finish(StepReport(backend.step, False, backend.threshold, len(backend.parts), len(sent), backend.parts.elements,
+                            backend.sent_elements, _dense_bytes(buckets), sent_bytes, state.left_out_elements, watch.seconds),
+                 sent)
+
+
+def choice_of(sent_bitmap: bytes) -> int:
+    return zlib.crc32(sent_bitmap) & 0xFFFFF
+
+
+def _dense_bytes(buckets: List[Bucket]) -> int:
+    return sum(bucket.buffer.numel() * bucket.buffer.element_size() for bucket in buckets)
 
 
 def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[int], mean: torch.Tensor) -> int:
@@ -146,7 +180,7 @@ def _parted(state: "LayerDropping") -> str:
     return f"the ranks chose different parts in step {state.backend.step - 1}"
 
 
-def _places(state: "LayerDropping", buckets: List[Bucket]) -> List["tuple[int, int]"]:
+def places_of(state: "LayerDropping", buckets: List[Bucket]) -> List["tuple[int, int]"]:
     """Where each layer's gradient lies: taken anew in each step, since DDP rebuilds its buckets."""
     places: Dict[int, "tuple[int, int]"] = {}
     for number, bucket in enumerate(buckets):

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: MIT
+"""The hook with overlap=True: parts chosen a step ahead, and allreduces that start in the backward pass."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import lamina
+import lamina.torch
+import models
+import ranks
+import test_hook
+import test_state
+
+BACKENDS = ["cpu", "torch"]
+SHAPES = [(64, 100), (100,), (9000,), (30, 7), (1,), (17, 3, 3)]
+BUCKETS = {"bucket_cap_mb": 0.01}
+
+
+def backward(ddp, model, given):
+    ddp.zero_grad()
+    ddp(given).backward()
+    return [parameter.grad.clone() for parameter in model.all]
+
+
+class Workers:
+    """All workers in one place by lamina.Compressor, decided ahead, without pack_ahead(): each accumulates its whole gradient
+    before anything is packed."""
+
+    def __init__(self, world, **options):
+        layout = lamina.Layout({f"all.{layer}": shape for layer, shape in enumerate(SHAPES)})
+        self.workers = [lamina.Compressor(layout, decide="ahead", check="each_element", **options) for _ in range(world)]
+
+    def step(self, gradients):
+        """gradients[w][l]; the mean of what is sent and zeros elsewhere, of each layer."""
+        world = len(self.workers)
+        for worker, own in zip(self.workers, gradients):
+            worker.accumulate_all([each.flatten() for each in own])
+        agreed = sum(torch.frombuffer(worker.predicted_values(), dtype=torch.float64) for worker in self.workers) / world
+        total = None
+        for worker in self.workers:
+            worker.plan_next(agreed)
+            worker.select()
+            packed = torch.empty(worker.sent_elements)
+            worker.pack(packed, world)
+            total = packed if total is None else total + packed
+        for worker in self.workers:
+            worker.commit()
+        means = [torch.zeros(shape).flatten() for shape in SHAPES]
+        self.workers[0].scatter(total, means)
+        return means
+
+
+def against_workers(options, backend):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, backend=backend, overlap=True, **options)
+    others = Workers(world, **options)
+    kept = 0
+    for step in range(1, 31):
+        given = [models.whole_numbers(SHAPES, step, each) for each in range(world)]
+        gradients = backward(ddp, model, given[rank])
+        for one, other in zip(gradients, others.step(given)):
+            assert torch.equal(one.flatten(), other)
+        assert state.last.step == step == state.step
+        if step == 1 and "byte_budget" not in options:
+            assert state.last.sent_parts == len(state.backend.parts)  # nothing is known yet
+        kept += state.last.sent_parts
+        assert torch.equal(state.residual("all.2"), torch.frombuffer(others.workers[rank].residual(2), dtype=torch.float32))
+    assert 0 < kept < 30 * len(state.backend.parts)  # some waited, some did not
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "part_elements": 4096},
+                                     {"drop_ratio": 0.8, "momentum": 0.5}, {"byte_budget": 0.2, "max_age": 7}],
+                         ids=["whole", "parts", "momentum", "budget"])
+def test_every_gradient_is_that_of_workers_that_wait_for_the_end(options, backend):
+    ranks.run(2, against_workers, options, backend)
+
+
+def not_at_end():
+    given = [[models.whole_numbers(SHAPES, step, rank) for rank in range(2)] for step in range(1, 31)]
+    model = models.Weights(*SHAPES)
+    ddp, _ = models.dropping(model, BUCKETS, drop_ratio=0.9)
+    others = Workers(2, drop_ratio=0.9)
+    alike = [all(torch.equal(one.flatten(), other) for one, other in zip(backward(ddp, model, own[dist.get_rank()]),
+                                                                        others.step(own))) for own in given]
+    assert not all(alike)
+
+
+def test_the_choice_at_the_end_is_another():
+    ranks.run(2, not_at_end)
+
+
+def dense(ddp_options):
+    plain, dropped = models.small(), models.small()
+    ours, _ = models.dropping(dropped, ddp_options, drop_ratio=0.0, overlap=True)
+    theirs = DDP(plain, **ddp_options)
+    theirs.register_comm_hook(None, allreduce_hook)
+    models.train(ours, 8)
+    models.train(theirs, 8)
+    assert models.bits(dropped) == models.bits(plain)
+
+
+@pytest.mark.parametrize("options", ["plain", "bucket view", "static graph", "small buckets"])
+def test_ratio_zero_is_ddp_bit_for_bit(options):
+    ranks.run(2, dense, test_hook.DENSE[options])
+
+
+def started_when(overlap):
+    """The first allreduce of gradients starts while gradients of other buckets are still to come, or not."""
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, drop_ratio=0.0, overlap=overlap)
+    backward(ddp, model, models.whole_numbers(SHAPES, 1, dist.get_rank()))
+    events, all_reduce, take = [], dist.all_reduce, state.take
+
+    def told(bucket):
+        events.append("last bucket" if bucket.is_last() else "bucket")
+        return take(bucket)
+
+    def noted(tensor, *arguments, **options):
+        if tensor.dtype == torch.float32:
+            events.append("gradients, " + ("async" if options.get("async_op") else "waited for"))
+        return all_reduce(tensor, *arguments, **options)
+
+    state.take, dist.all_reduce = told, noted
+    try:
+        backward(ddp, model, models.whole_numbers(SHAPES, 2, dist.get_rank()))
+    finally:
+        dist.all_reduce = all_reduce
+    assert "bucket" in events  # beside the last one
+    first = next(index for index, event in enumerate(events) if event.startswith("gradients"))
+    assert (first < events.index("last bucket")) == overlap
+    assert events[first] == "gradients, " + ("async" if overlap else "waited for")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_allreduces_start_before_the_last_bucket_is_there(overlap):
+    ranks.run(2, started_when, overlap)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "part_elements": 4096},
+                                     {"byte_budget": 0.1, "max_age": 20, "part_elements": 4096, "momentum": 0.5}],
+                         ids=["ratio", "budget"])
+def test_replicas_stay_identical_and_learn(world, options):
+    ranks.run(world, test_hook.replicas, {**options, "overlap": True})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"byte_budget": 0.3}], ids=["ratio", "budget"])
+def test_what_is_returned_and_what_waits_is_what_was_given(options, backend):
+    ranks.run(2, conserved, options, backend)
+
+
+def conserved(options, backend):
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, overlap=True, backend=backend, **options)
+    returned, given = [torch.zeros(shape) for shape in SHAPES], [torch.zeros(shape) for shape in SHAPES]
+    for step in range(1, 25):
+        own = models.whole_numbers(SHAPES, step, dist.get_rank())
+        for layer, gradient in enumerate(backward(ddp, model, own)):
+            given[layer] += own[layer]
+            returned[layer] += gradient
+    waited = 0
+    for layer in range(len(SHAPES)):
+        waits = sum(ranks.gathered(state.residual(f"all.{layer}"))) / 2
+        waited += waits.abs().sum().item()
+        assert torch.equal(returned[layer] + waits, sum(ranks.gathered(given[layer])) / 2)
+    assert waited > 0
+
+
+def bad_batch(policy, backend, bad, layer):
+    """A batch with one bad number on one rank leaves no trace but the step it counts as."""
+    rank = dist.get_rank()
+    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
+    options = {"backend": backend, "overlap": True, "drop_ratio": 0.6}
+    ddp, state = models.dropping(model, BUCKETS, nonfinite=policy, **options)
+    other, other_state = models.dropping(twin, BUCKETS, **options)
+    for step in (1, 2):
+        for each, of in ((ddp, model), (other, twin)):
+            backward(each, of, models.whole_numbers(SHAPES, step, rank))
+    before = [state.residual(name) for name in state.names]
+    given = models.whole_numbers(SHAPES, 3, rank)
+    if rank == 1:
+        given[layer].view(-1)[-1] = bad
+    for gradient in backward(ddp, model, given):
+        assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
+    assert state.last.skipped and state.step == 3 and state.totals.skipped == 1
+    assert all(torch.equal(one, state.residual(name)) for one, name in zip(before, state.names))
+    given = models.whole_numbers(SHAPES, 4, rank)
+    assert all(torch.equal(*pair) for pair in zip(backward(ddp, model, given), backward(other, twin, given)))
+    assert not state.last.skipped and state.step == 4 == other_state.step + 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layer", [0, 5], ids=["last bucket", "first bucket"])
+@pytest.mark.parametrize("policy, bad", [("propagate", float("inf")), ("skip", float("nan"))])
+def test_a_batch_with_a_bad_gradient_is_skipped_by_all(policy, bad, layer, backend):
+    ranks.run(2, bad_batch, policy, backend, bad, layer)
+
+
+def left_out(backend):
+    model = models.Weights((5000,), (300,), (64, 64))
+    ddp, state = models.dropping(model, nonfinite="leave_out", backend=backend, drop_ratio=0.0, overlap=True)
+    given = [torch.ones(shape) for shape in ((5000,), (300,), (64, 64))]
+    if dist.get_rank() == 1:
+        given[1][7], given[2][0, 0] = float("nan"), float("inf")
+    gradients = backward(ddp, model, given)
+    assert not state.last.skipped and state.last.left_out_elements == 2 * dist.get_rank()
+    assert gradients[1][7] == 0.5 and gradients[2][0, 0] == 0.5 and gradients[1][8] == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bad_elements_can_be_left_out(backend):
+    ranks.run(2, left_out, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "part_elements": 4096},
+                                     {"byte_budget": 0.2, "max_age": 9, "warm_up_steps": 20}],
+                         ids=["ratio", "momentum", "budget"])
+def test_a_resumed_run_is_the_same_bit_for_bit(options, backend):
+    ranks.run(2, test_state.resumed, {**options, "overlap": True}, torch.float32, backend, "load")
+
+
+def test_a_resumed_run_in_other_ways():
+    ranks.run(2, test_state.resumed, {"drop_ratio": 0.9, "overlap": True}, torch.float32, "cpu", "pickle")
+    ranks.run(2, test_state.resumed, {"drop_ratio": 0.9, "overlap": True}, torch.float32, "cpu", "empty")
+
+
+def across_backends():
+    for one, other in (BACKENDS, BACKENDS[::-1]):
+        _, _, state = test_state.weights({"drop_ratio": 0.8, "momentum": 0.5, "overlap": True}, 5, one)
+        _, _, again = test_state.weights({"drop_ratio": 0.8, "momentum": 0.5, "overlap": True}, 0, other)
+        again.load_state_dict(state.state_dict())
+        assert torch.equal(again.state_dict()["memory"], state.state_dict()["memory"])
+
+
+def test_a_state_goes_from_one_backend_to_the_other():
+    ranks.run(2, across_backends)
+
+
+def on_the_wire(backend):
+    """bfloat16: what rounding took away waits."""
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, backend=backend, drop_ratio=0.6, wire="bfloat16", overlap=True)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    before = [torch.zeros(shape) for shape in SHAPES]
+    for _ in range(12):
+        given = [torch.randn(shape, generator=generator) * 2.0 ** layer for layer, shape in enumerate(SHAPES)]
+        gradients = backward(ddp, model, given)
+        for layer, each in enumerate(given):
+            before[layer] = before[layer] + each
+            is_sent = f"all.{layer}" not in state.held_parameters()
+            rounded = before[layer].bfloat16() if is_sent else torch.zeros(SHAPES[layer]).bfloat16()
+            before[layer] = before[layer] - rounded.float()
+            assert torch.equal(state.residual(f"all.{layer}"), before[layer])
+            assert torch.equal(gradients[layer], sum(each.float() for each in ranks.gathered(rounded)).bfloat16().float() / 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_on_the_wire_loses_nothing_of_a_ranks_own(backend):
+    ranks.needs_bfloat16()
+    ranks.run(2, on_the_wire, backend)
+
+
+def scaled():
+    class Scaler:
+        scale = 1.0
+
+        def is_enabled(self):
+            return True
+
+        def get_scale(self):
+            return self.scale
+
+    scaler, rank = Scaler(), dist.get_rank()
+    model, plain = models.Weights(*SHAPES), models.Weights(*SHAPES)
+    ddp, _ = models.dropping(model, BUCKETS, drop_ratio=0.8, overlap=True, scaler=scaler)
+    other, _ = models.dropping(plain, BUCKETS, drop_ratio=0.8, overlap=True)
+    for step in range(1, 13):
+        scaler.scale = 2.0 ** (step % 4)
+        given = models.whole_numbers(SHAPES, step, rank)
+        ours = backward(ddp, model, [each * scaler.scale for each in given])
+        theirs = backward(other, plain, given)
+        assert all(torch.equal(one / scaler.scale, another) for one, another in zip(ours, theirs))
+
+
+def test_a_change_of_the_scale_does_not_change_what_waits():
+    ranks.run(2, scaled)
+
+
+def interrupted(backend):
+    """A backward pass that ends between two buckets, on all ranks: nothing of it was sent, and the next one goes on."""
+    rank = dist.get_rank()
+    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
+    other, _ = models.dropping(twin, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
+    for step in (1, 2):
+        for each, of in ((ddp, model), (other, twin)):
+            backward(each, of, models.whole_numbers(SHAPES, step, rank))
+    state._finish_overlapped = failing
+    with pytest.raises(RuntimeError, match="somebody pressed a key"):
+        backward(ddp, model, models.whole_numbers(SHAPES, 3, rank))
+    # DDP's reducer wants a new DDP after an exception in a hook.
+    fresh = models.Weights(*SHAPES)
+    second, again = models.dropping(fresh, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
+    again.load_state_dict(state.state_dict())
+    given = models.whole_numbers(SHAPES, 4, rank)
+    assert all(torch.equal(*pair) for pair in zip(backward(second, fresh, given), backward(other, twin, given)))
+
+
+def failing(buckets):
+    raise RuntimeError("somebody pressed a key")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_interrupted_backward_leaves_nothing_behind(backend):
+    ranks.run(2, interrupted, backend)
+
+
+def a_rank_dies():
+    given = models.whole_numbers(SHAPES, 4, dist.get_rank())
+    calls, all_reduce = [], dist.all_reduce
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        if len(calls) == counted.fails_at:
+            raise RuntimeError("connection closed by peer")
+        return all_reduce(*arguments, **options)
+
+    def after_a_step():
+        """The first step has one bucket and sends everything."""
+        counted.fails_at = 0
+        model = models.Weights(*SHAPES)
+        ddp, state = models.dropping(model, BUCKETS, drop_ratio=0.3, overlap=True)
+        backward(ddp, model, given)
+        ddp.zero_grad()
+        calls.clear()
+        return ddp, state
+
+    dist.all_reduce = counted
+    try:
+        ddp, _ = after_a_step()
+        ddp(given).backward()
+        collectives = len(calls)
+        assert collectives > 4  # do the ranks agree, some buckets, is all finite, values
+        for fails_at in range(1, collectives + 1):
+            ddp, state = after_a_step()
+            counted.fails_at = fails_at
+            with pytest.raises(RuntimeError, match="closed by peer"):
+                ddp(given).backward()
+            # All of the gradient once all ranks knew that it is finite, and nothing before.
+            for layer, each in enumerate(given):
+                waits = state.residual(f"all.{layer}")
+                assert torch.equal(waits, each if fails_at == collectives else torch.zeros(SHAPES[layer]))
+            state.state_dict()
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def test_when_a_collective_fails_the_residual_has_all_or_nothing():
+    ranks.run(2, a_rank_dies)
+
+
+def loaded_alone():
+    options = {"drop_ratio": 0.8, "warm_up_steps": 20, "overlap": True}
+    _, _, state = test_state.weights(options, 4)
+    _, ddp, again = test_state.weights(options, 0)
+    if dist.get_rank() == 0:
+        again.load_state_dict(state.state_dict())
+    gradients, all_reduce = [], dist.all_reduce
+
+    def noted(tensor, *arguments, **more):
+        gradients.extend([1] if tensor.dtype == torch.float32 else [])
+        return all_reduce(tensor, *arguments, **more)
+
+    dist.all_reduce = noted
+    try:
+        with pytest.raises(RuntimeError, match="step is 5 on rank 0 and 1 on rank 1; was a state loaded on one of them alone"):
+            ddp(models.whole_numbers(test_state.SHAPES, 5, dist.get_rank())).backward()
+    finally:
+        dist.all_reduce = all_reduce
+    assert not gradients  # of different sizes, in which a process group hangs or aborts
+
+
+def test_a_state_that_one_rank_alone_has_loaded_is_noticed_before_gradients_are_summed():
+    ranks.run(2, loaded_alone)
+
+
+def refused():
+    with pytest.raises(ValueError, match="overlap=True needs every parameter in every step.*find_unused_parameters=True"):
+        models.dropping(models.small(), {"find_unused_parameters": True}, overlap=True)
+    _, _, state = test_state.weights({"drop_ratio": 0.8}, 2)
+    _, _, ahead = test_state.weights({"drop_ratio": 0.8, "overlap": True}, 2)
+    with pytest.raises(ValueError, match="overlap was False and is True"):
+        ahead.load_state_dict(state.state_dict())
+    with pytest.raises(ValueError, match="overlap was True and is False"):
+        state.load_state_dict(ahead.state_dict())
+    with pytest.raises(RuntimeError, match="overlap is False on rank 0 and True on rank 1"):
+        models.dropping(models.small(), overlap=dist.get_rank() == 1)
+
+
+def test_what_does_not_go_together_is_refused_by_name():
+    ranks.run(2, refused)
+
+
+def in_other_ways():
+    """Gradients of several passes, two models in one backward, batches that end early."""
+    results = []
+    for overlap in (True, False):
+        model = models.small()
+        ddp, _ = models.dropping(model, drop_ratio=0.0, overlap=overlap)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.05)
+        for step in range(6):
+            optimizer.zero_grad()
+            for micro in range(3):
+                images, labels = models.batch(10 * step + micro, dist.get_rank())
+                if micro < 2:
+                    with ddp.no_sync():
+                        nn.functional.cross_entropy(ddp(images), labels).backward()
+                else:
+                    nn.functional.cross_entropy(ddp(images), labels).backward()
+            optimizer.step()
+        results.append(models.bits(model))
+    assert results[0] == results[1]
+    model = models.small()
+    ddp, state = models.dropping(model, drop_ratio=0.9, overlap=True)
+    with ddp.join():
+        models.train(ddp, 6 + 4 * dist.get_rank())
+    assert len(set(ranks.gathered(models.bits(model)))) == 1
+    assert state.step == 10
+
+
+def test_passes_without_synchronisation_and_batches_that_end_early():
+    ranks.run(2, in_other_ways)
