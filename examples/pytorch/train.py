@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--drop-ratio", type=float, help="the share of the elements to hold back in a step; none: DDP alone")
 parser.add_argument("--part-elements", type=int, default=4096, help="larger layers are decided in parts: this model is small")
 parser.add_argument("--warm-up", type=int, default=20, help="steps in which the drop ratio grows")
+parser.add_argument("--overlap", action="store_true", help="choose the parts a step ahead, and send while backward computes")
 parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=32, help="images of a rank in a micro-batch")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
@@ -112,7 +113,7 @@ def main():
     state = None
     if given.drop_ratio is not None:
         state = lamina.torch.register(ddp, drop_ratio=given.drop_ratio, part_elements=given.part_elements,
-                                      warm_up_steps=given.warm_up, scaler=scaler)
+                                      warm_up_steps=given.warm_up, overlap=given.overlap, scaler=scaler)
 
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, **({} if state is None else {"dropping": state})}
     first = load(given.checkpoint, parts, device) if given.checkpoint else 0
