@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -26,8 +27,8 @@ namespace lamina::inline LAMINA_ABI {
 /// What becomes of the mean of the workers' updates. The defaults average; which is right where the workers' optimizer has a
 /// momentum of its own. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes.
 struct outer_options {
-  double rate = 1;       ///< η, finite and above 0
-  double momentum = 0;   ///< μ in [0, 1)
+  double rate = 1;       ///< η, finite and above 0, as T, too
+  double momentum = 0;   ///< μ in [0, 1), as T, too
   bool nesterov = true;  ///< d = η·(G + μ·m); else η·m. Without momentum both are η·G.
   /// How d goes to the workers. What rounding takes away of it stays here and is added to the next d of that element.
   payload_type payload = payload_type::as_is;
@@ -41,8 +42,8 @@ struct outer_options {
 /// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
 /// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
 ///
-/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: one read and write of G and of both.
-/// Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
+/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and one write of G, and
+/// a read and a write of m and e. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
 template <element T>
 class outer_step {
  public:
@@ -51,11 +52,13 @@ class outer_step {
   /// \throws std::invalid_argument  naming the option that is outside its range
   explicit outer_step(const layout& parts, const outer_options& options = {})
       : parts_(parts), options_(options) {
-    if (!(options.rate > 0) || !detail::is_finite(options.rate)) {
+    // As T, since they are used so: a rate of 1e-60 is 0 as a float, and a momentum of 1 - 1e-9 is 1.
+    const T rate = static_cast<T>(std::clamp(options.rate, -largest_number, largest_number));
+    if (!(rate > 0) || !detail::is_finite(options.rate) || options.rate > largest_number) {
       detail::raise(std::invalid_argument("the outer rate must be a finite number above 0, got " +
                                           std::to_string(options.rate)));
     }
-    if (!(options.momentum >= 0 && options.momentum < 1)) {
+    if (!(options.momentum >= 0 && options.momentum < 1 && static_cast<T>(options.momentum) < 1)) {
       detail::raise(std::invalid_argument("the outer momentum must lie in [0, 1), got " +
                                           std::to_string(options.momentum)));
     }
@@ -71,6 +74,8 @@ class outer_step {
   ///                Each element once a step.
   /// \throws std::out_of_range      for the part, and for elements beyond it
   /// \throws std::invalid_argument  for what neither begins nor ends at a multiple of 64
+  /// \throws std::domain_error      naming the part, for a mean that holds NaN or infinity, which m and e would keep for ever.
+  ///                                Nothing has changed then.
   void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
     parts_.check_layer(part);
     const std::size_t elements = parts_.sizes()[part];
@@ -83,6 +88,9 @@ class outer_step {
         (mean.size() % int8_block_elements != 0 && begin + mean.size() != elements)) {
       detail::raise(std::invalid_argument("the outer step takes elements in blocks of " +
                                           std::to_string(int8_block_elements)));
+    }
+    if (!is_finite(mean)) {
+      detail::raise(std::domain_error("the mean of '" + parts_[part].name + "' holds NaN or infinity"));
     }
     const std::size_t offset = parts_.offset(part) + begin;
     for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
@@ -104,8 +112,7 @@ class outer_step {
                                           std::to_string(rounding_.size())));
     }
     for (const auto numbers : {momentum, rounding}) {
-      if (!detail::is_finite_magnitude(
-              detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()})))
+      if (!is_finite(numbers))
         detail::raise(std::invalid_argument("the saved outer step holds NaN or infinity"));
     }
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
@@ -116,6 +123,12 @@ class outer_step {
 
  private:
   using buffer = std::array<T, detail::block_elements>;
+  static constexpr auto largest_number = static_cast<double>(std::numeric_limits<T>::max());
+
+  static bool is_finite(std::span<const T> numbers) {
+    return detail::is_finite_magnitude(
+        detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()}));
+  }
 
   // to[i] *= factor, each product rounded by itself.
   static void scale(T* to, T factor, std::size_t count) {

@@ -732,6 +732,11 @@ TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
     CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
   for (const double momentum : {-0.1, 1.0, std::nan("")})
     CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = momentum}); }));
+  // They are used as T: what is in range as a double may not be.
+  for (const double rate : {1e-60, 1e60})
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
+  CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = 1 - 1e-9}); }));
+  CHECK(lamina::outer_step<double>(model, {.rate = 1e-60, .momentum = 1 - 1e-9}).momentum().size() == 130);
   lamina::outer_step<float> outer(model, {.momentum = 0.5});
   std::vector<float> g(130);
   CHECK(throws<std::out_of_range>([&] { outer(1, 0, g); }));
@@ -745,6 +750,25 @@ TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
   m[129] = std::numeric_limits<float>::infinity();
   CHECK(throws<std::invalid_argument>([&] { outer.restore(m, {}); }));
   CHECK(outer.momentum()[0] == 0);
+}
+
+TEST_CASE("outer step: a mean that is not finite is refused before anything is written") {
+  const lamina::layout model = lamina_test::model_of({5000});
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const auto payload : payloads) {
+      lamina::outer_step<float> outer(model, {.momentum = 0.5, .payload = payload});
+      std::vector<float> g(5000, 1.0F);
+      outer(0, 0, g);
+      const std::vector<float> m(outer.momentum().begin(), outer.momentum().end());
+      const std::vector<float> e(outer.rounding().begin(), outer.rounding().end());
+      std::vector<float> broken(5000, 1.0F);
+      broken[4999] = bad;
+      CHECK(throws<std::domain_error>([&] { outer(0, 0, broken); }));
+      CHECK(broken[0] == 1.0F);
+      CHECK(same_bits(m, std::vector<float>(outer.momentum().begin(), outer.momentum().end())));
+      CHECK(same_bits(e, std::vector<float>(outer.rounding().begin(), outer.rounding().end())));
+    }
+  }
 }
 
 TEST_CASE("drift: frames of updates are taken where they belong and nowhere else") {
