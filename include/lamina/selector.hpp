@@ -174,7 +174,7 @@ class layer_selector {
 
   /// What was chosen in `step` has been sent.
   void commit(std::uint64_t step) {
-    allowance_ -= static_cast<double>(chosen_.sent_elements());
+    if (options_.byte_budget) allowance_ -= static_cast<double>(chosen_.sent_elements());
     for (const std::size_t l : chosen_.sent()) {
       cleared_in_[l] = step;
       if (timing() == decision_timing::as_ready) waiting_.remove(l);

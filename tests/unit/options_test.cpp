@@ -112,6 +112,27 @@ TEST_CASE("budget: what is sent stays within the allowance at every step and use
   }
 }
 
+TEST_CASE("budget: one that comes with a resume owes nothing for what was sent without") {
+  const lamina::layout model = model_of({1000, 1000});
+  const tensors<float> gradients(2, std::vector<float>(1000, 1.0F));
+  for (const auto decide : {lamina::decision_timing::at_end, lamina::decision_timing::as_ready}) {
+    lamina::gradient_compressor<float> dense(model, {.drop_ratio = 0, .decide = decide});
+    for (int step = 0; step < 100; ++step) {
+      accumulate_all(dense, gradients);
+      send(dense);
+    }
+    lamina::gradient_compressor<float> resumed(model, {.byte_budget = 0.5, .decide = decide});
+    resumed.load(dense.save());
+    std::size_t sent = 0;
+    for (int step = 0; step < 10; ++step) {
+      accumulate_all(resumed, gradients);
+      send(resumed);
+      sent += resumed.chosen().sent_layers();
+    }
+    CHECK(sent >= 9);
+  }
+}
+
 TEST_CASE("budget: within a threshold are the largest values, ties together") {
   lamina::threshold_search search;
   const std::vector<double> values = {5, 3, 3, 9, 1};
