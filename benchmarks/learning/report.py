@@ -16,6 +16,7 @@ TUNING_SEED = 0
 @dataclasses.dataclass(frozen=True)
 class Result:
     row: Row
+    data: dict  #: what was learned
     validation_loss: "float | None"  #: None: it diverged
     up_share: float
     down_share: float
@@ -29,7 +30,8 @@ def read(directory: pathlib.Path) -> list[Result]:
     found = []
     for path in sorted(directory.glob("*.json")):
         of = json.loads(path.read_text())
-        found.append(Result(parsed(path.stem), of["validation_loss"], of["up_share"], of["down_share"], tuple(of["curve"])))
+        found.append(Result(parsed(path.stem), of["data"], of["validation_loss"], of["up_share"], of["down_share"],
+                            tuple(of["curve"])))
     return found
 
 

@@ -41,8 +41,13 @@ class Row:
         for place, field in enumerate(dataclasses.fields(self)):
             value = getattr(self, field.name)
             if place < 5 or value != field.default:
-                words.append(f"{field.name}={value:g}" if field.type is float else f"{field.name}={value}")
+                words.append(f"{field.name}={exact(value) if field.type is float else value}")
         return ",".join(words)
+
+
+def exact(number: float) -> str:
+    """The shortest text of no other number: close rates are not one result."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 def parsed(text: str) -> Row:

@@ -92,6 +92,9 @@ def main() -> None:
         results = [each for each in results if each.row in given.rows]
     if not results:
         sys.exit(f"benchmarks/learning/run: no results in {directory}; --quick or --rows makes some")
+    texts = len({json.dumps(each.data, sort_keys=True) for each in results})
+    if texts > 1:
+        sys.exit(f"benchmarks/learning/run: the results in {directory} are of {texts} texts; each wants an --output of its own")
     print("\n".join(report.table(results)))
     if not given.rows:
         (directory / "table.md").write_text(page(results))

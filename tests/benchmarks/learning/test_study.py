@@ -11,7 +11,7 @@ import torch
 import report
 import study
 import training
-from char_gpt import CharGpt
+from char_gpt import CharGpt, data_of
 from gpt import Gpt
 from payload import PAYLOADS
 from rows import QUICK, Row, parsed
@@ -147,6 +147,9 @@ def test_a_run_that_diverges_says_where(tmp_path):
 def test_rows_are_their_names():
     for row in [*QUICK, Row(), Row(rate=2.5e-3, delay=3, value="l2_norm", traffic=0.003)]:
         assert parsed(row.name()) == row
+    close = [Row(rate=2e-3), Row(rate=2.0000001e-3), Row(rate=0.1 + 0.2), Row(rate=0.3)]
+    assert len({row.name() for row in close}) == 4 and [parsed(row.name()) for row in close] == close
+    assert Row(rate=1.0).name().endswith("rate=1")
     for text, said in (("steps", "'steps' is not FIELD=VALUE"), ("step=3", "fields are scheme"), ("steps=many", "steps must be of type int"),
                        ("workers=0", "workers must be at least 1"), ("part=5000", "part must be a multiple of 4,096"),
                        ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
@@ -154,10 +157,10 @@ def test_rows_are_their_names():
             parsed(text)
 
 
-def result(directory, text, loss, up=1.0):
+def result(directory, text, loss, up=1.0, data=None):
     row = parsed(text)
     training.write(directory / f"{row.name()}.json",
-                   {"row": dataclasses.asdict(row), "data": {}, "validation_loss": loss, "up_share": up, "down_share": up / 2,
+                   {"row": dataclasses.asdict(row), "data": data or {}, "validation_loss": loss, "up_share": up, "down_share": up / 2,
                     "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
 
 
@@ -194,6 +197,20 @@ def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"data": task().data}))
     assert study.is_complete(path, TEXT) and not study.is_complete(path, TEXT[1:]) and not study.is_complete(tmp_path / "other", TEXT)
+
+
+def test_results_of_several_texts_are_not_compared(tmp_path, monkeypatch):
+    directory = tmp_path / CharGpt.name
+    directory.mkdir()
+    result(directory, "rate=0.002", 1.5, data=data_of(TEXT))
+    result(directory, "rate=0.001", 1.6, data=data_of(TEXT[1:]))
+    monkeypatch.setattr("sys.argv", ["run", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match="are of 2 texts"):
+        study.main()
+    assert not (directory / "table.md").exists()
+    result(directory, "rate=0.001", 1.6, data=data_of(TEXT))
+    study.main()
+    assert (directory / "table.md").exists()
 
 
 def test_what_is_recorded_is_read():
