@@ -15,8 +15,10 @@
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
@@ -54,8 +56,14 @@ namespace lamina::inline LAMINA_ABI {
 /// and y - x becomes what was not sent. As apply() shifts y and does not overwrite it, it may come steps later: whatever the
 /// worker did meanwhile, and what the payload rounded away, stays in its drift. A part that is under way is not selected again.
 ///
-/// Conserved, but for the rounding of single sums: what all workers did = what was sent of it + their drifts. A step that fails
-/// is not committed, or is forgotten, and what it would have sent is still in the drift.
+/// Conserved, but for the rounding of single sums: what all workers did = what was sent of it + their drifts. What a step that
+/// fails would have sent is still in the drift:
+///
+///                        of this worker alone     of all workers: there is no update
+///     not committed yet  commit_lost()            abandon()
+///     committed          forget(step)             abandon(step)
+///
+/// Each of these keeps agreed selection agreed. Where each worker selects for itself, abandon() will also do for one alone.
 ///
 /// Not for concurrent use. Memory: O(parts), and r of the steps that are under way. Cost of a step: one read of x and y, and of
 /// what is sent another, and what apply() writes.
@@ -123,7 +131,8 @@ class drift_compressor {
   /// the step was selected already.
   const selection& select() { return decide(values(), {}); }
   /// The same by values that all workers have agreed on, mostly the mean of their values(), and without the parts of which
-  /// `held` is not 0. Workers that agree have the same parts under way, so they choose the same. Throws also
+  /// `held` is not 0. Workers choose the same as long as they hold the same parts, and have the same allowance and ages: when
+  /// all end each step, by commit() or commit_lost(), or all by abandon(), and apply its update before the same step. Throws also
   /// std::invalid_argument for a number of values other than parts().layers(), and of flags, unless there are none.
   const selection& select(std::span<const double> agreed_values, std::span<const char> held = {}) {
     return decide(agreed_values, held);
@@ -186,11 +195,27 @@ class drift_compressor {
       detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
                                      "; call encode() before, and commit() once for it"));
     }
-    selector_.commit(step_);
-    flights_.launch();
-    phase_ = detail::step_phase::committed;
+    launch();
   }
-  /// Ends a step that cannot be carried out: nothing counts as sent, and its drift stays. Does nothing between steps.
+  /// Ends a step that this worker alone could not send: what was chosen stays in its drift, while ages, allowance and the parts
+  /// that are held until the update of this step() is applied are as on the workers that sent it. Throws std::logic_error unless
+  /// a step was selected that has not ended.
+  void commit_lost() {
+    if (!detail::may_encode(phase_)) {
+      detail::raise(std::logic_error(
+          "commit_lost: step " + std::to_string(step_) +
+          (phase_ == detail::step_phase::committed ? " has ended" : " was not selected yet")));
+    }
+    detail::flight<T>& next = flights_.next();
+    next.step = step_;
+    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
+    next.elements.clear();
+    encoder_.forget();
+    launch();
+  }
+  /// Ends a step that cannot be carried out: nothing counts as sent, no part is held, and its drift stays. After agreed selection
+  /// it is for all workers together, or they choose different parts from then on; of one alone the step is commit_lost(). Does
+  /// nothing between steps.
   void abandon() noexcept {
     encoder_.forget();
     phase_ = detail::step_phase::committed;
@@ -198,17 +223,24 @@ class drift_compressor {
 
   /// Takes what all subtract in one step: x <- x - d for the parts of the frame, and y <- y + r - d, r being what this worker
   /// sent of the part in that step; 0 of what it did not. Every worker applies the frames of all steps, in their order, its own
-  /// failed ones included: then x is the same bits everywhere. Throws decode_error for a frame of another kind or run;
-  /// std::invalid_argument for one of another layout, for one that lacks a part which was sent, and for tensors that do not fit;
-  /// std::logic_error for a step out of order: one that is not later than the last applied, or while an earlier one is under
-  /// way. Nothing has changed then.
+  /// failed ones included: then x is the same bits everywhere. A frame that is left out is noticed by who has its step under way;
+  /// nothing notices it of a step that was abandoned.
+  ///
+  /// Not between the first observe() of a step and its encode(): x and y stay as they were observed, so that it does not matter
+  /// when between them an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
+  /// another layout, for one that lacks a part which was sent, and for tensors that do not fit; non_finite_gradient for d that
+  /// holds NaN or infinity, unless options.check is finite_check::caller; std::logic_error in a step that was observed and not
+  /// encoded, for a step that was not committed yet, and for one out of order: not later than the last applied, or while an
+  /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
     if (!update.is_of(parts())) {
       detail::raise(std::invalid_argument("apply: the frame was decoded for another layout than the parts"));
     }
     expect(update, frame_kind::updates, update.step(), options_.run);
+    check_may_apply(update.step());
     const detail::flight<T>* sent = flights_.due(update.step());
+    if (sent != nullptr && sent->is_lost()) sent = nullptr;
     if (sent != nullptr) {
       for (const std::size_t part : sent->parts) {
         if (!update.is_dropped(part)) continue;
@@ -217,6 +249,11 @@ class drift_compressor {
       }
     }
     check_writable(shared, local);
+    if (options_.check != finite_check::caller) {
+      for (std::size_t part = 0; part < parts().layers(); ++part) {
+        update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
+      }
+    }
     const T* said = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;
     for (std::size_t part = 0; part < parts().layers(); ++part) {
@@ -232,38 +269,52 @@ class drift_compressor {
     }
     flights_.land(update.step());
   }
-  /// The same of d without a frame: of the parts that were packed in `step`, one behind the other. Throws std::logic_error also
-  /// if that step is not under way, and std::invalid_argument for another number of elements.
+  /// The same of d without a frame: of the parts that were chosen in `step`, one behind the other, be it that this worker's were
+  /// lost. Throws std::logic_error also if that step is not under way, and std::invalid_argument for another number of elements.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(std::uint64_t step, std::span<const T> update, Shared&& shared, Local&& local) {
+    check_may_apply(step);
     const detail::flight<T>* sent = flights_.due(step);
     if (sent == nullptr) {
       detail::raise(std::logic_error("apply: step " + std::to_string(step) + " is not under way"));
     }
-    if (update.size() != sent->elements.size()) {
+    std::size_t elements = 0;
+    for (const std::size_t part : sent->parts) elements += parts().sizes()[part];
+    if (update.size() != elements) {
       detail::raise(std::invalid_argument("apply: " + std::to_string(update.size()) + " elements where " +
-                                          std::to_string(sent->elements.size()) + " were sent in step " +
+                                          std::to_string(elements) + " were sent in step " +
                                           std::to_string(step)));
     }
     check_writable(shared, local);
-    const T* said = sent->elements.data();
+    if (options_.check != finite_check::caller) {
+      std::span<const T> d = update;
+      for (const std::size_t part : sent->parts) {
+        check_update(part, d.first(parts().sizes()[part]));
+        d = d.subspan(parts().sizes()[part]);
+      }
+    }
+    const T* said = sent->is_lost() ? nullptr : sent->elements.data();
     const T* d = update.data();
     for (const std::size_t part : sent->parts) {
       const auto [x, y] = writable_pair_of(part, shared, local);
       shift(x.data(), y.data(), said, {d, x.size()});
-      said += x.size();
+      if (said != nullptr) said += x.size();
       d += x.size();
     }
     flights_.land(step);
   }
   /// A step that was committed did not reach the outer step, as when a server went on without this worker: what was sent is in
-  /// the drift again. The update of that step, if there is one, is still to be applied. Throws std::logic_error if the step is
-  /// not under way.
+  /// the drift again. The update of that step is still to be applied, and its parts are held until then, as on the workers whose
+  /// updates it has. Throws std::logic_error if the step is not under way.
   void forget(std::uint64_t step) { flights_.forget(step); }
+  /// A step that was committed has no update and will have none, as when a collective has failed: what was sent is in the drift
+  /// again, and its parts may be chosen. For all workers together, as abandon(). Throws std::logic_error if the step is not under
+  /// way.
+  void abandon(std::uint64_t step) { flights_.abandon(step); }
 
-  /// Steps that were committed and neither applied nor forgotten.
+  /// Steps that were committed, also as lost, and whose update is to come.
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
-  /// Whether a part was sent in one of them; throws std::out_of_range.
+  /// Whether a part was chosen in one of them; throws std::out_of_range.
   [[nodiscard]] bool is_under_way(std::size_t part) const {
     parts().check_layer(part);
     return flights_.has(part);
@@ -271,7 +322,8 @@ class drift_compressor {
 
   /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
   /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
-  /// counts as abandoned.
+  /// counts as abandoned. Throws std::domain_error, naming the part, if what is under way holds NaN or infinity, as it may with
+  /// finite_check::caller: load() would refuse it.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
       detail::raise(
@@ -282,12 +334,14 @@ class drift_compressor {
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
   /// for bit. Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged or of another model, and
   /// std::invalid_argument if they hold NaN or infinity.
-  void load(std::span<const std::byte> bytes) {
-    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, parts());
-    selector_.restore(std::move(saved.memory));
-    flights_ = std::move(saved.all);
-    step_ = saved.step;
-    abandon();
+  void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, parts())); }
+  /// Joins the workers of which one has saved these bytes, between two steps of theirs: the next step here is the next of theirs,
+  /// and is decided alike. What is under way was sent by others: its parts are held, its updates are to be applied, and nothing
+  /// of it is in the drift. Begin with x as they have it and y = x. Errors as load().
+  void join(std::span<const std::byte> saved_by_another) {
+    detail::saved_flights<T> saved = detail::read_flights<T>(saved_by_another, parts());
+    saved.all.forget_all();
+    take_up(std::move(saved));
   }
 
   /// t, counted from 1; 0 before the first observe().
@@ -357,6 +411,35 @@ class drift_compressor {
   void check_writable(Shared& shared, Local& local) const {
     check_counts(shared, local);
     for (std::size_t part = 0; part < parts().layers(); ++part) writable_pair_of(part, shared, local);
+  }
+
+  void check_may_apply(std::uint64_t step) const {
+    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
+      detail::raise(
+          std::logic_error("apply: step " + std::to_string(step_) +
+                           " was observed and not encoded yet; apply before the one or after the other"));
+    }
+    if (step < step_ || (step == step_ && phase_ == detail::step_phase::committed)) return;
+    detail::raise(std::logic_error("apply: the update of step " + std::to_string(step) +
+                                   " comes before that step was committed"));
+  }
+  void check_update(std::size_t part, std::span<const T> d) const {
+    if (detail::is_finite_magnitude(detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()})))
+      return;
+    const std::size_t layer = cut_.layer_of(part);
+    detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
+  }
+
+  void launch() {
+    selector_.commit(step_);
+    flights_.launch();
+    phase_ = detail::step_phase::committed;
+  }
+  void take_up(detail::saved_flights<T> saved) {
+    selector_.restore(std::move(saved.memory));
+    flights_ = std::move(saved.all);
+    step_ = saved.step;
+    abandon();
   }
 
   // `pairs(layer)` gives x and y of a layer.

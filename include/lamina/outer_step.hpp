@@ -42,8 +42,8 @@ struct outer_options {
 /// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
 /// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
 ///
-/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and one write of G, and
-/// a read and a write of m and e. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
+/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, and one
+/// read and write of both. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
 template <element T>
 class outer_step {
  public:

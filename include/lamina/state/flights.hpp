@@ -30,10 +30,12 @@ template <element T>
 struct flight {
   std::uint64_t step = 0;
   std::vector<std::size_t> parts;  // ascending
-  std::vector<T> elements;         // of the parts, one behind the other
+  std::vector<T> elements;         // of the parts, one behind the other; none if it was lost
+
+  bool is_lost() const noexcept { return elements.empty(); }
 };
 
-/// The steps under way, the oldest first. A flight that has landed lends its memory to a later one.
+/// The steps whose update is to come, the oldest first. A flight that has landed lends its memory to a later one.
 template <element T>
 class flights {
  public:
@@ -53,7 +55,8 @@ class flights {
     if (count_ == 0 || flights_[0].step > step) return nullptr;
     if (flights_[0].step < step) {
       raise(std::logic_error("apply: the update of step " + std::to_string(step) + " comes while step " +
-                             std::to_string(flights_[0].step) + " is under way; apply that, or forget() it"));
+                             std::to_string(flights_[0].step) +
+                             " is under way; apply that, or abandon() it"));
     }
     return flights_.data();
   }
@@ -62,13 +65,13 @@ class flights {
     landed_ = step;
     if (count_ > 0 && flights_[0].step == step) remove(0);
   }
-  /// Throws std::logic_error if the step is not under way.
-  void forget(std::uint64_t step) {
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (flights_[i].step == step) return remove(i);
-    }
-    raise(std::logic_error("forget: step " + std::to_string(step) + " is not under way"));
+  /// What was sent is lost: its update is to come all the same. Both throw std::logic_error if the step is not under way.
+  void forget(std::uint64_t step) { flights_[index_of(step, "forget")].elements.clear(); }
+  void forget_all() {
+    for (std::size_t i = 0; i < count_; ++i) flights_[i].elements.clear();
   }
+  /// There will be no update.
+  void abandon(std::uint64_t step) { remove(index_of(step, "abandon")); }
 
   std::size_t count() const noexcept { return count_; }
   const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
@@ -83,6 +86,12 @@ class flights {
   void set_landed(std::uint64_t step) noexcept { landed_ = step; }
 
  private:
+  std::size_t index_of(std::uint64_t step, const char* call) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (flights_[i].step == step) return i;
+    }
+    raise(std::logic_error(std::string(call) + ": step " + std::to_string(step) + " is not under way"));
+  }
   void remove(std::size_t index) {
     const auto from = flights_.begin() + static_cast<std::ptrdiff_t>(index);
     std::rotate(from, from + 1, flights_.end());
@@ -94,10 +103,26 @@ class flights {
   std::uint64_t landed_ = 0;
 };
 
+// What a caller let in must not become bytes that nothing loads.
+template <element T>
+void check_savable(const layout& parts, const flight<T>& sent) {
+  if (sent.is_lost()) return;
+  const T* elements = sent.elements.data();
+  for (const std::size_t part : sent.parts) {
+    const std::size_t count = parts.sizes()[part];
+    if (!is_finite_magnitude(largest_magnitude<T>(count, read_only<T>{elements}))) {
+      raise(std::domain_error("save: what step " + std::to_string(sent.step) + " sent of '" +
+                              parts[part].name + "' holds NaN or infinity"));
+    }
+    elements += count;
+  }
+}
+
 inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
 
 /// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the
-/// steps under way, each as its number, its number of parts, their indices and their elements.
+/// steps under way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a
+/// lost one has none. Throws std::domain_error for elements that are not finite.
 template <element T>
 std::vector<std::byte> write_flights(const layout& parts, const layer_selector::memory& memory,
                                      std::uint64_t step, const flights<T>& all) {
@@ -107,7 +132,8 @@ std::vector<std::byte> write_flights(const layout& parts, const layer_selector::
   const std::uint64_t counts[] = {all.landed(), all.count()};
   append(bytes, std::span<const std::uint64_t>(counts));
   for (std::size_t i = 0; i < all.count(); ++i) {
-    const std::uint64_t begin[] = {all[i].step, all[i].parts.size()};
+    check_savable(parts, all[i]);
+    const std::uint64_t begin[] = {all[i].step, all[i].parts.size(), all[i].elements.size()};
     append(bytes, std::span<const std::uint64_t>(begin));
     append(bytes, std::span<const std::uint64_t>(
                       std::vector<std::uint64_t>(all[i].parts.begin(), all[i].parts.end())));
@@ -159,7 +185,7 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
   std::uint64_t last_step = counts[0];
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
-    const std::vector<std::uint64_t> begin = take_numbers<std::uint64_t>(rest, 2, refuse_if);
+    const std::vector<std::uint64_t> begin = take_numbers<std::uint64_t>(rest, 3, refuse_if);
     refuse_if(begin[0] <= last_step || begin[0] > header.step, state_errc::impossible_age);
     last_step = begin[0];
     std::size_t elements = 0;
@@ -171,6 +197,8 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
       next.parts.push_back(static_cast<std::size_t>(part));
       elements += parts.sizes()[next.parts.back()];
     }
+    refuse_if(begin[2] != elements && begin[2] != 0, state_errc::wrong_layout);
+    elements = static_cast<std::size_t>(begin[2]);
     next.elements = take_numbers<T>(rest, elements, refuse_if);
     elements_under_way += elements;
     if (!is_finite_magnitude(largest_magnitude<T>(elements, read_only<T>{next.elements.data()})))
