@@ -46,7 +46,9 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
   const payload first(whole.to_bytes());
   log.published(whole.size_bytes(), clients);
   std::vector<std::size_t> computing;  // clients whose gradients, or last report, are to come
-  std::vector<std::size_t> ahead;      // too far: those who wait for their reply
+  std::vector<std::size_t> ahead;      // too far, or at their end: those who wait for their reply
+  std::vector<std::size_t> asking;     // at their end: those who wait for a mean
+  std::vector<pushed> last;
   for (std::size_t c = 0; c < clients; ++c) {
     workers.begin_send(c, message_kind::parameters, first);
     computing.push_back(c);
@@ -58,24 +60,38 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
     answered_at[c] = applied;
     computing.insert(std::ranges::lower_bound(computing, c), c);
   };
+  const auto is_at_end = [&](std::size_t c) { return options.plan.is_over(steps_done[c] + 1); };
+  // The last reply holds the gradients of all: it is what is evaluated and saved.
   const auto may_go_on = [&](std::size_t c) {
-    return !options.staleness_steps ||
-           steps_done[c] - *std::ranges::min_element(steps_done) <= *options.staleness_steps;
+    const std::uint64_t slowest = *std::ranges::min_element(steps_done);
+    if (is_at_end(c)) return slowest == steps_done[c];
+    return !options.staleness_steps || steps_done[c] - slowest <= *options.staleness_steps;
+  };
+  const auto answer_with_mean = [&](std::size_t c) {
+    workers.answer_with_mean(c);
+    computing.insert(std::ranges::lower_bound(computing, c), c);
   };
 
   while (!computing.empty()) {
     const message arrived = workers.receive_from_any(computing);
     const std::size_t c = arrived.sender;
+    std::erase(computing, c);
     if (arrived.kind == message_kind::values) {
-      workers.answer_with_mean(arrived);
+      workers.take_values(arrived);
+      if (!is_at_end(c)) {
+        answer_with_mean(c);
+      } else if (asking.push_back(c); asking.size() == clients) {
+        std::ranges::for_each(asking, answer_with_mean);
+      }
       continue;
     }
-    const bool is_over = options.plan.is_over(steps_done[c] + 1);
-    expect(arrived, is_over ? message_kind::finished : message_kind::gradients, workers.name_of(c));
+    expect(arrived, is_at_end(c) ? message_kind::finished : message_kind::gradients, workers.name_of(c));
     const pushed gradients = read_pushed(arrived);
     log.evaluated(gradients.report, steps_done[c] + 1, clients);
-    std::erase(computing, c);
-    if (is_over) continue;
+    if (is_at_end(c)) {
+      last.push_back(gradients);
+      continue;
+    }
 
     const auto frame = decode_from(gradients, model, steps_done[c] + 1, workers.name_of(c));
     frames.commit(c);  // who has gradients of a step has its parameters
@@ -104,6 +120,7 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
     std::ranges::for_each(answered, answer);
     ahead.erase(answered.begin(), answered.end());
   }
+  check_replicas(last, local, options.plan.steps + 1, workers);
 }
 
 }  // namespace resnet50_ps

@@ -29,6 +29,8 @@ std::vector<std::vector<std::byte>> receive_states(server_link& workers) {
   return states;
 }
 
+}  // namespace
+
 void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
                     const server_link& workers) {
   std::uint64_t expected = 0;
@@ -38,8 +40,6 @@ void check_replicas(std::span<const pushed> reports, const replica& local, std::
     if (each.report.replica_hash != expected) throw other_replica(workers.name_of(each.sender), step);
   }
 }
-
-}  // namespace
 
 server_state state_after(std::uint64_t step, const sgd& optimizer) {
   return {.step = step,

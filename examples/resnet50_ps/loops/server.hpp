@@ -6,6 +6,7 @@
 #include <functional>
 #include <lamina/server.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,14 +57,21 @@ struct published_model {
 void serve(server_link& workers, const replica& local, const server_options& options,
            const server_tasks& tasks, server_state from = {});
 
-/// The asynchronous one: applies each gradient frame when it comes and answers its client with what that client has not
-/// seen, for `steps` frames a client. The answer is a copy that goes on its way while others are heard, one to a client at a time:
-/// a client that takes it slowly holds up nobody. One that is more than `staleness_steps` ahead of the slowest gets its answer
-/// when that has caught up; with 0 all begin each step together. A frame counts as its workers of all W, so that a frame of each client moves the
-/// parameters as far as a step of the synchronous server, momentum and decay included, and the same learning rate suits both; a
-/// step, to the optimizer, the schedule and the metrics, is that many frames. Makes no checkpoints.
+/// The asynchronous one: applies each gradient frame when it comes and answers its client with what that
+/// client has not seen, for `steps` frames a client. The answer is a copy that goes on its way while others
+/// are heard, one to a client at a time: a client that takes it slowly holds up nobody. One that is more than
+/// `staleness_steps` ahead of the slowest gets its answer when that has caught up; with 0 all begin each step
+/// together. The last answer waits for the last frames of all: the replicas end equal, which is checked, and
+/// the last means are over all clients. A frame counts as its workers of all W, so that a frame of each
+/// client moves the parameters as far as a step of the synchronous server, momentum and decay included, and
+/// the same learning rate suits both; a step, to the optimizer, the schedule and the metrics, is that many
+/// frames. Makes no checkpoints.
 void serve_asynchronously(server_link& workers, const replica& local, const server_options& options,
                           const server_tasks& tasks);
+
+/// Throws link_error, naming the worker, for a report whose hash is of other parameters than the server's; 0 is none.
+void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
+                    const server_link& workers);
 
 /// The optimizer's part of a state, and back.
 server_state state_after(std::uint64_t step, const sgd& optimizer);

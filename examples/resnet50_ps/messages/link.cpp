@@ -171,16 +171,20 @@ message server_link::receive_from_any(std::span<const std::size_t> clients) {
   return arrived;
 }
 
-void server_link::answer_with_mean(const message& asking) {
+void server_link::take_values(const message& asking) {
   const work_clock::pause averaging(clock_);
   latest_.resize(clients());
   latest_[asking.sender] = {};
   latest_[asking.sender].add(asking);
+}
+
+void server_link::answer_with_mean(std::size_t client) {
+  const work_clock::pause averaging(clock_);
   value_sum sum;
   for (const value_sum& each : latest_) {
     if (each.workers > 0) sum.add(each.values, each.workers);
   }
-  begin_send(asking.sender, message_kind::mean, mean_of(sum));
+  begin_send(client, message_kind::mean, mean_of(sum));
 }
 
 void worker_link::send(message_kind kind, const payload& what) {

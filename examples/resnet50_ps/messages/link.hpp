@@ -98,8 +98,10 @@ class server_link {
 
   /// The message of whichever of these clients comes first, of any kind.
   message receive_from_any(std::span<const std::size_t> clients);
+  /// Keeps what a client asks to be averaged, in place of what it asked for before.
+  void take_values(const message& asking);
   /// Answers a client with the mean of what each has asked for last, so that nobody waits for the slowest. As begin_send().
-  void answer_with_mean(const message& asking);
+  void answer_with_mean(std::size_t client);
 
  private:
   void lose(const peers_lost& loss);

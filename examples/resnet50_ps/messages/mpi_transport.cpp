@@ -432,6 +432,7 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
   };
   wait_until(timeout_of(from), look, [&] { lose(missing(from), "waiting for", timeout_of(from)); });
   any_after_ = arrived + 1;
+  pass_on_life(from[arrived]);  // who is made to wait for a slower one hears that it moves
   return take(from, arrived);
 }
 

@@ -47,8 +47,8 @@ struct mpi_transport_options {
 /// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody else's messages
 /// are taken for its own. They go in pieces of 1 MiB, sent from where the segments lie, eight at a time to each receiver. A
 /// piece that arrives is a sign of progress, so a slow network does not look like a lost peer, and so is a sign of life. That goes to
-/// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile. Every wait sleeps between
-/// looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
+/// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile; a message that
+/// receive_from_any() takes is passed on as one. Every wait sleeps between looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
   /// All ranks of the communicator make one.

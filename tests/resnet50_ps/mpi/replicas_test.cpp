@@ -215,8 +215,8 @@ void play_server(transport& ranks, const settings& given, const topology& who, d
   }
 }
 
-// In place of an evaluation: the statistics are a mean over the workers, which has one right answer. An asynchronous server has it of those
-// that have got there.
+// In place of an evaluation: the statistics are a mean over the workers, which has one right answer. Midway an
+// asynchronous server has it of those that have got there.
 void check_mean(transport& ranks, const topology& who, const settings& given, const replica& local,
                 std::uint64_t step, step_report& report) {
   const auto workers = static_cast<float>(who.workers());
@@ -224,12 +224,12 @@ void check_mean(transport& ranks, const topology& who, const settings& given, co
   const std::vector<torch::Tensor> statistics = local.statistics();
   const std::span<const float> values = lamina::elements_of<float>(statistics[0]);
   const float expected = (workers + 1) / 2;
-  const bool is_right = given.asynchronous || given.losses != nullptr ? values[0] >= 1 && values[0] <= workers
-                                                                      : values[0] == expected;
+  const bool is_last = step > steps;
+  const bool is_of_some = (given.asynchronous && !is_last) || given.losses != nullptr;
+  const bool is_right = is_of_some ? values[0] >= 1 && values[0] <= workers : values[0] == expected;
   if (!is_right || values[1] != 8 * values[0]) throw std::runtime_error("the mean is wrong");
   report.test_images = 1;
   report.test_top1 = worker == 0 ? 1 : 0;
-  const bool is_last = step > steps;
   const bool is_long = given.workers_per_node == 1 ? is_last : report.replica_hash != 0 && !is_last;
   if (given.evaluates_long != worker || !is_long) return;
   const auto end = std::chrono::steady_clock::now() + 2 * given.timeout + given.timeout / 2;
@@ -375,6 +375,13 @@ void require_equal_replicas(const diaries& run) {
       INFO("worker " << rank - 1 << ", parameters of step " << step + 1);
       REQUIRE(same_bits(run[rank].parameters[step], run[0].parameters[step]));
     }
+  }
+}
+
+void require_equal_ends(const diaries& run) {
+  for (std::size_t rank = 1; rank < run.size(); ++rank) {
+    INFO("worker " << rank - 1);
+    REQUIRE(same_bits(run[rank].parameters.back(), run[0].parameters.back()));
   }
 }
 
@@ -685,6 +692,7 @@ TEST_CASE("mpi: an asynchronous server trains, and says how stale the frames are
       last += metrics[steps - 1 - i].loss;
     }
     REQUIRE(last < 0.97 * first);
+    require_equal_ends(*run);
   }
   // In turn, each frame has seen all but those of the other workers in between.
   for (std::size_t i = 1; i < steps; ++i) {
@@ -728,8 +736,7 @@ TEST_CASE("in process: no worker is further ahead of a slow one than the stalene
     } else {
       REQUIRE(slow.largest_lead > 10);
     }
-    // The slow one is answered last, with all that it has not seen.
-    REQUIRE(same_bits(run[1].parameters.back(), run[0].parameters.back()));
+    require_equal_ends(run);
   }
 }
 
@@ -748,7 +755,7 @@ TEST_CASE("in process: an asynchronous server applies each gradient once, howeve
     given.delay = std::ref(slow);
     const diaries asynchronous = run_in_one_process(given, workers);
     REQUIRE(same_bits(asynchronous[0].parameters.back(), synchronous[0].parameters.back()));
-    REQUIRE(same_bits(asynchronous[1].parameters.back(), synchronous[0].parameters.back()));
+    require_equal_ends(asynchronous);
   }
 }
 
@@ -760,6 +767,9 @@ TEST_CASE("mpi: a worker that does not take its parameters holds up no other of 
   given.asynchronous = true;
   given.evaluates = false;
   given.width = 4096;  // more than MPI takes before the receiver asks
+  given.delay = [&](transport& all, std::size_t, std::uint64_t step) {
+    if (step == steps) all.send({&deaf, 1}, message_kind::report, {});
+  };
   const topology who = flat_topology(ranks() - 1);
   mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 20,
                                            .timeout_of = [&](std::size_t) { return given.timeout; },
@@ -774,7 +784,7 @@ TEST_CASE("mpi: a worker that does not take its parameters holds up no other of 
     for (std::uint64_t step = 1; step <= steps + 1; ++step) {
       std::vector<std::size_t> others;
       for (std::size_t rank = deaf + 1; step == 2 && rank < ranks(); ++rank) others.push_back(rank);
-      transport.receive_from_each(others);  // before it takes what the server has sent, all others have ended
+      transport.receive_from_each(others);  // who are in their last step before it takes anything more
       apply_parameters(link.receive_parameters(), "the server", local, step);
       step_report report;
       if (step > steps) {
@@ -789,14 +799,25 @@ TEST_CASE("mpi: a worker that does not take its parameters holds up no other of 
     mine.parameters.push_back(parameters_of(local));
   } else {
     play(transport, given, who, mine);
-    if (transport.rank() != server) transport.send({&deaf, 1}, message_kind::report, {});
   }
   std::vector<float> of_server = mine.parameters.back();
   check_mpi(MPI_Bcast(of_server.data(), static_cast<int>(of_server.size()), MPI_FLOAT, 0, MPI_COMM_WORLD),
             "MPI_Bcast");
-  int is_equal = transport.rank() != deaf || same_bits(mine.parameters.back(), of_server);
+  int is_equal = same_bits(mine.parameters.back(), of_server);
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &is_equal, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD), "MPI_Allreduce");
   REQUIRE(is_equal == 1);
+}
+
+TEST_CASE("mpi: workers wait at the end for one that is slow as long as that is heard, timeout or not") {
+  if (ranks() != 3) return;
+  settings given = with_drop_ratio(0.7);
+  given.asynchronous = true;
+  given.timeout = std::chrono::seconds(2);
+  given.delay = [](transport&, std::size_t worker, std::uint64_t) {
+    if (worker == 0) std::this_thread::sleep_for(std::chrono::milliseconds(140));  // 3.5 s in all
+  };
+  const diaries run = run_over_mpi(given);
+  if (rank_of_this() == 0) require_equal_ends(run);
 }
 
 TEST_CASE("in process: networks on another device than their parameters and gradients train the same") {
@@ -951,6 +972,18 @@ TEST_CASE("in process: a replica that differs ends the run, and the worker is na
           "worker " + std::to_string(named) + " began step 4 with other parameters than it was sent");
     }
   }
+}
+
+TEST_CASE(
+    "in process: a replica that differs at the end of an asynchronous run ends it, and the worker is named") {
+  if (rank_of_this() != 0) return;
+  settings given = with_drop_ratio(0.7);
+  given.asynchronous = true;
+  given.meddle = [](std::size_t worker, std::uint64_t step, replica& local) {
+    if (worker == 1 && step > steps) local[0][0] += 1e-3F;
+  };
+  CHECK_THROWS_WITH(run_in_one_process(given, 3), "worker 1 began step " + std::to_string(steps + 1) +
+                                                      " with other parameters than it was sent");
 }
 
 TEST_CASE("in process: a degraded run goes on at the mean over the workers that are left") {
