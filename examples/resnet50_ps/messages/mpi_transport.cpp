@@ -198,7 +198,8 @@ mpi_transport::~mpi_transport() {
     MPI_Comm_free(&communicator_);  // in which all take part: not where one has failed
 }
 
-// `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while they come.
+// `look` says how it stands; `lose` throws. MPI moves data on when it is called, so a wait does not sleep while
+// they come. What has begun to go is progress as well: who is still taking it cannot answer yet.
 template <class Look, class Lose>
 void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose lose) {
   using clock = std::chrono::steady_clock;
@@ -207,8 +208,9 @@ void mpi_transport::wait_until(std::chrono::seconds timeout, Look look, Lose los
   std::chrono::microseconds nap{5};
   auto last_progress = clock::now();
   const auto look_at_all = [&] {
-    move_begun_on();
-    return look();
+    const progress begun = move_begun_on();
+    const progress seen = look();
+    return seen == progress::done ? seen : std::max(seen, begun);
   };
   for (progress seen = look_at_all(); seen != progress::done; seen = look_at_all()) {
     const auto now = clock::now();
@@ -323,14 +325,17 @@ mpi_transport::progress mpi_transport::both(progress one, progress other) {
   return other == progress::done ? one : std::max(one, other);
 }
 
-// In every wait, whatever it is for.
-void mpi_transport::move_begun_on() {
+// In every wait, whatever it is for. What ends is `advanced`: the wait itself is not done.
+mpi_transport::progress mpi_transport::move_begun_on() {
+  progress most = progress::none;
   for (std::size_t rank = 0; rank < begun_.size(); ++rank) {
     if (begun_[rank].empty()) continue;
     const progress seen = begun_[rank].front().advance();
     if (seen >= progress::advanced) heard_at_[rank] = std::chrono::steady_clock::now();
     if (seen == progress::done) begun_[rank].clear();
+    most = std::max(most, std::min(seen, progress::advanced));
   }
+  return most;
 }
 
 // What has begun to go to these ranks.
@@ -391,17 +396,17 @@ void mpi_transport::begin_send(std::size_t to, message_kind kind, const payload&
 
 std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {
   using clock = std::chrono::steady_clock;
-  std::vector<clock::time_point> heard_at(from.size(), clock::now());
+  for (const std::size_t rank : from) heard_at_[rank] = clock::now();
   const auto look = [&] {
     progress all = progress::done;
     std::vector<std::size_t> silent;
     const auto now = clock::now();
-    for (std::size_t k = 0; k < from.size(); ++k) {
-      const progress seen = advance(incoming_[from[k]]);
+    for (const std::size_t rank : from) {
+      const progress seen = advance(incoming_[rank]);
       all = both(all, seen);
       // Each by a clock of its own: the others give signs of life when one is silent.
-      if (seen >= progress::advanced) heard_at[k] = now;
-      if (now > heard_at[k] + options_.timeout_of(from[k])) silent.push_back(from[k]);
+      if (seen >= progress::advanced) heard_at_[rank] = now;
+      if (now > heard_at_[rank] + options_.timeout_of(rank)) silent.push_back(rank);
     }
     if (!silent.empty()) lose(silent, "waiting for", timeout_of(silent));
     return all;

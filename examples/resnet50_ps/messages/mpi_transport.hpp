@@ -44,11 +44,13 @@ struct mpi_transport_options {
   std::chrono::milliseconds life_period = std::chrono::seconds(1);
 };
 
-/// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody else's messages
-/// are taken for its own. They go in pieces of 1 MiB, sent from where the segments lie, eight at a time to each receiver. A
-/// piece that arrives is a sign of progress, so a slow network does not look like a lost peer, and so is a sign of life. That goes to
-/// the rank above, which passes it on upwards and to those below that wait for its answer meanwhile; a message that
-/// receive_from_any() takes is passed on as one. Every wait sleeps between looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
+/// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody
+/// else's messages are taken for its own. They go in pieces of 1 MiB, sent from where the segments lie, eight
+/// at a time to each receiver. A piece that arrives or has gone is a sign of progress, so a slow network does
+/// not look like a lost peer, and so is a sign of life. That goes to the rank above, which passes it on
+/// upwards and to those below that wait for its answer meanwhile; a message that receive_from_any() takes is
+/// passed on as one. Every wait sleeps between looks, since Open MPI's own waits spin and would take the
+/// cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
   /// All ranks of the communicator make one.
@@ -90,7 +92,7 @@ class mpi_transport : public transport {
   void pass_on_life(std::size_t from);
   progress advance(incoming& from);
   static progress both(progress one, progress other);
-  void move_begun_on();
+  progress move_begun_on();
   progress finishing(std::span<const std::size_t> to) const;
   progress sending();
   progress receiving(std::span<const std::size_t> from);

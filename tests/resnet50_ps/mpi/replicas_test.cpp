@@ -808,6 +808,48 @@ TEST_CASE("mpi: a worker that does not take its parameters holds up no other of 
   REQUIRE(is_equal == 1);
 }
 
+TEST_CASE("mpi: a message that goes slowly is progress to who waits for its end, and for the answer") {
+  if (ranks() != 2) return;
+  using clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds timeout(2);
+  constexpr std::size_t taker = 1;
+  constexpr int pieces = 5;
+  constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+  constexpr int messages = 2;
+  if (rank_of_this() == 0) {
+    mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 0,
+                                             .timeout_of = [&](std::size_t) { return timeout; },
+                                             .exchange_timeout = timeout,
+                                             .name_of = name_of});
+    const payload long_one(std::vector<std::byte>(pieces * piece_bytes));
+    const auto begin = clock::now();
+    transport.begin_send(taker, message_kind::parameters, long_one);
+    transport.begin_send(taker, message_kind::parameters, long_one);
+    REQUIRE(clock::now() - begin > timeout);
+    REQUIRE(transport.receive_from_any({&taker, 1}).kind == message_kind::report);
+    REQUIRE(clock::now() - begin > 2 * timeout);
+    return;
+  }
+  // With MPI alone, which leaves it to this rank when a piece moves: the communicator is the transport's.
+  MPI_Comm of_transport = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
+  std::array<std::uint64_t, 2> announced{};
+  std::vector<std::byte> piece(piece_bytes);
+  for (int message = 0; message < messages; ++message) {
+    check_mpi(MPI_Recv(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport, MPI_STATUS_IGNORE),
+              "MPI_Recv");
+    for (int k = 0; k < pieces; ++k) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, 2, of_transport,
+                         MPI_STATUS_IGNORE),
+                "MPI_Recv");
+    }
+  }
+  announced = {static_cast<std::uint64_t>(message_kind::report), 0};
+  check_mpi(MPI_Send(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport), "MPI_Send");
+  check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
+}
+
 TEST_CASE("mpi: workers wait at the end for one that is slow as long as that is heard, timeout or not") {
   if (ranks() != 3) return;
   settings given = with_drop_ratio(0.7);
