@@ -8,8 +8,10 @@ import resource
 import signal
 import tempfile
 import time
+from functools import partial
 
-from runs import DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, checkpoints, command, ranks_of, require, run, start, steps_done, wait_for
+from runs import (DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, at_once, checkpoints, command, ranks_of, require, run, start,
+                  steps_done, wait_for)
 
 
 def after_steps(output: pathlib.Path, steps: int, *more: str):
@@ -125,17 +127,18 @@ def disk_is_full(output: pathlib.Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
-        dies(at / "server", 0, 0)
-        dies(at / "early", 1, 0.05)
-        dies(at / "later", 2, 0.15)
-        falls_silent(at / "silent_worker", 2, "worker 1")  # sent to or waited for, as it happens
-        falls_silent(at / "silent_server", 0, "the server")
-        falls_silent(at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed")
-        goes_on_without(at / "dead", signal.SIGKILL)
-        goes_on_without(at / "late", signal.SIGSTOP)
-        fails_degraded(at / "diverging")
-        disk_is_full(at / "full")
-        pauses(at / "paused", at / "undisturbed")
+        at_once(  # the longest first
+            partial(goes_on_without, at / "late", signal.SIGSTOP),
+            partial(falls_silent, at / "silent_server", 0, "the server"),
+            partial(goes_on_without, at / "dead", signal.SIGKILL),
+            partial(pauses, at / "paused", at / "undisturbed"),
+            partial(falls_silent, at / "silent_worker", 2, "worker 1"),  # sent to or waited for, as it happens
+            partial(falls_silent, at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed"),
+            partial(dies, at / "server", 0, 0),
+            partial(dies, at / "early", 1, 0.05),
+            partial(dies, at / "later", 2, 0.15),
+            partial(fails_degraded, at / "diverging"))
+        disk_is_full(at / "full")  # alone: what sets the limit must not run beside threads
 
 
 main()

@@ -8,8 +8,9 @@ import pathlib
 import signal
 import tempfile
 import time
+from functools import partial
 
-from runs import DEADLINE_SECONDS, PROGRAM, TRAINING, checkpoints, command, ranks_of, require, run, start, wait_for
+from runs import DEADLINE_SECONDS, PROGRAM, TRAINING, at_once, checkpoints, command, ranks_of, require, run, start, wait_for
 
 EVERY_3 = ["--checkpoint-every", "3"]
 AT_THE_END = ["--checkpoint-every", "100"]
@@ -31,17 +32,14 @@ def lines(output: pathlib.Path) -> list[dict]:
     return [{key: line[key] for key in line if "seconds" not in key and "down" not in key} for line in read]
 
 
-def other_topologies(at: pathlib.Path) -> None:
-    """Nodes, and an allreduce: resumed after 2 steps equals uninterrupted."""
-    for name, ranks, options in [("hybrid", 4, ["--topology", "hybrid", "--workers-per-node", "2"]),
-                                 ("allreduce", 2, ["--topology", "allreduce", "--selection", "agreed"])]:
-        whole, cut = at / name / "whole", at / name / "cut"
-        require(run(command(whole, *AT_THE_END, *options, ranks=ranks, steps=4)).returncode == 0, f"{name} fails")
-        require(run(command(cut, *AT_THE_END, *options, ranks=ranks, steps=2)).returncode == 0, f"{name} fails")
-        resumed = run(command(cut, *AT_THE_END, *options, "--resume", ranks=ranks, steps=4))
-        require(resumed.returncode == 0 and "resumed after step 2" in resumed.stdout, resumed.stderr)
-        require(checkpoints(cut)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
-                f"{name}: the last checkpoints differ")
+def other_topology(at: pathlib.Path, ranks: int, *options: str) -> None:
+    """Resumed after 2 steps equals uninterrupted."""
+    whole, cut = at / "whole", at / "cut"
+    require(run(command(whole, *AT_THE_END, *options, ranks=ranks, steps=4)).returncode == 0, f"{at.name} fails")
+    require(run(command(cut, *AT_THE_END, *options, ranks=ranks, steps=2)).returncode == 0, f"{at.name} fails")
+    resumed = run(command(cut, *AT_THE_END, *options, "--resume", ranks=ranks, steps=4))
+    require(resumed.returncode == 0 and "resumed after step 2" in resumed.stdout, resumed.stderr)
+    require(checkpoints(cut)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(), f"{at.name}: the last checkpoints differ")
 
 
 def other_workers(at: pathlib.Path) -> None:
@@ -54,34 +52,40 @@ def other_workers(at: pathlib.Path) -> None:
     require(merged.returncode == 0 and "resumed after step 2" in merged.stdout, merged.stderr)
 
 
+def killed_run(at: pathlib.Path) -> None:
+    """A run that is killed and resumed equals an uninterrupted one."""
+    whole, killed = at / "whole", at / "killed"
+    # In one process here and over MPI there: both give the same bits.
+    uninterrupted = run([PROGRAM, *TRAINING, *EVERY_3, "--steps", "5", "--output", str(whole), "--transport", "inprocess"])
+    require(uninterrupted.returncode == 0, uninterrupted.stderr)
+
+    kill_after_first_checkpoint(killed)
+    other = run(command(killed, *EVERY_3, "--resume", "--drop-ratio", "0.5"))
+    require(other.returncode != 0 and "is of another run" in other.stderr, other.stderr)
+    shorter = run(command(killed, *EVERY_3, "--resume", steps=2))
+    require(shorter.returncode != 0 and "is beyond --steps 2" in shorter.stderr, shorter.stderr)
+    empty = run(command(at / "empty", *EVERY_3, "--resume"))
+    require(empty.returncode != 0 and "there is no checkpoint to resume from" in empty.stderr, empty.stderr)
+
+    # A newer one that is damaged: the one before it is taken, and that is said.
+    damaged = killed / "with" / "checkpoint-000000000004.lamina"
+    damaged.write_bytes(checkpoints(killed)[-1].read_bytes()[:-1000])
+    resumed = run(command(killed, *EVERY_3, "--resume"))
+    require(resumed.returncode == 0, resumed.stderr)
+    require(str(damaged) in resumed.stderr, "the damaged checkpoint was passed over in silence: " + resumed.stderr)
+    require("resumed after step" in resumed.stdout, resumed.stdout)
+    require(lines(killed) == lines(whole), "the metrics differ")
+    require(checkpoints(killed)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
+            "the last checkpoints differ")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
-        whole, killed = pathlib.Path(directory) / "whole", pathlib.Path(directory) / "killed"
-        # In one process here and over MPI there: both give the same bits.
-        uninterrupted = run([PROGRAM, *TRAINING, *EVERY_3, "--steps", "5", "--output", str(whole), "--transport", "inprocess"])
-        require(uninterrupted.returncode == 0, uninterrupted.stderr)
-
-        kill_after_first_checkpoint(killed)
-        other = run(command(killed, *EVERY_3, "--resume", "--drop-ratio", "0.5"))
-        require(other.returncode != 0 and "is of another run" in other.stderr, other.stderr)
-        shorter = run(command(killed, *EVERY_3, "--resume", steps=2))
-        require(shorter.returncode != 0 and "is beyond --steps 2" in shorter.stderr, shorter.stderr)
-        empty = run(command(pathlib.Path(directory) / "empty", *EVERY_3, "--resume"))
-        require(empty.returncode != 0 and "there is no checkpoint to resume from" in empty.stderr, empty.stderr)
-
-        # A newer one that is damaged: the one before it is taken, and that is said.
-        damaged = killed / "with" / "checkpoint-000000000004.lamina"
-        damaged.write_bytes(checkpoints(killed)[-1].read_bytes()[:-1000])
-        resumed = run(command(killed, *EVERY_3, "--resume"))
-        require(resumed.returncode == 0, resumed.stderr)
-        require(str(damaged) in resumed.stderr, "the damaged checkpoint was passed over in silence: " + resumed.stderr)
-        require("resumed after step" in resumed.stdout, resumed.stdout)
-        require(lines(killed) == lines(whole), "the metrics differ")
-        require(checkpoints(killed)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(),
-                "the last checkpoints differ")
-
-        other_topologies(pathlib.Path(directory))
-        other_workers(pathlib.Path(directory) / "other_workers")
+        at = pathlib.Path(directory)
+        at_once(partial(killed_run, at),
+                partial(other_topology, at / "hybrid", 4, "--topology", "hybrid", "--workers-per-node", "2"),
+                partial(other_topology, at / "allreduce", 2, "--topology", "allreduce", "--selection", "agreed"),
+                partial(other_workers, at / "other_workers"))
 
 
 main()

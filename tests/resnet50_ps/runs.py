@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
 
@@ -42,6 +44,13 @@ def start(arguments: list[str]) -> subprocess.Popen:
 def require(condition: bool, what: str) -> None:
     if not condition:
         sys.exit(f"FAILED: {what}")
+
+
+def at_once(*cases: Callable[[], None]) -> None:
+    """Three at a time: most of a case is waiting, for ranks to start and for timeouts."""
+    with ThreadPoolExecutor(3) as threads:
+        for case in [threads.submit(each) for each in cases]:
+            case.result()
 
 
 def wait_for(condition, mpirun: subprocess.Popen, what: str) -> None:
