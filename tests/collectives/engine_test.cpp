@@ -258,32 +258,49 @@ TEST_CASE("engine: whoever has another plan is named, and nobody hangs") {
   }
 }
 
+// Of equal sizes, so that lengths do not tell: in one bucket, in two, and of several chunks.
 TEST_CASE("engine: another decision on a rank is noticed, and nobody hangs") {
-  const lamina::layout model = model_of({100, 50});
-  memory_network network(2);
-  const collectives::plan plan = plan_for(model, 2, {.bucket_bytes = 1'000'000});
-  const std::vector<float> gradient(100, 1.0F);
-  const auto errors = in_threads(2, [&](std::size_t r) {
-    engine own(network.of(r), plan, {.timeout = 10s});
-    own.begin_step();
-    own.ready(1, std::span(gradient).first(50));
-    r == 0 ? own.ready(0, gradient) : own.hold_back(0);
-    own.drain();
-  });
-  CHECK((contains(errors[0], "bytes") || contains(errors[1], "bytes")));
-  for (const std::string& each : errors) CHECK((contains(each, "bytes") || contains(each, "has left")));
+  for (const std::size_t elements : {64U, 3000U}) {
+    for (const std::size_t bucket_bytes : {0U, 1'000'000U}) {
+      const lamina::layout model = model_of({elements, elements});
+      memory_network network(2);
+      const collectives::plan plan = plan_for(model, 2, {.bucket_bytes = bucket_bytes, .chunk_bytes = 4096});
+      const std::vector<float> gradient(elements, 1.0F);
+      const auto errors = in_threads(2, [&](std::size_t r) {
+        engine own(network.of(r), plan, {.timeout = 10s});
+        own.begin_step();
+        r == 0 ? own.ready(1, gradient) : own.hold_back(1);
+        r == 0 ? own.hold_back(0) : own.ready(0, gradient);
+        own.drain();
+      });
+      const std::string expected =
+          bucket_bytes == 0 ? "is in collective" : "has chosen other layers than this one";
+      CHECK((contains(errors[0], expected) || contains(errors[1], expected)));
+      for (const std::string& each : errors) CHECK((contains(each, expected) || contains(each, "has left")));
+    }
+  }
 }
 
-TEST_CASE("engine: a damaged header is refused by its field, and nothing is added") {
+TEST_CASE("engine: a damaged header is refused by its field, and by all calls from then on") {
   const lamina::layout model = model_of({100});
   const collectives::plan plan = plan_for(model, 2, {.choice = algorithm_choice::always(algorithm::ring)});
   struct damage {
     std::size_t at;
     std::string sentence;
   };
+  // Each sentence names its field, and no other field has it.
   const std::vector<damage> all = {
-      {0, "no round of a collective"}, {4, "is in collective"},   {8, "of step"}, {16, "another plan"},
-      {20, "runs collective 1"},       {21, "runs collective 1"}, {22, "round"},  {24, "bytes in"}};
+      {0, "sends something that is no round of a collective"},
+      {4, "is in collective 5 of step 1 (ring, round 0), this one in 1"},
+      {8, "is in collective 1 of step 5 (ring, round 0), this one in step 1"},
+      {16, "was started with another plan (" +
+               std::to_string(static_cast<std::uint32_t>(plan.fingerprint()) ^ 4U) + ", this one has " +
+               std::to_string(static_cast<std::uint32_t>(plan.fingerprint())) + ")"},
+      {20, "runs collective 1 as unknown by ring, this one as all_reduce by ring"},
+      {21, "runs collective 1 as all_reduce by unknown, this one as all_reduce by ring"},
+      {22, "is in collective 1 of step 1 (ring, round 4), this one in round 0"},
+      {24, "sends 54 elements in collective 1 of step 1 (ring, round 0), where 50 are expected"},
+      {28, "has chosen other layers than this one for collective 1 of step 1"}};
   for (const damage& each : all) {
     // The opening sum has messages 0 and 1; rank 0's first of the step is damaged.
     memory_network network(2, {.interfere = [&](const collectives::seen_message& seen) {
@@ -301,12 +318,45 @@ TEST_CASE("engine: a damaged header is refused by its field, and nothing is adde
       }
     };
     const std::string error = message_of<collectives::channel_error>(run);
-    CHECK(contains(error, "rank 0 "));
-    CHECK(contains(error, each.sentence));
-    CHECK(contains(error, "in collective 1 of step 1 (ring, round 0)"));
+    CHECK(error == "rank 0 " + each.sentence + ", in collective 1 of step 1 (ring, round 0)");
     // Rank 1 goes on throwing it.
     CHECK(message_of<collectives::channel_error>([&] { engines[1]->drain(); }) == error);
     CHECK(message_of<collectives::channel_error>([&] { engines[1]->begin_step(); }) == error);
+  }
+}
+
+// In the first piece and in the last: what has come with a header that is refused, or behind it, is not added.
+TEST_CASE("executor: nothing is added of a round whose header is refused") {
+  for (const algorithm how : {algorithm::ring, algorithm::recursive_doubling, algorithm::pairwise}) {
+    for (std::size_t at = 0; at < collectives::round_header::size_bytes; ++at) {
+      memory_network network(2, {.interfere = [&](const collectives::seen_message& seen) {
+                               if (seen.from == 0 && !seen.bytes.header.empty())
+                                 seen.bytes.header[at] ^= std::byte{4};
+                               return fate::arrives;
+                             }});
+      std::array<collectives::executor::memory, 2> memories;
+      std::array<std::vector<float>, 2> elements = {std::vector<float>(100, 1.0F),
+                                                    std::vector<float>(100, 2.0F)};
+      collectives::executor sender(network.of(0), 7, 100, memories[0], in_turn().pieces);
+      collectives::executor receiver(network.of(1), 7, 100, memories[1], in_turn().pieces);
+      const collectives::collective same = {.number = 3, .step = 2, .how = how, .elements = {}};
+      const auto with = [&](std::size_t r) {
+        auto made = same;
+        made.elements = elements[r];
+        return made;
+      };
+      sender.start(with(0));
+      receiver.start(with(1));
+      CHECK_THROWS_AS(
+          [&] {
+            for (int k = 0; k < 100; ++k) {
+              receiver.advance();
+              sender.advance();
+            }
+          }(),
+          collectives::channel_error);
+      CHECK(elements[1] == std::vector<float>(100, 2.0F));
+    }
   }
 }
 

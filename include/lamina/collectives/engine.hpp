@@ -24,6 +24,7 @@
 #include "lamina/collectives/timeline.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/fnv.hpp"
 
 namespace lamina::inline LAMINA_ABI::collectives {
 
@@ -353,7 +354,7 @@ class engine {
         elements =
             std::span(memory_->gradients)
                 .subspan(buckets_[now_].begin + summed_, std::min(plan_.chunk_elements(), packed_ - summed_));
-        next = {number_, step_, operation::all_reduce, plan_.buckets()[now_].how, {}};
+        next = {number_, decision(), step_, operation::all_reduce, plan_.buckets()[now_].how, {}};
       }
       next.elements = elements;
     }
@@ -367,8 +368,11 @@ class engine {
   // Layers that are sent move together; those that follow one that was held back, to the front.
   void pack(std::size_t bucket) {
     std::size_t end = buckets_[bucket].begin;
+    kept_ = lamina::detail::fnv_basis;
     for (const std::size_t layer : plan_.buckets()[bucket].layers) {
-      if (layers_[layer].now != phase::sent) continue;
+      const bool is_kept = layers_[layer].now == phase::sent;
+      kept_ = lamina::detail::fnv(kept_, is_kept ? 1 : 0);
+      if (!is_kept) continue;
       const std::size_t size = plan_.model().sizes()[layer];
       float* const to = memory_->gradients.data() + end;
       if (to != staged(layer) && size > 0) std::memmove(to, staged(layer), size * sizeof(float));
@@ -376,6 +380,16 @@ class engine {
       end += size;
     }
     packed_ = end - buckets_[bucket].begin;
+  }
+
+  // Of the chunk that comes next. Sizes alone do not tell that ranks have kept different layers: two may be equally large.
+  [[nodiscard]] std::uint32_t decision() const {
+    std::uint64_t hash = kept_;
+    for (std::uint64_t number : {std::uint64_t{now_}, std::uint64_t{summed_}}) {
+      for (int byte = 0; byte < 8; ++byte, number >>= 8U)
+        hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(number));
+    }
+    return static_cast<std::uint32_t>(hash ^ hash >> 32U);
   }
 
   void end_collective(clock::time_point now) {
@@ -389,10 +403,8 @@ class engine {
       const std::lock_guard lock(mutex_);
       totals_.sent_bytes = executor_.sent_bytes();
       totals_.collective_seconds += std::chrono::duration<double>(now - begun_at_).count();
-      if (!summed.empty()) {
-        ++number_;
-        ++totals_.collectives;
-      }
+      ++number_;  // also of a bucket of which nothing is sent: ranks that do not agree on that are then in different collectives
+      if (!summed.empty()) ++totals_.collectives;
       summed_ += summed.size();
       if (is_last) {
         buckets_[now_].is_done = true;
@@ -436,6 +448,7 @@ class engine {
   bool is_opened_ = false;
   // Of the one who moves messages on.
   std::size_t packed_ = 0;  // elements of the bucket that are sent
+  std::uint64_t kept_ = 0;  // a hash of which layers of the bucket are sent
   std::uint32_t number_ = 0;
   clock::time_point begun_at_;
   clock::time_point moved_at_;

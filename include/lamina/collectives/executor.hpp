@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -28,7 +29,8 @@ struct piece_sizes {
 
 /// One collective of a run.
 struct collective {
-  std::uint32_t number = 0;  ///< since the beginning of the run
+  std::uint32_t number = 0;    ///< since the beginning of the run
+  std::uint32_t decision = 0;  ///< what all ranks must have chosen alike: it is compared
   std::uint64_t step = 0;
   operation what = operation::all_reduce;
   algorithm how = algorithm::pairwise;
@@ -47,13 +49,18 @@ class executor {
   };
 
   /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel.
-  /// Throws std::invalid_argument where a piece would hold no element, or a round would be more pieces than a channel has tickets.
+  /// Throws std::invalid_argument where a piece would hold no element, a collective more than 2^32 - 1, or a round would be more pieces
+  /// than a channel has tickets.
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
            piece_sizes pieces = {})
       : channel_(over), plan_(static_cast<std::uint32_t>(plan)), pieces_(pieces), memory_(given) {
     const std::size_t least = std::min(elements_in(pieces_.both_ways), elements_in(pieces_.one_way));
     if (least == 0)
       throw std::invalid_argument("a piece of a round must have room for a header and an element");
+    if (most_elements > std::numeric_limits<std::uint32_t>::max()) {
+      throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
+                                  " elements is too long: a header counts them in 32 bits");
+    }
     const std::size_t most_pieces = most_elements / least + 1;
     if (2 * most_pieces > channel::most_tickets) {
       throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
@@ -123,7 +130,8 @@ class executor {
             now_.what,
             now_.how,
             static_cast<std::uint16_t>(round_),
-            elements * sizeof(float)};
+            static_cast<std::uint32_t>(elements),
+            now_.decision};
   }
   // An error of the channel says in which round it was met.
   template <class Work>

@@ -25,7 +25,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
 /// | 20 | 1 | operation |
 /// | 21 | 1 | algorithm |
 /// | 22 | 2 | round |
-/// | 24 | 8 | bytes of elements in this round |
+/// | 24 | 4 | elements in this round |
+/// | 28 | 4 | decision: a hash of bucket, chunk, and which layers are kept |
 struct round_header {
   static constexpr std::size_t size_bytes = 32;
   static constexpr std::uint32_t magic = 0x4d414cf5;
@@ -36,7 +37,8 @@ struct round_header {
   operation what = operation::all_reduce;
   algorithm how = algorithm::pairwise;
   std::uint16_t round = 0;
-  std::uint64_t bytes = 0;
+  std::uint32_t elements = 0;
+  std::uint32_t decision = 0;
 
   void write(std::span<std::byte, size_bytes> to) const noexcept {
     put(to, 0, magic);
@@ -46,11 +48,13 @@ struct round_header {
     put(to, 20, static_cast<std::uint8_t>(what));
     put(to, 21, static_cast<std::uint8_t>(how));
     put(to, 22, round);
-    put(to, 24, bytes);
+    put(to, 24, elements);
+    put(to, 28, decision);
   }
 
   /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The
-  /// first that differs is named: magic, plan, number, step, operation, algorithm, round, bytes. No allocation where none does.
+  /// first that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where
+  /// none does.
   [[nodiscard]] std::string difference(std::span<const std::byte, size_bytes> from) const {
     round_header theirs;
     const auto their_magic = get<std::uint32_t>(from, 0);
@@ -60,7 +64,8 @@ struct round_header {
     theirs.what = static_cast<operation>(get<std::uint8_t>(from, 20));
     theirs.how = static_cast<algorithm>(get<std::uint8_t>(from, 21));
     theirs.round = get<std::uint16_t>(from, 22);
-    theirs.bytes = get<std::uint64_t>(from, 24);
+    theirs.elements = get<std::uint32_t>(from, 24);
+    theirs.decision = get<std::uint32_t>(from, 28);
     if (their_magic != magic) return "sends something that is no round of a collective";
     if (theirs.plan != plan) {
       return "was started with another plan (" + std::to_string(theirs.plan) + ", this one has " +
@@ -71,11 +76,15 @@ struct round_header {
     if (theirs.what != what || theirs.how != how) {
       return "runs collective " + std::to_string(number) + " as " + theirs.kind() + ", this one as " + kind();
     }
+    if (theirs.decision != decision) {
+      return "has chosen other layers than this one for collective " + std::to_string(number) + " of step " +
+             std::to_string(step);
+    }
     if (theirs.round != round)
       return "is in " + theirs.place() + ", this one in round " + std::to_string(round);
-    if (theirs.bytes != bytes) {
-      return "sends " + std::to_string(theirs.bytes) + " bytes in " + theirs.place() + ", where " +
-             std::to_string(bytes) + " are expected";
+    if (theirs.elements != elements) {
+      return "sends " + std::to_string(theirs.elements) + " elements in " + theirs.place() + ", where " +
+             std::to_string(elements) + " are expected";
     }
     return "";
   }
