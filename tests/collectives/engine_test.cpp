@@ -493,8 +493,8 @@ TEST_CASE("agreement: order and costs, and whoever has seen another order") {
     std::ignore =
         collectives::agree_on_order(network.of(r), model, r == 2 ? std::vector<std::size_t>{2, 1, 0} : order);
   });
-  CHECK(errors[0].empty());
-  CHECK(errors[2] == "rank 2 has its gradient of 'layer1' where rank 0 has that of 'layer0'");
+  for (const std::string& each : errors)
+    CHECK(each == "rank 2 has its gradient of 'layer1' where rank 0 has that of 'layer0'");
 }
 
 TEST_CASE("calibration: all ranks have the same table, and its constants can be") {

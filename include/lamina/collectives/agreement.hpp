@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +15,7 @@
 
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/cost.hpp"
+#include "lamina/collectives/patience.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 
@@ -24,10 +25,13 @@ namespace lamina::inline LAMINA_ABI::collectives {
 
 namespace detail {
 
-/// Messages that are waited for, one call at a time.
+/// Messages that are waited for, one call at a time. Their memory is its own. What throws ends the channel, which keeps that memory for as
+/// long as a message may still be written to it.
 class conversation {
  public:
-  conversation(channel& over, std::chrono::milliseconds timeout) : channel_(over), timeout_(timeout) {}
+  /// Throws as patience.
+  conversation(channel& over, std::chrono::milliseconds timeout)
+      : channel_(over), timeout_(timeout), patience_(timeout), memory_(std::make_shared<memory>()) {}
 
   [[nodiscard]] std::size_t rank() const { return channel_.rank(); }
   [[nodiscard]] std::size_t ranks() const { return channel_.ranks(); }
@@ -35,34 +39,25 @@ class conversation {
   /// Sends to one rank while it receives from another; either may be left out by an empty span. Throws channel_error where nothing is
   /// heard, or another length arrives.
   void exchange(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
-    std::size_t open = 0;
-    std::optional<ticket> incoming;
-    if (!in.empty()) {
-      incoming = channel_.receive(from, tag, {{}, in});
-      ++open;
+    make_room(std::max(out.size(), in.size()));
+    std::ranges::copy(out, memory_->out.begin());
+    exchange(to, out.size(), from, in.size());
+    std::ranges::copy(std::span(memory_->in).first(in.size()), in.begin());
+  }
+
+  /// The same of bytes that nobody reads, for which there is room.
+  void exchange(std::size_t to, std::size_t out_bytes, std::size_t from, std::size_t in_bytes) {
+    try {
+      move(to, std::span(memory_->out).first(out_bytes), from, std::span(memory_->in).first(in_bytes));
+    } catch (...) {
+      channel_.abandon(memory_);
+      throw;
     }
-    if (!out.empty()) {
-      channel_.send(to, tag, {{}, out});
-      ++open;
-    }
-    auto moved_at = std::chrono::steady_clock::now();
-    while (open > 0) {
-      for (const completion& each : channel_.progress()) {
-        --open;
-        moved_at = std::chrono::steady_clock::now();
-        if (each.which == incoming && (each.bytes != in.size() || each.is_truncated)) {
-          throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(each.bytes) +
-                                        " bytes where " + std::to_string(in.size()) +
-                                        " are expected, before the first step");
-        }
-      }
-      if (open == 0) return;
-      if (std::chrono::steady_clock::now() > moved_at + timeout_) {
-        throw channel_error(from, "nothing heard for " + std::to_string(timeout_.count()) + " ms from " +
-                                      channel_.name_of(from) + ", before the first step");
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(5));
-    }
+  }
+  void make_room(std::size_t bytes) {
+    if (bytes <= memory_->out.size()) return;
+    memory_->out.resize(bytes);
+    memory_->in.resize(bytes);
   }
 
   /// Rank 0's numbers to all.
@@ -75,17 +70,69 @@ class conversation {
     if (rank() + 1 < ranks()) exchange(rank() + 1, bytes, 0, {});
   }
 
+  /// join(of those before, own) over the ranks in order, to all of them.
+  template <class Number, class Join>
+  void combine(std::vector<Number>& numbers, const Join& join) {
+    const std::span<std::byte> bytes = std::as_writable_bytes(std::span(numbers));
+    if (rank() > 0) {
+      std::vector<Number> before(numbers.size());
+      exchange(0, {}, rank() - 1, std::as_writable_bytes(std::span(before)));
+      join(before, numbers);
+    }
+    if (rank() + 1 < ranks()) {
+      exchange(rank() + 1, bytes, 0, {});
+      exchange(0, {}, rank() + 1, bytes);
+    }
+    if (rank() > 0) exchange(rank() - 1, bytes, 0, {});
+  }
+
  private:
-  static constexpr std::uint32_t tag = 1;  // an engine's rounds have 0
+  struct memory {
+    std::vector<std::byte> out;
+    std::vector<std::byte> in;
+  };
+  static constexpr std::uint32_t tag = 1;                // an engine's rounds have 0
+  static constexpr ticket done = channel::most_tickets;  // of no message
+
+  void move(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
+    ticket incoming = done;
+    ticket outgoing = done;
+    if (!in.empty()) incoming = channel_.receive(from, tag, {{}, in});
+    if (!out.empty()) outgoing = channel_.send(to, tag, {{}, out});
+    patience_.renew(patience::clock::now());
+    while (incoming != done || outgoing != done) {
+      for (const completion& each : channel_.progress()) {
+        patience_.renew(patience::clock::now());
+        if (each.which == outgoing) outgoing = done;
+        if (each.which != incoming) continue;
+        incoming = done;
+        if (each.bytes != in.size() || each.is_truncated) {
+          throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(each.bytes) +
+                                        " bytes where " + std::to_string(in.size()) +
+                                        " are expected, before the first step");
+        }
+      }
+      if (incoming == done && outgoing == done) return;
+      if (patience_.is_over(patience::clock::now())) {
+        const std::size_t silent = incoming != done ? from : to;
+        throw channel_error(silent, "nothing heard for " + std::to_string(timeout_.count()) + " ms from " +
+                                        channel_.name_of(silent) + ", before the first step");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(5));
+    }
+  }
 
   channel& channel_;
   std::chrono::milliseconds timeout_;
+  patience patience_;
+  std::shared_ptr<memory> memory_;
 };
 
 }  // namespace detail
 
-/// The order in which gradients become ready, as rank 0 has seen it. Throws channel_error on a rank that has seen another one, naming the
-/// first layer that differs; std::invalid_argument for another number of layers than the model has.
+/// The order in which gradients become ready, as rank 0 has seen it. Where a rank has seen another one, all ranks throw channel_error, naming
+/// the first such rank and its first layer that differs; std::invalid_argument for another number of layers than the model has. Another
+/// error than an order that differs ends the channel.
 [[nodiscard]] inline std::vector<std::size_t> agree_on_order(
     channel& over, const layout& model, std::span<const std::size_t> own,
     std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
@@ -94,35 +141,40 @@ class conversation {
                                 std::to_string(model.layers()));
   }
   for (const std::size_t layer : own) model.check_layer(layer);
+  detail::conversation all(over, timeout);
   std::vector<std::uint64_t> first(own.begin(), own.end());
-  detail::conversation(over, timeout).broadcast(first);
+  all.broadcast(first);
   const auto [theirs, ours] = std::ranges::mismatch(first, own);
-  if (ours != own.end()) {
-    const std::string other =
-        *theirs < model.layers() ? model[*theirs].name : "layer " + std::to_string(*theirs);
-    throw channel_error(0, over.name_of(over.rank()) + " has its gradient of '" + model[*ours].name +
-                               "' where " + over.name_of(0) + " has that of '" + other + "'");
+  // Rank, its layer, and rank 0's; rank 0, which has its own order, where none differs.
+  std::vector<std::uint64_t> verdict(3);
+  if (ours != own.end()) verdict = {over.rank(), *ours, *theirs};
+  all.combine(verdict, [](const auto& before, auto& found) {
+    if (before[0] != 0) found = before;
+  });
+  if (verdict[0] != 0) {
+    const auto name = [&](std::uint64_t layer) {
+      return layer < model.layers() ? model[layer].name : "layer " + std::to_string(layer);
+    };
+    throw channel_error(verdict[0], over.name_of(verdict[0]) + " has its gradient of '" + name(verdict[1]) +
+                                        "' where " + over.name_of(0) + " has that of '" + name(verdict[2]) +
+                                        "'");
   }
   return {own.begin(), own.end()};
 }
 
-/// The largest of each constant over all ranks, with three digits. Throws channel_error.
+/// The largest of each constant over all ranks, with three digits. Throws channel_error, which ends the channel; and on all ranks
+/// calibration_error where a constant of one cannot be.
 [[nodiscard]] inline cost_table agree_on_costs(channel& over, const cost_table& own,
                                                std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
-  detail::conversation all(over, timeout);
   std::vector<double> most = {own.alpha, own.beta_one_way, own.beta_both_ways, own.gamma};
-  std::vector<double> before(most.size());
-  // Up the chain, and back.
-  if (all.rank() > 0) {
-    all.exchange(0, {}, all.rank() - 1, std::as_writable_bytes(std::span(before)));
-    std::ranges::transform(most, before, most.begin(), [](double a, double b) { return std::max(a, b); });
-  }
-  if (all.rank() + 1 < all.ranks()) {
-    all.exchange(all.rank() + 1, std::as_bytes(std::span(most)), 0, {});
-    all.exchange(0, {}, all.rank() + 1, std::as_writable_bytes(std::span(most)));
-  }
-  if (all.rank() > 0) all.exchange(all.rank() - 1, std::as_bytes(std::span(most)), 0, {});
-  return rounded({most[0], most[1], most[2], most[3]});
+  detail::conversation(over, timeout).combine(most, [](const auto& before, auto& here) {
+    // A number that cannot be is kept: the largest would hide it.
+    const auto larger = [](double a, double b) { return !can_be(a) || (can_be(b) && a > b) ? a : b; };
+    std::ranges::transform(before, here, here.begin(), larger);
+  });
+  const cost_table agreed = {most[0], most[1], most[2], most[3]};
+  check(agreed);
+  return rounded(agreed);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

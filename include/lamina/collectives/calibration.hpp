@@ -3,14 +3,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
-#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "lamina/collectives/agreement.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/executor.hpp"
+#include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
 
@@ -33,10 +35,9 @@ namespace detail {
 class calibrator {
  public:
   calibrator(channel& over, const calibration_options& options)
-      : talk_(over, options.timeout),
-        options_(options),
-        out_(std::max(options.pieces.both_ways, options.pieces.one_way)),
-        in_(out_.size()) {}
+      : talk_(over, options.timeout), options_(options) {
+    talk_.make_room(std::max(options.pieces.both_ways, options.pieces.one_way));
+  }
 
   double latency() {
     std::vector<double> seconds;
@@ -80,7 +81,7 @@ class calibrator {
   double exchange(std::size_t to, std::size_t from, std::size_t bytes) {
     if (to == talk_.rank()) return 0;
     const auto begin = clock::now();
-    talk_.exchange(to, std::span(out_).first(bytes), from, std::span(in_).first(bytes));
+    talk_.exchange(to, bytes, from, bytes);
     return since(begin);
   }
 
@@ -104,9 +105,25 @@ class calibrator {
 
   conversation talk_;
   calibration_options options_;
-  std::vector<std::byte> out_;
-  std::vector<std::byte> in_;
 };
+
+inline void check(const calibration_options& options) {
+  if (options.latency_rounds == 0)
+    throw std::invalid_argument("calibration: latency_rounds is 0: at least one is needed");
+  for (const std::size_t bytes : {options.pieces.both_ways, options.pieces.one_way}) {
+    if (bytes >= round_header::size_bytes + sizeof(float)) continue;
+    throw std::invalid_argument("calibration: a piece of " + std::to_string(bytes) +
+                                " bytes has no room for a header and an element");
+  }
+  if (!std::isfinite(options.seconds) || options.seconds < 0) {
+    throw std::invalid_argument("calibration: seconds is " + std::to_string(options.seconds) +
+                                ": it must be finite and not below 0");
+  }
+  if (!std::isfinite(options.known_rate) || options.known_rate < 0) {
+    throw std::invalid_argument("calibration: known_rate is " + std::to_string(options.known_rate) +
+                                ": it must be finite, and 0 where it is not known");
+  }
+}
 
 }  // namespace detail
 
@@ -118,8 +135,10 @@ class calibrator {
 ///  - gamma: adding in memory.
 ///
 /// One rank, which sends nothing, measures gamma alone and has gigabit_costs otherwise. Throws calibration_error for a constant that
-/// cannot be, or a rate above options.known_rate; channel_error where a rank is silent.
+/// cannot be, or a rate above options.known_rate; std::invalid_argument, before a message is sent, for an option that cannot be;
+/// channel_error where a rank is silent, which ends the channel.
 [[nodiscard]] inline cost_table calibrate(channel& over, const calibration_options& options = {}) {
+  detail::check(options);
   cost_table own = gigabit_costs;
   own.gamma = detail::calibrator::adding();
   if (over.ranks() > 1) {

@@ -66,8 +66,15 @@ class channel {
   virtual ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) = 0;
   /// Moves data on. What is done since the last call, valid until the next one. Throws channel_error naming a rank.
   virtual std::span<const completion> progress() = 0;
-  /// Nobody waits any more for what is under way. `memory` lives for as long as somebody may write into it or read from it.
+  /// Ends the channel: nobody waits any more for what is under way. `memory` lives for as long as somebody may write into it or read
+  /// from it. From then on progress() gives nothing, and send() and receive() throw std::logic_error.
   virtual void abandon(std::shared_ptr<const void> memory) = 0;
+
+ protected:
+  [[noreturn]] static void throw_abandoned() {
+    throw std::logic_error(
+        "this channel has ended: who used it before failed, or left messages under way; make a new channel");
+  }
 };
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -11,6 +11,7 @@
 #include "lamina/collectives/engine.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/memory_channel.hpp"
+#include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"

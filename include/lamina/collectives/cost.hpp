@@ -39,10 +39,15 @@ class calibration_error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Whether a constant can be: it is finite and positive.
+[[nodiscard]] inline bool can_be(double constant) noexcept {
+  return std::isfinite(constant) && constant > 0;
+}
+
 /// Throws calibration_error naming the constant unless each is finite and positive.
 inline void check(const cost_table& costs) {
   const auto check_one = [](const char* name, double value) {
-    if (std::isfinite(value) && value > 0) return;
+    if (can_be(value)) return;
     throw calibration_error("the cost " + std::string(name) + " is " + std::to_string(value) +
                             ": it must be finite and above 0");
   };

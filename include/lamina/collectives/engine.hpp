@@ -20,6 +20,7 @@
 
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/executor.hpp"
+#include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/timeline.hpp"
 #include "lamina/detail/abi.hpp"
@@ -37,7 +38,8 @@ enum class progress_by : std::uint8_t {
 struct engine_options {
   piece_sizes pieces = {};
   progress_by progress = progress_by::thread;
-  /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts.
+  /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts. Time in
+  /// which this rank does not look does not: between two looks 10 ms count at most.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
   timeline* record = nullptr;  ///< outlives the engine
 };
@@ -61,16 +63,19 @@ struct engine_totals {
 /// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
 ///
 /// An error of any kind in a collective ends the engine: the next call throws it, and so do all later ones. No allocation after the
-/// first step. The destructor joins the thread, also while messages are open.
+/// first step. The destructor joins the thread, also while messages are open. An engine that ends by an exception, in the middle of a
+/// step or by an error of its own ends the channel with it (channel::abandon). Others may follow it on the channel, also where it has
+/// begun no step: until then it sends nothing.
 class engine {
  public:
-  /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces; std::bad_alloc
-  /// where there is no memory for the gradients and one chunk more.
+  /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
+  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
         plan_(std::move(given)),
         options_(options),
         memory_(std::make_shared<memory>()),
+        patience_(options.timeout),
         executor_(over, plan_.fingerprint(), largest_collective(), memory_->of_executor, options.pieces),
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
@@ -99,7 +104,9 @@ class engine {
     work_.notify_one();
     if (thread_.joinable()) thread_.join();
     // What is under way may still be written to and read from; and those who wait for this rank wait in vain.
-    if (executor_.has_open_messages() || error_ || now_ < buckets_.size()) channel_.abandon(memory_);
+    const bool is_unwinding = std::uncaught_exceptions() > exceptions_;
+    if (executor_.has_open_messages() || error_ || now_ < buckets_.size() || is_unwinding)
+      channel_.abandon(memory_);
   }
 
   [[nodiscard]] const plan& used_plan() const noexcept { return plan_; }
@@ -114,15 +121,18 @@ class engine {
       if (layers_[l].now == phase::open) throw std::logic_error(sentence(l, " was not ready"));
     }
     drain();
-    const std::lock_guard lock(mutex_);
-    ++step_;
-    for (layer_state& each : layers_) each.now = phase::open;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      buckets_[b].missing = plan_.buckets()[b].layers.size();
-      buckets_[b].is_done = false;
+    {
+      const std::lock_guard lock(mutex_);
+      ++step_;
+      for (layer_state& each : layers_) each.now = phase::open;
+      for (std::size_t b = 0; b < buckets_.size(); ++b) {
+        buckets_[b].missing = plan_.buckets()[b].layers.size();
+        buckets_[b].is_done = false;
+      }
+      now_ = 0;
+      summed_ = 0;
     }
-    now_ = 0;
-    summed_ = 0;
+    work_.notify_one();  // the first step has the opening sum to make
   }
 
   /// Hands over the gradient of a layer, which is copied. std::out_of_range for the layer, std::invalid_argument for its size, and
@@ -319,7 +329,8 @@ class engine {
   }
 
   [[nodiscard]] bool has_work() const {
-    return executor_.is_running() || !is_opened_ || (now_ < buckets_.size() && buckets_[now_].missing == 0);
+    return executor_.is_running() || (!is_opened_ && step_ > 0) ||
+           (now_ < buckets_.size() && buckets_[now_].missing == 0);
   }
 
   // By the one who moves messages on, alone. Whether anything moved.
@@ -328,9 +339,9 @@ class engine {
     const bool has_moved = executor_.advance();
     const auto now = clock::now();
     if (has_moved) {
-      moved_at_ = now;
+      patience_.renew(now);
       if (!executor_.is_running()) end_collective(now);
-    } else if (now > moved_at_ + options_.timeout) {
+    } else if (patience_.is_over(now)) {
       const std::size_t silent = executor_.waits_for();
       const auto seconds = std::chrono::duration<double>(options_.timeout).count();
       throw channel_error(silent, "nothing heard for " + std::to_string(seconds).substr(0, 5) +
@@ -346,6 +357,7 @@ class engine {
     {
       const std::lock_guard lock(mutex_);
       if (!is_opened_) {
+        if (step_ == 0) return false;
         // All ranks meet in a sum of one element, whatever their plans: what its headers say is compared.
         elements = {&memory_->opening, 1};
       } else {
@@ -358,7 +370,8 @@ class engine {
       }
       next.elements = elements;
     }
-    begun_at_ = moved_at_ = clock::now();
+    begun_at_ = clock::now();
+    patience_.renew(begun_at_);
     if (is_opened_ && summed_ == 0) record_collective(event_kind::begin);
     executor_.start(next);
     if (!executor_.is_running()) end_collective(begun_at_);
@@ -431,7 +444,9 @@ class engine {
   plan plan_;
   engine_options options_;
   std::shared_ptr<memory> memory_;
+  detail::patience patience_;  // of the one who moves messages on
   executor executor_;
+  const int exceptions_ = std::uncaught_exceptions();
   // Of both threads, under the mutex.
   mutable std::mutex mutex_;
   std::condition_variable work_;
@@ -451,7 +466,6 @@ class engine {
   std::uint64_t kept_ = 0;  // a hash of which layers of the bucket are sent
   std::uint32_t number_ = 0;
   clock::time_point begun_at_;
-  clock::time_point moved_at_;
   std::thread thread_;
 };
 

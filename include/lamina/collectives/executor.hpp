@@ -9,6 +9,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/collectives/algorithm.hpp"
@@ -70,7 +71,7 @@ class executor {
     }
     memory_.scratch.resize(most_elements + channel_.ranks());
     incoming_.reserve(most_pieces);
-    roles_.resize(channel::most_tickets);
+    roles_.resize(channel::most_tickets, of_nobody);
     rounds_.reserve(2 * channel_.ranks() + 16);
   }
 
@@ -118,6 +119,7 @@ class executor {
     bool is_settled = false;
   };
   static constexpr std::size_t of_send = static_cast<std::size_t>(-1);
+  static constexpr std::size_t of_nobody = static_cast<std::size_t>(-2);
   static constexpr std::uint32_t tag = 0;  // all in order: the header tells them apart
 
   static constexpr std::size_t elements_in(std::size_t bytes) {
@@ -189,11 +191,13 @@ class executor {
   }
 
   void take(const completion& done) {
-    if (roles_[done.which] == of_send) {
+    const std::size_t role = std::exchange(roles_[done.which], of_nobody);
+    if (role == of_nobody) return;  // a message of the channel's other users
+    if (role == of_send) {
       --open_sends_;
     } else {
       --open_receives_;
-      incoming_piece& piece = incoming_[roles_[done.which]];
+      incoming_piece& piece = incoming_[role];
       piece.done = done;
       piece.has_arrived = true;
     }
@@ -259,7 +263,7 @@ class executor {
   std::vector<round> rounds_;
   std::size_t round_ = 0;
   std::vector<incoming_piece> incoming_;
-  std::vector<std::size_t> roles_;  // of a ticket: a piece that comes in, or of_send
+  std::vector<std::size_t> roles_;  // of a ticket: a piece that comes in, of_send, or of_nobody
   std::size_t open_sends_ = 0;
   std::size_t open_receives_ = 0;
   bool is_checked_ = false;

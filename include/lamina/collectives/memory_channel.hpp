@@ -123,6 +123,7 @@ class memory_network {
 
   ticket add(std::vector<post>& posts, end& by, post added) {
     const std::lock_guard lock(mutex_);
+    if (has_left_[by.rank_]) end::throw_abandoned();
     const std::size_t other = by.rank_ == added.from ? added.to : added.from;
     if (other >= ranks_) {
       throw std::out_of_range("rank " + std::to_string(other) + " is out of range: there are " +
@@ -142,6 +143,7 @@ class memory_network {
 
   std::span<const completion> progress(end& by) {
     const std::lock_guard lock(mutex_);
+    if (has_left_[by.rank_]) return {};
     for (std::size_t s = 0; s < sends_.size();) {
       if (sends_[s].to != by.rank_ || !is_first(s) || !deliver(s)) ++s;
     }

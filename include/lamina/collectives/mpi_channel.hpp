@@ -85,7 +85,7 @@ class mpi_channel final : public channel {
 
   std::span<const completion> progress() override {
     done_.clear();
-    if (open_ == 0) return done_;
+    if (open_ == 0 || is_abandoned_) return done_;
     int count = 0;
     const std::lock_guard lock(mpi_mutex());
     // Tickets from 0 to the highest that is in use.
@@ -113,7 +113,8 @@ class mpi_channel final : public channel {
   }
 
   void abandon(std::shared_ptr<const void> memory) override {
-    // MPI cannot be told to forget a send. The process ends soon.
+    // MPI cannot be told to forget a send: the memory is kept until the process ends.
+    is_abandoned_ = true;
     static_cast<void>(std::make_unique<std::shared_ptr<const void>>(std::move(memory)).release());
   }
 
@@ -126,6 +127,7 @@ class mpi_channel final : public channel {
 
   template <class Call>
   ticket post(std::size_t peer, bool is_send, two_parts<const std::byte> message, const Call& call) {
+    if (is_abandoned_) throw_abandoned();
     if (peer >= ranks_) {
       throw std::out_of_range("rank " + std::to_string(peer) + " is out of range: there are " +
                               std::to_string(ranks_) + " ranks");
@@ -180,6 +182,7 @@ class mpi_channel final : public channel {
   std::size_t rank_ = 0;
   std::size_t ranks_ = 0;
   std::size_t open_ = 0;
+  bool is_abandoned_ = false;
   std::size_t used_ = 0;  // tickets that may be in use lie below
   std::vector<MPI_Request> requests_;
   std::vector<posted> posted_;
