@@ -4,6 +4,7 @@
 //     mpirun -n 2 ./overlap_torch [DROP_RATIO]
 #include <lamina/collectives/torch_hooks.hpp>  // first: torch before MPI
 
+#include <cstdio>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/collectives/mpi_channel.hpp>
@@ -107,17 +108,19 @@ void train(collectives::channel& channel, double drop_ratio) {
   std::size_t sent_elements = 0;
   for (int step = 1; step <= steps; ++step) {
     forward();  // waits for each layer of the last step
+    // A sum that fails throws before this: what it would have brought is then still in the residual.
+    if (step > 1) compressor.commit();
     engine->begin_step();
     loss.backward();  // hands over each layer of this one
     hooks.check_all_called();
     plan_next(compressor, channel.ranks());
     compressor.encode();
-    compressor.commit();  // the engine has copied what it sends
     sent_elements += compressor.chosen().sent_elements();
     if (channel.rank() == 0 && step % 25 == 0)
       std::printf("step %3d: loss %.4f\n", step, loss.item<double>());
   }
   for (std::size_t l = 0; l < parameters.size(); ++l) update(l);
+  compressor.commit();
   const torch::Tensor own = torch::nn::utils::parameters_to_vector(parameters).detach();
   const torch::Tensor of_first = own.clone();
   MPI_Bcast(of_first.data_ptr<float>(), static_cast<int>(own.numel()), MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -136,6 +139,13 @@ void train(collectives::channel& channel, double drop_ratio) {
 int main(int argc, char** argv) {
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  // plan_next() makes calls that block, beside the engine's thread.
+  if (level < MPI_THREAD_MULTIPLE) {
+    std::fprintf(stderr, "this MPI gives threads level %d; this program needs %d (multiple)\n", level,
+                 MPI_THREAD_MULTIPLE);
+    MPI_Finalize();
+    return 1;
+  }
   {
     collectives::mpi_channel channel(MPI_COMM_WORLD);
     train(channel, argc > 1 ? std::stod(argv[1]) : 0.0);

@@ -19,12 +19,17 @@
 
 #include "lamina/collectives/channel.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/visible.hpp"
 
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// The one mutex under which all channels of the process call MPI. Where MPI gives MPI_THREAD_SERIALIZED and no more, the program takes
-/// it for each call of its own while an engine lives.
-inline std::mutex& mpi_mutex() {
+/// The one mutex of the process under which all channels call MPI, also those of other shared objects.
+///
+/// Where MPI gives MPI_THREAD_SERIALIZED and no more, a program takes it for each call of its own while an engine lives, and makes calls
+/// that do not block alone: MPI_Isend, MPI_Ireduce, then MPI_Test again and again, each under the mutex and none of them while it waits.
+/// A call that blocks under the mutex keeps the engine's thread out for as long, and where the other rank waits for that engine, for
+/// ever. With MPI_THREAD_MULTIPLE a program calls what it likes, without the mutex.
+LAMINA_VISIBLE inline std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
 }
