@@ -28,18 +28,29 @@ class LAMINA_VISIBLE unused_parameter : public std::logic_error {
 /// network.parameters(). One set a network at a time.
 ///
 /// It hooks the node that accumulates a parameter's gradient, after it has run: a hook of the tensor itself runs before .grad is written.
-/// A parameter that is used twice is told once. An exception from `ready` comes out of backward() as it is, and the next backward() works.
-/// Where one parameter is told twice between two calls of check_all_called(), two passes add up in it: pause() all but the last one.
+/// A parameter that is used twice is told once. An exception from `ready` comes out of backward() as it is, and the next backward() works;
+/// after another one, of a node of the program's, forget() is to be called. Where one parameter is told twice between two calls of
+/// check_all_called(), two passes add up in it: pause() all but the last one.
 class gradient_hooks {
  public:
+  /// Throws std::invalid_argument, naming it, for a parameter that requires no gradient, and for one that has two names: it would be summed
+  /// twice.
   gradient_hooks(torch::nn::Module& network, std::function<void(std::size_t layer)> ready)
       : shared_(std::make_shared<shared>(shared{std::move(ready), {}, {}, false})) {
+    std::vector<torch::Tensor> tensors;
     for (const auto& each : network.named_parameters()) {
       if (!each.value().requires_grad()) {
         take_off();
         throw std::invalid_argument("parameter '" + each.key() +
                                     "' requires no gradient: it would never be ready");
       }
+      for (std::size_t l = 0; l < tensors.size(); ++l) {
+        if (!tensors[l].is_same(each.value())) continue;
+        take_off();
+        throw std::invalid_argument("parameters '" + shared_->names[l] + "' and '" + each.key() +
+                                    "' are one tensor: it would be summed twice");
+      }
+      tensors.push_back(each.value());
       shared_->names.push_back(each.key());
       // The tensor holds its node weakly: without this one there would be another at each pass, and no hook.
       nodes_.push_back(torch::autograd::impl::grad_accumulator(each.value()));
@@ -55,13 +66,16 @@ class gradient_hooks {
   void pause() noexcept { shared_->is_paused = true; }
   void resume() noexcept { shared_->is_paused = false; }
 
+  /// Takes back what was told of a step that will not be finished, since backward() threw.
+  void forget() noexcept { shared_->forget(); }
+
   /// Throws unused_parameter, naming those for which nothing was told since the last check. To be called after backward().
   void check_all_called() {
     std::string missing;
     for (std::size_t l = 0; l < nodes_.size(); ++l) {
       if (!shared_->was_called[l]) missing += (missing.empty() ? "'" : ", '") + shared_->names[l] + "'";
-      shared_->was_called[l] = false;
     }
+    forget();
     if (!missing.empty())
       throw unused_parameter("no gradient for " + missing + ": every parameter must be used in every step");
   }
@@ -72,6 +86,8 @@ class gradient_hooks {
     std::vector<std::string> names;
     std::vector<bool> was_called;
     bool is_paused = false;
+
+    void forget() noexcept { was_called.assign(was_called.size(), false); }
   };
 
   class post_hook final : public torch::autograd::FunctionPostHook {
@@ -83,10 +99,16 @@ class gradient_hooks {
       if (state_->was_called[layer_]) {
         throw std::logic_error(
             "the gradient of '" + state_->names[layer_] +
-            "' is complete twice in one step: pause() the hooks in all passes but the last");
+            "' is complete twice in one step: pause() the hooks in all passes but the last, and forget() "
+            "a step in which backward() threw");
       }
       state_->was_called[layer_] = true;
-      state_->ready(layer_);
+      try {
+        state_->ready(layer_);
+      } catch (...) {
+        state_->forget();
+        throw;
+      }
       return outputs;
     }
 
@@ -109,11 +131,11 @@ class gradient_hooks {
 using gate = std::function<void()>;
 
 /// A module of libtorch with one input that waits at its gate before each forward, where its parameters are needed again:
-/// libtorch has no forward hooks.
-/// A module in all else, with the same names of parameters:
+/// libtorch has no forward hooks. A module in all else, with the same names of parameters, but for clone(). A Linear has two parameters, and
+/// waits for both:
 ///
 ///     torch::nn::Sequential network;
-///     network->push_back(gated<torch::nn::LinearImpl>([&] { engine.wait(0); }, 64, 10));
+///     network->push_back(gated<torch::nn::LinearImpl>([&] { engine.wait(0); engine.wait(1); }, 64, 10));
 template <class Impl>
 class gated_impl : public Impl {
  public:
@@ -124,6 +146,13 @@ class gated_impl : public Impl {
   torch::Tensor forward(const torch::Tensor& input) {
     if (opens_) opens_();
     return Impl::forward(input);
+  }
+
+  /// Throws std::logic_error: a copy would have no gate, or that of the original, whose parameters are other ones.
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
+      const torch::optional<torch::Device>& = {}) const override {
+    throw std::logic_error("a gated " + this->name() +
+                           " is not cloned: make another with a gate of its own, and copy the parameters");
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #undef CHECK
@@ -116,6 +117,52 @@ TEST_CASE("hooks: paused in all passes but the last, else a second pass is refus
                    "is complete twice in one step"));
 }
 
+TEST_CASE("hooks: a parameter with two names is refused by both") {
+  struct tied : torch::nn::Module {
+    tied() { decoder->weight = decoder->register_parameter("tied", encoder->weight); }
+    torch::nn::Linear encoder = register_module("encoder", torch::nn::Linear(3, 3));
+    torch::nn::Linear decoder = register_module("decoder", torch::nn::Linear(3, 3));
+  } network;
+  REQUIRE(message_of<std::invalid_argument>([&] { gradient_hooks(network, [](std::size_t) {}); }) ==
+          "parameters 'encoder.weight' and 'decoder.tied' are one tensor: it would be summed twice");
+}
+
+// As a loop that catches it and goes on with the next batch.
+TEST_CASE("hooks: after an exception out of backward the next backward works") {
+  auto network = make_network();
+  int calls = 0;
+  bool fails = true;
+  gradient_hooks hooks(*network, [&](std::size_t) {
+    if (++calls == 2 && fails) throw std::domain_error("diverged");
+  });
+  REQUIRE(message_of<std::domain_error>([&] { loss_of(network).backward(); }) == "diverged");
+  fails = false;
+  loss_of(network).backward();
+  hooks.check_all_called();
+  // One of the program's, in the midst of the pass.
+  auto loss = [&] {
+    auto hidden = network[0]->as<torch::nn::Conv2d>()->forward(torch::ones({2, 1, 8, 8}));
+    hidden.register_hook([&](const torch::Tensor&) {
+      if (fails) throw std::domain_error("a hook of the program's");
+    });
+    for (std::size_t k : {1U, 2U, 3U, 4U}) {
+      if (k == 1) hidden = network[k]->as<torch::nn::BatchNorm2d>()->forward(hidden);
+      if (k == 2) hidden = network[k]->as<torch::nn::ReLU>()->forward(hidden);
+      if (k == 3) hidden = network[k]->as<torch::nn::Flatten>()->forward(hidden);
+      if (k == 4) hidden = network[k]->as<torch::nn::Linear>()->forward(hidden);
+    }
+    return hidden.pow(2).sum();
+  };
+  fails = true;
+  REQUIRE(contains(message_of<std::exception>([&] { loss().backward(); }), "a hook of the program's"));
+  fails = false;
+  REQUIRE(contains(message_of<std::logic_error>([&] { loss().backward(); }),
+                   "forget() a step in which backward() threw"));
+  hooks.forget();
+  loss().backward();
+  hooks.check_all_called();
+}
+
 TEST_CASE("hooks: an exception comes out of backward as it is, and hooks are taken off with the object") {
   auto network = make_network();
   int calls = 0;
@@ -168,4 +215,7 @@ TEST_CASE("gate: it is waited for before each forward, and the module is as with
   REQUIRE(torch::equal(network->forward(input), plain->forward(input)));
   REQUIRE(opened == std::vector<int>{0, 1});
   REQUIRE(network->named_parameters().keys() == plain->named_parameters().keys());
+  REQUIRE(contains(message_of<std::logic_error>([&] { std::ignore = network[0]->clone(); }),
+                   "is not cloned: make another with a gate of its own"));
+  REQUIRE_THROWS_AS(network->clone(), std::logic_error);
 }
