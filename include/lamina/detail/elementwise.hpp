@@ -48,11 +48,43 @@ void subtract_elements(T* to, const T* from, std::size_t count) {
   combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED_LAMBDA { return a - b; });
 }
 
+/// a / b, rounded once. With -ffast-math a compiler would multiply by the reciprocal of a divisor that stays the same, or by an estimate
+/// of it, which has other bits: where it has that, it is given the instruction, and elsewhere the divisor is hidden from it.
+template <class V>
+LAMINA_ALWAYS_INLINE V divided_by_itself(const V& a, const V& b) {
+#if LAMINA_HAS_SIMD && defined(__SSE2__)
+  if constexpr (is_register<V>) {
+    V quotient = a;
+    if constexpr (sizeof(typename V::value_type) == sizeof(float)) {
+#if defined(__AVX512F__)
+      asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
+#elif defined(__AVX__)
+      asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
+#else
+      asm("divps {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
+#endif
+    } else {
+#if defined(__AVX512F__)
+      asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
+#elif defined(__AVX__)
+      asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
+#else
+      asm("divpd {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
+#endif
+    }
+    return quotient;
+  }
+#endif
+  std::array<V, 1> by = {b};
+  round_by_itself(by);
+  return a / by[0];
+}
+
 /// to[i] /= divisor.
 template <class T>
 void divide_elements(T* to, T divisor, std::size_t count) {
   combine_elements(to, to, count, [divisor](const auto& a, const auto&) LAMINA_INLINED_LAMBDA {
-    return a / std::remove_cvref_t<decltype(a)>(divisor);
+    return divided_by_itself(a, std::remove_cvref_t<decltype(a)>(divisor));
   });
 }
 

@@ -114,6 +114,23 @@ void test_overflow() {
   }
 }
 
+// By a divisor that stays the same, a compiler would multiply by its reciprocal: other bits where it is no power of two.
+template <class T>
+void test_division() {
+  for (const T divisor : {T(2), T(3), T(5), T(7), T(10)}) {
+    std::vector<T> elements(4096 + 64 + 7);
+    for (std::size_t i = 0; i < elements.size(); ++i) elements[i] = T(0.37) * static_cast<T>(i) + T(1);
+    const std::vector<T> before = elements;
+    lamina::detail::divide_elements(elements.data(), number<T>(divisor), elements.size());
+    for (std::size_t i = 0; i < elements.size(); ++i) {
+      volatile T by = divisor;  // read for each by itself
+      volatile T quotient = before[i] / by;
+      const T expected = quotient;
+      check(std::memcmp(&elements[i], &expected, sizeof expected) == 0, "a division by itself", i);
+    }
+  }
+}
+
 void test_thresholds() {
   const std::vector<std::size_t> sizes = {1, 1, 1};
   const double nan_value = special<double>::bad()[0];
@@ -180,6 +197,8 @@ int main() {
   test_gradients<float, lamina::bfloat16>();
   test_overflow<float>();
   test_overflow<double>();
+  test_division<float>();
+  test_division<double>();
   test_thresholds();
   test_states();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
