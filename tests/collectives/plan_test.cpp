@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/collectives/plan.hpp"
 
+#include <algorithm>
+#include <clocale>
 #include <cmath>
+#include <limits>
+#include <locale>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -137,6 +141,53 @@ TEST_CASE("plan: buckets are of consecutive layers of one class, in the order in
   CHECK(cheap.buckets()[1].how == algorithm::recursive_doubling);
   CHECK(contains(cheap.table(), "recursive_doubling"));
   CHECK(plan_of({10, 0, 3}, {.bucket_bytes = 0}).buckets()[1].elements == 0);
+}
+
+// With chunks a bucket is several collectives: the latency of each counts.
+TEST_CASE("plan: by_cost goes by the seconds of the chunks") {
+  const auto made = [](std::size_t chunk_bytes) {
+    return plan_of({1 << 18U}, {.chunk_bytes = chunk_bytes, .choice = algorithm_choice::by_cost()});
+  };
+  CHECK(made(std::size_t{4} << 20U).buckets()[0].how == algorithm::ring);
+  CHECK(made(16'384).buckets()[0].how == algorithm::recursive_doubling);
+  for (const std::size_t chunk_bytes : {10'000U, 16'384U, 100'000U, 4U << 20U}) {
+    const plan given = made(chunk_bytes);
+    double least = std::numeric_limits<double>::infinity();
+    for (const algorithm how : collectives::all_algorithms) {
+      double seconds = 0;
+      for (std::size_t begin = 0; begin < 1U << 18U; begin += given.chunk_elements()) {
+        seconds +=
+            collectives::seconds_of(operation::all_reduce, how, 4,
+                                    std::min(given.chunk_elements(), (1U << 18U) - begin), given.costs());
+      }
+      least = std::min(least, seconds);
+    }
+    CHECK(given.seconds_of(given.buckets()[0]) == Approx(least));
+  }
+}
+
+// "3,00e-04" would be the text of another plan, and none that the others can read.
+TEST_CASE("plan: its text is the same in a locale with a comma") {
+  struct comma final : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const auto text = [] { return plan_of({100'000, 200'000}).save(); };
+  const std::string plain = text();
+  const std::string c_locale = std::setlocale(LC_ALL, nullptr);
+  const std::locale global = std::locale::global(std::locale(std::locale::classic(), new comma));
+  for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "C"}) {
+    if (std::setlocale(LC_ALL, name) != nullptr) break;
+  }
+  const std::string with_comma = text();
+  const bool loads = message_of<plan_error>([&] {
+                       plan::load(plain, model_of({100'000, 200'000}), 4);
+                     }) == "(no exception)";
+  std::locale::global(global);
+  std::setlocale(LC_ALL, c_locale.c_str());
+  CHECK(with_comma == plain);
+  CHECK(loads);
 }
 
 TEST_CASE("plan: chunks are multiples of 16 elements a rank") {

@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
+#include <locale>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -57,12 +58,26 @@ inline void check(const cost_table& costs) {
   check_one("gamma", costs.gamma);
 }
 
+namespace detail {
+
+/// "3.00e-04": the same in every locale, where printf and strtod go by the program's.
+[[nodiscard]] inline std::string scientific(double value, int digits) {
+  std::array<char, 32> text{};
+  const auto written =
+      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::scientific, digits);
+  return {text.data(), written.ptr};
+}
+
+}  // namespace detail
+
 /// Each constant with three significant digits: what a plan is made from, and what its text holds.
 [[nodiscard]] inline cost_table rounded(const cost_table& costs) {
   const auto round = [](double value) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%.2e", value);
-    return std::strtod(text.data(), nullptr);
+    if (!std::isfinite(value)) return value;
+    std::istringstream text(detail::scientific(value, 2));
+    text.imbue(std::locale::classic());
+    text >> value;
+    return value;
   };
   return {round(costs.alpha), round(costs.beta_one_way), round(costs.beta_both_ways), round(costs.gamma)};
 }
@@ -96,15 +111,26 @@ inline void check(const cost_table& costs) {
   return total;
 }
 
-/// The algorithm whose all_reduce takes the fewest seconds; where several do, the first of ring, halving_doubling,
-/// recursive_doubling, tree, pairwise.
-[[nodiscard]] inline algorithm cheapest(std::size_t ranks, std::size_t elements, const cost_table& costs) {
+/// Seconds of an all_reduce of `elements` that goes in collectives of `chunk` at most, which is at least 1. Throws as rounds_of does.
+[[nodiscard]] inline double seconds_in_chunks(algorithm how, std::size_t ranks, std::size_t elements,
+                                              std::size_t chunk, const cost_table& costs) {
+  const auto seconds = [&](std::size_t of) {
+    return of == 0 ? 0 : seconds_of(operation::all_reduce, how, ranks, of, costs);
+  };
+  const std::size_t whole = elements / chunk;
+  return (whole == 0 ? 0 : static_cast<double>(whole) * seconds(chunk)) + seconds(elements % chunk);
+}
+
+/// The algorithm whose all_reduce, in chunks of so many elements, takes the fewest seconds; where several do, the first of ring,
+/// halving_doubling, recursive_doubling, tree, pairwise.
+[[nodiscard]] inline algorithm cheapest(std::size_t ranks, std::size_t elements, const cost_table& costs,
+                                        std::size_t chunk = std::numeric_limits<std::size_t>::max()) {
   constexpr std::array order = {algorithm::ring, algorithm::halving_doubling, algorithm::recursive_doubling,
                                 algorithm::tree, algorithm::pairwise};
   algorithm best = order[0];
   double least = std::numeric_limits<double>::infinity();
   for (const algorithm each : order) {
-    const double seconds = seconds_of(operation::all_reduce, each, ranks, elements, costs);
+    const double seconds = seconds_in_chunks(each, ranks, elements, chunk, costs);
     // Sums that are equal but for their rounding are ties.
     if (seconds < least * (1 - 1e-9)) {
       best = each;

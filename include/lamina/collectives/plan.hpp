@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <locale>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -43,10 +44,11 @@ class algorithm_choice {
   /// The cheapest by the table of costs.
   static constexpr algorithm_choice by_cost() noexcept { return {rule::by_cost, algorithm::ring}; }
 
-  /// Cost: that of cheapest() for by_cost.
+  /// Of a bucket that goes in collectives of `chunk` elements. Cost: that of cheapest() for by_cost.
   [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
-                             const cost_table& costs) const {
-    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs);
+                             const cost_table& costs,
+                             std::size_t chunk = std::numeric_limits<std::size_t>::max()) const {
+    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs, chunk);
     return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
   }
 
@@ -60,7 +62,7 @@ class algorithm_choice {
 
 struct plan_options {
   /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P·alpha/beta_one_way, within 64
-  /// KiB and 25 MiB, down to a power of two, so that latency is an eighth of a bucket's time.
+  /// KiB and 25 MiB, down to a power of two: of a ring's time, where the bucket goes in one collective, latency is then a ninth to a fifth.
   std::optional<std::size_t> bucket_bytes = std::nullopt;
   /// A larger bucket goes in collectives of so many bytes, so that it does not hold up what comes after; at least 4,096.
   std::size_t chunk_bytes = std::size_t{4} << 20U;
@@ -120,7 +122,8 @@ class plan {
       is_open = buckets_.back().elements * sizeof(float) < bucket_bytes;
     }
     for (bucket& each : buckets_)
-      each.how = options.choice.of(classes[each.layers.front()], ranks, each.elements, costs_);
+      each.how =
+          options.choice.of(classes[each.layers.front()], ranks, each.elements, costs_, chunk_elements());
     finish();
   }
 
@@ -131,6 +134,7 @@ class plan {
       throw plan_error("the plan is damaged: its checksum is another");
     plan loaded(model, ranks);
     std::istringstream in{std::string(text.substr(0, end))};
+    in.imbue(std::locale::classic());
     loaded.read(in);
     loaded.finish();
     if (loaded.text_ != text) throw plan_error("the plan is damaged: it is not as it is written");
@@ -160,12 +164,7 @@ class plan {
 
   /// Seconds that the collectives of a bucket take by the table of costs.
   [[nodiscard]] double seconds_of(const bucket& which) const {
-    double total = 0;
-    for (std::size_t begin = 0; begin < which.elements; begin += chunk_elements()) {
-      const std::size_t elements = std::min(chunk_elements(), which.elements - begin);
-      total += collectives::seconds_of(operation::all_reduce, which.how, ranks_, elements, costs_);
-    }
-    return total;
+    return seconds_in_chunks(which.how, ranks_, which.elements, chunk_elements(), costs_);
   }
 
   /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
@@ -193,8 +192,9 @@ class plan {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       const bucket& each = buckets_[b];
       std::array<char, 96> line{};
-      std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %.1e  ", b, each.layers.size(),
-                    each.elements * sizeof(float), name_of(each.how), seconds_of(each));
+      std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %s  ", b, each.layers.size(),
+                    each.elements * sizeof(float), name_of(each.how),
+                    detail::scientific(seconds_of(each), 1).c_str());
       lines += line.data() + model_[each.layers.front()].name + "\n";
     }
     return lines;
@@ -262,6 +262,7 @@ class plan {
     std::vector<std::size_t> order;
     for (std::string line; std::getline(in >> std::ws, line);) {
       std::istringstream words(line);
+      words.imbue(std::locale::classic());
       expect(words, "bucket");
       std::string how;
       words >> how;
@@ -297,13 +298,12 @@ class plan {
         offset += model_.sizes()[layer];
       }
     }
-    std::array<char, 256> numbers{};
-    std::snprintf(numbers.data(), numbers.size(),
-                  "lamina plan 1\nmodel %s\nranks %zu\nchunk_bytes %zu\nalpha %.2e\nbeta_one_way %.2e\n"
-                  "beta_both_ways %.2e\ngamma %.2e\n",
-                  hexadecimal(model_.fingerprint()).c_str(), ranks_, chunk_bytes_, costs_.alpha,
-                  costs_.beta_one_way, costs_.beta_both_ways, costs_.gamma);
-    text_ = numbers.data();
+    text_ = "lamina plan 1\nmodel " + hexadecimal(model_.fingerprint()) + "\nranks " +
+            std::to_string(ranks_) + "\nchunk_bytes " + std::to_string(chunk_bytes_) + "\nalpha " +
+            detail::scientific(costs_.alpha, 2) + "\nbeta_one_way " +
+            detail::scientific(costs_.beta_one_way, 2) + "\nbeta_both_ways " +
+            detail::scientific(costs_.beta_both_ways, 2) + "\ngamma " + detail::scientific(costs_.gamma, 2) +
+            "\n";
     for (const bucket& each : buckets_) {
       text_ += std::string("bucket ") + name_of(each.how);
       for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/cost.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::collectives {
@@ -83,13 +84,14 @@ inline void write_trace(std::ostream& to, std::span<const event> events, std::si
     std::snprintf(line.data(), line.size(),
                   "%s\n{\"name\":\"%s "
                   "%zu\",\"ph\":\"%c\",\"ts\":%lld.%03lld,\"pid\":%zu,\"tid\":%d,\"args\":{\"step\":%llu,"
-                  "\"bytes\":%llu,\"algorithm\":\"%s\",\"predicted_seconds\":%.3e}}",
+                  "\"bytes\":%llu,\"algorithm\":\"%s\",\"predicted_seconds\":%s}}",
                   separator, names[static_cast<std::size_t>(each.what)], each.index,
                   phases[static_cast<std::size_t>(each.kind)], static_cast<long long>(each.at.count() / 1000),
                   static_cast<long long>(each.at.count() % 1000), rank,
                   each.what == activity::collective ? 1 : 0, static_cast<unsigned long long>(each.step),
                   static_cast<unsigned long long>(each.bytes),
-                  each.what == activity::collective ? name_of(each.how) : "", each.predicted_seconds);
+                  each.what == activity::collective ? name_of(each.how) : "",
+                  detail::scientific(each.predicted_seconds, 3).c_str());
     to << line.data();
     separator = ",";
   }
