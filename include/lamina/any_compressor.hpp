@@ -144,8 +144,11 @@ class any_compressor {
   ///                 of that type
   /// \param divisor  divides each element; 1 for the half-width types
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
-  /// \param to       as many elements as are sent of the layer, of a type as for pack()
-  /// \param divisor  divides each element; 1 for the half-width types
+  /// \param layer     index in model()
+  /// \param gradient  of as many elements as the layer has
+  /// \param to        as many elements as are sent of the layer, of a type as for pack()
+  /// \param divisor   divides each element; 1 for the half-width types
+  /// \param scale     multiplies each element of the gradient before it is added
   std::size_t pack_ahead(std::size_t layer, const any_tensor& gradient, any_tensor to, double divisor = 1,
                          double scale = 1) {
     return worker_->pack_ahead(layer, gradient, to, divisor, scale);

@@ -153,7 +153,8 @@ class Ratios(Directory):
         defined = ratios.definitions(ROOT / "benchmarks/ratios.txt")
         self.assertEqual(len({each.name for each in defined}), len(defined))
         kept = {each.name.partition("/")[0] for each in ratios.read_table(run.TABLE)}
-        self.assertEqual(kept, {each.name for each in defined})
+        # A whole run adds what including costs, whose limit is in compile_cost.py.
+        self.assertEqual(kept, {each.name for each in defined} | {"include_over_std"})
 
 
 class Compare(Directory):
