@@ -271,8 +271,9 @@ class any_compressor {
       const auto as_halves = [&](auto half) {
         if (divisor != 1)
           detail::raise(std::invalid_argument("pack_ahead: half-width elements are not divided"));
-        return each.pack_ahead(
-            layer, gradient, std::get<std::span<decltype(half)>>(tensor_traits<any_tensor>::elements(to)), scale);
+        return each.pack_ahead(layer, gradient,
+                               std::get<std::span<decltype(half)>>(tensor_traits<any_tensor>::elements(to)),
+                               scale);
       };
       if (to.type() == element_type::float16) return as_halves(float16());
       if (to.type() == element_type::bfloat16) return as_halves(bfloat16());

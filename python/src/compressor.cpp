@@ -115,8 +115,8 @@ void bind_compressor(nb::module_& m) {
           "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
           "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements,
           "momentum"_a = defaults.momentum, "value"_a = "mean_abs", "check"_a = "whole_layer",
-          "payload"_a = "as_is", "decide"_a = "at_end", "dtype"_a = "float32", "sender"_a = defaults.sender, "run"_a = defaults.run,
-          "always_sent"_a = std::vector<std::size_t>(),
+          "payload"_a = "as_is", "decide"_a = "at_end", "dtype"_a = "float32", "sender"_a = defaults.sender,
+          "run"_a = defaults.run, "always_sent"_a = std::vector<std::size_t>(),
           "drop_ratio: R in [0, 1], the share of the elements to hold back in a step; 0 sends everything.\n"
           "warm_up_steps: steps in which R grows to drop_ratio.\n"
           "refresh_every: steps between searches of the threshold, at least 1.\n"
@@ -131,7 +131,8 @@ void bind_compressor(nb::module_& m) {
           "check: of NaN and infinity: whole_layer refuses, each_element leaves out, caller does not look.\n"
           "payload: how frames write elements: as_is, float16, bfloat16, int8; what rounding takes away "
           "stays.\n"
-          "decide: when it is known what goes out: at_end, in select(); as_ready, with each layer's gradient; ahead, "
+          "decide: when it is known what goes out: at_end, in select(); as_ready, with each layer's "
+          "gradient; ahead, "
           "a step before, "
           "from predicted_values() that all workers average and give to plan_next().\n"
           "dtype: of the residual and of frames, float32 or float64. sender: this worker, from 0. run: 0 or "
@@ -168,7 +169,8 @@ void bind_compressor(nb::module_& m) {
           "gradients"_a.noconvert(), "scale"_a = 1.0)
       .def("skip", &any_compressor::skip, "layer"_a, "The layer has no gradient in this step.")
       .def("begin_step", &any_compressor::begin_step,
-           "Begins the next step, as its first accumulate does otherwise. Ahead, it is known from here on what "
+           "Begins the next step, as its first accumulate does otherwise. Ahead, it is known from here on "
+           "what "
            "goes out.")
       .def("expect_more_pieces", &any_compressor::expect_more_pieces, "expected"_a,
            "as_ready: whether more pieces follow of the gradients that come from here on.")
@@ -177,7 +179,8 @@ void bind_compressor(nb::module_& m) {
            "Whether a part goes out in this step; RuntimeError unless it is decided.")
       .def(
           "predicted_values", [](const any_compressor& self) { return copy_of(self.predicted_values()); },
-          "ahead: what the values of the next step would be with gradients like those of this one, float64, one "
+          "ahead: what the values of the next step would be with gradients like those of this one, float64, "
+          "one "
           "a part. A copy.")
       .def(
           "plan_next",

@@ -44,7 +44,8 @@ void bind_selector(nb::module_& m) {
                                                             byte_budget, max_age, part_elements, momentum);
             options.decide = timing(decide);
             if (options.decide == lamina::decision_timing::as_ready)
-              throw std::invalid_argument("decide must be at_end or ahead: a Selector gets all values at a time");
+              throw std::invalid_argument(
+                  "decide must be at_end or ahead: a Selector gets all values at a time");
             new (self) selector(layout, options);
           },
           "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
@@ -54,7 +55,8 @@ void bind_selector(nb::module_& m) {
       .def(
           "begin",
           [](selector& self, std::uint64_t step) {
-            if (!self.of.has_plan()) throw std::logic_error("begin: nothing was agreed for this step; call plan()");
+            if (!self.of.has_plan())
+              throw std::logic_error("begin: nothing was agreed for this step; call plan()");
             self.of.begin(step);
             return indices_of(self.of.chosen());
           },

@@ -646,8 +646,8 @@ G as_gradient(float number) {
 }
 }  // namespace
 
-TEMPLATE_TEST_CASE("timing ahead: pack_ahead() writes what pack() writes once the gradients are added", "", float,
-                   lamina::bfloat16) {
+TEMPLATE_TEST_CASE("timing ahead: pack_ahead() writes what pack() writes once the gradients are added", "",
+                   float, lamina::bfloat16) {
   for (std::uint32_t seed = 1; seed < 25; ++seed) {
     std::mt19937 random(seed);
     const lamina::layout model = model_of({3 * 4096 + 7, 20, 0, 2 * 4096, 70});
@@ -685,7 +685,8 @@ TEMPLATE_TEST_CASE("timing ahead: pack_ahead() writes what pack() writes once th
         }
         REQUIRE(filled == ahead.size());
       };
-      const auto before = std::vector<float>(each.residual().elements().begin(), each.residual().elements().end());
+      const auto before =
+          std::vector<float>(each.residual().elements().begin(), each.residual().elements().end());
       foresee();
       REQUIRE(same_bits(std::span<const float>(before), each.residual().elements()));
       if (step == 5) {  // a bad batch on another worker: nothing of it is there
