@@ -105,7 +105,7 @@ def dense(ddp_options):
     assert models.bits(dropped) == models.bits(plain)
 
 
-@pytest.mark.parametrize("options", ["plain", "bucket view", "static graph", "small buckets"])
+@pytest.mark.parametrize("options", ["plain", "bucket view", "small buckets"])
 def test_ratio_zero_is_ddp_bit_for_bit(options):
     ranks.run(2, dense, test_hook.DENSE[options])
 
@@ -367,6 +367,22 @@ def test_when_a_collective_fails_the_residual_has_all_or_nothing():
     ranks.run(2, a_rank_dies)
 
 
+def saved_midway():
+    """state_dict() between two buckets gives the step up, and says so when the next bucket comes."""
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, drop_ratio=0.0, overlap=True)
+    for step in (1, 2):
+        backward(ddp, model, models.whole_numbers(SHAPES, step, dist.get_rank()))
+    model.all[1].register_hook(lambda gradient: state.state_dict() and None)
+    with pytest.raises(RuntimeError, match="given up between two buckets"):
+        ddp(models.whole_numbers(SHAPES, 3, dist.get_rank())).backward()
+    assert not any(state.residual(f"all.{layer}").any() for layer in range(len(SHAPES)))  # nothing was added
+
+
+def test_a_state_saved_in_the_middle_of_a_backward_pass_says_so():
+    ranks.run(2, saved_midway)
+
+
 def loaded_alone():
     options = {"drop_ratio": 0.8, "warm_up_steps": 20, "overlap": True}
     _, _, state = test_state.weights(options, 4)
@@ -395,6 +411,10 @@ def test_a_state_that_one_rank_alone_has_loaded_is_noticed_before_gradients_are_
 def refused():
     with pytest.raises(ValueError, match="overlap=True needs every parameter in every step.*find_unused_parameters=True"):
         models.dropping(models.small(), {"find_unused_parameters": True}, overlap=True)
+    with pytest.raises(ValueError, match="static_graph=True"):
+        models.dropping(models.small(), {"static_graph": True}, overlap=True)
+    with pytest.raises(TypeError, match="overlap=True needs the DDP object itself.*got Weights"):
+        lamina.torch.LayerDropping(overlap=True).bind(models.Weights(*SHAPES))
     _, _, state = test_state.weights({"drop_ratio": 0.8}, 2)
     _, _, ahead = test_state.weights({"drop_ratio": 0.8, "overlap": True}, 2)
     with pytest.raises(ValueError, match="overlap was False and is True"):

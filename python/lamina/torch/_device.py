@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Set
 
 import torch
 
@@ -15,7 +15,8 @@ NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_m
 class TorchBackend:
     """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
     everything is enqueued on the current stream. The host waits three times a step: for the flag of NaN, for which layers have
-    a gradient together with the values, and where a scaler is asked for its scale."""
+    a gradient together with the values, and where a scaler is asked for its scale; with overlap also for what says that the ranks
+    have not parted, in the middle of the backward pass."""
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device, decide: str) -> None:
         chosen = dataclasses.asdict(options)
@@ -35,7 +36,8 @@ class TorchBackend:
         self._divisors = torch.tensor(self.parts.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(power)
         self._left_out = torch.zeros((), dtype=torch.int64, device=device)
         self._sent: List[int] = []
-        self._fresh: List[torch.Tensor] = []  # of each part this step's gradient alone
+        self._fresh: List[torch.Tensor] = []  # of each part the norm of this step's gradient alone
+        self._is_sent: Set[int] = set()
         self.step = 0
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
@@ -56,15 +58,16 @@ class TorchBackend:
         """Begins a step that was decided ahead; returns the parts that go out."""
         self.step += 1
         self._sent = self._selector.begin(self.step)
+        self._is_sent = set(self._sent)
         return self._sent
 
     def pack_ahead(self, layer: int, gradient: torch.Tensor, to: torch.Tensor, divisor: int, scale: float) -> None:
         """What pack() will hold of the layer once this gradient is accumulated."""
         first, last = self.parts_of(layer)
-        sent, begin, filled = set(self._sent), 0, 0
+        begin, filled = 0, 0
         for part in range(first, last):
             size = self.parts.sizes[part]
-            if part in sent:
+            if part in self._is_sent:
                 added = gradient[begin:begin + size].float() * scale if scale != 1 else gradient[begin:begin + size].float()
                 before = self._residual_parts[part]
                 updated = self._velocity_parts[part] * self._momentum + added if self._momentum else added
@@ -84,7 +87,7 @@ class TorchBackend:
     def predicted_values(self) -> torch.Tensor:
         is_sent = torch.zeros(len(self.parts), dtype=torch.bool)
         is_sent[self._sent] = True
-        return self.values().masked_fill_(is_sent, 0) + self._values_of(self._fresh)
+        return self.values().masked_fill_(is_sent, 0) + (torch.stack(self._fresh) / self._divisors).cpu()
 
     def plan(self, agreed: torch.Tensor) -> None:
         self._selector.plan(self.step, agreed)
@@ -97,7 +100,8 @@ class TorchBackend:
             added = gradient.float() * scale if scale != 1 else gradient.float()
             if self._is_ahead:
                 finite = torch.where(torch.isfinite(added), added, torch.zeros_like(added))
-                self._fresh += torch.split(finite, [self.parts.sizes[part] for part in range(*self.parts_of(layer))])
+                parts = torch.split(finite, [self.parts.sizes[part] for part in range(*self.parts_of(layer))])
+                self._fresh += [self._norm_of(part) for part in parts]
             into = self._velocity_layers[layer].mul_(self._momentum) if self._momentum else self._residual_layers[layer]
             # The residual is the only copy of what waits: nothing that is not finite comes in, by a sum neither.
             is_good = torch.isfinite(into + added)
@@ -109,12 +113,12 @@ class TorchBackend:
                 self._residual_layers[layer].add_(into)
 
     def values(self) -> torch.Tensor:
-        return self._values_of(self._residual_parts)
+        return (torch.stack([self._norm_of(part) for part in self._residual_parts]) / self._divisors).cpu()
 
-    def _values_of(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        norms = torch.stack([torch.linalg.vector_norm(part, self._norm, dtype=torch.float64) if len(part)
-                             else torch.zeros((), dtype=torch.float64, device=part.device) for part in parts])
-        return (norms / self._divisors).cpu()
+    def _norm_of(self, part: torch.Tensor) -> torch.Tensor:
+        if not len(part):
+            return torch.zeros((), dtype=torch.float64, device=part.device)
+        return torch.linalg.vector_norm(part, self._norm, dtype=torch.float64)
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
         self._sent = self._selector.decide(self.step, agreed, held)

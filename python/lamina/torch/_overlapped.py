@@ -32,7 +32,7 @@ class OverlappedStep:
         state.last_choice = _step.choice_of(state.backend.sent_bitmap)
         self._past = self._start(_step.past_of(state).to(device))
         self._is_checked = False
-        self._works: List[Tuple[Work, List[int]]] = []
+        self.works: List[Tuple[Work, List[int]]] = []
 
     def _start(self, sums: torch.Tensor) -> Work:
         self._sent_bytes += sums.numel() * sums.element_size()
@@ -62,18 +62,21 @@ class OverlappedStep:
                     begin += elements
         with self._watch.time("agree"):
             self._require_one_past()
-        self._works.append((self._start(packed), layers))
+        self.works.append((self._start(packed), layers))
 
     def finish(self, buckets: List[_step.Bucket]) -> None:
         state, backend, watch = self._state, self._state.backend, self._watch
         backend.take([bucket.buffer for bucket in buckets], _step.places_of(state, buckets))
         with watch.time("agree"):
             self._require_one_past()
+        with watch.time("allreduce"):
+            for (work, _), _ in self.works:
+                work.wait()
         if state.nonfinite != "leave_out":
             is_bad, flag_bytes = _step.refuse_non_finite(state, buckets, watch)
             self._sent_bytes += flag_bytes
             if is_bad:
-                self.give_up()
+                backend.abandon()
                 _step.finish_skipped(state, buckets, self._sent_bytes, watch)
                 return
         with watch.time("accumulate"):
@@ -83,26 +86,15 @@ class OverlappedStep:
             dist.all_reduce(sums, group=state.process_group)
             self._sent_bytes += sums.numel() * sums.element_size()
             backend.plan(sums.cpu() / state.world_size)
-        with watch.time("allreduce"):
-            for (work, _), _ in self._works:
-                work.wait()
         with watch.time("pack"):
             packed = backend.pack(state.world_size)  # what commit() takes out of the residual; overwritten by the sums
-            for (_, sums), layers in self._works:
+            for (_, sums), layers in self.works:
                 begin = 0
                 for layer in layers:
                     where, elements = self._places[layer]
                     packed[where:where + elements] = sums[begin:begin + elements]
                     begin += elements
-        self._works = []
         _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes, watch)
-
-    def give_up(self) -> None:
-        """Nothing of the step was sent. What is under way ends first: it reads and writes our memory."""
-        works, self._works = self._works, []
-        for (work, _), _ in works:
-            work.wait()
-        self._state.backend.abandon()
 
 
 def _flat_gradients(bucket: _step.Bucket) -> List[Tuple[int, torch.Tensor]]:

@@ -80,6 +80,7 @@ class LayerDropping:
         self._had: List[str] = []  # what an unpickled state had and cannot bring: a scaler, a process group
         self._buckets: List[_step.Bucket] = []
         self._overlapped: Optional[_overlapped.OverlappedStep] = None  # between the first bucket and the last
+        self._left: List[Any] = []  # allreduces of a step that was given up
         self._sent: List[int] = []
         self._is_bound = False
         self._pending: Optional[Dict[str, Any]] = None  # an unpickled state's memory, until bind()
@@ -107,25 +108,27 @@ class LayerDropping:
         self.process_group = process_group if process_group is not None else self.process_group
         refuse_sharded(module)
         ignored = set(getattr(module, "parameters_to_ignore", ()))
-        reduced = getattr(module, "_module_parameters", None)  # by DDP, since PyTorch 2.0
+        reduced = None
         if isinstance(module, DistributedDataParallel):
+            reduced = module._get_ddp_logging_data().get("num_parameter_tensors")  # by DDP, when it was made
             if self.process_group is None:
                 self.process_group = module.process_group
-            if self.overlap and module.find_unused_parameters:
-                raise ValueError("bind: overlap=True needs every parameter in every step, and DDP was made with "
-                                 "find_unused_parameters=True: it would throw away what was sent for an unused one")
+            for option in ("find_unused_parameters", "static_graph"):
+                if self.overlap and getattr(module, option):
+                    raise ValueError(f"bind: overlap=True needs every parameter in every step, and DDP was made with {option}=True: "
+                                     "it would throw away what was sent for an unused one")
             module = module.module
+        elif self.overlap:
+            raise TypeError("bind: overlap=True needs the DDP object itself, to know that every parameter is used in every step; "
+                            f"got {type(module).__name__}")
         ignored |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(name, parameter) for name, parameter in module.named_parameters()
                  if parameter.requires_grad and name not in ignored]
         if not named:
             raise ValueError("bind: the model has no parameter that requires a gradient")
-        if reduced is not None:
-            ours, theirs = {id(parameter): name for name, parameter in named}, {id(parameter) for parameter in reduced}
-            changed = [name for name, parameter in module.named_parameters()
-                       if name not in ignored and (id(parameter) in ours) != (id(parameter) in theirs)]
-            if changed:
-                raise ValueError(f"bind: requires_grad of '{changed[0]}' was changed after DDP(...); make DDP after that")
+        if reduced is not None and reduced != len(named):
+            raise ValueError(f"bind: {len(named)} parameters require a gradient, and {reduced} did when DDP(...) was called: "
+                             "requires_grad was changed after it; make DDP after that")
         self._check_types(module, named)
 
         self.names = [name for name, _ in named]
@@ -207,7 +210,7 @@ class LayerDropping:
             torch.futures.Future() if buffer.device.type == "cpu" else torch.futures.Future(devices=[buffer.device]))
         self._buckets.append(_step.Bucket(buffer, [self._layer(each) for each in bucket.parameters()], bucket.gradients(), future))
         if self.overlap:
-            self._start_allreduce(self._buckets[-1])
+            self._start_allreduce(self._buckets[-1], bucket.index())
         if bucket.is_last():
             buckets, self._buckets = self._buckets, []
             if self._overlapped is not None:
@@ -218,9 +221,12 @@ class LayerDropping:
                 each.future.set_result(each.buffer)
         return future
 
-    def _start_allreduce(self, bucket: _step.Bucket) -> None:
+    def _start_allreduce(self, bucket: _step.Bucket, bucket_index: int) -> None:
         try:
             if self._overlapped is None:
+                if bucket_index != 0:
+                    raise RuntimeError("hook: this backward pass was given up between two buckets, as by a state_dict() in the "
+                                       "middle of it; call that between backward passes")
                 self._overlapped = _overlapped.OverlappedStep(self, bucket.buffer.device)
             self._overlapped.add(bucket)
         except BaseException:
@@ -239,11 +245,9 @@ class LayerDropping:
     def _give_up(self) -> None:
         """The step cannot be carried out; what its gradients had added stays in the residual."""
         step, self._overlapped = self._overlapped, None
-        try:
-            if step is not None:
-                step.give_up()
-        finally:
-            self.backend.abandon()
+        if step is not None:
+            self._left = step.works  # nobody waits for them, since a rank may have died; their memory must stay
+        self.backend.abandon()
 
     def _layer(self, parameter: torch.Tensor) -> int:
         layer = self._layer_of.get(id(parameter))
@@ -325,7 +329,7 @@ class LayerDropping:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"load_state_dict: the format is {found}, this version reads {FORMAT}")
         missing = [field for field in ("names", "shapes", "strides", "world_size", "rank", "options", "totals", "last_choice",
-                                       "overlap", "memory") if field not in state]
+                                       "memory") if field not in state]
         if missing:
             raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
         totals = Totals(**state["totals"])
@@ -338,8 +342,8 @@ class LayerDropping:
         if state["rank"] not in (self.rank, None):
             raise ValueError(f"load_state_dict: saved by rank {state['rank']}, and this is rank {self.rank}: each rank's residual "
                              "is its own, and each loads what it saved")
-        if state["overlap"] != self.overlap:
-            raise ValueError(f"load_state_dict: overlap was {state['overlap']} and is {self.overlap}")
+        if state.get("overlap", False) != self.overlap:
+            raise ValueError(f"load_state_dict: overlap was {not self.overlap} and is {self.overlap}")
         own = dataclasses.asdict(self.options)
         for field in ("part_elements", "momentum"):
             saved, now = state["options"][field], own[field]
@@ -381,8 +385,8 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
     for field in ("format", "names", "shapes", "strides", "step", "options", "overlap"):
         for state in states:
-            if state[field] != states[0][field]:
-                raise ValueError(f"merge_states: {_difference(field, states[0][field], state[field], state['rank'])}")
+            if state.get(field, False) != states[0].get(field, False):
+                raise ValueError(f"merge_states: {_difference(field, states[0].get(field), state.get(field), state['rank'])}")
     in_order = sorted(states, key=lambda state: state["rank"])
     layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
     parts = lamina.Selector(layout, part_elements=in_order[0]["options"]["part_elements"]).parts
