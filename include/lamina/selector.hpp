@@ -112,6 +112,7 @@ class layer_selector {
   /// selection of one that is decided ahead. Does nothing at_end, or if the step has begun.
   void begin(std::uint64_t step) {
     if (options_.decide == decision_timing::at_end || decision_.step == step) return;
+    before_ = {threshold_, allowance_};
     if (options_.decide == decision_timing::ahead) {
       decide(step, planned_, planned_);
       return;
@@ -126,6 +127,14 @@ class layer_selector {
     } else {
       decision_.sends_all = sends_all_at(drop_ratio_in(step)) || has_no_threshold_yet();
     }
+  }
+
+  /// Takes back the begin() of a step in which no layer got a value: threshold and allowance are those of before.
+  void take_back(std::uint64_t step) noexcept {
+    if (options_.decide == decision_timing::at_end || decision_.step != step) return;
+    threshold_ = before_.threshold;
+    allowance_ = before_.allowance;
+    decision_ = {};
   }
 
   /// as_ready: decides one layer of the step that has begun, by its value; does nothing if it is decided.
@@ -380,6 +389,9 @@ class layer_selector {
   double threshold_;                // the one last found
   detail::step_decision decision_;  // of the step that was decided last, or has begun
   double allowance_ = 0;            // elements
+  struct {
+    double threshold, allowance;
+  } before_{};  // the last begin()
   std::vector<std::uint64_t> cleared_in_;
   std::vector<char> is_always_sent_;  // empty if none is
   // as_ready

@@ -358,11 +358,16 @@ class gradient_compressor {
 
   /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
   /// in the residual, and save() is allowed. Threshold, allowance and ages are as before, or as select() has left them if it
-  /// was called; the allowance of a step that is not decided at its end has grown with its beginning. Does nothing between
-  /// steps.
+  /// was called; the allowance of a step that is not decided at its end has grown with its beginning. A step in which no layer
+  /// got a gradient or was skipped is as if it had not begun, and its number is that of the next. Does nothing between steps.
   void abandon() noexcept {
     encoder_.forget();
     is_packed_ = false;
+    if (intake_.has_nothing()) {
+      decider_.selector().take_back(step());
+      intake_.take_back();
+      return;
+    }
     intake_.set_phase(detail::step_phase::committed);
     decider_.abandon(intake_);
   }

@@ -243,11 +243,19 @@ void bind_compressor(nb::module_& m) {
           "to"_a.noconvert(), "divisor"_a = 1.0,
           "In place of encode(): writes the sent_elements elements that are sent to `to`, each divided by "
           "divisor.")
+      .def(
+          "use_ahead",
+          [](any_compressor& self) {
+            const nb::gil_scoped_release released;
+            self.encode();
+          },
+          "In place of pack(), where pack_ahead() has written all that is sent: commit() takes that out of "
+          "the residual.")
       .def("commit", &any_compressor::commit, nb::call_guard<nb::gil_scoped_release>(),
            "What was encoded or packed has arrived: takes it out of the residual.")
       .def("abandon", &any_compressor::abandon,
            "Ends a step that cannot be carried out: nothing counts as sent, and what was accumulated waits "
-           "in the residual.")
+           "in the residual. A step that nothing was accumulated in has not begun.")
       .def(
           "scatter",
           [](const any_compressor& self, const readable& packed, gradients& to) {

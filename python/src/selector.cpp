@@ -62,6 +62,9 @@ void bind_selector(nb::module_& m) {
           },
           "step"_a, "ahead: the parts that go out in `step`, counted from 1, by the last plan().")
       .def(
+          "take_back", [](selector& self, std::uint64_t step) { self.of.take_back(step); }, "step"_a,
+          "The begin() of `step` was in vain: as if it had not been called.")
+      .def(
           "plan",
           [](selector& self, std::uint64_t step, const readable& agreed) {
             self.of.plan(step, numbers_of<const double>("agreed", tensor_of(agreed, "agreed")));

@@ -816,6 +816,46 @@ TEST_CASE("timing as_ready: an abandoned step forgets neither who waits nor what
   CHECK(each.residual()[1][0] == 2);
 }
 
+TEST_CASE("timing: a step that is abandoned before its first gradient has not begun") {
+  std::mt19937 random(7);
+  for (const decision_timing timing :
+       {decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead}) {
+    for (const bool has_budget : {false, true}) {
+      compressor_options options = decided(timing, has_budget ? 0 : 0.7);
+      if (has_budget) options.byte_budget = 0.3;
+      options.warm_up_steps = has_budget ? 0 : 8;
+      options.max_age = 4;
+      worker each(model_of({5, 0, 3, 9}), options);
+      worker other(model_of({5, 0, 3, 9}), options);
+      for (std::uint64_t step = 1; step <= 12; ++step) {
+        INFO("timing " << static_cast<int>(timing) << ", step " << step);
+        const std::vector<std::byte> before = each.save();
+        const double threshold = each.threshold();
+        for (int k = 0; k < 2; ++k) {
+          each.begin_step();
+          CHECK(each.step() == step);
+          each.abandon();
+          CHECK(each.step() == step - 1);
+          CHECK(each.save() == before);
+          CHECK(each.threshold() == threshold);
+        }
+        tensors<float> gradients;
+        for (const std::size_t size : each.model().sizes())
+          gradients.push_back(random_fractions<float>(random, size));
+        each.accumulate_all(gradients);
+        other.accumulate_all(gradients);
+        finish(each, timing);
+        finish(other, timing);
+        CHECK(each.save() == other.save());
+      }
+      each.begin_step();
+      each.skip(0);
+      each.abandon();
+      CHECK(each.step() == 13);  // something happened in it
+    }
+  }
+}
+
 TEST_CASE("timing: a refused gradient leaves its layer undecided") {
   for (const decision_timing timing : early) {
     worker each(model_of({1, 1}), decided(timing));

@@ -156,6 +156,17 @@ class gradient_intake {
     count_step();
   }
 
+  /// Whether a step has begun of which no layer has a gradient or was skipped.
+  bool has_nothing() const noexcept {
+    return phase_ == step_phase::accumulating &&
+           std::all_of(marks_.begin(), marks_.end(), [](mark each) { return each == mark::none; });
+  }
+  /// Such a step has not begun.
+  void take_back() noexcept {
+    --step_;
+    phase_ = step_phase::committed;
+  }
+
   /// Whether the next step may begin, if none is open.
   template <class Fail>
   bool may_begin(const layer_selector& selector, const Fail& fail) const {

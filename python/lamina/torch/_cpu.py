@@ -87,6 +87,10 @@ class CpuBackend:
         self._core.pack(packed, world_size if self._wire is torch.float32 else 1)
         return packed
 
+    def use_ahead(self) -> None:
+        """In place of pack(), where pack_ahead() has written all that is sent."""
+        self._core.use_ahead()
+
     def commit(self) -> None:
         self._core.commit()
 
@@ -98,7 +102,7 @@ class CpuBackend:
         self._taken = None
 
     def abandon(self) -> None:
-        """The step ends here; what was accumulated stays in the residual."""
+        """The step ends here; what was accumulated stays in the residual. A step that nothing was accumulated in has not begun."""
         self._core.abandon()
         self.release()
 

@@ -38,6 +38,7 @@ class TorchBackend:
         self._sent: List[int] = []
         self._fresh: List[torch.Tensor] = []  # of each part the norm of this step's gradient alone
         self._is_sent: Set[int] = set()
+        self._has_begun = False  # a step that nothing was accumulated in
         self.step = 0
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
@@ -57,6 +58,7 @@ class TorchBackend:
     def begin(self) -> List[int]:
         """Begins a step that was decided ahead; returns the parts that go out."""
         self.step += 1
+        self._has_begun = True
         self._sent = self._selector.begin(self.step)
         self._is_sent = set(self._sent)
         return self._sent
@@ -94,6 +96,7 @@ class TorchBackend:
 
     def accumulate(self, scale: float) -> None:
         self._fresh = []
+        self._has_begun = False
         if not self._is_ahead:
             self.step += 1
         for layer, gradient in enumerate(self._gradients):
@@ -148,6 +151,11 @@ class TorchBackend:
         self._rounded = packed.float()  # the allreduce overwrites `packed`
         return packed
 
+    def use_ahead(self) -> None:
+        """In place of pack(), where pack_ahead() has written all that is sent."""
+        if self._wire is not torch.float32:
+            self.pack(1)
+
     def commit(self) -> None:
         begin = 0
         for part in self._sent:
@@ -179,7 +187,11 @@ class TorchBackend:
                 within += size
 
     def abandon(self) -> None:
-        """The step ends here; what was accumulated stays in the residual."""
+        """The step ends here; what was accumulated stays in the residual. A step that nothing was accumulated in has not begun."""
+        if self._has_begun:
+            self._selector.take_back(self.step)
+            self.step -= 1
+            self._has_begun = False
         self.release()
 
     def save(self) -> bytes:

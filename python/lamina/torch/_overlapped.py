@@ -76,7 +76,6 @@ class OverlappedStep:
             is_bad, flag_bytes = _step.refuse_non_finite(state, buckets, watch)
             self._sent_bytes += flag_bytes
             if is_bad:
-                backend.abandon()
                 _step.finish_skipped(state, buckets, self._sent_bytes, watch)
                 return
         with watch.time("accumulate"):
@@ -87,7 +86,8 @@ class OverlappedStep:
             self._sent_bytes += sums.numel() * sums.element_size()
             backend.plan(sums.cpu() / state.world_size)
         with watch.time("pack"):
-            packed = backend.pack(state.world_size)  # what commit() takes out of the residual; overwritten by the sums
+            backend.use_ahead()
+            packed = torch.empty(backend.sent_elements, dtype=getattr(torch, state.wire), device=buckets[0].buffer.device)
             for (_, sums), layers in self.works:
                 begin = 0
                 for layer in layers:

@@ -57,7 +57,7 @@ class LayerDropping:
         backend: "cpu", "torch" (any device), or "auto".
         overlap: whether the parts of a step are chosen at the end of the step before, so that a bucket's allreduce goes on
             while the backward pass computes the next. Learns somewhat more slowly (docs/pytorch.md), sends everything in its
-            first step, counts a skipped batch as a step, and needs every parameter to be used in every step.
+            first step, and needs every parameter to be used in every step.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """
         self.options = options if options is not None else lamina.Options()
@@ -272,7 +272,7 @@ class LayerDropping:
 
     @property
     def step(self) -> int:
-        """Synchronised backward passes so far; those that were skipped do not count, but with overlap."""
+        """Synchronised backward passes so far; those that were skipped do not count."""
         return self.backend.step if self._is_bound else self._pending["step"] if self._pending is not None else 0
 
     # --- what happened -----------------------------------------------------------------------------------------------------
@@ -349,6 +349,8 @@ class LayerDropping:
             saved, now = state["options"][field], own[field]
             if saved != now and (field == "part_elements" or (saved == 0) != (now == 0)):
                 raise ValueError(f"load_state_dict: {field} was {saved} and is {now}")
+        if self._overlapped is not None:  # of an interrupted backward
+            self._give_up()
         try:
             self.backend.load(memoryview(state["memory"].cpu().contiguous().numpy()))
         except ValueError as error:

@@ -55,7 +55,6 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     if state.nonfinite != "leave_out":
         is_bad, sent_bytes = refuse_non_finite(state, buckets, watch)
         if is_bad:
-            backend.release()
             finish_skipped(state, buckets, sent_bytes, watch)
             return
 
@@ -103,14 +102,15 @@ def require_one_past(state: "LayerDropping", sums: torch.Tensor) -> None:
 
 
 def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stopwatch) -> "tuple[bool, int]":
-    """Whether any rank's gradient holds NaN or infinity, in which case the buckets are filled as state.nonfinite says; and the
-    bytes that this took."""
+    """Whether any rank's gradient holds NaN or infinity, in which case the step is given up and the buckets are filled as
+    state.nonfinite says; and the bytes that this took."""
     with watch.time("check"):
         bad = state.backend.first_non_finite()
         flag = torch.tensor([bad is not None], dtype=torch.int32, device=buckets[0].buffer.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=state.process_group)
         any_bad = bool(flag.item())
     if any_bad:
+        state.backend.abandon()
         where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
         logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
         for bucket in buckets:
