@@ -16,13 +16,24 @@
 /// Where the operands of the kernels come from.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// Asks for the cache lines of `count` elements that lie 2 KiB ahead; where that is beyond the end nothing happens. What the
-/// machine prefetches by itself ends at every page of 4 KiB and has to find its pace again behind it.
-/// docs/decisions/0010-prefetching.md has what that costs. Inlined at any price: g++ takes a function that only prefetches for
-/// one without effect, and leaves out the calls.
+/// Whether asking ahead pays on the processor that runs this. On Intel's, what the machine prefetches by itself ends at every page
+/// of 4 KiB and has to find its pace again behind it; on AMD's it does not, and asking takes a fifth longer than not asking. Others
+/// were not measured. docs/decisions/0010-prefetching.md has the numbers.
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+inline const bool asks_ahead = [] {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+}();
+#else
+inline constexpr bool asks_ahead = false;
+#endif
+
+/// Asks for the cache lines of `count` elements that lie 2 KiB ahead, where that pays; where it is beyond the end nothing happens.
+/// Inlined at any price: g++ takes a function that only prefetches for one without effect, and leaves out the calls.
 template <class T>
 LAMINA_ALWAYS_INLINE void prefetch_ahead([[maybe_unused]] const T* from, [[maybe_unused]] std::size_t count) {
 #if defined(__GNUC__)
+  if (!asks_ahead) return;
   constexpr std::uintptr_t line_bytes = 64;
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(from) + 2048;
   for (std::uintptr_t offset = 0; offset < count * sizeof(T); offset += line_bytes) {
