@@ -24,50 +24,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Small pieces, so that a round goes in many.
-engine_options in_turn() {
-  return {.pieces = {.both_ways = 132, .one_way = 232}, .progress = progress_by::caller, .timeout = 5s};
-}
-
-// Engines in one thread: whichever rank is drawn hands over its next layer or moves its messages on.
-void run_step(std::vector<std::unique_ptr<engine>>& engines, const all_gradients& gradients,
-              const std::vector<bool>& is_sent, std::mt19937& random) {
-  const std::size_t ranks = engines.size();
-  const std::size_t layers = gradients[0].size();
-  std::vector<std::size_t> handed(ranks);
-  for (auto& each : engines) each->begin_step();
-  std::size_t idle = 0;
-  const auto is_over = [&] {
-    return std::ranges::all_of(engines, [&](auto& each) {
-      for (std::size_t l = 0; l < layers; ++l) {
-        if (!each->is_done(l)) return false;
-      }
-      return true;
-    });
-  };
-  while (!is_over()) {
-    const std::size_t r = below(random, ranks);
-    bool has_moved = false;
-    if (handed[r] < layers && below(random, 3) == 0) {
-      const std::size_t l = layers - ++handed[r];
-      is_sent[l] ? engines[r]->ready(l, gradients[r][l]) : engines[r]->hold_back(l);
-      has_moved = true;
-    } else {
-      has_moved = engines[r]->poll();
-    }
-    idle = has_moved ? 0 : idle + 1;
-    if (idle == 100'000) FAIL("a deadlock");
-  }
-}
-
-std::vector<std::unique_ptr<engine>> engines_over(memory_network& network, const collectives::plan& plan,
-                                                  const engine_options& options) {
-  std::vector<std::unique_ptr<engine>> engines;
-  for (std::size_t r = 0; r < plan.ranks(); ++r)
-    engines.push_back(std::make_unique<engine>(network.of(r), plan, options));
-  return engines;
-}
-
 std::size_t threads_of_this_process() {
   const auto tasks = std::filesystem::directory_iterator("/proc/self/task");
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));

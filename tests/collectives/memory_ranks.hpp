@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -66,6 +68,69 @@ inline std::vector<std::vector<float>> expected_means(const collectives::plan& p
     }
   }
   return means;
+}
+
+/// The mean of a layer in the order in which its slices are added: slices of ⌈n/P⌉.
+inline std::vector<float> mean_by_slices(collectives::algorithm how, const all_gradients& gradients,
+                                         std::size_t layer) {
+  const std::size_t ranks = gradients.size();
+  const std::size_t size = gradients[0][layer].size();
+  rank_vectors padded;
+  for (const auto& each : gradients) {
+    padded.push_back(each[layer]);
+    padded.back().resize((size + ranks - 1) / ranks * ranks);
+  }
+  std::vector<float> mean = collectives::reference_sum(how, padded);
+  for (float& each : mean) each /= static_cast<float>(ranks);
+  mean.resize(size);
+  return mean;
+}
+
+/// Small pieces, so that a round goes in many.
+inline collectives::engine_options in_turn() {
+  return {.pieces = {.both_ways = 132, .one_way = 232},
+          .progress = collectives::progress_by::caller,
+          .timeout = std::chrono::seconds(5)};
+}
+
+/// Engines in one thread: whichever rank is drawn hands over its next layer or moves its messages on.
+inline void run_step(std::vector<std::unique_ptr<collectives::engine>>& engines,
+                     const all_gradients& gradients, const std::vector<bool>& is_sent, std::mt19937& random) {
+  const std::size_t ranks = engines.size();
+  const std::size_t layers = gradients[0].size();
+  std::vector<std::size_t> handed(ranks);
+  for (auto& each : engines) each->begin_step();
+  std::size_t idle = 0;
+  const auto is_over = [&] {
+    return std::ranges::all_of(engines, [&](auto& each) {
+      for (std::size_t l = 0; l < layers; ++l) {
+        if (!each->is_done(l)) return false;
+      }
+      return true;
+    });
+  };
+  while (!is_over()) {
+    const std::size_t r = below(random, ranks);
+    bool has_moved = false;
+    if (handed[r] < layers && below(random, 3) == 0) {
+      const std::size_t l = layers - ++handed[r];
+      is_sent[l] ? engines[r]->ready(l, gradients[r][l]) : engines[r]->hold_back(l);
+      has_moved = true;
+    } else {
+      has_moved = engines[r]->poll();
+    }
+    idle = has_moved ? 0 : idle + 1;
+    if (idle == 100'000) throw std::runtime_error("a deadlock");
+  }
+}
+
+inline std::vector<std::unique_ptr<collectives::engine>> engines_over(
+    collectives::memory_network& network, const collectives::plan& plan,
+    const collectives::engine_options& options) {
+  std::vector<std::unique_ptr<collectives::engine>> engines;
+  for (std::size_t r = 0; r < plan.ranks(); ++r)
+    engines.push_back(std::make_unique<collectives::engine>(network.of(r), plan, options));
+  return engines;
 }
 
 inline bool has_means(collectives::engine& engine, const std::vector<std::vector<float>>& means) {

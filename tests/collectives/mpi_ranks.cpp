@@ -58,6 +58,30 @@ void run_steps(collectives::mpi_channel& channel, algorithm how, collectives::pi
   }
 }
 
+// Owners that leave the mean as it is: then it is what all ranks get.
+void run_owners(collectives::mpi_channel& channel, algorithm how) {
+  const lamina::layout model = model_of({40'000, 3, 701, 0, 120'000});
+  const collectives::plan plan = plan_for(
+      model, channel.ranks(),
+      {.bucket_bytes = 50'000, .chunk_bytes = 300'000, .choice = collectives::algorithm_choice::always(how)});
+  std::mt19937 random(79);
+  collectives::engine engine(channel, plan,
+                             {.timeout = 30s, .update = [](std::size_t, std::size_t, std::span<float>) {}});
+  for (int step = 0; step < 3; ++step) {
+    const all_gradients gradients = random_gradients(random, model, channel.ranks());
+    engine.begin_step();
+    for (std::size_t l = model.layers(); l-- > 0;) {
+      step == 1 && l == 2 ? engine.hold_back(l) : engine.ready(l, gradients[channel.rank()][l]);
+    }
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      engine.wait(l);
+      require(step == 1 && l == 2 ? engine.parameters(l).empty()
+                                  : same_bits(engine.parameters(l), mean_by_slices(how, gradients, l)),
+              std::string("other bits than the reference, by owners: ") + collectives::name_of(how));
+    }
+  }
+}
+
 void compare_with_mpi(collectives::mpi_channel& channel) {
   std::mt19937 random(78);
   const all_gradients gradients = [&] {
@@ -177,6 +201,7 @@ int main(int argc, char** argv) {
           run_steps(channel, how, {.both_ways = 1U << 20U, .one_way = 60'000});
           run_steps(channel, how, {.both_ways = 4096, .one_way = 10'000});
         }
+        for (const algorithm how : {algorithm::pairwise, algorithm::ring}) run_owners(channel, how);
         compare_with_mpi(channel);
       }
     }

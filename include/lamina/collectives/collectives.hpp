@@ -15,5 +15,6 @@
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
+#include "lamina/collectives/staging.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/collectives/timeline.hpp"

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -22,6 +23,7 @@
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
+#include "lamina/collectives/staging.hpp"
 #include "lamina/collectives/timeline.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
@@ -35,6 +37,9 @@ enum class progress_by : std::uint8_t {
   caller,  ///< ready(), wait(), drain() and poll(): for ranks that take turns in one thread, and where there is one core
 };
 
+/// Writes the new parameters of some elements of a layer over their mean gradient: those from `begin` on.
+using owner_update = std::function<void(std::size_t layer, std::size_t begin, std::span<float> mean)>;
+
 struct engine_options {
   piece_sizes pieces = {};
   progress_by progress = progress_by::thread;
@@ -42,6 +47,11 @@ struct engine_options {
   /// which this rank does not look does not: between two looks 10 ms count at most.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
   timeline* record = nullptr;  ///< outlives the engine
+  /// Each layer is cut into a slice for each rank, its owner. The owner alone gets the mean of its slice, and updates it, and the
+  /// new parameters go to all ranks in place of the means: optimizer state is a P-th on each rank. Called by who moves messages on,
+  /// with the slices of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
+  /// the engine. Every rank has one, or none has. Without it the mean goes to all.
+  owner_update update = {};
 };
 
 /// What the steps so far took.
@@ -59,6 +69,10 @@ struct engine_totals {
 ///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
 ///     engine.wait(l); update(l, engine.mean(l));            // where layer l is needed again, or after drain()
 ///
+/// With options.update each rank updates its slices of all layers, and the last line is
+///
+///     engine.wait(l); copy engine.parameters(l) into the network;
+///
 /// One thread calls it. Every rank has the same plan, which the ranks compare before the first sum, and makes the same decisions. The
 /// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
 ///
@@ -69,28 +83,27 @@ struct engine_totals {
 class engine {
  public:
   /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
-  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more.
+  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
+  /// std::invalid_argument where the algorithm of a bucket leaves other sums than one slice to each rank.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
         plan_(std::move(given)),
         options_(options),
         memory_(std::make_shared<memory>()),
         patience_(options.timeout),
-        executor_(over, plan_.fingerprint(), largest_collective(), memory_->of_executor, options.pieces),
+        staging_(checked(plan_, over), over.rank(), static_cast<bool>(options.update), memory_->of_staging),
+        executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor, options.pieces),
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
-    if (plan_.ranks() != over.ranks()) {
-      throw std::invalid_argument("the plan is for " + std::to_string(plan_.ranks()) +
-                                  " ranks, the channel has " + std::to_string(over.ranks()));
-    }
-    memory_->gradients.resize(plan_.model().elements());
-    std::size_t begin = 0;
+    const bool has_owners = static_cast<bool>(options_.update);
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      buckets_[b].begin = begin;
-      buckets_[b].predicted_seconds = plan_.seconds_of(plan_.buckets()[b]);
-      begin += plan_.buckets()[b].elements;
+      tasks_.push_back({b, has_owners ? operation::reduce_scatter : operation::all_reduce});
+      buckets_[b].predicted_seconds = plan_.seconds_of(plan_.buckets()[b]) / (has_owners ? 2 : 1);
     }
-    now_ = buckets_.size();
+    // The next forward pass needs the layers first whose gradients come last.
+    for (std::size_t b = buckets_.size(); has_owners && b > 0; --b)
+      tasks_.push_back({b - 1, operation::all_gather});
+    now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
   }
   engine(const engine&) = delete;
@@ -105,7 +118,7 @@ class engine {
     if (thread_.joinable()) thread_.join();
     // What is under way may still be written to and read from; and those who wait for this rank wait in vain.
     const bool is_unwinding = std::uncaught_exceptions() > exceptions_;
-    if (executor_.has_open_messages() || error_ || now_ < buckets_.size() || is_unwinding)
+    if (executor_.has_open_messages() || error_ || now_ < tasks_.size() || is_unwinding)
       channel_.abandon(memory_);
   }
 
@@ -140,7 +153,7 @@ class engine {
   void ready(std::size_t layer, std::span<const float> gradient) {
     plan_.model().check_size(layer, gradient.size());
     check_open(layer);
-    if (!gradient.empty()) std::memcpy(staged(layer), gradient.data(), gradient.size_bytes());
+    if (!gradient.empty()) std::memcpy(staging_.place(layer), gradient.data(), gradient.size_bytes());
     hand_over(layer, phase::sent);
   }
 
@@ -151,7 +164,7 @@ class engine {
     hand_over(layer, phase::held);
   }
 
-  /// Whether the mean of the layer is there, or there is none to come: no step has begun.
+  /// Whether the mean of the layer, or with owners its parameters, are there, or nothing is to come: no step has begun.
   [[nodiscard]] bool is_done(std::size_t layer) {
     const std::size_t bucket = plan_.place(layer).bucket;
     const std::lock_guard lock(mutex_);
@@ -159,18 +172,22 @@ class engine {
     return step_ == 0 || buckets_[bucket].is_done;
   }
 
-  /// Waits until is_done(layer). std::logic_error where that cannot be: a layer of its bucket, or of one before, was not ready.
-  void wait(std::size_t layer) { wait_for_buckets(plan_.place(layer).bucket + 1, layer); }
+  /// Waits until is_done(layer). std::logic_error where that cannot be: a layer that is summed before was not ready.
+  void wait(std::size_t layer) { wait_for(tasks_until(plan_.place(layer).bucket), layer); }
 
   /// Waits for all layers of the step. Throws as wait().
-  void drain() { wait_for_buckets(buckets_.size(), 0); }
+  void drain() { wait_for(tasks_.size(), 0); }
 
   /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
-  /// std::logic_error where it is not there yet.
+  /// std::logic_error where it is not there yet, or belongs to owners.
   [[nodiscard]] std::span<float> mean(std::size_t layer) {
-    if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
-    if (layers_[layer].now == phase::held) return {};
-    return {memory_->gradients.data() + layers_[layer].begin, plan_.model().sizes()[layer]};
+    if (options_.update) throw std::logic_error(sentence(layer, " has its mean with its owners alone"));
+    return whole(layer);
+  }
+  /// With owners, the new parameters: otherwise as mean().
+  [[nodiscard]] std::span<float> parameters(std::size_t layer) {
+    if (!options_.update) throw std::logic_error(sentence(layer, " has no owners: options.update is empty"));
+    return whole(layer);
   }
 
   /// Moves messages on with progress_by::caller; whether anything moved. std::logic_error with a thread.
@@ -189,33 +206,42 @@ class engine {
   using clock = std::chrono::steady_clock;
   enum class phase : std::uint8_t { open, sent, held };
   struct memory {
-    std::vector<float> gradients;  // bucket behind bucket
+    detail::staging::memory of_staging;
     executor::memory of_executor;
     float opening = 0;
   };
   struct layer_state {
     phase now = phase::open;
-    std::size_t begin = 0;  // of its mean among all
   };
   struct bucket_state {
-    std::size_t begin = 0;
-    double predicted_seconds = 0;
-    std::size_t missing = 0;  // layers that were not handed over
+    double predicted_seconds = 0;  // of each of its tasks
+    std::size_t missing = 0;       // layers that were not handed over
     bool is_done = true;
   };
 
-  [[nodiscard]] std::size_t largest_collective() const {
-    std::size_t largest = 1;
-    for (const bucket& each : plan_.buckets()) largest = std::max(largest, each.elements);
-    return std::min(largest, plan_.chunk_elements());
+  // Collectives that follow one another, chunk by chunk.
+  struct task {
+    std::size_t bucket = 0;
+    operation what = operation::all_reduce;
+  };
+
+  static const plan& checked(const plan& given, const channel& over) {
+    if (given.ranks() == over.ranks()) return given;
+    throw std::invalid_argument("the plan is for " + std::to_string(given.ranks()) +
+                                " ranks, the channel has " + std::to_string(over.ranks()));
   }
   [[nodiscard]] std::string sentence(std::size_t layer, const char* what) const {
     return "layer " + std::to_string(layer) + " '" + plan_.model()[layer].name + "'" + what + " in step " +
            std::to_string(step_);
   }
-  [[nodiscard]] float* staged(std::size_t layer) const {
-    const layer_place& place = plan_.place(layer);
-    return memory_->gradients.data() + buckets_[place.bucket].begin + place.offset;
+  [[nodiscard]] std::span<float> whole(std::size_t layer) {
+    if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
+    if (layers_[layer].now == phase::held) return {};
+    return staging_.whole(layer);
+  }
+  // Tasks up to the last one of a bucket.
+  [[nodiscard]] std::size_t tasks_until(std::size_t bucket) const {
+    return options_.update ? tasks_.size() - bucket : bucket + 1;
   }
   void record(activity what, event_kind kind, std::size_t index) const {
     if (options_.record != nullptr)
@@ -262,19 +288,18 @@ class engine {
       poll();
   }
 
-  void wait_for_buckets(std::size_t count, std::size_t layer) {
+  void wait_for(std::size_t count, std::size_t layer) {
     std::unique_lock lock(mutex_);
     rethrow();
     if (step_ == 0) return;
-    for (std::size_t b = 0; b < count; ++b) {
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::size_t b = tasks_[k].bucket;
       if (buckets_[b].missing == 0) continue;
       const auto& layers = plan_.buckets()[b].layers;
       const auto open = std::ranges::find(layers, phase::open, [&](std::size_t l) { return layers_[l].now; });
       throw std::logic_error(sentence(*open, " was not ready when it was waited for"));
     }
-    const auto is_over = [&] {
-      return count == 0 || buckets_[count - 1].is_done || has_failed_.load(std::memory_order_acquire);
-    };
+    const auto is_over = [&] { return now_ >= count || has_failed_.load(std::memory_order_acquire); };
     if (!is_over()) {
       record(activity::waiting, event_kind::begin, layer);
       const auto begin = clock::now();
@@ -330,7 +355,7 @@ class engine {
 
   [[nodiscard]] bool has_work() const {
     return executor_.is_running() || (!is_opened_ && step_ > 0) ||
-           (now_ < buckets_.size() && buckets_[now_].missing == 0);
+           (now_ < tasks_.size() && buckets_[tasks_[now_].bucket].missing == 0);
   }
 
   // By the one who moves messages on, alone. Whether anything moved.
@@ -361,12 +386,11 @@ class engine {
         // All ranks meet in a sum of one element, whatever their plans: what its headers say is compared.
         elements = {&memory_->opening, 1};
       } else {
-        if (now_ == buckets_.size() || buckets_[now_].missing > 0) return false;
-        if (summed_ == 0) pack(now_);
-        elements =
-            std::span(memory_->gradients)
-                .subspan(buckets_[now_].begin + summed_, std::min(plan_.chunk_elements(), packed_ - summed_));
-        next = {number_, decision(), step_, operation::all_reduce, plan_.buckets()[now_].how, {}};
+        if (now_ == tasks_.size() || buckets_[tasks_[now_].bucket].missing > 0) return false;
+        const auto [bucket, what] = tasks_[now_];
+        if (summed_ == 0) staging_.open(bucket, [&](std::size_t l) { return layers_[l].now == phase::sent; });
+        elements = staging_.chunk(summed_, what);
+        next = {number_, decision(), step_, what, plan_.buckets()[bucket].how, {}};
       }
       next.elements = elements;
     }
@@ -378,26 +402,9 @@ class engine {
     return true;
   }
 
-  // Layers that are sent move together; those that follow one that was held back, to the front.
-  void pack(std::size_t bucket) {
-    std::size_t end = buckets_[bucket].begin;
-    kept_ = lamina::detail::fnv_basis;
-    for (const std::size_t layer : plan_.buckets()[bucket].layers) {
-      const bool is_kept = layers_[layer].now == phase::sent;
-      kept_ = lamina::detail::fnv(kept_, is_kept ? 1 : 0);
-      if (!is_kept) continue;
-      const std::size_t size = plan_.model().sizes()[layer];
-      float* const to = memory_->gradients.data() + end;
-      if (to != staged(layer) && size > 0) std::memmove(to, staged(layer), size * sizeof(float));
-      layers_[layer].begin = end;
-      end += size;
-    }
-    packed_ = end - buckets_[bucket].begin;
-  }
-
   // Of the chunk that comes next. Sizes alone do not tell that ranks have kept different layers: two may be equally large.
   [[nodiscard]] std::uint32_t decision() const {
-    std::uint64_t hash = kept_;
+    std::uint64_t hash = staging_.hash();
     for (std::uint64_t number : {std::uint64_t{now_}, std::uint64_t{summed_}}) {
       for (int byte = 0; byte < 8; ++byte, number >>= 8U)
         hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(number));
@@ -406,11 +413,13 @@ class engine {
   }
 
   void end_collective(clock::time_point now) {
-    const std::span<float> summed = executor_.current().elements;
-    const bool is_last = is_opened_ && summed_ + summed.size() == packed_;
-    if (is_opened_) {
-      lamina::detail::divide_elements(summed.data(), static_cast<float>(channel_.ranks()), summed.size());
-      if (is_last) record_collective(event_kind::end);
+    const collective& ended = executor_.current();
+    const std::span<float> summed = ended.elements;
+    const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
+    if (is_opened_) finish_chunk(ended);
+    if (is_last) {
+      if (ended.what == operation::reduce_scatter) staging_.for_each_own_slice(options_.update);
+      record_collective(event_kind::end);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -420,7 +429,7 @@ class engine {
       if (!summed.empty()) ++totals_.collectives;
       summed_ += summed.size();
       if (is_last) {
-        buckets_[now_].is_done = true;
+        if (ended.what != operation::reduce_scatter) buckets_[tasks_[now_].bucket].is_done = true;
         ++now_;
       }
       if (is_last || !is_opened_) summed_ = 0;
@@ -428,16 +437,28 @@ class engine {
     }
     if (is_last) done_.notify_all();
   }
+  void finish_chunk(const collective& ended) {
+    const auto divided = [&](std::span<float> sums) {
+      lamina::detail::divide_elements(sums.data(), static_cast<float>(channel_.ranks()), sums.size());
+    };
+    if (ended.what == operation::all_reduce) {
+      divided(ended.elements);
+      return;
+    }
+    if (ended.what == operation::reduce_scatter) divided(staging_.own_of(ended.elements));
+    staging_.settle(summed_, ended.elements.size(), ended.what);
+  }
 
   void record_collective(event_kind kind) const {
     if (options_.record == nullptr) return;
     options_.record->record({.what = activity::collective,
                              .kind = kind,
                              .step = step_,
-                             .index = now_,
-                             .bytes = packed_ * sizeof(float),
-                             .how = plan_.buckets()[now_].how,
-                             .predicted_seconds = buckets_[now_].predicted_seconds});
+                             .index = tasks_[now_].bucket,
+                             .bytes = staging_.elements() * sizeof(float),
+                             .how = plan_.buckets()[tasks_[now_].bucket].how,
+                             .moves = tasks_[now_].what,
+                             .predicted_seconds = buckets_[tasks_[now_].bucket].predicted_seconds});
   }
 
   channel& channel_;
@@ -445,6 +466,7 @@ class engine {
   engine_options options_;
   std::shared_ptr<memory> memory_;
   detail::patience patience_;  // of the one who moves messages on
+  detail::staging staging_;    // likewise, but for the places of layers
   executor executor_;
   const int exceptions_ = std::uncaught_exceptions();
   // Of both threads, under the mutex.
@@ -453,8 +475,9 @@ class engine {
   std::condition_variable done_;
   std::vector<layer_state> layers_;
   std::vector<bucket_state> buckets_;
+  std::vector<task> tasks_;  // of a step, in the order in which all ranks do them
   std::uint64_t step_ = 0;
-  std::size_t now_ = 0;     // bucket that is summed, or comes next
+  std::size_t now_ = 0;     // task that is under way, or comes next
   std::size_t summed_ = 0;  // elements of it
   engine_totals totals_;
   std::exception_ptr error_;
@@ -462,8 +485,6 @@ class engine {
   bool is_stopping_ = false;
   bool is_opened_ = false;
   // Of the one who moves messages on.
-  std::size_t packed_ = 0;  // elements of the bucket that are sent
-  std::uint64_t kept_ = 0;  // a hash of which layers of the bucket are sent
   std::uint32_t number_ = 0;
   clock::time_point begun_at_;
   std::thread thread_;

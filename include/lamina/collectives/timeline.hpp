@@ -36,6 +36,7 @@ struct event {
   std::size_t index = 0;    ///< of the layer, or of the bucket of a collective
   std::uint64_t bytes = 0;  ///< of a collective
   algorithm how = algorithm::pairwise;
+  operation moves = operation::all_reduce;  ///< of a collective
   double predicted_seconds = 0;
   std::chrono::nanoseconds at{0};  ///< since the timeline was made
 };
@@ -80,16 +81,17 @@ inline void write_trace(std::ostream& to, std::span<const event> events, std::si
   const char* separator = "";
   to << "{\"traceEvents\":[";
   for (const event& each : events) {
-    std::array<char, 384> line{};
+    std::array<char, 448> line{};
     std::snprintf(line.data(), line.size(),
                   "%s\n{\"name\":\"%s "
                   "%zu\",\"ph\":\"%c\",\"ts\":%lld.%03lld,\"pid\":%zu,\"tid\":%d,\"args\":{\"step\":%llu,"
-                  "\"bytes\":%llu,\"algorithm\":\"%s\",\"predicted_seconds\":%s}}",
+                  "\"bytes\":%llu,\"operation\":\"%s\",\"algorithm\":\"%s\",\"predicted_seconds\":%s}}",
                   separator, names[static_cast<std::size_t>(each.what)], each.index,
                   phases[static_cast<std::size_t>(each.kind)], static_cast<long long>(each.at.count() / 1000),
                   static_cast<long long>(each.at.count() % 1000), rank,
                   each.what == activity::collective ? 1 : 0, static_cast<unsigned long long>(each.step),
                   static_cast<unsigned long long>(each.bytes),
+                  each.what == activity::collective ? name_of(each.moves) : "",
                   each.what == activity::collective ? name_of(each.how) : "",
                   detail::scientific(each.predicted_seconds, 3).c_str());
     to << line.data();

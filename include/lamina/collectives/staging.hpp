@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/plan.hpp"
+#include "lamina/collectives/schedule.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/fnv.hpp"
+
+namespace lamina::inline LAMINA_ABI::collectives::detail {
+
+/// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
+///
+/// For sums they lie one behind the other, where they wait. For owners each layer of n elements is P slices of ⌈n/P⌉, of which the last may
+/// be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers: whatever is sent of a
+/// bucket, and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P elements a layer.
+class staging {
+ public:
+  /// What messages are read from and written to.
+  struct memory {
+    std::vector<float> gradients;  // bucket behind bucket
+    std::vector<float> rows;       // of one collective of owners
+  };
+
+  /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one slice to each rank.
+  staging(const plan& of, std::size_t rank, bool has_owners, memory& given)
+      : plan_(of),
+        rank_(rank),
+        ranks_(of.ranks()),
+        has_owners_(has_owners),
+        memory_(given),
+        begins_(of.model().layers()) {
+    kept_.reserve(of.model().layers());
+    for (const bucket& each : of.buckets()) {
+      first_.push_back(first_.empty() ? 0 : first_.back() + last_elements_);
+      last_elements_ = each.elements;
+      std::size_t elements = each.elements;
+      if (has_owners_) {
+        check_slices(each);
+        elements = 0;
+        for (const std::size_t layer : each.layers) elements += ranks_ * width_of(layer);
+      }
+      most_elements_ = std::max(most_elements_, std::min(elements, of.chunk_elements()));
+    }
+    memory_.gradients.resize(of.model().elements());
+    if (has_owners_) memory_.rows.resize(most_elements_);
+  }
+
+  /// Elements of a collective at most.
+  [[nodiscard]] std::size_t most_elements() const noexcept { return most_elements_; }
+  /// Where the gradient of a layer waits.
+  [[nodiscard]] float* place(std::size_t layer) const {
+    const layer_place& at = plan_.place(layer);
+    return memory_.gradients.data() + first_[at.bucket] + at.offset;
+  }
+  /// Where the layer is after its collectives.
+  [[nodiscard]] std::span<float> whole(std::size_t layer) const {
+    float* const at = has_owners_ ? place(layer) : memory_.gradients.data() + begins_[layer];
+    return {at, plan_.model().sizes()[layer]};
+  }
+
+  /// Turns to a bucket of which the layers are sent that `is_kept`.
+  template <class IsKept>
+  void open(std::size_t bucket, const IsKept& is_kept) {
+    how_ = plan_.buckets()[bucket].how;
+    own_ = has_owners_ ? owned_elements(how_, ranks_, rank_, ranks_).begin : 0;
+    kept_.clear();
+    hash_ = lamina::detail::fnv_basis;
+    elements_ = 0;
+    first_element_ = first_[bucket];
+    for (const std::size_t layer : plan_.buckets()[bucket].layers) {
+      const bool is_sent = is_kept(layer);
+      hash_ = lamina::detail::fnv(hash_, is_sent ? 1 : 0);
+      if (!is_sent) continue;
+      kept_.push_back(layer);
+      elements_ += has_owners_ ? ranks_ * width_of(layer) : pack(layer);
+    }
+  }
+  /// Elements of the bucket's collectives together.
+  [[nodiscard]] std::size_t elements() const noexcept { return elements_; }
+  /// Of which layers of the bucket are sent.
+  [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
+
+  /// The elements of the next collective, from the element `begin` of all on, as it is to begin with them.
+  [[nodiscard]] std::span<float> chunk(std::size_t begin, operation what) {
+    const std::size_t count = std::min(plan_.chunk_elements(), elements_ - begin);
+    if (!has_owners_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
+    const std::span<float> rows = std::span(memory_.rows).first(count);
+    const bool sends_all = what == operation::reduce_scatter;
+    for (std::size_t row = sends_all ? 0 : own_; row < (sends_all ? ranks_ : own_ + 1); ++row) {
+      for_each_run(begin, count, row, [](std::span<float> layer, std::span<float> in_row) {
+        std::ranges::copy(layer, in_row.begin());
+        std::ranges::fill(in_row.subspan(layer.size()), 0.0F);
+      });
+    }
+    return rows;
+  }
+  /// Of owners: this rank's sums in a collective.
+  [[nodiscard]] std::span<float> own_of(std::span<float> rows) const {
+    const std::size_t columns = rows.size() / ranks_;
+    return rows.subspan(own_ * columns, columns);
+  }
+  /// Of owners: a collective is done. Puts this rank's sums, or all slices, where the layers wait.
+  void settle(std::size_t begin, std::size_t count, operation what) {
+    const bool takes_all = what == operation::all_gather;
+    for (std::size_t row = takes_all ? 0 : own_; row < (takes_all ? ranks_ : own_ + 1); ++row) {
+      for_each_run(begin, count, row, [](std::span<float> layer, std::span<float> in_row) {
+        std::ranges::copy(in_row.first(layer.size()), layer.begin());
+      });
+    }
+  }
+  /// Calls visit(layer, begin, elements) with this rank's slice of each layer that is sent of the bucket, unless it is empty.
+  template <class Visit>
+  void for_each_own_slice(const Visit& visit) const {
+    for (const std::size_t layer : kept_) {
+      const element_range own = slice_of(layer, own_);
+      if (own.size() > 0) visit(layer, own.begin, std::span(place(layer) + own.begin, own.size()));
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t width_of(std::size_t layer) const {
+    const std::size_t elements = plan_.model().sizes()[layer];
+    return elements / ranks_ + (elements % ranks_ != 0 ? 1 : 0);
+  }
+  [[nodiscard]] element_range slice_of(std::size_t layer, std::size_t row) const {
+    const std::size_t elements = plan_.model().sizes()[layer];
+    const std::size_t width = width_of(layer);
+    return {std::min(elements, row * width), std::min(elements, (row + 1) * width)};
+  }
+  void check_slices(const bucket& each) const {
+    bool leaves_slices = is_defined(operation::reduce_scatter, each.how);
+    for (std::size_t rank = 0; rank < ranks_ && leaves_slices; ++rank)
+      leaves_slices = owned_elements(each.how, ranks_, rank, ranks_).size() == 1;
+    if (leaves_slices) return;
+    throw std::invalid_argument(
+        std::string(name_of(each.how)) + " over " + std::to_string(ranks_) +
+        " ranks does not leave a slice to each of them: owners need pairwise or ring, or "
+        "halving_doubling over a power of two");
+  }
+
+  // For sums: layers that are sent move together; those that follow one that was held back, to the front. The layer's elements.
+  std::size_t pack(std::size_t layer) {
+    const std::size_t size = plan_.model().sizes()[layer];
+    begins_[layer] = first_element_ + elements_;
+    float* const to = memory_.gradients.data() + begins_[layer];
+    if (to != place(layer) && size > 0) std::memmove(to, place(layer), size * sizeof(float));
+    return size;
+  }
+
+  // Calls work(elements of a layer, the same in the row) for the part of a row that a collective has: `count` elements of all rows from
+  // `begin` on. The row's part is as long or longer, where the slice has no elements any more.
+  template <class Work>
+  void for_each_run(std::size_t begin, std::size_t count, std::size_t row, const Work& work) {
+    const std::size_t first = begin / ranks_;  // column
+    const std::size_t columns = count / ranks_;
+    const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
+    std::size_t column = 0;  // where the layer begins
+    for (const std::size_t layer : kept_) {
+      const std::size_t width = width_of(layer);
+      const std::size_t from = std::max(column, first);
+      const std::size_t to = std::min(column + width, first + columns);
+      if (from < to) {
+        const element_range slice = slice_of(layer, row);
+        const std::size_t skipped = std::min(from - column, slice.size());
+        const std::size_t taken = std::min(to - from, slice.size() - skipped);
+        work(std::span(place(layer) + slice.begin + skipped, taken), of_row.subspan(from - first, to - from));
+      }
+      column += width;
+    }
+  }
+
+  const plan& plan_;
+  std::size_t rank_;
+  std::size_t ranks_;
+  bool has_owners_;
+  memory& memory_;
+  std::vector<std::size_t> first_;   // of each bucket, its first element among all
+  std::vector<std::size_t> begins_;  // of each layer after open(), for sums
+  std::size_t last_elements_ = 0;
+  std::size_t most_elements_ = 1;
+  // Of the bucket that is open.
+  std::vector<std::size_t> kept_;
+  algorithm how_ = algorithm::pairwise;
+  std::size_t own_ = 0;  // the row whose sums are this rank's
+  std::size_t first_element_ = 0;
+  std::size_t elements_ = 0;
+  std::uint64_t hash_ = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::collectives::detail
