@@ -7,6 +7,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "catch.hpp"
 #include "lamina/collectives/engine.hpp"
@@ -80,6 +81,7 @@ engine_options with_update(collectives::owner_update update) {
 TEST_CASE("owners: all ranks have what one would have that updates everything, and a P-th of its velocity") {
   std::mt19937 random(77);
   std::size_t chunked = 0;
+  std::size_t early = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     const std::size_t ranks = 1 + below(random, 8);
     const auto how = halves[below(random, 3)];
@@ -94,9 +96,16 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
     chunked += model.sizes()[2] > plan.chunk_elements() ? 1 : 0;
     memory_network network(ranks, {.seed = seed, .most_delay = static_cast<unsigned>(below(random, 6))});
     std::vector<replica> replicas(ranks, replica(model));
+    std::vector<double> ready;  // in some runs parameters go round beside the backward pass
+    for (std::size_t l = 0; l < model.layers() && seed % 2 == 0; ++l)
+      ready.push_back(1e-4 * static_cast<double>(below(random, 50)));
     std::vector<std::unique_ptr<engine>> engines;
-    for (std::size_t r = 0; r < ranks; ++r)
-      engines.push_back(std::make_unique<engine>(network.of(r), plan, with_update(replicas[r].update())));
+    for (std::size_t r = 0; r < ranks; ++r) {
+      engine_options options = with_update(replicas[r].update());
+      options.ready_seconds = ready;
+      engines.push_back(std::make_unique<engine>(network.of(r), plan, options));
+    }
+    early += plan.tasks_of_owners(ready) != plan.tasks_of_owners() ? 1 : 0;
     replica dense(model);
     std::vector<std::vector<int>> steps_of;
     for (const std::size_t size : model.sizes()) steps_of.emplace_back(size);
@@ -135,6 +144,7 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
     }
   }
   CHECK(chunked > 20);
+  CHECK(early > 20);
 }
 
 TEST_CASE("owners: by pairwise sums the parameters are those of a plain all-reduce, bit for bit") {
@@ -245,6 +255,41 @@ TEST_CASE("owners: the first layers come first, and forward begins while the las
   CHECK(order == std::vector<std::size_t>{0, 1, 2});
 }
 
+TEST_CASE("owners: parameters go round where the link would be idle, and each after its sum") {
+  using collectives::operation;
+  using collectives::task;
+  const lamina::layout model = model_of({25'000, 25'000, 25'000});
+  // A half of a bucket's all-reduce takes a second.
+  const collectives::cost_table costs = {
+      .alpha = 1e-9, .beta_one_way = 1e-5, .beta_both_ways = 1e-5, .gamma = 1e-12};
+  const std::vector<std::size_t> order = {2, 1, 0};
+  const std::vector<collectives::layer_class> classes(3);
+  const collectives::plan plan(model, 2, order, classes,
+                               {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::pairwise)},
+                               costs);
+  const double half = plan.seconds_of(plan.buckets()[0]) / 2;
+  CHECK(half > 0.4);
+  const task sum0{0, operation::reduce_scatter};
+  const task sum1{1, operation::reduce_scatter};
+  const task sum2{2, operation::reduce_scatter};
+  const task gather0{0, operation::all_gather};
+  const task gather1{1, operation::all_gather};
+  const task gather2{2, operation::all_gather};
+  using tasks = std::vector<task>;
+  CHECK(plan.tasks_of_owners() == tasks{sum0, sum1, sum2, gather2, gather1, gather0});
+  // Backward is quicker than the link: it is never idle.
+  CHECK(plan.tasks_of_owners(std::vector{0.3 * half, 0.2 * half, 0.1 * half}) == plan.tasks_of_owners());
+  // It waits for layer 0, long enough for one, or for both.
+  CHECK(plan.tasks_of_owners(std::vector{3 * half, half, 0.0}) ==
+        tasks{sum0, sum1, gather1, sum2, gather2, gather0});
+  CHECK(plan.tasks_of_owners(std::vector{9 * half, half, 0.0}) ==
+        tasks{sum0, sum1, gather1, gather0, sum2, gather2});
+  CHECK(plan.tasks_of_owners(std::vector{9 * half, 5 * half, 0.0}) ==
+        tasks{sum0, gather0, sum1, gather1, sum2, gather2});
+  CHECK(contains(message_of<std::invalid_argument>([&] { (void)plan.tasks_of_owners(std::vector{1.0}); }),
+                 "there are 1 times for 3 layers"));
+}
+
 TEST_CASE("owners: what cannot be is refused by name") {
   const lamina::layout model = model_of({50, 60});
   memory_network network(3);
@@ -260,6 +305,11 @@ TEST_CASE("owners: what cannot be is refused by name") {
   CHECK_NOTHROW(engine(network.of(0),
                        plan_for(model, 3, {.choice = algorithm_choice::always(algorithm::ring)}),
                        with_update([](std::size_t, std::size_t, std::span<float>) {})));
+
+  CHECK(contains(message_of<std::invalid_argument>([&] {
+                   engine(network.of(0), plan_for(model, 3, {}), {.ready_seconds = {1, 2}});
+                 }),
+                 "ready_seconds orders what owners hand round"));
 
   memory_network one_rank(1);
   const collectives::plan plan = plan_for(model, 1, {});
@@ -291,6 +341,20 @@ TEST_CASE("owners: a rank without them is named, and an update that throws ends 
   CHECK(run(nothing, nothing) == std::vector<std::string>(2));
   const auto parted = run(nothing, {});
   CHECK(contains(parted[0] + parted[1], "reduce_scatter by pairwise"));
+  {
+    // One hands parameters round where the other goes on with sums.
+    memory_network network(2);
+    const auto other_order = in_threads(2, [&](std::size_t r) {
+      engine_options options = {.timeout = 2s, .update = nothing};
+      if (r == 0) options.ready_seconds = {1000, 0};
+      engine own(network.of(r), plan, options);
+      own.begin_step();
+      own.ready(1, gradient);
+      own.ready(0, std::span(gradient).first(50));
+      own.drain();
+    });
+    CHECK(contains(other_order[0] + other_order[1], "as all_gather by pairwise"));
+  }
   const auto thrown = run(nothing, [](std::size_t layer, std::size_t, std::span<float>) {
     throw std::domain_error("layer " + std::to_string(layer) + " has diverged");
   });

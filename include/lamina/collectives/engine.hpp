@@ -52,6 +52,9 @@ struct engine_options {
   /// with the slices of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
   /// the engine. Every rank has one, or none has. Without it the mean goes to all.
   owner_update update = {};
+  /// With update: of each layer, seconds after the beginning of a step at which its gradient is ready, the same numbers on all ranks. Where
+  /// by these the link would be idle in the backward pass, parameters go round: plan::tasks_of_owners(). None: after the last sum.
+  std::vector<double> ready_seconds = {};
 };
 
 /// What the steps so far took.
@@ -83,7 +86,7 @@ struct engine_totals {
 class engine {
  public:
   /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
-  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
+  /// a timeout that is not above 0, for ready_seconds without update or of another number of layers; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
   /// std::invalid_argument where the algorithm of a bucket leaves other sums than one slice to each rank.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
@@ -96,13 +99,12 @@ class engine {
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
     const bool has_owners = static_cast<bool>(options_.update);
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      tasks_.push_back({b, has_owners ? operation::reduce_scatter : operation::all_reduce});
+    if (!has_owners && !options_.ready_seconds.empty())
+      throw std::invalid_argument("ready_seconds orders what owners hand round, and options.update is empty");
+    tasks_ = has_owners ? plan_.tasks_of_owners(options_.ready_seconds) : plan_.tasks();
+    for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
+    for (std::size_t b = 0; b < buckets_.size(); ++b)
       buckets_[b].predicted_seconds = plan_.seconds_of(plan_.buckets()[b]) / (has_owners ? 2 : 1);
-    }
-    // The next forward pass needs the layers first whose gradients come last.
-    for (std::size_t b = buckets_.size(); has_owners && b > 0; --b)
-      tasks_.push_back({b - 1, operation::all_gather});
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
   }
@@ -173,7 +175,7 @@ class engine {
   }
 
   /// Waits until is_done(layer). std::logic_error where that cannot be: a layer that is summed before was not ready.
-  void wait(std::size_t layer) { wait_for(tasks_until(plan_.place(layer).bucket), layer); }
+  void wait(std::size_t layer) { wait_for(buckets_[plan_.place(layer).bucket].last_task + 1, layer); }
 
   /// Waits for all layers of the step. Throws as wait().
   void drain() { wait_for(tasks_.size(), 0); }
@@ -215,14 +217,9 @@ class engine {
   };
   struct bucket_state {
     double predicted_seconds = 0;  // of each of its tasks
-    std::size_t missing = 0;       // layers that were not handed over
+    std::size_t last_task = 0;
+    std::size_t missing = 0;  // layers that were not handed over
     bool is_done = true;
-  };
-
-  // Collectives that follow one another, chunk by chunk.
-  struct task {
-    std::size_t bucket = 0;
-    operation what = operation::all_reduce;
   };
 
   static const plan& checked(const plan& given, const channel& over) {
@@ -238,10 +235,6 @@ class engine {
     if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
     if (layers_[layer].now == phase::held) return {};
     return staging_.whole(layer);
-  }
-  // Tasks up to the last one of a bucket.
-  [[nodiscard]] std::size_t tasks_until(std::size_t bucket) const {
-    return options_.update ? tasks_.size() - bucket : bucket + 1;
   }
   void record(activity what, event_kind kind, std::size_t index) const {
     if (options_.record != nullptr)

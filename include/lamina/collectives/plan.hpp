@@ -88,6 +88,13 @@ struct layer_place {
   std::size_t offset = 0;  ///< in the bucket, in elements, where all of its layers are sent
 };
 
+/// Collectives of a bucket that follow one another, chunk by chunk.
+struct task {
+  std::size_t bucket = 0;
+  operation what = operation::all_reduce;
+  bool operator==(const task&) const = default;
+};
+
 class plan {
  public:
   /// \param model        whose layers are summed
@@ -172,18 +179,44 @@ class plan {
   /// \param end_of_backward  likewise
   /// Throws std::invalid_argument for another number of layers.
   [[nodiscard]] double predicted_exposed(std::span<const double> ready, double end_of_backward) const {
-    if (ready.size() != model_.layers())
-      throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
-                                  std::to_string(model_.layers()) + " layers");
+    check_times(ready);
     std::vector<double> complete;
     std::vector<double> seconds;
     for (const bucket& each : buckets_) {
-      double last = 0;
-      for (const std::size_t layer : each.layers) last = std::max(last, ready[layer]);
-      complete.push_back(last);
+      complete.push_back(complete_at(each, ready));
       seconds.push_back(seconds_of(each));
     }
     return std::max(0.0, end_of_collectives(complete, seconds) - end_of_backward);
+  }
+
+  /// What ranks do in a step, one after the other, where every rank gets the mean of everything.
+  [[nodiscard]] std::vector<task> tasks() const {
+    std::vector<task> all;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) all.push_back({b, operation::all_reduce});
+    return all;
+  }
+  /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
+  /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round.
+  /// \param ready  of each layer, seconds after the beginning of the step, the same on all ranks; none: all after the last sum
+  /// Throws std::invalid_argument for another number of layers.
+  [[nodiscard]] std::vector<task> tasks_of_owners(std::span<const double> ready = {}) const {
+    if (!ready.empty()) check_times(ready);
+    std::vector<task> all;
+    std::vector<std::size_t> summed;  // and not handed round
+    double now = 0;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
+      while (now < complete && !summed.empty()) {
+        all.push_back({summed.back(), operation::all_gather});
+        now += seconds_of(buckets_[summed.back()]) / 2;
+        summed.pop_back();
+      }
+      now = std::max(now, complete) + seconds_of(buckets_[b]) / 2;
+      all.push_back({b, operation::reduce_scatter});
+      summed.push_back(b);
+    }
+    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
+    return all;
   }
 
   /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted seconds.
@@ -204,6 +237,18 @@ class plan {
   static constexpr std::size_t least_chunk_bytes = 4096;
 
   plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
+
+  void check_times(std::span<const double> ready) const {
+    if (ready.size() == model_.layers()) return;
+    throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
+                                std::to_string(model_.layers()) + " layers");
+  }
+  // When the last gradient of a bucket is there.
+  static double complete_at(const bucket& which, std::span<const double> ready) {
+    double last = 0;
+    for (const std::size_t layer : which.layers) last = std::max(last, ready[layer]);
+    return last;
+  }
 
   [[nodiscard]] std::size_t default_bucket_bytes() const {
     constexpr double least = 64 << 10U;
