@@ -16,6 +16,8 @@ struct layer;
 class layout;
 class partition;
 class selection;
+class delivery;
+struct element_range;
 struct float16;
 struct bfloat16;
 class any_tensor;

@@ -4,6 +4,7 @@
 /// Everything that needs no optional dependency.
 
 #include "lamina/codec.hpp"
+#include "lamina/delivery.hpp"
 #include "lamina/drift.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
