@@ -153,7 +153,7 @@ class drift_compressor {
           return std::span<const T>(next.elements)
               .subspan(std::exchange(offset, offset + elements), elements);
         },
-        options_.payload);
+        options_.payload, options_.frame_checksum);
     T* to = next.elements.data();
     for (std::size_t i = 0; i < next.parts.size(); ++i) {
       to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);

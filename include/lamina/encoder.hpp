@@ -21,6 +21,7 @@
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
@@ -76,16 +77,18 @@ class frame_encoder {
   /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to
   ///                        what one is made of; called for the layers sent, in order
   /// \param type            how the elements are written
+  /// \param checksum        whether the frame has one, in which case what is sent is read once more
   /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer;
   ///                                parameters to be written as int8 that hold NaN or infinity
   ///
-  /// Cost: O(L) and, for the checksum, one read of what is sent. No copy as_is; other payload types are written to a
+  /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a
   /// buffer of the encoder.
   template <class LayerElements>
   const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
                               const selection& chosen, LayerElements&& layer_elements,
-                              payload_type type = payload_type::as_is) {
+                              payload_type type = payload_type::as_is,
+                              frame_checksum checksum = frame_checksum::xxh3) {
     detail::require_lasting_elements<LayerElements>();
     forget();
     if (chosen.model().fingerprint() != model_.fingerprint()) {
@@ -111,7 +114,8 @@ class frame_encoder {
     detail::wire_header header;
     header.element_type = detail::element_code<T>;
     header.kind = static_cast<std::uint8_t>(kind);
-    header.flags = checksums_available ? detail::flag_checksum : 0;
+    const bool has_checksum = checksums_available && checksum == frame_checksum::xxh3;
+    header.flags = has_checksum ? detail::flag_checksum : 0;
     header.sender = sender;
     header.step = step;
     header.fingerprint = model_.fingerprint();
@@ -123,8 +127,10 @@ class frame_encoder {
     const auto bitmap = std::as_bytes(chosen.bitmap());
     std::copy(bitmap.begin(), bitmap.end(), prefix_.begin() + detail::wire_header_bytes);
 
-    header.checksum = frame_checksum();
-    detail::write_header(prefix_, header);
+    if (has_checksum) {
+      header.checksum = checksum_of_frame();
+      detail::write_header(prefix_, header);
+    }
     // Nothing throws any more.
     frame_.segments_.swap(segments_);
     frame_.size_bytes_ = prefix_.size() + payload_bytes;
@@ -161,7 +167,7 @@ class frame_encoder {
     return bytes;
   }
 
-  std::uint64_t frame_checksum() const noexcept {
+  std::uint64_t checksum_of_frame() const noexcept {
     detail::checksum sum;
     sum.add(std::span(prefix_).first(detail::checksum_offset));
     sum.add(std::span(prefix_).subspan(detail::wire_header_bytes));

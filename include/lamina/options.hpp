@@ -64,6 +64,15 @@ enum class payload_type : std::uint8_t {
   ///< out in every step; an infinity keeps back what else is in its block, the scale being too large for it.
 };
 
+/// Whether a frame carries a checksum of itself.
+enum class frame_checksum : std::uint8_t {
+  none =
+      0,  ///< for a transport that checks its own data, and wherever parts of a frame may be lost: one with holes has no
+          ///< checksum that holds
+  xxh3 =
+      1,  ///< 64 bits over the whole frame, if xxHash's header is there when lamina is compiled. The default.
+};
+
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
 enum class finite_check {
   /// All that is given in one call is looked through first and refused whole: accumulate throws and the residual is as it was.
@@ -151,6 +160,8 @@ struct compressor_options {
   /// Which run the frames are of, any number but 0: a receiver that resumes under another tells frames that were still
   /// under way from its own. 0: not told apart.
   std::uint32_t run = 0;
+  /// Whether frames carry a checksum.
+  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
   /// Layers of the model that are sent in every step, whatever their value: biases and normalisation layers, mostly, which
   /// have few elements and do not bear delay. They come first within R and within a budget, of which they must leave some:
   /// less of the elements than byte_budget. See layers_where().
