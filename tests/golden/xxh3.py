@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""XXH3 of 64 bits with seed 0 and the default secret, after the specification in xxHash's doc/xxhash_spec.md."""
+"""XXH3 of 64 bits with the default secret and a seed, after the specification in xxHash's doc/xxhash_spec.md."""
 from __future__ import annotations
 
 import struct
@@ -54,55 +54,62 @@ def avalanche_of_xxh64(value: int) -> int:
     return value ^ value >> 32
 
 
-def mixed(data: bytes, at: int, secret_at: int) -> int:
+def mixed(data: bytes, at: int, secret_at: int, seed: int) -> int:
     """16 bytes of the data with 16 of the secret."""
-    return folded(u64(data, at) ^ u64(SECRET, secret_at), u64(data, at + 8) ^ u64(SECRET, secret_at + 8))
+    return folded(u64(data, at) ^ (u64(SECRET, secret_at) + seed & MASK),
+                  u64(data, at + 8) ^ (u64(SECRET, secret_at + 8) - seed & MASK))
 
 
-def of_up_to_16_bytes(data: bytes) -> int:
+def of_up_to_16_bytes(data: bytes, seed: int) -> int:
     length = len(data)
     if length == 0:
-        return avalanche_of_xxh64(u64(SECRET, 56) ^ u64(SECRET, 64))
+        return avalanche_of_xxh64(seed ^ u64(SECRET, 56) ^ u64(SECRET, 64))
     if length <= 3:
         combined = data[-1] | length << 8 | data[0] << 16 | data[length // 2] << 24
-        return avalanche_of_xxh64(u32(SECRET, 0) ^ u32(SECRET, 4) ^ combined)
+        return avalanche_of_xxh64((u32(SECRET, 0) ^ u32(SECRET, 4)) + seed & MASK ^ combined)
     if length <= 8:
+        seed ^= swapped(seed & 0xFFFFFFFF, 4) << 32
         combined = u32(data, length - 4) | u32(data, 0) << 32
-        value = u64(SECRET, 8) ^ u64(SECRET, 16) ^ combined
+        value = (u64(SECRET, 8) ^ u64(SECRET, 16)) - seed & MASK ^ combined
         value ^= rotated(value, 49) ^ rotated(value, 24)
         value = value * PRIME_MX2 & MASK
         value ^= (value >> 35) + length
         value = value * PRIME_MX2 & MASK
         return value ^ value >> 28
-    low = u64(SECRET, 24) ^ u64(SECRET, 32) ^ u64(data, 0)
-    high = u64(SECRET, 40) ^ u64(SECRET, 48) ^ u64(data, length - 8)
+    low = (u64(SECRET, 24) ^ u64(SECRET, 32)) + seed & MASK ^ u64(data, 0)
+    high = (u64(SECRET, 40) ^ u64(SECRET, 48)) - seed & MASK ^ u64(data, length - 8)
     return avalanche((length + swapped(low, 8) + high + folded(low, high)) & MASK)
 
 
-def of_17_to_128_bytes(data: bytes) -> int:
+def of_17_to_128_bytes(data: bytes, seed: int) -> int:
     length = len(data)
     total = length * PRIME64_1
     for pair in range((length - 1) // 32 + 1):
-        total += mixed(data, 16 * pair, 32 * pair)
-        total += mixed(data, length - 16 * pair - 16, 32 * pair + 16)
+        total += mixed(data, 16 * pair, 32 * pair, seed)
+        total += mixed(data, length - 16 * pair - 16, 32 * pair + 16, seed)
     return avalanche(total & MASK)
 
 
-def of_129_to_240_bytes(data: bytes) -> int:
+def of_129_to_240_bytes(data: bytes, seed: int) -> int:
     length = len(data)
     total = length * PRIME64_1
     for piece in range(8):
-        total += mixed(data, 16 * piece, 16 * piece)
+        total += mixed(data, 16 * piece, 16 * piece, seed)
     total = avalanche(total & MASK)
     for piece in range(8, length // 16):
-        total += mixed(data, 16 * piece, 16 * (piece - 8) + 3)
-    total += mixed(data, length - 16, 119)
+        total += mixed(data, 16 * piece, 16 * (piece - 8) + 3, seed)
+    total += mixed(data, length - 16, 119, seed)
     return avalanche(total & MASK)
 
 
-def accumulate(lanes: list[int], data: bytes, at: int, secret_at: int) -> None:
+def secret_of(seed: int) -> bytes:
+    words = struct.unpack(f"<{len(SECRET) // 8}Q", SECRET)
+    return struct.pack(f"<{len(words)}Q", *(word + (-seed if i % 2 else seed) & MASK for i, word in enumerate(words)))
+
+
+def accumulate(lanes: list[int], data: bytes, at: int, secret: bytes, secret_at: int) -> None:
     values = struct.unpack_from("<8Q", data, at)
-    keys = struct.unpack_from("<8Q", SECRET, secret_at)
+    keys = struct.unpack_from("<8Q", secret, secret_at)
     for i in range(8):
         key = values[i] ^ keys[i]
         lanes[i ^ 1] += values[i]
@@ -111,32 +118,33 @@ def accumulate(lanes: list[int], data: bytes, at: int, secret_at: int) -> None:
         lanes[i] &= MASK
 
 
-def scramble(lanes: list[int]) -> None:
+def scramble(lanes: list[int], secret: bytes) -> None:
     for i in range(8):
-        lane = lanes[i] ^ lanes[i] >> 47 ^ u64(SECRET, len(SECRET) - STRIPE_BYTES + 8 * i)
+        lane = lanes[i] ^ lanes[i] >> 47 ^ u64(secret, len(secret) - STRIPE_BYTES + 8 * i)
         lanes[i] = lane * PRIME32_1 & MASK
 
 
-def of_long(data: bytes) -> int:
+def of_long(data: bytes, seed: int) -> int:
+    secret = secret_of(seed)
     lanes = [PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1]
     # The last stripe, of the last 64 bytes, has its own place in the secret, even where it ends a block.
     for stripe in range((len(data) - 1) // STRIPE_BYTES):
         in_block = stripe % STRIPES_IN_BLOCK
-        accumulate(lanes, data, STRIPE_BYTES * stripe, 8 * in_block)
+        accumulate(lanes, data, STRIPE_BYTES * stripe, secret, 8 * in_block)
         if in_block == STRIPES_IN_BLOCK - 1:
-            scramble(lanes)
-    accumulate(lanes, data, len(data) - STRIPE_BYTES, len(SECRET) - STRIPE_BYTES - 7)
+            scramble(lanes, secret)
+    accumulate(lanes, data, len(data) - STRIPE_BYTES, secret, len(secret) - STRIPE_BYTES - 7)
     total = len(data) * PRIME64_1
     for i in range(4):
-        total += folded(lanes[2 * i] ^ u64(SECRET, 11 + 16 * i), lanes[2 * i + 1] ^ u64(SECRET, 19 + 16 * i))
+        total += folded(lanes[2 * i] ^ u64(secret, 11 + 16 * i), lanes[2 * i + 1] ^ u64(secret, 19 + 16 * i))
     return avalanche(total & MASK)
 
 
-def xxh3_64(data: bytes) -> int:
+def xxh3_64(data: bytes, seed: int = 0) -> int:
     if len(data) <= 16:
-        return of_up_to_16_bytes(data)
+        return of_up_to_16_bytes(data, seed)
     if len(data) <= 128:
-        return of_17_to_128_bytes(data)
+        return of_17_to_128_bytes(data, seed)
     if len(data) <= 240:
-        return of_129_to_240_bytes(data)
-    return of_long(data)
+        return of_129_to_240_bytes(data, seed)
+    return of_long(data, seed)

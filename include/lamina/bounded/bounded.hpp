@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// Everything of lamina/bounded, which needs xxHash.
+
+#include "lamina/bounded/arrivals.hpp"
+#include "lamina/bounded/chunks.hpp"
+#include "lamina/bounded/control.hpp"
+#include "lamina/bounded/error.hpp"
+#include "lamina/bounded/grid.hpp"
+#include "lamina/bounded/heartbeat.hpp"
+#include "lamina/bounded/keyed_check.hpp"
+#include "lamina/bounded/lossy_channel.hpp"
+#include "lamina/bounded/messages.hpp"
+#include "lamina/bounded/packet.hpp"
+#include "lamina/bounded/rate.hpp"
+#include "lamina/bounded/receiver.hpp"
+#include "lamina/bounded/sender.hpp"
+#include "lamina/bounded/todo.hpp"

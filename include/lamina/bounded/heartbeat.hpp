@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+#include "lamina/bounded/rate.hpp"
+#include "lamina/detail/abi.hpp"
+
+namespace lamina::inline LAMINA_ABI::bounded {
+
+/// Signs of life of one peer, and the round trip to it, of one control connection: a PING each second.
+class heartbeat {
+ public:
+  /// \param timeout  without a byte of the peer, after which it counts as lost
+  explicit heartbeat(instant timeout) : timeout_(timeout) {}
+
+  /// Something has come from the peer, whatever it is. The first call begins.
+  void heard(instant now) noexcept { heard_at_ = now; }
+  /// Whether one waited too long since.
+  [[nodiscard]] bool is_lost(instant now) const noexcept { return now - heard_at_ >= timeout_; }
+  [[nodiscard]] instant lost_at() const noexcept { return heard_at_ + timeout_; }
+
+  /// When the next PING is due, whose body is the time of it.
+  [[nodiscard]] instant ping_at() const noexcept { return ping_at_; }
+  void ping_sent(instant now) noexcept { ping_at_ = now + std::chrono::seconds(1); }
+  /// A PONG: `sent_at` is what the PING said. One that lies in the future is not counted.
+  void pong(instant sent_at, instant now) noexcept {
+    heard(now);
+    const instant took = now - sent_at;
+    if (took < instant(0) || took > timeout_) return;
+    // As TCP smooths it (RFC 6298): an eighth of the new one.
+    round_trip_ = has_round_trip_ ? round_trip_ + (took - round_trip_) / 8 : took;
+    has_round_trip_ = true;
+  }
+  /// Smoothed; 0 before the first PONG.
+  [[nodiscard]] instant round_trip() const noexcept { return round_trip_; }
+  /// How long a receiver waits for packets that may still be under way before it answers a PROBE.
+  [[nodiscard]] instant quiet() const noexcept {
+    return std::max<instant>(std::chrono::milliseconds(3), 2 * round_trip_);
+  }
+
+ private:
+  instant timeout_;
+  instant heard_at_{};
+  instant ping_at_{};
+  instant round_trip_{};
+  bool has_round_trip_ = false;
+};
+
+/// Messages after one that has nothing behind it. If that one is lost, TCP waits at least 200 ms before it sends it again; a few bytes
+/// behind it show the loss in a round trip.
+class ticker {
+ public:
+  /// A message has gone out: a TICK each 5 ms follows, for 100 ms.
+  void begin(instant now) noexcept {
+    next_ = now + interval;
+    end_ = now + std::chrono::milliseconds(100);
+  }
+  /// The answer is there.
+  void stop() noexcept { next_ = never; }
+  /// Whether a TICK is due, which the caller then sends.
+  [[nodiscard]] bool take(instant now) noexcept {
+    if (now < next_) return false;
+    next_ = now + interval <= end_ ? now + interval : never;
+    return true;
+  }
+  [[nodiscard]] instant next() const noexcept { return next_; }
+
+ private:
+  static constexpr std::chrono::milliseconds interval{5};
+
+  instant next_ = never;
+  instant end_{};
+};
+
+}  // namespace lamina::inline LAMINA_ABI::bounded

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "lamina/bounded/control.hpp"
+#include "lamina/detail/abi.hpp"
+
+/// How fast a sender may send. A loss that the accuracy bears is still room taken from others: without control, eight senders into one
+/// port send every chunk four times. RFC 8085, section 3.1, asks for it.
+namespace lamina::inline LAMINA_ABI::bounded {
+
+/// Since any beginning that both uses of it share; of no clock in particular.
+using instant = std::chrono::nanoseconds;
+/// No time comes after it, and any time may be added to it.
+inline constexpr instant never = instant::max() / 2;
+
+/// The clock of packets: microseconds, wrapping.
+[[nodiscard]] constexpr std::uint32_t wire_microseconds(instant now) noexcept {
+  return static_cast<std::uint32_t>(
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count()));
+}
+
+/// What a rate begins with.
+struct rate_options {
+  std::uint64_t link_bits = 0;  ///< a second; 0: not known
+  std::uint32_t senders = 1;    ///< ranks that send into the same link at the same time
+};
+
+/// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its
+/// headers.
+///
+/// r begins at the link's rate over the senders, or at 100 Mb/s; r_max is the link's rate, or 10 Gb/s, and r_min = max(1 Mb/s, r_max/100).
+/// Of a report of at least 16 transmissions, L is the share lost and d the delay in queues. It tells of congestion if L > 25 %, or if
+/// L > 1 % and d > 1 ms; then r ← max(r_min, 0.95·r·(1 − L)), a little less than what got through. Otherwise r ← min(r_max,
+/// r + r_max/(50·n)) for n transfers open at the receiver: all together add 2 % of the link a report. So a link that loses at random, and has no queue, is
+/// not taken for a full one.
+class rate_control {
+ public:
+  explicit rate_control(const rate_options& options = {})
+      : most_(options.link_bits == 0 ? 10e9 : static_cast<double>(options.link_bits)),
+        least_(std::max(1e6, most_ / 100)),
+        rate_(std::clamp(options.link_bits == 0 ? 100e6 : most_ / std::max(options.senders, 1U), least_,
+                         std::max(most_, least_))) {}
+
+  /// What may be sent now: the rate, or the receiver's grant if that is less.
+  [[nodiscard]] double bits() const noexcept { return granted_ > 0 ? std::min(rate_, granted_) : rate_; }
+  [[nodiscard]] double least_bits() const noexcept { return least_; }
+
+  /// A grant of 0 is none.
+  void grant(std::uint64_t bits) noexcept { granted_ = static_cast<double>(bits); }
+
+  void report(const transfer_report& report) noexcept {
+    grant(report.granted_bits);
+    if (report.transmissions < least_transmissions) return;
+    const double lost =
+        report.received >= report.transmissions
+            ? 0
+            : 1 - static_cast<double>(report.received) / static_cast<double>(report.transmissions);
+    const bool is_congested = lost > 0.25 || (lost > 0.01 && report.delay_us > 1000);
+    if (is_congested) {
+      rate_ = std::max(least_, 0.95 * rate_ * (1 - lost));
+    } else {
+      rate_ = std::min(std::max(most_, least_), rate_ + most_ / (50.0 * std::max(report.open_transfers, 1U)));
+    }
+  }
+
+  /// Packets were sent, and none has come.
+  void silence() noexcept { rate_ = least_; }
+
+  static constexpr std::uint32_t least_transmissions = 16;
+
+ private:
+  double most_;
+  double least_;
+  double rate_;
+  double granted_ = 0;
+};
+
+/// A token bucket of max(8 packets, 1 ms of the rate), in bits. It never cuts a packet in two. A rank that sends to several receivers
+/// has one for each, and one more of the link for all, which they share packet by packet.
+class pacer {
+ public:
+  /// \param packet_bits  of the largest packet, on the wire
+  explicit pacer(std::size_t packet_bits) : packet_bits_(static_cast<double>(packet_bits)) {}
+
+  /// When a packet may go out at this rate, which may be now. The rate is above 0.
+  [[nodiscard]] instant when(instant now, double rate, std::size_t bits) noexcept {
+    refill(now, rate);
+    const double missing = static_cast<double>(bits) - tokens_;
+    if (missing <= 0) return now;
+    return now + instant(static_cast<instant::rep>(missing / rate * 1e9) + 1);
+  }
+  void spend(std::size_t bits) noexcept { tokens_ -= static_cast<double>(bits); }
+
+ private:
+  void refill(instant now, double rate) noexcept {
+    const double most = std::max(8 * packet_bits_, rate / 1000);
+    const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
+    tokens_ = is_new_ ? most : std::min(most, tokens_ + std::max(seconds, 0.0) * rate);
+    refilled_at_ = now;
+    is_new_ = false;
+  }
+
+  double packet_bits_;
+  double tokens_ = 0;
+  instant refilled_at_{};
+  bool is_new_ = true;
+};
+
+/// How long packets wait in queues: arrival less `sent at`, less the least of that over the last 10 s. The clocks of the two ends need
+/// not agree, and may wrap. Allocates nothing.
+class queueing_delay {
+ public:
+  void add(std::uint32_t sent_at, instant now) noexcept {
+    const std::uint32_t way = wire_microseconds(now) - sent_at;
+    if (!has_reference_) reference_ = way;
+    has_reference_ = true;
+    // Modulo 2^32: what differs is what counts.
+    const auto relative = static_cast<std::int32_t>(way - reference_);
+    const auto second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+    least_of_second& slot = slots_[static_cast<std::size_t>(second) % slots_.size()];
+    if (slot.second != second) slot = {second, relative};
+    slot.least = std::min(slot.least, relative);
+    newest_ = second;
+    samples_[added_++ % samples_.size()] = relative;
+  }
+
+  /// The median of those added since it was asked for last, of the newest 256 at most, in microseconds; 0 of none.
+  [[nodiscard]] std::uint32_t take_median() noexcept {
+    const std::size_t count = std::min(added_, samples_.size());
+    added_ = 0;
+    if (count == 0) return 0;
+    const auto middle = samples_.begin() + static_cast<std::ptrdiff_t>(count / 2);
+    std::nth_element(samples_.begin(), middle, samples_.begin() + static_cast<std::ptrdiff_t>(count));
+    std::int32_t least = *middle;
+    for (const least_of_second& each : slots_) {
+      if (each.second > newest_ - static_cast<std::int64_t>(slots_.size()))
+        least = std::min(least, each.least);
+    }
+    return static_cast<std::uint32_t>(*middle - least);
+  }
+
+ private:
+  struct least_of_second {
+    std::int64_t second = -1'000'000;
+    std::int32_t least = 0;
+  };
+
+  std::array<least_of_second, 10> slots_;
+  std::int64_t newest_ = 0;
+  bool has_reference_ = false;
+  std::uint32_t reference_ = 0;
+  std::array<std::int32_t, 256> samples_{};
+  std::size_t added_ = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::bounded

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "lamina/bounded/arrivals.hpp"
+#include "lamina/bounded/chunks.hpp"
+#include "lamina/bounded/control.hpp"
+#include "lamina/bounded/error.hpp"
+#include "lamina/bounded/heartbeat.hpp"
+#include "lamina/bounded/messages.hpp"
+#include "lamina/bounded/packet.hpp"
+#include "lamina/bounded/rate.hpp"
+#include "lamina/bounded/todo.hpp"
+#include "lamina/delivery.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
+
+/// The sending end of bounded transfers: events and the time go in, packets and control messages come out. It reads no clock, does not
+/// wait, takes no lock, and allocates in begin() alone.
+namespace lamina::inline LAMINA_ABI::bounded {
+
+enum class sender_state : std::uint8_t {
+  idle,       ///< nothing was sent yet
+  begun,      ///< BEGIN is out, READY is waited for
+  streaming,  ///< chunks go out
+  probing,    ///< all went out, and PROBE too: WANTED or STOP is waited for
+  done,       ///< STOP has come: arrived() says what to commit
+  failed,     ///< nothing of the last transfer is to be committed. For good: the connection is to be closed.
+};
+
+struct sender_options {
+  std::uint16_t rank = 0;
+  std::uint16_t receiver = 0;
+  std::uint64_t secret = 0;
+  rate_options rate = {};
+  /// Where the numbers begin, which wrap: other than these in tests alone.
+  std::uint32_t last_transfer = 0;
+  std::uint32_t first_transmission = 0;
+};
+
+struct sender_counters {
+  std::uint64_t packets = 0;
+  std::uint64_t repeated = 0;    ///< of these: sent before in the same transfer
+  std::uint64_t wire_bytes = 0;  ///< of all of them, with all headers
+  std::uint64_t ignored = 0;     ///< control messages of another transfer, and lists that came too late
+};
+
+/// Sends frames of one grid to one receiver, one after the other.
+///
+/// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a call
+/// returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to
+/// be closed.
+class bounded_sender {
+ public:
+  bounded_sender(const chunk_grid& grid, const sender_options& options)
+      : grid_(grid),
+        options_(options),
+        rate_(options.rate),
+        pacer_(wire_bits(packet_header_bytes + grid.chunk_elements() * grid.element_bytes())),
+        check_(options.secret),
+        writer_(options.secret, most_abort_bytes),
+        todo_(grid),
+        transfer_(options.last_transfer) {}
+
+  /// A frame is to be sent.
+  ///
+  /// \param frame   of this grid; it and the bytes it points to stay as they are until the transfer has ended
+  /// \param report  what the caller says of the step, for the receiver's caller
+  /// \param beside  what the receiver must get; the elements of repairs stay as they are as well
+  /// \throws std::logic_error       a transfer is under way, or has failed
+  /// \throws std::invalid_argument  the frame is of another grid; what duties_of() throws; a report of more than most_report_bytes
+  void begin(const frame_chunks& frame, std::span<const std::byte> report, const obligations& beside = {}) {
+    check_begin(frame, report);
+    todo_.assign(frame, beside);
+    arrived_.emplace(frame.sent(), grid_.chunk_elements());
+    frame_ = &frame;
+    if (++transfer_ == 0) transfer_ = 1;
+    write_begin(report);
+    sends_begin_ = true;
+    sends_probe_ = false;
+    transmission_ = round_began_at_ = options_.first_transmission;
+    round_ = stuck_rounds_ = 0;
+    last_wanted_ = static_cast<std::size_t>(-1);
+    state_ = sender_state::begun;
+  }
+  /// The caller gives up the transfer that is under way.
+  void abandon() {
+    if (is_under_way()) fail(bounded_errc::aborted);
+  }
+  /// The connection is closed, or nothing was heard for too long: no ABORT.
+  void lose() {
+    if (!is_under_way()) return;
+    fail(bounded_errc::lost);
+    sends_abort_ = false;
+  }
+
+  /// READY, REPORT, WANTED, STOP or ABORT of the receiver, as read_control() accepts it. The error is what ended the transfer.
+  std::error_code on_control(const control_message& message) {
+    const std::error_code bad = take(message);
+    if (bad && is_under_way()) fail(bad);
+    return bad;
+  }
+
+  /// The next message to send, valid until the next call that is not const; empty if there is none now.
+  [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
+    if (std::exchange(sends_abort_, false)) {
+      return write_abort(writer_, transfer_,
+                         {static_cast<std::uint32_t>(failure_.value()), failure_.message()});
+    }
+    if (std::exchange(sends_begin_, false)) {
+      ticker_.begin(now);
+      return writer_.finish(control_type::begin, transfer_, 0);
+    }
+    if (std::exchange(sends_probe_, false)) {
+      ticker_.begin(now);
+      writer_.clear();
+      writer_.put(transmission_);
+      return writer_.finish(control_type::probe, transfer_, round_);
+    }
+    if (!waits() || !ticker_.take(now)) return {};
+    writer_.clear();
+    return writer_.finish(control_type::tick, 0, 0);
+  }
+
+  /// The next packet, if one may go out now.
+  [[nodiscard]] std::optional<outgoing_packet> next_packet(instant now) {
+    if (state_ != sender_state::streaming) return std::nullopt;
+    const duty next = todo_.front();
+    const std::size_t data_bytes = grid_.data_bytes(next.which.part, next.which.index);
+    const std::size_t bits = wire_bits(packet_header_bytes + data_bytes);
+    packet_at_ = pacer_.when(now, rate_.bits(), bits);
+    if (packet_at_ > now) return std::nullopt;
+    pacer_.spend(bits);
+
+    const bool is_repeated = round_ != 0;
+    const bool is_repair = next.source != nullptr;
+    outgoing_packet packet;
+    packet.tag = next.which.tag;
+    packet.data[0] = {next.source, data_bytes};
+    if (!is_repair) packet.data = frame_->bytes_of(next.which);
+    packet_header header;
+    header.flags =
+        static_cast<std::uint8_t>((is_repair ? flag_repair : 0) | (is_repeated ? flag_sent_before : 0));
+    header.tag = next.which.tag;
+    header.sender = options_.rank;
+    header.receiver = options_.receiver;
+    header.transfer = transfer_;
+    header.part = next.which.part;
+    header.chunk = next.which.index;
+    header.chunks = grid_.chunks(next.which.part);
+    header.transmission = transmission_++;
+    header.offset = grid_.begin(next.which.index);
+    header.data_bytes = static_cast<std::uint32_t>(data_bytes);
+    header.sent_at = wire_microseconds(now);
+    packet.header = write_packet_header(header, packet.data, check_);
+
+    ++counters_.packets;
+    counters_.repeated += is_repeated ? 1 : 0;
+    counters_.wire_bytes += bits / 8;
+    todo_.pop();
+    if (todo_.left() == 0) {
+      state_ = sender_state::probing;
+      sends_probe_ = true;
+    }
+    return packet;
+  }
+
+  /// When to come back, if nothing happens before; never if there is nothing to do. Of a sender that has just been asked for
+  /// messages and packets until it had none.
+  [[nodiscard]] instant deadline() const noexcept {
+    if (state_ == sender_state::streaming) return packet_at_;
+    return waits() ? ticker_.next() : never;
+  }
+
+  [[nodiscard]] sender_state state() const noexcept { return state_; }
+  [[nodiscard]] bool is_under_way() const noexcept { return waits() || state_ == sender_state::streaming; }
+  /// Why it has failed.
+  [[nodiscard]] const std::error_code& failure() const noexcept { return failure_; }
+  /// What the receiver has of the frame: what to commit. In the state done alone.
+  [[nodiscard]] const delivery& arrived() const noexcept { return *arrived_; }
+  [[nodiscard]] std::uint32_t transfer() const noexcept { return transfer_; }
+  [[nodiscard]] std::uint32_t round() const noexcept { return round_; }
+  [[nodiscard]] const rate_control& rate() const noexcept { return rate_; }
+  [[nodiscard]] const sender_counters& counters() const noexcept { return counters_; }
+
+  /// Rounds in a row that brought a receiver nothing new, after which the transfer fails: a circuit breaker (RFC 8084). Where no packet
+  /// comes at all, the receiver ends it.
+  static constexpr std::uint32_t most_stuck_rounds = 50;
+
+ private:
+  [[nodiscard]] static std::size_t wire_bits(std::size_t datagram_bytes) noexcept {
+    return 8 * (datagram_bytes + packet_overhead_bytes);
+  }
+  [[nodiscard]] bool waits() const noexcept {
+    return state_ == sender_state::begun || state_ == sender_state::probing;
+  }
+  [[nodiscard]] bool is_in_frame(std::uint32_t part) const { return frame_->sent().is_sent(part); }
+
+  void check_begin(const frame_chunks& frame, std::span<const std::byte> report) const {
+    using lamina::detail::raise;
+    if (state_ != sender_state::idle && state_ != sender_state::done) {
+      raise(std::logic_error("a transfer is under way, or has failed"));
+    }
+    if (frame.grid() != grid_) raise(std::invalid_argument("the frame is cut by another grid"));
+    if (report.size() > most_report_bytes) {
+      raise(std::invalid_argument("a report of " + std::to_string(report.size()) + " bytes: at most " +
+                                  std::to_string(most_report_bytes)));
+    }
+  }
+
+  void write_begin(std::span<const std::byte> report) {
+    const auto prefix = frame_->prefix();
+    writer_.clear();
+    writer_.put(lamina::detail::read_header(prefix).kind);
+    writer_.put(std::uint8_t{0});
+    writer_.put(std::uint16_t{0});
+    writer_.put(frame_->bound_ppm());
+    writer_.put(std::uint64_t{frame_->frame_bytes()});
+    writer_.put(static_cast<std::uint32_t>(report.size()));
+    writer_.put(static_cast<std::uint32_t>(prefix.size()));
+    writer_.put(static_cast<std::uint32_t>(todo_.duties().size()));
+    writer_.put(std::uint32_t{0});
+    writer_.put(report);
+    writer_.put(prefix);
+    for (const duty& each : todo_.duties()) {
+      writer_.put(each.which.part);
+      writer_.put(each.which.index);
+    }
+  }
+
+  void fail(const std::error_code& why) {
+    state_ = sender_state::failed;
+    failure_ = why;
+    sends_begin_ = sends_probe_ = false;
+    sends_abort_ = true;
+  }
+
+  std::error_code take(const control_message& message) {
+    const control_type type = message.header.type;
+    const bool is_own = message.header.transfer == transfer_ && state_ != sender_state::idle;
+    const bool is_answer =
+        type == control_type::report || type == control_type::wanted || type == control_type::stop;
+    if (state_ == sender_state::failed || (is_answer && !is_own)) {
+      ++counters_.ignored;
+      return {};
+    }
+    const bool has_sent = state_ == sender_state::streaming || state_ == sender_state::probing;
+    switch (type) {
+      case control_type::ready:
+        if (state_ == sender_state::begun && is_own) return on_ready(message.body);
+        break;
+      case control_type::report:
+        if (is_under_way()) return on_report(message.body);
+        break;
+      case control_type::wanted:
+        if (has_sent) return on_wanted(message);
+        break;
+      case control_type::stop:
+        if (has_sent || (state_ == sender_state::begun && !todo_.has_chunks())) return on_stop(message.body);
+        break;
+      case control_type::abort:
+        return is_under_way() ? std::error_code(bounded_errc::aborted) : std::error_code();
+      default:
+        break;
+    }
+    return bounded_errc::unexpected_message;
+  }
+
+  std::error_code on_ready(std::span<const std::byte> body) {
+    std::error_code error;
+    const ready_body ready = read_ready(body, error);
+    if (error) return error;
+    if (!todo_.has_chunks()) return bounded_errc::unexpected_message;
+    rate_.grant(ready.granted_bits);
+    todo_.add_all();
+    packet_at_ = {};
+    state_ = sender_state::streaming;
+    return {};
+  }
+
+  std::error_code on_report(std::span<const std::byte> body) {
+    std::error_code error;
+    const transfer_report report = read_report(body, error);
+    if (!error) rate_.report(report);
+    return error;
+  }
+
+  std::error_code on_wanted(const control_message& message) {
+    std::error_code error;
+    const chunk_list list = chunk_list::read(message.body, grid_, error);
+    if (error) return error;
+    std::size_t wanted = 0;
+    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
+      const std::uint32_t count = count_bits(bits);
+      wanted += count;
+      if (count == 0) error = bounded_errc::bad_list;
+      if (!is_in_frame(part) && !todo_.are_repairs(part, bits)) error = bounded_errc::no_such_chunk;
+    });
+    if (wanted == 0) error = bounded_errc::bad_list;
+    if (error) return error;
+    rate_.report(list.report());
+
+    // Serial numbers: "after", modulo 2^32.
+    const auto since = static_cast<std::int32_t>(list.report().seen - round_began_at_);
+    const bool is_answer = message.header.round == round_;
+    const bool is_new = message.header.round == unasked_round && since > 0;
+    if (state_ != sender_state::probing || !(is_answer || is_new)) {
+      ++counters_.ignored;  // older than what is under way
+      return {};
+    }
+    if (list.report().seen == options_.first_transmission) {
+      if (transmission_ - options_.first_transmission >= least_sent_into_silence) rate_.silence();
+    } else {
+      stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
+      if (stuck_rounds_ >= most_stuck_rounds) return bounded_errc::no_progress;
+      last_wanted_ = wanted;
+    }
+    todo_.clear();
+    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) { todo_.add(part, bits); });
+    packet_at_ = {};
+    round_began_at_ = transmission_;
+    ++round_;
+    sends_probe_ = false;
+    state_ = sender_state::streaming;
+    return {};
+  }
+
+  // The receiver is not trusted with the residual: what it says to have must be within the bound.
+  std::error_code on_stop(std::span<const std::byte> body) {
+    std::error_code error;
+    const chunk_list list = chunk_list::read(body, grid_, error);
+    if (error) return error;
+    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
+      const std::uint32_t chunks = grid_.chunks(part);
+      const std::uint32_t missing = chunks - count_bits(bits);
+      if (!is_in_frame(part)) {
+        error = bounded_errc::no_such_chunk;
+      } else if (missing == 0) {
+        error = bounded_errc::bad_list;
+      } else if (missing > allowed_losses(frame_->bound_ppm(), chunks)) {
+        error = bounded_errc::beyond_bound;
+      } else if (!todo_.has_required(part, bits)) {
+        error = bounded_errc::required_missing;
+      }
+    });
+    if (error) return error;
+    rate_.report(list.report());
+    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
+      lose_missing(*arrived_, part, bits, grid_.chunks(part));
+    });
+    sends_probe_ = false;
+    state_ = sender_state::done;
+    return {};
+  }
+
+  static constexpr std::uint32_t least_sent_into_silence = 64;
+
+  chunk_grid grid_;
+  sender_options options_;
+  rate_control rate_;
+  pacer pacer_;
+  keyed_check check_;
+  control_writer writer_;
+  ticker ticker_;
+  sender_counters counters_;
+
+  sender_state state_ = sender_state::idle;
+  std::error_code failure_;
+  bool sends_begin_ = false;
+  bool sends_probe_ = false;
+  bool sends_abort_ = false;
+
+  const frame_chunks* frame_ = nullptr;
+  todo_list todo_;
+  std::optional<delivery> arrived_;
+  instant packet_at_{};
+  std::uint32_t transfer_;
+  std::uint32_t transmission_ = 0;    // the next one's
+  std::uint32_t round_began_at_ = 0;  // its first transmission
+  std::uint32_t round_ = 0;
+  std::uint32_t stuck_rounds_ = 0;
+  std::size_t last_wanted_ = 0;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::bounded

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT
+// Packets of any bytes: each gets a name, and only a good one changes anything.
+#include "lamina/bounded/packet.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+
+using namespace lamina_test;
+using bounded::chunk_grid;
+using bounded::packet_header;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+constexpr std::array<std::uint64_t, 10> limits = {0,
+                                                  1,
+                                                  0x7fff'ffff,
+                                                  0x8000'0000,
+                                                  0x8000'0001,
+                                                  0xffff'ffff,
+                                                  0x1'0000'0000,
+                                                  std::uint64_t{1} << 62U,
+                                                  std::uint64_t{1} << 63U,
+                                                  ~std::uint64_t{0}};
+
+struct field {
+  const char* name;
+  std::size_t offset, width;
+};
+#define LAMINA_FIELD(name)                                            \
+  field {                                                             \
+#name, offsetof(packet_header, name), sizeof(packet_header::name) \
+  }
+
+// A receiver with an open transfer of two parts of three and one chunks, of which the first packets are held.
+struct open_receiver {
+  explicit open_receiver(payload_type type = payload_type::as_is)
+      : random(61),
+        model(model_of({150, 40, 64})),
+        grid(chunk_grid::of<float>(model, type, 64)),
+        made(random, model, two_parts(model), type),
+        chunks(made.cut(grid)),
+        link(grid, {}) {
+    link.is_dropped = [this](const bounded::outgoing_packet& packet) {
+      bytes joined(packet.header.begin(), packet.header.end());
+      for (const auto piece : packet.data) joined.insert(joined.end(), piece.begin(), piece.end());
+      packets.push_back(std::move(joined));
+      return true;
+    };
+    link.sender.begin(chunks, {});
+    link.run([this] { return link.sender.state() == sender_state::probing; });
+  }
+  static lamina::selection two_parts(const lamina::layout& model) {
+    lamina::selection chosen(model);
+    chosen.send(0);
+    chosen.send(1);
+    return chosen;
+  }
+  packet_fate give(std::span<const std::byte> datagram) {
+    return link.receiver.on_datagram(datagram, link.now);
+  }
+  packet_header header(std::size_t packet) const {
+    packet_header read;
+    std::memcpy(&read, packets[packet].data(), sizeof read);
+    return read;
+  }
+
+  std::mt19937 random;
+  lamina::layout model;
+  chunk_grid grid;
+  made_frame<float> made;
+  bounded::frame_chunks chunks;
+  simulated_link link;
+  std::vector<bytes> packets;
+};
+
+// The packet with a field set, under a good check.
+bytes with_field(const bytes& good, const field& which, std::uint64_t value) {
+  bytes changed = good;
+  std::memcpy(changed.data() + which.offset, &value, which.width);
+  bounded::keyed_check check(test_secret);
+  const std::uint64_t sum = check.of(
+      {std::span<const std::byte>(changed).first(48), std::span<const std::byte>(changed).subspan(56)});
+  std::memcpy(changed.data() + 48, &sum, sizeof sum);
+  return changed;
+}
+
+}  // namespace
+
+TEST_CASE("packet: every field has its place") {
+  packet_header header;
+  header.flags = 0x03;
+  header.tag = 0x05;
+  header.sender = 0x1112;
+  header.receiver = 0x2122;
+  header.transfer = 0x31323334;
+  header.part = 0x41424344;
+  header.chunk = 0x51525354;
+  header.chunks = 0x61626364;
+  header.transmission = 0x71727374;
+  header.offset = 0x8182838485868788;
+  header.data_bytes = 0x91929394;
+  header.sent_at = 0xa1a2a3a4;
+  const std::array<std::byte, 3> first = {std::byte{1}, std::byte{2}, std::byte{3}};
+  const std::array<std::byte, 2> second = {std::byte{4}, std::byte{5}};
+  bounded::keyed_check check(test_secret);
+  const auto written = bounded::write_packet_header(header, {first, second}, check);
+  constexpr std::array<unsigned, 48> expected = {
+      0xf4, 'L',  'A',  'P',  1,    0x03, 0x05, 0,    0x12, 0x11, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31,
+      0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51, 0x64, 0x63, 0x62, 0x61, 0x74, 0x73, 0x72, 0x71,
+      0x88, 0x87, 0x86, 0x85, 0x84, 0x83, 0x82, 0x81, 0x94, 0x93, 0x92, 0x91, 0xa4, 0xa3, 0xa2, 0xa1};
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::to_integer<unsigned>(written[i]) == expected[i]);
+  }
+  bytes joined(written.begin(), written.begin() + 48);
+  joined.insert(joined.end(), first.begin(), first.end());
+  joined.insert(joined.end(), second.begin(), second.end());
+  std::uint64_t sum = 0;
+  std::memcpy(&sum, written.data() + 48, sizeof sum);
+  CHECK(sum == XXH3_64bits_withSeed(joined.data(), joined.size(), test_secret));
+}
+
+TEST_CASE("packet: the check depends on the secret, and can be computed again and again") {
+  const bytes some(1000, std::byte{7});
+  for (const std::uint64_t secret : {std::uint64_t{0}, std::uint64_t{1}, test_secret}) {
+    bounded::keyed_check check(secret);
+    for (const std::size_t size : {0U, 3U, 48U, 240U, 241U, 1000U}) {
+      const auto part = std::span<const std::byte>(some).first(size);
+      CHECK(check.of({part.first(size / 2), part.subspan(size / 2)}) ==
+            XXH3_64bits_withSeed(part.data(), part.size(), secret));
+    }
+  }
+}
+
+TEST_CASE("packet: every truncation and every flipped bit is refused by name, and changes nothing") {
+  for (const payload_type type : {payload_type::as_is, payload_type::int8}) {
+    open_receiver open(type);
+    REQUIRE(open.packets.size() == 4);
+    for (const bytes& good : open.packets) {
+      for (std::size_t size = 0; size < good.size(); ++size) {
+        const packet_fate fate = open.give(std::span(good).first(size));
+        REQUIRE(fate == (size < 56 ? packet_fate::malformed : packet_fate::bad_check));
+      }
+      bytes longer = good;
+      longer.push_back(std::byte{0});
+      CHECK(open.give(longer) == packet_fate::bad_check);
+      for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
+        CAPTURE(bit);
+        bytes flipped = good;
+        flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+        packet_fate expected = packet_fate::bad_check;
+        if (bit < 8 * 12) expected = packet_fate::foreign;
+        if (bit < 8 * 8) expected = packet_fate::malformed;
+        if (bit / 8 == 5 && bit % 8 < 2) expected = packet_fate::bad_check;
+        if (bit / 8 == 6 && bit % 8 < 3) expected = packet_fate::bad_check;
+        if (bit >= 8 * 12 && bit < 8 * 16) expected = packet_fate::stale;
+        REQUIRE(open.give(flipped) == expected);
+      }
+    }
+    CHECK(open.link.receiver.state() == receiver_state::open);
+    CHECK(open.link.receiver.counters().of(packet_fate::placed) == 0);
+    // Nothing was placed, and nothing was taken for placed.
+    for (const bytes& good : open.packets) CHECK(open.give(good) == packet_fate::placed);
+    CHECK(open.link.receiver.state() == receiver_state::frozen);
+    CHECK(same_bits(open.link.receiver.frame(), open.made.frame().to_bytes()));
+    for (const bytes& good : open.packets) CHECK(open.give(good) == packet_fate::late);
+  }
+}
+
+TEST_CASE("packet: a field at its limits under a good check ends the transfer by name, or is taken") {
+  constexpr std::array checked = {LAMINA_FIELD(part), LAMINA_FIELD(chunk), LAMINA_FIELD(chunks),
+                                  LAMINA_FIELD(offset), LAMINA_FIELD(data_bytes)};
+  for (const field& each : checked) {
+    for (const std::uint64_t value : limits) {
+      if (each.width < 8 && value > 0xffff'ffff) continue;
+      for (std::size_t packet = 0; packet < 4; ++packet) {
+        open_receiver open;
+        CAPTURE(each.name, value, packet);
+        const bytes changed = with_field(open.packets[packet], each, value);
+        if (changed == open.packets[packet]) continue;
+        CHECK(open.give(changed) == packet_fate::inconsistent);
+        CHECK(open.link.receiver.state() == receiver_state::failed);
+        const std::error_code why = open.link.receiver.failure();
+        CHECK((why == bounded_errc::no_such_chunk || why == bounded_errc::wrong_sizes));
+        CHECK(open.link.receiver.counters().of(packet_fate::placed) == 0);
+      }
+    }
+  }
+  // Whatever stands in these, the packet is good.
+  for (const field& each : {LAMINA_FIELD(transmission), LAMINA_FIELD(sent_at)}) {
+    for (const std::uint64_t value : limits) {
+      if (value > 0xffff'ffff) continue;
+      open_receiver open;
+      CHECK(open.give(with_field(open.packets[0], each, value)) == packet_fate::placed);
+    }
+  }
+}
+
+TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the check says") {
+  open_receiver open;
+  packet_header header = open.header(0);
+  bounded::keyed_check check(test_secret);
+  const bytes data(4 * 64);
+  const auto joined = [&] {
+    const auto head = bounded::write_packet_header(header, {data, {}}, check);
+    bytes all(head.begin(), head.end());
+    all.insert(all.end(), data.begin(), data.end());
+    return all;
+  };
+  header.part = 2;  // a chunk of the model, but held back
+  header.chunk = 0;
+  header.chunks = 1;
+  header.offset = 0;
+  header.data_bytes = 256;
+  SECTION("a part that is held back") {}
+  SECTION("a repair that nobody announced") {
+    header.flags = bounded::flag_repair;
+  }
+  SECTION("a chunk of the frame that says to be a repair") {
+    header.part = 0;
+    header.chunks = 3;
+    header.flags = bounded::flag_repair;
+  }
+  CHECK(open.give(joined()) == packet_fate::inconsistent);
+  CHECK(open.link.receiver.failure() == bounded_errc::no_such_chunk);
+  CHECK(open.give(open.packets[0]) == packet_fate::stale);  // it has failed
+}
+
+TEST_CASE("packet: nonsense costs comparisons, and only what is plausible a hash") {
+  open_receiver open;
+  std::mt19937 random(62);
+  bytes any(1464);
+  for (int k = 0; k < 10'000; ++k) {
+    for (std::byte& each : any) each = static_cast<std::byte>(random());
+    if (k % 2 == 0) std::copy_n(open.packets[0].begin(), 8, any.begin());   // of a good shape
+    if (k % 4 == 0) std::copy_n(open.packets[0].begin(), 12, any.begin());  // and address
+    open.give(std::span(any).first(below(random, any.size() + 1)));
+  }
+  CHECK(open.link.receiver.counters().hashed == 0);
+  CHECK(open.link.receiver.state() == receiver_state::open);
+  CHECK(open.link.receiver.counters().of(packet_fate::malformed) > 4000);
+  CHECK(open.link.receiver.counters().of(packet_fate::foreign) > 2000);
+  CHECK(open.link.receiver.counters().of(packet_fate::stale) > 2000);
+}
+
+TEST_CASE("packet: another secret is another run") {
+  open_receiver open;
+  bytes stranger = open.packets[0];
+  bounded::keyed_check check(test_secret + 1);
+  const auto header =
+      bounded::write_packet_header(open.header(0), {std::span(stranger).subspan(56), {}}, check);
+  std::ranges::copy(header, stranger.begin());
+  CHECK(open.give(stranger) == packet_fate::bad_check);
+  CHECK(open.give(open.packets[0]) == packet_fate::placed);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "lamina/bounded/bounded.hpp"
+#include "lamina/codec.hpp"
+#include "support.hpp"
+
+/// What the tests of bounded transfers share: frames of random numbers, and one sender and one receiver over a network in simulated
+/// time.
+namespace lamina_test {
+
+namespace bounded = lamina::bounded;
+using bounded::bounded_errc;
+using bounded::instant;
+using bounded::packet_fate;
+using bounded::receiver_state;
+using bounded::sender_state;
+using bounded::stop_policy;
+using lamina::payload_type;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t test_secret = 0x0123456789abcdef;
+
+inline lamina::selection everything(const lamina::layout& model) {
+  lamina::selection chosen(model);
+  chosen.send_all();
+  return chosen;
+}
+
+/// A frame of gradients, or of parameters, and what it points to.
+template <class T>
+class made_frame {
+ public:
+  made_frame(std::mt19937& random, const lamina::layout& model, const lamina::selection& chosen,
+             payload_type type = payload_type::as_is, lamina::frame_kind kind = lamina::frame_kind::gradients)
+      : sent(chosen), encoder_(model) {
+    for (const std::size_t size : model.sizes()) values.push_back(random_integers<T>(random, size, 100));
+    encoder_.encode(
+        kind, 7, 3, chosen, [this](std::size_t l) { return std::span<const T>(values[l]); }, type,
+        lamina::frame_checksum::none);
+  }
+  made_frame(const made_frame&) = delete;
+  made_frame& operator=(const made_frame&) = delete;
+  ~made_frame() = default;
+
+  const lamina::encoded_frame& frame() const { return encoder_.frame(); }
+  bounded::frame_chunks cut(const bounded::chunk_grid& grid, std::uint32_t bound_ppm = 0) const {
+    return bounded::frame_chunks(frame(), sent, grid, {.bound_ppm = bound_ppm});
+  }
+
+  lamina::selection sent;
+  std::vector<std::vector<T>> values;
+
+ private:
+  lamina::frame_encoder<T> encoder_;
+};
+
+/// One sender and one receiver, with a lossy way for data and one each way for messages that keeps order and loses nothing.
+class simulated_link {
+ public:
+  struct options {
+    bounded::channel_options data = {};
+    bounded::arrival_options takes = {.kind = lamina::frame_kind::gradients,
+                                      .most_bound_ppm = bounded::most_bound_ppm};
+    stop_policy stop = stop_policy::eager;
+    bounded::rate_options rate = {.link_bits = 10'000'000'000, .senders = 1};
+    std::uint32_t last_transfer = 0;
+    std::uint32_t first_transmission = 0;
+    instant begins_at = 0s;
+  };
+
+  simulated_link(const bounded::chunk_grid& grid, const options& given)
+      : sender(grid, {.rank = 2,
+                      .receiver = 0,
+                      .secret = test_secret,
+                      .rate = given.rate,
+                      .last_transfer = given.last_transfer,
+                      .first_transmission = given.first_transmission}),
+        receiver(grid, {.rank = 0,
+                        .sender = 2,
+                        .secret = test_secret,
+                        .takes = given.takes,
+                        .stop = given.stop,
+                        .first_transmission = given.first_transmission}),
+        data(given.data),
+        now(given.begins_at),
+        limits_(grid),
+        check_(test_secret) {}
+
+  /// One transfer from its beginning until the sender has STOP, or an end fails. The receiver's last frame is released before.
+  void transfer(const bounded::frame_chunks& chunks, const bounded::obligations& beside = {}) {
+    receiver.release(now);
+    sender.begin(chunks, {}, beside);
+    run([this] { return !sender.is_under_way(); });
+  }
+
+  /// Until `is_over`, or nothing is going to happen any more, or an end fails.
+  template <class IsOver>
+  void run(const IsOver& is_over) {
+    pump();
+    while (!is_over() && receiver.state() != receiver_state::failed && step()) {
+    }
+  }
+
+  /// To the next moment at which something happens; false if there is none.
+  bool step() {
+    const instant at =
+        std::min({data.next(), up.next(), down.next(), sender.deadline(), receiver.deadline()});
+    if (at >= bounded::never) return false;
+    now = std::max(now, at);
+    while (auto datagram = data.receive(now)) {
+      if (arrive) arrive(datagram->bytes);
+      fates.push_back(receiver.on_datagram(datagram->bytes, now));
+      pump();
+    }
+    while (auto message = up.receive(now)) deliver_up(message->bytes);
+    while (auto message = down.receive(now)) deliver_down(message->bytes);
+    pump();
+    return true;
+  }
+
+  /// What both ends have to send goes out.
+  void pump() {
+    for (auto message = sender.poll_control(now); !message.empty(); message = sender.poll_control(now)) {
+      up.send(0, {message}, now);
+    }
+    while (auto packet = sender.next_packet(now)) {
+      if (is_dropped && is_dropped(*packet)) continue;
+      data.send(0, {packet->header, packet->data[0], packet->data[1]}, now);
+    }
+    // The last packet of a round has a PROBE behind it.
+    for (auto message = sender.poll_control(now); !message.empty(); message = sender.poll_control(now)) {
+      up.send(0, {message}, now);
+    }
+    for (auto message = receiver.poll_control(now); !message.empty(); message = receiver.poll_control(now)) {
+      down.send(0, {message}, now);
+    }
+  }
+
+  bounded::bounded_sender sender;
+  bounded::bounded_receiver receiver;
+  bounded::lossy_channel data;
+  bounded::lossy_channel up;
+  bounded::lossy_channel down;
+  instant now;
+  std::vector<packet_fate> fates;
+  std::vector<std::vector<std::byte>> stops;  // bodies of STOP
+  /// An adversary: whether a packet is lost.
+  std::function<bool(const bounded::outgoing_packet&)> is_dropped;
+  /// What is to happen when a datagram comes.
+  std::function<void(std::span<const std::byte>)> arrive;
+
+ private:
+  bounded::control_message read(std::span<const std::byte> bytes) {
+    std::error_code error;
+    const auto message = bounded::read_control(bytes, limits_, check_, error);
+    if (error) throw std::runtime_error("a message of our own is refused: " + error.message());
+    return message;
+  }
+  void deliver_up(std::span<const std::byte> bytes) {
+    const auto message = read(bytes);
+    if (message.header.type != bounded::control_type::tick) receiver.on_control(message, now);
+  }
+  void deliver_down(std::span<const std::byte> bytes) {
+    const auto message = read(bytes);
+    if (message.header.type == bounded::control_type::tick) return;
+    if (message.header.type == bounded::control_type::stop) {
+      stops.emplace_back(message.body.begin(), message.body.end());
+    }
+    sender.on_control(message);
+  }
+
+  bounded::control_limits limits_;
+  bounded::keyed_check check_;
+};
+
+/// Whether both ends say the same of what has arrived.
+inline bool same_delivery(const lamina::delivery& a, const lamina::delivery& b) {
+  if (a.lost_chunks() != b.lost_chunks() || !same_bits(a.sent().bitmap(), b.sent().bitmap())) return false;
+  for (const std::size_t part : a.sent().sent()) {
+    for (std::size_t i = 0; i < a.chunks(part); ++i) {
+      if (a.is_lost(part, i) != b.is_lost(part, i)) return false;
+    }
+  }
+  return true;
+}
+
+/// Whether the receiver's frame is the sender's, with zeros where it says that chunks were lost.
+inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const lamina::encoded_frame& frame,
+                               const bounded::chunk_grid& grid) {
+  std::vector<std::byte> expected = frame.to_bytes();
+  const lamina::delivery& arrived = receiver.arrived();
+  std::size_t begin = frame.segments().front().size();
+  for (const std::size_t part : arrived.sent().sent()) {
+    for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
+      if (!arrived.is_lost(part, i)) continue;
+      for (const auto piece : grid.pieces(part, i)) {
+        for (std::size_t k = 0; k < piece.bytes; ++k) expected[begin + piece.begin + k] = std::byte{0};
+      }
+    }
+    begin += grid.part_bytes(part);
+  }
+  return same_bits(expected, receiver.frame());
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT
+// Whole transfers over a network that loses, delays, reorders, duplicates and damages, in simulated time.
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+
+using namespace lamina_test;
+using bounded::chunk;
+using bounded::chunk_grid;
+
+namespace {
+
+constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                   payload_type::int8};
+
+// Some of the parts of 0, 1, 2, 10 and 1,000 chunks.
+lamina::layout random_parts(std::mt19937& random, std::size_t chunk_elements) {
+  constexpr std::array<std::size_t, 5> chunks = {0, 1, 2, 10, 1000};
+  std::vector<std::size_t> sizes(1 + below(random, 5));
+  for (std::size_t& size : sizes) {
+    size = chunks[below(random, 5)] * chunk_elements;
+    if (size > 0) size -= below(random, chunk_elements);  // the last chunk may be shorter
+  }
+  return model_of(sizes);
+}
+
+lamina::selection random_selection(std::mt19937& random, const lamina::layout& model) {
+  lamina::selection chosen(model);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (below(random, 4) > 0) chosen.send(l);
+  }
+  return chosen;
+}
+
+std::vector<chunk> random_chunks(std::mt19937& random, const chunk_grid& grid,
+                                 const lamina::selection& sent) {
+  std::vector<chunk> some;
+  for (const std::size_t part : sent.sent()) {
+    for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
+      if (below(random, 20) == 0) some.push_back({static_cast<std::uint32_t>(part), i, 0});
+    }
+  }
+  return some;
+}
+
+// Everything that is promised of a transfer that has ended.
+void check_ended(const simulated_link& link, const lamina::encoded_frame& frame, const chunk_grid& grid,
+                 std::uint32_t bound_ppm, const std::vector<chunk>& required) {
+  INFO("sender: " << link.sender.failure().message() << ", receiver: " << link.receiver.failure().message());
+  REQUIRE(link.sender.state() == sender_state::done);
+  REQUIRE(link.receiver.state() == receiver_state::frozen);
+  const lamina::delivery& arrived = link.sender.arrived();
+  CHECK(same_delivery(arrived, link.receiver.arrived()));
+  CHECK(holds_what_arrived(link.receiver, frame, grid));
+  for (const std::size_t part : arrived.sent().sent()) {
+    const std::uint64_t chunks = grid.chunks(part);
+    REQUIRE(std::uint64_t{arrived.lost_chunks(part)} * 1'000'000 <= bound_ppm * chunks);
+  }
+  CHECK(std::ranges::none_of(required,
+                             [&](const chunk& each) { return arrived.is_lost(each.part, each.index); }));
+}
+
+}  // namespace
+
+TEST_CASE("transfer: no part of any transfer loses more than its bound, and nothing required is lost") {
+  std::mt19937 random(41);
+  for (const std::uint32_t bound_ppm : {0U, 1U, 50'000U, 100'000U, 200'000U, 500'000U}) {
+    for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
+      for (const double loss : {0.0, 0.05, 0.3, 0.6}) {
+        CAPTURE(bound_ppm, static_cast<int>(stop), loss);
+        const payload_type type = every_type[below(random, 4)];
+        const lamina::layout model = random_parts(random, 64);
+        const auto grid = chunk_grid::of<float>(model, type, 64);
+        simulated_link link(
+            grid,
+            {.data = {.seed = random(), .loss = loss, .duplicate = 0.05, .damage = 0.05, .jitter = 300us},
+             .stop = stop});
+        for (int k = 0; k < 3; ++k) {
+          const made_frame<float> made(random, model, random_selection(random, model), type);
+          const std::vector<chunk> required = random_chunks(random, grid, made.sent);
+          link.transfer(made.cut(grid, bound_ppm), {.required = required});
+          check_ended(link, made.frame(), grid, bound_ppm, required);
+          if (stop == stop_policy::on_probe && loss == 0) {
+            // Only what was damaged may be missing.
+            CHECK(link.sender.arrived().lost_chunks() <= link.receiver.counters().of(packet_fate::bad_check));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("transfer: with a bound of 0 everything arrives, byte for byte") {
+  std::mt19937 random(42);
+  const lamina::layout model = model_of({8, 100, 0, 33});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  for (const auto& [loss, transfers] : {std::pair{0.2, 1000}, std::pair{0.6, 100}}) {
+    CAPTURE(loss);
+    simulated_link link(grid, {.data = {.seed = 5, .loss = loss, .jitter = 100us}});
+    for (int k = 0; k < transfers; ++k) {
+      const made_frame<float> made(random, model, random_selection(random, model));
+      link.transfer(made.cut(grid));
+      REQUIRE(link.sender.state() == sender_state::done);
+      REQUIRE(link.sender.arrived().is_complete());
+      REQUIRE(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+    }
+    CHECK(link.sender.counters().repeated > 0);
+  }
+}
+
+TEST_CASE("transfer: eager leaves out the last of what may be lost, on_probe nothing that arrives") {
+  std::mt19937 random(43);
+  const lamina::layout model = model_of({8000});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  simulated_link eager(grid, {});
+  const auto chunks = made.cut(grid, 100'000);
+  eager.transfer(chunks);
+  CHECK(eager.sender.arrived().lost_chunks() == 100);
+  // What is left out is the tail of the sending order.
+  const auto order = chunks.in_sending_order();
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    REQUIRE(eager.receiver.arrived().is_lost(0, order[k].index) == (k >= 900));
+  }
+  simulated_link patient(grid, {.stop = stop_policy::on_probe});
+  patient.transfer(chunks);
+  CHECK(patient.sender.arrived().is_complete());
+}
+
+TEST_CASE("transfer: a frame without chunks ends without a round") {
+  const lamina::layout model = model_of({8, 0});
+  std::mt19937 random(44);
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, lamina::selection(model));
+  simulated_link link(grid, {});
+  for (int k = 0; k < 3; ++k) {
+    link.transfer(made.cut(grid, 100'000));
+    CHECK(link.sender.state() == sender_state::done);
+    CHECK(link.sender.arrived().is_complete());
+    CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+    CHECK(link.sender.counters().packets == 0);
+  }
+}
+
+TEST_CASE("transfer: repairs arrive beside the frame") {
+  std::mt19937 random(45);
+  const lamina::layout model = model_of({100, 64, 30, 8});
+  const auto grid = chunk_grid::of<double>(model, payload_type::as_is, 16);
+  lamina::selection sent(model);
+  sent.send(0);
+  sent.send(3);
+  const made_frame<double> made(random, model, sent, payload_type::as_is, lamina::frame_kind::parameters);
+  const auto part_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
+    return bounded::repair{layer, begin, std::as_bytes(std::span(made.values[layer]).subspan(begin, count))};
+  };
+  const std::array repairs = {part_of(2, 16, 14), part_of(1, 0, 32), part_of(1, 48, 16)};
+  simulated_link link(grid, {.data = {.loss = 0.3},
+                             .takes = {.kind = lamina::frame_kind::parameters, .most_bound_ppm = 200'000}});
+  // Alone, too: a frame that sends nothing.
+  const made_frame<double> empty(random, model, lamina::selection(model), payload_type::as_is,
+                                 lamina::frame_kind::parameters);
+  for (const made_frame<double>* each : {&made, &empty}) {
+    link.transfer(each->cut(grid, 200'000), {.repairs = repairs});
+    check_ended(link, each->frame(), grid, 200'000, {});
+    std::set<std::array<std::size_t, 3>> runs;
+    link.receiver.for_each_repair([&](std::size_t part, std::size_t begin, std::span<const std::byte> bytes) {
+      runs.insert({part, begin, bytes.size() / sizeof(double)});
+      CHECK(same_bits(bytes, std::as_bytes(std::span(made.values[part]).subspan(begin, bytes.size() / 8))));
+    });
+    CHECK(runs == std::set<std::array<std::size_t, 3>>{{1, 0, 16}, {1, 16, 16}, {1, 48, 16}, {2, 16, 14}});
+  }
+  // The next transfer has none.
+  link.transfer(made.cut(grid, 0));
+  link.receiver.for_each_repair([&](auto...) { FAIL("nothing was to be repaired"); });
+}
+
+TEST_CASE("transfer: obligations that are no chunks of the transfer are refused") {
+  std::mt19937 random(46);
+  const lamina::layout model = model_of({100, 64});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 16);
+  lamina::selection sent(model);
+  sent.send(0);
+  const made_frame<float> made(random, model, sent, payload_type::as_is, lamina::frame_kind::parameters);
+  const auto chunks = made.cut(grid);
+  bounded::bounded_sender sender(grid, {});
+  const auto refusal = [&](const std::vector<chunk>& required, const std::vector<bounded::repair>& repairs) {
+    return message_of<std::invalid_argument>(
+        [&] { sender.begin(chunks, {}, {.required = required, .repairs = repairs}); });
+  };
+  const auto bytes = std::as_bytes(std::span(made.values[1]));
+  CHECK(contains(refusal({{1, 0}}, {}), "chunk 0 of layer 1 is required, and not in the frame"));
+  CHECK(contains(refusal({{0, 7}}, {}), "is required, and not in the frame"));
+  CHECK(contains(refusal({}, {{0, 0, bytes.first(64)}}), "the repair of layer 'layer0'"));
+  CHECK(contains(refusal({}, {{1, 8, bytes.first(64)}}), "does not consist of whole chunks"));
+  CHECK(contains(refusal({}, {{1, 16, bytes.first(60)}}), "does not consist of whole chunks"));
+  CHECK(contains(refusal({}, {{1, 16, bytes}}), "does not consist of whole chunks"));
+  CHECK(sender.state() == sender_state::idle);
+  CHECK(contains(message_of<std::invalid_argument>(
+                     [&] { sender.begin(chunks, std::vector<std::byte>(bounded::most_report_bytes + 1)); }),
+                 "a report of 4065 bytes"));
+  sender.begin(chunks, {}, {.repairs = std::array{bounded::repair{1, 48, bytes.last(64)}}});
+  CHECK_THROWS_AS(sender.begin(chunks, {}), std::logic_error);
+}
+
+TEST_CASE("transfer: what the receiver's caller has not taken holds the next frame back") {
+  std::mt19937 random(47);
+  const lamina::layout model = model_of({50});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> first(random, model, everything(model));
+  const made_frame<float> second(random, model, everything(model));
+  simulated_link link(grid, {});
+  link.transfer(first.cut(grid));
+  const auto chunks = second.cut(grid);
+  const std::vector<std::byte> report(100, std::byte{42});
+  link.sender.begin(chunks, report);
+  link.run([] { return false; });  // until nothing happens any more
+  CHECK(link.sender.state() == sender_state::begun);
+  CHECK(same_bits(link.receiver.frame(), first.frame().to_bytes()));
+  CHECK(link.receiver.report().empty());
+  link.receiver.release(link.now);
+  link.run([&] { return !link.sender.is_under_way(); });
+  CHECK(link.sender.state() == sender_state::done);
+  CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
+  CHECK(same_bits(link.receiver.report(), report));
+}
+
+TEST_CASE("transfer: a PROBE is answered when what it counts has come, or nothing comes any more") {
+  std::mt19937 random(48);
+  const lamina::layout model = model_of({8000});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid);
+  // Data that take longer than the messages which overtake them: nothing is sent twice.
+  simulated_link link(grid, {.data = {.delay = 2ms, .jitter = 500us}});
+  link.transfer(chunks);
+  CHECK(link.sender.counters().repeated == 0);
+  CHECK(link.sender.counters().packets == 1000);
+}
+
+TEST_CASE("transfer: a WANTED goes out unasked where the PROBE does not come") {
+  std::mt19937 random(49);
+  const lamina::layout model = model_of({800});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid);
+  simulated_link link(grid, {.data = {.loss = 0.2}});
+  link.up =
+      bounded::lossy_channel({.delay = 200ms});  // messages of the sender take as long as TCP repeats them
+  link.transfer(chunks);
+  CHECK(link.sender.state() == sender_state::done);
+  // BEGIN takes 200 ms, and no PROBE is waited for.
+  CHECK(link.now < 300ms);
+  CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+}
+
+TEST_CASE("transfer: a slow sender is not answered packet by packet") {
+  std::mt19937 random(50);
+  const lamina::layout model = model_of({800});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid);
+  // 10 ms a packet, which is longer than a receiver waits before it asks.
+  simulated_link link(grid, {.rate = {.link_bits = 104'000}});
+  link.receiver.set_load(1, 104'000);
+  link.transfer(chunks);
+  CHECK(link.sender.state() == sender_state::done);
+  CHECK(link.now > 800ms);
+  CHECK(link.sender.counters().ignored < 12);
+}
+
+TEST_CASE("transfer: numbers wrap around") {
+  std::mt19937 random(51);
+  const lamina::layout model = model_of({400, 80});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const std::uint32_t from = 0xffff'fffd;  // transfers 2^32 - 2, 2^32 - 1, 1, 2, 3
+  // The clock of packets wraps in the third transfer or so, transmissions in each.
+  simulated_link link(grid, {.data = {.loss = 0.3, .duplicate = 0.1, .jitter = 1ms},
+                             .stop = stop_policy::on_probe,
+                             .last_transfer = from,
+                             .first_transmission = 0xffff'fff0,
+                             .begins_at = 4'294'967'296us - 20ms});
+  std::vector<std::uint32_t> numbers;
+  for (int k = 0; k < 5; ++k) {
+    const made_frame<float> made(random, model, everything(model));
+    const std::uint32_t bound_ppm = k % 2 == 0 ? 0 : 100'000;
+    link.transfer(made.cut(grid, bound_ppm));
+    check_ended(link, made.frame(), grid, bound_ppm, {});
+    numbers.push_back(link.sender.transfer());
+  }
+  CHECK(numbers == std::vector<std::uint32_t>{0xffff'fffe, 0xffff'ffff, 1, 2, 3});
+  CHECK(link.now > 4'294'967'296us);
+  CHECK(link.sender.counters().repeated > 0);
+}

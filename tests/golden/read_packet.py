@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Reads a data packet or a control message as docs/bounded-loss.md describes them: the second implementation of that page's
+tables, in Python's standard library alone, for any machine. What is refused ends with status 1 and the page's name for it.
+
+    read_packet.py FILE --secret HEXADECIMAL
+"""
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Union
+
+from xxh3 import xxh3_64
+
+PACKET = struct.Struct("<4sBBBBHHIIIIIQIIQ")
+PACKET_CHECK_AT = 48
+PACKET_MAGIC = b"\xf4LAP"
+CONTROL = struct.Struct("<IBBHIIQ")
+CONTROL_CHECK_AT = 16
+VERSION = 1
+KNOWN_FLAGS = 3
+KNOWN_TAGS = 7
+TYPES = {1: "HELLO", 2: "BEGIN", 3: "READY", 4: "REPORT", 5: "PROBE", 6: "WANTED", 7: "STOP", 8: "ABORT", 9: "MESSAGE",
+         10: "PING", 11: "PONG", 12: "BYE", 13: "TICK"}
+
+
+class PacketError(Exception):
+    """What is refused; its text is the page's name for the reason."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    flags: int
+    tag: int
+    sender: int
+    receiver: int
+    transfer: int
+    part: int
+    chunk: int
+    chunks: int
+    transmission: int
+    offset: int
+    sent_at: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Control:
+    type: str
+    transfer: int
+    round: int
+    body: bytes
+
+
+def refuse_if(bad: bool, name: str) -> None:
+    if bad:
+        raise PacketError(name)
+
+
+def read_packet(datagram: bytes, secret: int) -> Packet:
+    """Raises PacketError. Whether part, chunk and sizes are those of a layout is for who knows it."""
+    refuse_if(len(datagram) < PACKET.size, "truncated")
+    (magic, version, flags, tag, reserved, sender, receiver, transfer, part, chunk, chunks, transmission, offset,
+     data_bytes, sent_at, check) = PACKET.unpack_from(datagram)
+    data = datagram[PACKET.size:]
+    refuse_if(magic != PACKET_MAGIC, "bad_magic")
+    refuse_if(version != VERSION, "unsupported_version")
+    refuse_if(flags & ~KNOWN_FLAGS != 0 or tag & ~KNOWN_TAGS != 0 or reserved != 0, "nonzero_reserved")
+    refuse_if(data_bytes != len(data), "wrong_sizes")
+    refuse_if(check != xxh3_64(datagram[:PACKET_CHECK_AT] + data, secret), "bad_check")
+    return Packet(flags, tag, sender, receiver, transfer, part, chunk, chunks, transmission, offset, sent_at, data)
+
+
+def read_control(message: bytes, secret: int) -> Control:
+    """Raises PacketError."""
+    refuse_if(len(message) < CONTROL.size, "truncated")
+    body_bytes, kind, version, reserved, transfer, round_, check = CONTROL.unpack_from(message)
+    body = message[CONTROL.size:]
+    refuse_if(version != VERSION, "unsupported_version")
+    refuse_if(reserved != 0, "nonzero_reserved")
+    refuse_if(kind not in TYPES, "unknown_type")
+    refuse_if(len(body) < body_bytes, "truncated")
+    refuse_if(len(body) > body_bytes, "wrong_length")
+    refuse_if(check != xxh3_64(message[:CONTROL_CHECK_AT] + body, secret), "bad_check")
+    return Control(TYPES[kind], transfer, round_, body)
+
+
+def read_either(data: bytes, secret: int) -> Union[Packet, Control]:
+    return read_packet(data, secret) if data[:4] == PACKET_MAGIC else read_control(data, secret)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--secret", required=True, type=lambda text: int(text, 16))
+    options = parser.parse_args()
+    try:
+        print(read_either(options.file.read_bytes(), options.secret))
+    except PacketError as refusal:
+        sys.exit(f"{options.file}: {refusal}")
+
+
+if __name__ == "__main__":
+    main()
