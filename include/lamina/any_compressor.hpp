@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lamina/any_tensor.hpp"
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
@@ -154,6 +155,7 @@ class any_compressor {
     return worker_->pack_ahead(layer, gradient, to, divisor, scale);
   }
   void commit() { worker_->commit(); }
+  void commit(const delivery& arrived) { worker_->commit(arrived); }
   void abandon() noexcept { worker_->abandon(); }
 
   /// lamina::scatter() of what was packed in this step: a tensor to write for each layer, also for those without a gradient.
@@ -202,6 +204,7 @@ class any_compressor {
     virtual void pack(any_tensor&, double) = 0;
     virtual std::size_t pack_ahead(std::size_t, const any_tensor&, any_tensor&, double, double) = 0;
     virtual void commit() = 0;
+    virtual void commit(const delivery&) = 0;
     virtual void abandon() noexcept = 0;
     virtual void scatter(const any_tensor&, std::span<any_tensor>) const = 0;
     virtual std::optional<std::size_t> first_non_finite(std::span<const any_tensor>,
@@ -280,6 +283,7 @@ class any_compressor {
       return each.pack_ahead(layer, gradient, writable_elements_of<T>(to), static_cast<T>(divisor), scale);
     }
     void commit() override { each.commit(); }
+    void commit(const delivery& arrived) override { each.commit(arrived); }
     void abandon() noexcept override { each.abandon(); }
     void scatter(const any_tensor& packed, std::span<any_tensor> gradients) const override {
       lamina::scatter<T>(each.chosen(), each.cut(), elements_of<T>(packed), gradients);

@@ -181,7 +181,7 @@ void encode_payload(payload_type type, std::span<const T> from, std::byte* to) n
   }
 }
 
-/// Elements [begin, begin + to.size()) of a layer of `layer_elements`, whatever the type; `begin` is a multiple of
+/// Elements [begin, begin + to.size()) of a layer of `layer_elements`, whatever the type; of int8, `begin` is a multiple of
 /// int8_block_elements.
 template <element T>
 void decode_payload(payload_type type, const std::byte* layer, std::size_t layer_elements, std::size_t begin,

@@ -124,6 +124,17 @@ class residual_accumulator {
     memory_.subtract(layer, type, payload);
   }
 
+  /// The same of elements [begin, end) alone, of which the receiver has got no others: those stay, and the layer is not clear.
+  /// `payload` is the whole layer. Throws std::out_of_range unless there are such elements, and std::invalid_argument for an
+  /// int8 payload whose range does not begin at a multiple of int8_block_elements. Cost: one write of the range.
+  void clear(std::size_t layer, std::size_t begin, std::size_t end) {
+    memory_.clear(layer, begin, end);
+  }
+  void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
+                std::size_t end) {
+    memory_.subtract(layer, type, payload, begin, end);
+  }
+
   /// Whether the residual of a layer is zero because it was cleared, or is new. Throws std::out_of_range.
   [[nodiscard]] bool is_clear(std::size_t layer) const {
     model().check_layer(layer);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
@@ -183,12 +184,14 @@ class layer_selector {
 
   /// What was chosen in `step` has been sent.
   void commit(std::uint64_t step) {
-    if (options_.byte_budget) allowance_ -= static_cast<double>(chosen_.sent_elements());
-    for (const std::size_t l : chosen_.sent()) {
-      cleared_in_[l] = step;
-      if (timing() == decision_timing::as_ready) waiting_.remove(l);
-    }
-    if (timing() == decision_timing::ahead) has_plan_ = planned_in_ == step;
+    end_step(step, [](std::size_t) { return true; });
+  }
+  /// The same, of which something was lost: a layer of which nothing has arrived keeps its age, and waits on if it waited. The
+  /// allowance is charged for all that was chosen: it has used the network. Throws std::invalid_argument, and changes nothing,
+  /// unless `arrived` is of chosen().
+  void commit(std::uint64_t step, const delivery& arrived) {
+    detail::check_delivery("commit", arrived, chosen_, payload_type::as_is);
+    end_step(step, [&](std::size_t l) { return arrived.lost_chunks(l) < arrived.chunks(l); });
   }
 
   /// The drop ratio of a step, counted from 1.
@@ -262,6 +265,17 @@ class layer_selector {
     if (options.decide == decision_timing::as_ready && options.byte_budget) return -detail::infinite_value;
     return options.refresh.fixed_threshold().value_or(
         options.decide == decision_timing::as_ready ? -detail::infinite_value : invalid_threshold);
+  }
+
+  template <class HasArrived>
+  void end_step(std::uint64_t step, const HasArrived& has_arrived) {
+    if (options_.byte_budget) allowance_ -= static_cast<double>(chosen_.sent_elements());
+    for (const std::size_t l : chosen_.sent()) {
+      if (!has_arrived(l)) continue;
+      cleared_in_[l] = step;
+      if (timing() == decision_timing::as_ready) waiting_.remove(l);
+    }
+    if (timing() == decision_timing::ahead) has_plan_ = planned_in_ == step;
   }
 
   void check_count(std::size_t count, const char* what) const {

@@ -21,7 +21,8 @@
 #include "lamina/tensor.hpp"
 
 /// A worker's memory as bytes, for a trainer's checkpoint: residual, velocity, threshold, ages, allowance and step; and of steps
-/// that are not decided at their end what the next one is decided by.
+/// that are not decided at their end what the next one is decided by. What was lost on the way is residual, and saved as such; how
+/// often in a row it was lost is not, and counts from 0 again.
 namespace lamina::inline LAMINA_ABI {
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 a layer, or 16 unless steps are decided at their end, and the

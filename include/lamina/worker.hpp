@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
@@ -48,8 +49,9 @@ namespace lamina::inline LAMINA_ABI {
 ///     send frame.segments();
 ///     compressor.commit();                                          // once the send has completed
 ///
-/// Only commit() clears what was sent. If a send fails, do not commit: go on with the next step, or encode again, and no
-/// gradient is lost. Not for concurrent use. Allocates nothing after the first step, if the payload goes as_is.
+/// Only commit() clears what was sent; of a frame that arrived in part, commit(delivery) clears what did. If a send fails, do
+/// not commit: go on with the next step, or encode again, and no gradient is lost. Not for concurrent use. Allocates nothing
+/// after the first step, if the payload goes as_is.
 ///
 /// Decides by layer, or by part of a layer where options.part_elements says so: values, selection, residual and frames
 /// are over parts().
@@ -336,23 +338,46 @@ class gradient_compressor {
   /// The frame, or what was packed, has reached its receiver: takes what was sent out of the residual. Throws
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
-    if (!detail::may_commit(intake_.phase()) ||
-        (!is_packed_ && encoder_.frame().size_bytes() == 0)) {  // a copy has none
-      detail::raise(std::logic_error("commit: no frame to commit in step " + std::to_string(step()) +
-                                     "; call encode() before, and commit() once for it"));
-    }
-    const bool is_exact = is_packed_ || options_.payload == payload_type::as_is;
-    std::size_t segment = 1;
-    for (const std::size_t part : chosen().sent()) {
-      if (is_exact) {
-        intake_.residual().clear(part);
-      } else {
-        intake_.residual().subtract(part, options_.payload, encoder_.frame().segments()[segment].data());
-      }
-      intake_.set_sent(part);
-      ++segment;
-    }
+    check_encoded();
+    std::size_t segment = 0;
+    for (const std::size_t part : chosen().sent()) take_out(part, ++segment);
     decider_.selector().commit(step());
+    intake_.set_phase(detail::step_phase::committed);
+  }
+
+  /// It has reached its receiver in part: takes out of residual and velocity what has arrived. What was lost stays, and is sent
+  /// with the next gradients: delayed, not lost. To be called once no more of the frame can arrive, and once a frame. Of a
+  /// complete delivery it is commit(), to the last bit.
+  ///
+  /// A budget is charged for all that was chosen, which has used the network. A part of which something has arrived was sent,
+  /// for max_age; one of which nothing has keeps its age, its place in the queue of a budget as_ready, and its value in
+  /// predicted_values(). Ages are then this worker's own: where all are to choose the same parts by agreed values, all need the
+  /// same delivery, or max_age = 0.
+  ///
+  /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
+  /// with payload_type::int8, in chunks of a multiple of int8_block_elements. Cost: one write of what has arrived of parts that
+  /// were lost in part; other parts cost what they cost in commit(). Allocates nothing.
+  void commit(const delivery& arrived) {
+    check_encoded();
+    detail::check_delivery("commit", arrived, chosen(),
+                           is_sent_exactly() ? payload_type::as_is : options_.payload);
+    std::size_t segment = 0;
+    for (const std::size_t part : chosen().sent()) {
+      ++segment;
+      const std::size_t lost = arrived.lost_chunks(part);
+      if (lost == 0) {
+        take_out(part, segment);
+      } else if (lost < arrived.chunks(part)) {
+        arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
+          if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
+          intake_.residual().subtract(part, options_.payload, payload_of_segment(segment), begin, end);
+        });
+        intake_.set_sent(part);
+      } else {
+        decider_.take_back(intake_, part);
+      }
+    }
+    decider_.selector().commit(step(), arrived);
     intake_.set_phase(detail::step_phase::committed);
   }
 
@@ -455,6 +480,29 @@ class gradient_compressor {
     return intake_.foresee(layer, gradient, scale, to, [this](std::size_t part) { return is_sent(part); });
   }
 
+  void check_encoded() const {
+    if (detail::may_commit(intake_.phase()) &&
+        (is_packed_ || encoder_.frame().size_bytes() != 0)) {  // a copy has none
+      return;
+    }
+    detail::raise(std::logic_error("commit: no frame to commit in step " + std::to_string(step()) +
+                                   "; call encode() before, and commit() once for it"));
+  }
+
+  bool is_sent_exactly() const noexcept { return is_packed_ || options_.payload == payload_type::as_is; }
+  // The first segment is the frame's header, those that follow are the parts sent.
+  const std::byte* payload_of_segment(std::size_t segment) const noexcept {
+    return encoder_.frame().segments()[segment].data();
+  }
+  void take_out(std::size_t part, std::size_t segment) {
+    if (is_sent_exactly()) {
+      intake_.residual().clear(part);
+    } else {
+      intake_.residual().subtract(part, options_.payload, payload_of_segment(segment));
+    }
+    intake_.set_sent(part);
+  }
+
   void check_payload(const char* call, payload_type written) const {
     if (options_.payload == written) return;
     detail::raise(std::invalid_argument(std::string(call) +
@@ -496,7 +544,7 @@ class gradient_compressor {
     }
     encoder_.encode(
         frame_kind::gradients, step(), options_.sender, chosen(),
-        [this](std::size_t part) { return residual()[part]; }, options_.payload);
+        [this](std::size_t part) { return residual()[part]; }, options_.payload, options_.frame_checksum);
     is_packed_ = false;
     intake_.set_phase(detail::step_phase::encoded);
     return encoder_.frame();

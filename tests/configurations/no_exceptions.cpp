@@ -118,6 +118,18 @@ void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::finite_
   check(!error && worker.step() == 2 && worker.residual()[0][0] == 1.0f, "the next step, scaled");
 }
 
+void what_was_lost_stays(const lamina::layout& model) {
+  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0});
+  worker.accumulate(0, std::vector<float>(12, 0.5f));
+  worker.accumulate(1, std::vector<float>(5, 0.25f));
+  worker.encode();
+  lamina::delivery arrived(worker.chosen(), 4);
+  arrived.lose(0, 1);
+  worker.commit(arrived);
+  check(worker.residual()[0][3] == 0 && worker.residual()[0][4] == 0.5f, "what was lost of a layer");
+  check(worker.residual()[1][0] == 0, "a layer of which nothing was lost");
+}
+
 void frames_reach_a_server(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
   auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
@@ -155,6 +167,7 @@ int main(int count, char** arguments) {
   damaged_bytes_are_told_by_code(model);
   bad_gradients_are_told_by_code(model, lamina::finite_check::whole_layer);
   bad_gradients_are_told_by_code(model, lamina::finite_check::each_element);
+  what_was_lost_stays(model);
   frames_reach_a_server(model);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;

@@ -115,6 +115,29 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   }
 }
 
+TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing", "", float,
+                   double) {
+  const lamina::layout model = model_of({5000, 64, 9000, 1});
+  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::float16,
+                             lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+    for (const double momentum : {0.0, 0.5}) {
+      lamina::gradient_compressor<TestType> compressor(
+          model, {.drop_ratio = 0, .momentum = momentum, .payload = payload});
+      for (int step = 1; step <= 3; ++step) {
+        for (std::size_t l = 0; l < 4; ++l) {
+          compressor.accumulate(l, std::vector<TestType>(model.sizes()[l], 1));
+        }
+        compressor.encode();
+        lamina::delivery arrived(compressor.chosen(), 64);
+        for (std::size_t chunk = 0; chunk < arrived.chunks(0); chunk += 3) arrived.lose(0, chunk);
+        arrived.lose(1, 0);
+        CHECK(allocations_of([&] { compressor.commit(arrived); }) == 0);
+        CHECK(compressor.residual()[0][0] != 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("allocation: functors, publisher and mean allocate nothing after the first step") {
   const lamina::layout model = model_of(std::vector<std::size_t>(20, 5000));
   const std::vector<float> values(5000, 1);

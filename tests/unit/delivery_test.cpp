@@ -61,7 +61,7 @@ TEST_CASE("delivery: the runs are maximal, ascending, and those of a list of los
     const std::size_t chunk = 1 + below(random, 9);
     lamina::delivery arrived(chosen, chunk);
     const std::size_t lost_of_8 = below(random, 9);
-    std::vector<std::vector<char>> is_lost;  // of each element
+    std::vector<std::vector<std::size_t>> is_lost;  // of each element: 0 or 1
     for (std::size_t l = 0; l < model.layers(); ++l) {
       is_lost.emplace_back(model.sizes()[l]);
       for (std::size_t c = 0; c < arrived.chunks(l); ++c) {

@@ -89,6 +89,19 @@ TEMPLATE_TEST_CASE("worker: the frame holds step, sender and the layers at or ab
   CHECK(same_bits(view.layer(3), std::vector<TestType>{-7}));
 }
 
+TEST_CASE("worker: frames have a checksum unless the options say otherwise") {
+  const lamina::layout model = model_of({3});
+  const auto has_checksum = [&](lamina::frame_checksum asked) {
+    lamina::gradient_compressor<float> compressor(model, {.frame_checksum = asked});
+    compressor.accumulate(0, std::vector<float>{1, 2, 3});
+    const auto bytes = compressor.encode().to_bytes();
+    CHECK(lamina::decode<float>(bytes, model).layer(0)[2] == 3);
+    return (bytes[8] & std::byte{1}) != std::byte{0};
+  };
+  CHECK_FALSE(has_checksum(lamina::frame_checksum::none));
+  CHECK(has_checksum(lamina::frame_checksum::xxh3) == lamina::checksums_available);
+}
+
 TEMPLATE_TEST_CASE("worker: commit clears what was sent and nothing else", "", float, double) {
   lamina::gradient_compressor<TestType> compressor(model_of({2, 3}), with_fixed(2));
   accumulate_each(compressor, tensors<TestType>{{2, 2}, {1, 1, 1}});

@@ -52,10 +52,16 @@ class step_decider {
     }
   }
 
+  /// Of a part that was chosen nothing has arrived: what is predicted of it has its residual.
+  template <class Intake>
+  void take_back(const Intake& intake, std::size_t part) noexcept {
+    if (!predicted_.empty()) predict(intake, part, false);
+  }
+
   /// The step was abandoned: nothing of it was sent.
   template <class Intake>
   void abandon(const Intake& intake) noexcept {
-    for (std::size_t part = 0; part < predicted_.size(); ++part) predict(intake, part, false);
+    for (std::size_t part = 0; part < predicted_.size(); ++part) take_back(intake, part);
   }
 
   /// Throws std::logic_error, naming the call, unless steps are decided ahead and all parts have their gradient.

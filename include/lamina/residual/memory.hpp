@@ -104,26 +104,29 @@ class residual_memory {
     clear_velocity(layer);
   }
 
+  /// Elements [begin, end) alone. The bounds stay: they are no smaller than what is left.
+  void clear(std::size_t layer, std::size_t begin, std::size_t end) {
+    check_elements(layer, begin, end);
+    write_zeros(elements_, layer, begin, end, layers_[layer].elements);
+    clear_velocity(layer, begin, end);
+  }
+
   /// a_l <- a_l − what the payload says; 0 where that is NaN or infinity, which leave nothing over.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
-    const std::span<T> to = this->layer(layer);
-    T largest = 0;
-    std::array<T, block_elements> sent;
-    for (std::size_t begin = 0; begin < to.size(); begin += sent.size()) {
-      const auto rest = to.subspan(begin, std::min(sent.size(), to.size() - begin));
-      decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
-      subtract_elements(rest.data(), sent.data(), rest.size());
-      T magnitude = magnitude_of(rest);
-      if (!is_finite_magnitude(magnitude)) [[unlikely]] {
-        for (std::size_t i = 0; i < rest.size(); ++i) {
-          if (!all_finite<T>(std::array{sent[i]})) rest[i] = T(0);
-        }
-        magnitude = magnitude_of(rest);
-      }
-      largest = larger_magnitude(largest, magnitude);
-    }
-    layers_[layer].bounds.elements = largest;
+    model_.check_layer(layer);
+    layers_[layer].bounds.elements = subtract_payload(layer, type, payload, 0, model_.sizes()[layer]);
     clear_velocity(layer);
+  }
+  /// Elements [begin, end) alone. The bounds stay: no payload is farther from a number than 0 is.
+  void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
+                std::size_t end) {
+    check_elements(layer, begin, end);
+    if (type == payload_type::int8 && begin % int8_block_elements != 0) {
+      raise(std::invalid_argument("element " + std::to_string(begin) + " of layer '" + model_[layer].name +
+                                  "' does not begin a block of the int8 payload"));
+    }
+    subtract_payload(layer, type, payload, begin, end);
+    clear_velocity(layer, begin, end);
   }
 
   void restore(std::span<const T> elements, std::span<const T> velocity) {
@@ -213,10 +216,50 @@ class residual_memory {
     return elements;
   }
 
+  // Zeros need not be written where the layer counts as zero.
+  void write_zeros(buffer<T>& all, std::size_t layer, std::size_t begin, std::size_t end, content holds) {
+    if (holds != content::numbers) return;
+    const std::span<T> elements = layer_of(all, layer).subspan(begin, end - begin);
+    std::fill(elements.begin(), elements.end(), T(0));
+  }
+
   void clear_velocity(std::size_t layer) {
     if (!has_velocity()) return;
     layers_[layer].velocity = content::anything;
     layers_[layer].bounds.velocity = 0;
+  }
+  void clear_velocity(std::size_t layer, std::size_t begin, std::size_t end) {
+    if (has_velocity()) write_zeros(velocity_, layer, begin, end, layers_[layer].velocity);
+  }
+
+  // Of elements [begin, end), of int8 from a block on. Gives the largest magnitude of what is left of them.
+  T subtract_payload(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
+                     std::size_t end) {
+    const std::span<T> to = this->layer(layer);
+    T largest = 0;
+    std::array<T, block_elements> sent;
+    for (; begin < end; begin += sent.size()) {
+      const auto rest = to.subspan(begin, std::min(sent.size(), end - begin));
+      decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
+      subtract_elements(rest.data(), sent.data(), rest.size());
+      T magnitude = magnitude_of(rest);
+      if (!is_finite_magnitude(magnitude)) [[unlikely]] {
+        for (std::size_t i = 0; i < rest.size(); ++i) {
+          if (!all_finite<T>(std::array{sent[i]})) rest[i] = T(0);
+        }
+        magnitude = magnitude_of(rest);
+      }
+      largest = larger_magnitude(largest, magnitude);
+    }
+    return largest;
+  }
+
+  void check_elements(std::size_t layer, std::size_t begin, std::size_t end) const {
+    model_.check_layer(layer);
+    if (begin <= end && end <= model_.sizes()[layer]) return;
+    raise(std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
+                            " of layer '" + model_[layer].name + "' are not among its " +
+                            std::to_string(model_.sizes()[layer])));
   }
 
   static T magnitude_of(std::span<const T> elements) {
