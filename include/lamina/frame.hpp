@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/checksum.hpp"
@@ -229,6 +230,25 @@ class frame_view {
     if (is_dropped(layer)) return false;
     copy(layer, 0, to);
     return true;
+  }
+  /// What has arrived of a layer into `out`, a tensor of n_l elements to write; what was lost of it, and a layer held back, leave
+  /// `out` as it is. How a worker takes parameters of which some were lost. In a frame of gradients holes count as zeros: there,
+  /// where they are bytes of 0, restore(layer, out) reads them as such. Throws std::out_of_range, or std::invalid_argument if
+  /// `out` has another size or overlaps the frame's payload, if `arrived` is of another layout or of a frame that differs in
+  /// whether it has the layer, and if a chunk of an int8 payload is no multiple of int8_block_elements; before anything is
+  /// written.
+  template <class Tensor>
+  void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
+    check_layer(layer);
+    if (!is_of(arrived.sent().model()) || arrived.sent().is_dropped(layer) != is_dropped(layer)) {
+      detail::raise(std::invalid_argument("restore: the delivery is not of a frame that has sent layer '" +
+                                          (*is_.model)[layer].name + "', or has held it back, as this one"));
+    }
+    detail::check_chunks("restore", arrived, is_.payload);
+    const std::span<T> to = checked_output(layer, out);
+    arrived.for_each_delivered(layer, [&](std::size_t begin, std::size_t end) {
+      copy(layer, begin, to.subspan(begin, end - begin));
+    });
   }
   /// Whether this is a frame of the layout; false for a view that was not decoded.
   [[nodiscard]] bool is_of(const layout& model) const noexcept {

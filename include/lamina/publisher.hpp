@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/encoder.hpp"
@@ -29,6 +32,8 @@ struct publisher_options {
   payload_type payload = payload_type::as_is;
   /// Written into the frames, as compressor_options::run is into the workers'; 0: none.
   std::uint32_t run = 0;
+  /// Whether frames carry a checksum.
+  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
 };
 
 /// The server's sending side: to each worker the layers that were updated since that worker's last frame, the rest held
@@ -42,6 +47,9 @@ struct publisher_options {
 /// the parameters, these must not change while a frame is. Memory: for each worker that was replied to, O(L), and with a
 /// payload other than as_is the bytes of its largest frame.
 ///
+/// Where a way may lose parts of a frame, commit(worker, delivery) keeps what this worker has lost, and pending(worker) is what
+/// the next transfer to it must bring: as part of its frame, or beside that. A value that was lost is then wrong for one transfer.
+///
 /// Counts updates with one clock: layer l carries the time of its last update, worker w the time of its last
 /// frame.
 template <element T>
@@ -54,6 +62,8 @@ class parameter_publisher {
         updated_at_(model.layers(), 1),
         seen_(workers, 0),
         encoded_at_(workers, 0),
+        last_frame_(workers, last_frame::none),
+        pending_(workers),
         replies_(workers),
         nothing_(model),
         news_(model) {
@@ -83,8 +93,10 @@ class parameter_publisher {
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
     encoded_at_[worker] = seen_.at(worker);  // an encode that throws has nothing to commit
+    last_frame_[worker] = last_frame::none;
     const encoded_frame& frame = encode_since(seen_[worker], step, replies_[worker], parameters);
     encoded_at_[worker] = clock_;
+    last_frame_[worker] = last_frame::own;
     return frame;
   }
 
@@ -93,9 +105,11 @@ class parameter_publisher {
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
     std::copy(seen_.begin(), seen_.end(), encoded_at_.begin());
+    std::fill(last_frame_.begin(), last_frame_.end(), last_frame::none);
     const encoded_frame& frame =
         encode_since(*std::min_element(seen_.begin(), seen_.end()), step, reply_to_all_, parameters);
     for (auto& each : encoded_at_) each = clock_;
+    std::fill(last_frame_.begin(), last_frame_.end(), last_frame::of_all);
     return frame;
   }
 
@@ -105,12 +119,47 @@ class parameter_publisher {
   /// It is of the *last* frame, whichever it was: with two under way to one worker, an acknowledgement of the first must not
   /// commit, or what only the second holds is lost with it. Encode the next for a worker once the one before has arrived, or
   /// commit only when the last has.
-  void commit(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker); }
-  void commit_all() noexcept { std::copy(encoded_at_.begin(), encoded_at_.end(), seen_.begin()); }
+  void commit(std::size_t worker) {
+    seen_.at(worker) = encoded_at_.at(worker);
+    end_frame(worker);
+  }
+  void commit_all() noexcept {
+    std::copy(encoded_at_.begin(), encoded_at_.end(), seen_.begin());
+    for (std::size_t worker = 0; worker < pending_.size(); ++worker) end_frame(worker);
+  }
+  /// The same of a frame that has reached the worker in part, together with all that was pending(): what was lost is now.
+  /// Throws std::out_of_range; std::logic_error unless there is a frame for this worker that was not committed yet;
+  /// std::invalid_argument, changing nothing, unless `arrived` is of that frame and, with an int8 payload, in chunks of a
+  /// multiple of int8_block_elements.
+  void commit(std::size_t worker, const delivery& arrived) {
+    if (last_frame_.at(worker) == last_frame::none) {
+      detail::raise(std::logic_error("commit: no frame for worker " + std::to_string(worker) +
+                                     " to commit; call encode() before, and commit() once for it"));
+    }
+    const bool is_own = last_frame_[worker] == last_frame::own;
+    detail::check_delivery("commit", arrived, is_own ? published(worker) : published_to_all(),
+                           options_.payload);
+    std::vector<element_range> lost;
+    for (const std::size_t l : arrived.sent().sent()) {
+      arrived.for_each_lost(l, [&](std::size_t begin, std::size_t end) { lost.push_back({l, begin, end}); });
+    }
+    commit(worker);
+    // One that was forgotten since has nothing: its next frame holds every layer, and nothing beside that.
+    if (seen_[worker] != 0) pending_[worker] = std::move(lost);
+  }
+  /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses. A range of a layer of
+  /// published(worker) must not be lost in that frame; the others are to be sent beside it, out of the parameters as they are
+  /// now: their layers were not updated since. Until a commit all of it stays. Throws std::out_of_range.
+  [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
+    return pending_.at(worker);
+  }
 
-  /// The worker was restarted and has seen nothing: its next frame holds every layer. A commit of what was encoded for it
-  /// before commits nothing. Throws std::out_of_range.
-  void forget(std::size_t worker) { seen_.at(worker) = encoded_at_.at(worker) = 0; }
+  /// The worker was restarted and has seen nothing: its next frame holds every layer, and nothing is pending. A commit of what
+  /// was encoded for it before commits nothing. Throws std::out_of_range.
+  void forget(std::size_t worker) {
+    seen_.at(worker) = encoded_at_.at(worker) = 0;
+    pending_[worker].clear();
+  }
 
   /// The layers in the last frame of encode() for this worker, none before the first and after an encode that threw. Throws
   /// std::out_of_range.
@@ -126,6 +175,14 @@ class parameter_publisher {
     frame_encoder<T> encoder;
   };
 
+  /// Which frame a commit of a worker is of.
+  enum class last_frame : std::uint8_t { none, own, of_all };
+
+  void end_frame(std::size_t worker) noexcept {
+    if (last_frame_[worker] != last_frame::none) pending_[worker].clear();
+    last_frame_[worker] = last_frame::none;
+  }
+
   template <class Parameters>
   const encoded_frame& encode_since(std::uint64_t seen, std::uint64_t step, std::optional<reply>& to,
                                     Parameters& parameters) {
@@ -136,8 +193,8 @@ class parameter_publisher {
     for (std::size_t l = 0; l < updated_at_.size(); ++l) {
       if (updated_at_[l] > seen) news_.send(l);
     }
-    const encoded_frame& frame =
-        to->encoder.encode(frame_kind::parameters, step, 0, news_, parameters, options_.payload);
+    const encoded_frame& frame = to->encoder.encode(frame_kind::parameters, step, 0, news_, parameters,
+                                                    options_.payload, options_.frame_checksum);
     std::swap(to->layers, news_);
     return frame;
   }
@@ -149,10 +206,12 @@ class parameter_publisher {
   layout model_;
   publisher_options options_;
   std::uint64_t clock_ = 1;
-  std::vector<std::uint64_t> updated_at_;      // L times
-  std::vector<std::uint64_t> seen_;            // W times
-  std::vector<std::uint64_t> encoded_at_;      // W times
-  std::vector<std::optional<reply>> replies_;  // made when first used
+  std::vector<std::uint64_t> updated_at_;            // L times
+  std::vector<std::uint64_t> seen_;                  // W times
+  std::vector<std::uint64_t> encoded_at_;            // W times
+  std::vector<last_frame> last_frame_;               // W
+  std::vector<std::vector<element_range>> pending_;  // W
+  std::vector<std::optional<reply>> replies_;        // made when first used
   std::optional<reply> reply_to_all_;
   selection nothing_;
   selection news_;  // of the frame that is being encoded

@@ -43,6 +43,9 @@ void work(lamina::gradient_compressor<float>& worker, lamina::any_compressor& an
   std::vector<float> packed(worker.first_non_finite(gradients).value_or(worker.chosen().sent_elements()));
   worker.pack(packed, 2);
   worker.commit();
+  lamina::delivery arrived(worker.chosen(), 4);
+  arrived.lose(0, 0);
+  worker.commit(arrived);
   any.load(any.save());
   any.begin_step();
   worker.begin_step();
@@ -63,6 +66,10 @@ void serve(const lamina::layout& model, lamina::gradient_aggregator<float>& serv
           .to_bytes();
   const auto frame = lamina::decode<float>(reply, model);
   frame.apply_to(0, parameters[0]);
+  const lamina::delivery arrived(publisher.published_to_all(), 4);
+  frame.restore(0, parameters[0], arrived);
+  publisher.commit(0, arrived);
+  if (!publisher.pending(0).empty()) parameters.clear();
   if (lamina::peek(bytes, error).size_bytes > lamina::largest_frame_bytes<float>(model)) parameters.clear();
 }
 

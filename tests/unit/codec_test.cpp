@@ -492,6 +492,74 @@ TEMPLATE_TEST_CASE("codec: restore refuses a frame of parameters, whose held lay
   CHECK_THROWS_AS(view.restore(4, out), std::out_of_range);
 }
 
+TEMPLATE_TEST_CASE("codec: of a frame that arrived in part restore writes what did, and nothing else", "",
+                   float, double) {
+  const lamina::layout model = model_of({200, 7, 130});
+  const tensors<TestType> values = {std::vector<TestType>(200, 3), std::vector<TestType>(7, 4),
+                                    std::vector<TestType>(130, 5)};
+  lamina::selection chosen(model);
+  chosen.send(0);
+  chosen.send(2);
+  lamina::delivery arrived(chosen, 64);
+  arrived.lose(0, 1);
+  arrived.lose(2, 0);
+  arrived.lose(2, 2);
+  lamina::frame_encoder<TestType> encoder(model);
+  for (const auto kind : {lamina::frame_kind::gradients, lamina::frame_kind::parameters}) {
+    for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::float16,
+                               lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+      const bytes frame =
+          encoder
+              .encode(
+                  kind, 1, 0, chosen, [&](std::size_t l) -> const auto& { return values[l]; }, payload)
+              .to_bytes();
+      const auto view = lamina::decode<TestType>(frame, model);
+      tensors<TestType> out;
+      for (std::size_t l = 0; l < 3; ++l) {
+        out.emplace_back(model.sizes()[l], TestType(9));
+        view.restore(l, out[l], arrived);
+      }
+      for (std::size_t i = 0; i < 200; ++i) REQUIRE(out[0][i] == (i / 64 == 1 ? 9 : 3));
+      for (std::size_t i = 0; i < 130; ++i) REQUIRE(out[2][i] == (i / 64 == 1 ? 5 : 9));
+      CHECK(out[1] == std::vector<TestType>(7, TestType(9)));
+
+      // Refused before anything is written.
+      std::vector<TestType> first(200, TestType(9));
+      const auto refuses = [&](const lamina::delivery& other, auto& to) {
+        const bool threw = throws<std::invalid_argument>([&] { view.restore(0, to, other); });
+        return threw && to == std::vector<TestType>(to.size(), TestType(9));
+      };
+      CHECK(refuses(lamina::delivery(lamina::selection(model), 64), first));
+      CHECK(refuses(lamina::delivery(everything(model_of({200, 7, 131})), 64), first));
+      CHECK(refuses(lamina::delivery(chosen, 48), first) == (payload == lamina::payload_type::int8));
+      std::vector<TestType> short_by_one(199, TestType(9));
+      CHECK(refuses(arrived, short_by_one));
+      CHECK_THROWS_AS(view.restore(3, first, arrived), std::out_of_range);
+      CHECK_THROWS_AS(lamina::frame_view<TestType>().restore(0, first, arrived), std::out_of_range);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("codec: an encoder writes no checksum where it is told so, and the next frame has one", "",
+                   float, double) {
+  const small_frame<TestType> small;
+  lamina::frame_encoder<TestType> encoder(small.model);
+  const auto layer = [&](std::size_t l) -> const auto& {
+    return small.values[l];
+  };
+  const auto encoded = [&](auto... checksum_or_not) {
+    return encoder
+        .encode(lamina::frame_kind::gradients, 7, 3, small.chosen, layer, lamina::payload_type::as_is,
+                checksum_or_not...)
+        .to_bytes();
+  };
+  const bytes bare = patched(patched(small.frame, flags, std::uint32_t{0}), checksum, std::uint64_t{0});
+  CHECK(encoded(lamina::frame_checksum::none) == bare);
+  CHECK_FALSE(verdict<TestType>(bare, small.model));
+  CHECK(encoded() == small.frame);
+  CHECK(encoded(lamina::frame_checksum::xxh3) == small.frame);
+}
+
 TEST_CASE("codec: bytes that are gone when decode returns do not compile; none at all are truncated") {
   std::error_code error;
   const lamina::layout model = model_of({1});

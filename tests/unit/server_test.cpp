@@ -750,6 +750,19 @@ TEST_CASE("publisher: the options say how parameters are written, and of which r
   CHECK(lamina::decode<float>(plain, server.model).run() == 0);
 }
 
+TEST_CASE("publisher: frames have a checksum unless the options say otherwise") {
+  publishing server(1);
+  const auto has_checksum = [&](lamina::frame_checksum asked) {
+    lamina::parameter_publisher<float> publisher(server.model, 1, {.frame_checksum = asked});
+    const bytes frame = publisher.encode(0, 1, server.access()).to_bytes();
+    CHECK(lamina::decode<float>(frame, server.model).sent_elements() == server.model.elements());
+    CHECK(publisher.encode_for_all(1, server.access()).to_bytes() == frame);
+    return (frame[8] & std::byte{1}) != std::byte{0};
+  };
+  CHECK_FALSE(has_checksum(lamina::frame_checksum::none));
+  CHECK(has_checksum(lamina::frame_checksum::xxh3) == lamina::checksums_available);
+}
+
 TEST_CASE("publisher: random updates, sends and losses leave each worker with just what it missed") {
   for (std::uint32_t seed = 101; seed < 106; ++seed) {
     std::mt19937 random(seed);
