@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
 #include <optional>
 #include <random>
 #include <span>
@@ -117,12 +117,15 @@ class simulated_link {
 
   /// To the next moment at which something happens; false if there is none.
   bool step() {
-    const instant at =
-        std::min({data.next(), up.next(), down.next(), sender.deadline(), receiver.deadline()});
+    const instant at = std::min({data.next(), up.next(), down.next(), sender.deadline(), receiver.deadline(),
+                                 delayed_.empty() ? bounded::never : delayed_.begin()->first});
     if (at >= bounded::never) return false;
     now = std::max(now, at);
+    while (!delayed_.empty() && delayed_.begin()->first <= now) {
+      fates.push_back(receiver.on_datagram(delayed_.extract(delayed_.begin()).mapped(), now));
+      pump();
+    }
     while (auto datagram = data.receive(now)) {
-      if (arrive) arrive(datagram->bytes);
       fates.push_back(receiver.on_datagram(datagram->bytes, now));
       pump();
     }
@@ -139,6 +142,12 @@ class simulated_link {
     }
     while (auto packet = sender.next_packet(now)) {
       if (is_dropped && is_dropped(*packet)) continue;
+      if (delays) {
+        std::vector<std::byte> joined(packet->header.begin(), packet->header.end());
+        for (const auto piece : packet->data) joined.insert(joined.end(), piece.begin(), piece.end());
+        for (const instant delay : delays(*packet)) delayed_.emplace(now + delay, joined);
+        continue;
+      }
       data.send(0, {packet->header, packet->data[0], packet->data[1]}, now);
     }
     // The last packet of a round has a PROBE behind it.
@@ -157,11 +166,10 @@ class simulated_link {
   bounded::lossy_channel down;
   instant now;
   std::vector<packet_fate> fates;
-  std::vector<std::vector<std::byte>> stops;  // bodies of STOP
   /// An adversary: whether a packet is lost.
   std::function<bool(const bounded::outgoing_packet&)> is_dropped;
-  /// What is to happen when a datagram comes.
-  std::function<void(std::span<const std::byte>)> arrive;
+  /// In place of the channel for data: after how long a packet arrives, each time that it does.
+  std::function<std::vector<instant>(const bounded::outgoing_packet&)> delays;
 
  private:
   bounded::control_message read(std::span<const std::byte> bytes) {
@@ -177,14 +185,12 @@ class simulated_link {
   void deliver_down(std::span<const std::byte> bytes) {
     const auto message = read(bytes);
     if (message.header.type == bounded::control_type::tick) return;
-    if (message.header.type == bounded::control_type::stop) {
-      stops.emplace_back(message.body.begin(), message.body.end());
-    }
     sender.on_control(message);
   }
 
   bounded::control_limits limits_;
   bounded::keyed_check check_;
+  std::multimap<instant, std::vector<std::byte>> delayed_;
 };
 
 /// Whether both ends say the same of what has arrived.

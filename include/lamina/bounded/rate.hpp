@@ -32,20 +32,21 @@ struct rate_options {
 };
 
 /// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its
-/// headers.
+/// headers. docs/decisions/0027-rate-and-loss.md has what was measured.
 ///
-/// r begins at the link's rate over the senders, or at 100 Mb/s; r_max is the link's rate, or 10 Gb/s, and r_min = max(1 Mb/s, r_max/100).
-/// Of a report of at least 16 transmissions, L is the share lost and d the delay in queues. It tells of congestion if L > 25 %, or if
-/// L > 1 % and d > 1 ms; then r ← max(r_min, 0.95·r·(1 − L)), a little less than what got through. Otherwise r ← min(r_max,
-/// r + r_max/(50·n)) for n transfers open at the receiver: all together add 2 % of the link a report. So a link that loses at random, and has no queue, is
-/// not taken for a full one.
+/// r begins at the link's rate over the senders, or at 100 Mb/s; r_max is the link's rate, or 10 Gb/s, and r_min = max(1 Mb/s,
+/// r_max/100), or 1 Mb/s. Of a report of at least 16 transmissions, L is the share lost and d the delay in queues. It tells of
+/// congestion if L is beyond 25 % by more than chance, or if L > 1 % and d > 1 ms; then r ← max(r_min, 0.95·r·(1 - L)), a little less
+/// than what got through. Otherwise r ← min(r_max, r + r_max/(50·n)) for n transfers open at the receiver: all together add 2 % of the
+/// link a report. Where the link is not known r grows by a tenth until the first congestion, and from then on by 2 % of 1 Gb/s over n:
+/// only what all add alike makes them equal. A link that loses at random, and has no queue, is not taken for a full one.
 class rate_control {
  public:
   explicit rate_control(const rate_options& options = {})
-      : most_(options.link_bits == 0 ? 10e9 : static_cast<double>(options.link_bits)),
-        least_(std::max(1e6, most_ / 100)),
-        rate_(std::clamp(options.link_bits == 0 ? 100e6 : most_ / std::max(options.senders, 1U), least_,
-                         std::max(most_, least_))) {}
+      : is_link_known_(options.link_bits > 0),
+        most_(is_link_known_ ? std::max(static_cast<double>(options.link_bits), least_of_all) : 10e9),
+        least_(is_link_known_ ? std::max(least_of_all, most_ / 100) : least_of_all),
+        rate_(is_link_known_ ? std::max(most_ / std::max(options.senders, 1U), least_) : 100e6) {}
 
   /// What may be sent now: the rate, or the receiver's grant if that is less.
   [[nodiscard]] double bits() const noexcept { return granted_ > 0 ? std::min(rate_, granted_) : rate_; }
@@ -54,19 +55,23 @@ class rate_control {
   /// A grant of 0 is none.
   void grant(std::uint64_t bits) noexcept { granted_ = static_cast<double>(bits); }
 
+  /// Of the transfer that is open.
   void report(const transfer_report& report) noexcept {
     grant(report.granted_bits);
     if (report.transmissions < least_transmissions) return;
-    const double lost =
-        report.received >= report.transmissions
-            ? 0
-            : 1 - static_cast<double>(report.received) / static_cast<double>(report.transmissions);
-    const bool is_congested = lost > 0.25 || (lost > 0.01 && report.delay_us > 1000);
-    if (is_congested) {
-      rate_ = std::max(least_, 0.95 * rate_ * (1 - lost));
-    } else {
-      rate_ = std::min(std::max(most_, least_), rate_ + most_ / (50.0 * std::max(report.open_transfers, 1U)));
+    const double all = report.transmissions;
+    const double lost = std::max(all - report.received, 0.0);
+    // Two standard deviations of what a loss of 25 % would give.
+    const double beyond = lost - all / 4;
+    const bool is_overload = beyond > 0 && beyond * beyond > 4 * all * 3 / 16;
+    if (is_overload || (lost > all / 100 && report.delay_us > 1000)) {
+      rate_ = std::max(least_, 0.95 * rate_ * (1 - lost / all));
+      was_full_ = true;
+      return;
     }
+    const double transfers = std::max(report.open_transfers, 1U);
+    const double step = (is_link_known_ ? most_ : usual_link) / (50 * transfers);
+    rate_ = std::min(most_, rate_ + (is_link_known_ || was_full_ ? step : rate_ / 10));
   }
 
   /// Packets were sent, and none has come.
@@ -75,10 +80,15 @@ class rate_control {
   static constexpr std::uint32_t least_transmissions = 16;
 
  private:
+  static constexpr double least_of_all = 1e6;
+  static constexpr double usual_link = 1e9;
+
+  bool is_link_known_;
   double most_;
   double least_;
   double rate_;
   double granted_ = 0;
+  bool was_full_ = false;  // ever
 };
 
 /// A token bucket of max(8 packets, 1 ms of the rate), in bits. It never cuts a packet in two. A rank that sends to several receivers

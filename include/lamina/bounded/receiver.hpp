@@ -163,6 +163,8 @@ class bounded_receiver {
 
  private:
   static constexpr std::uint32_t least_sent_into_silence = 64;
+  // Of so many none: they all wait in a queue, or none will ever come.
+  static constexpr instant quiet_of_silence = std::chrono::milliseconds(100);
 
   std::error_code ended_by(const std::error_code& error) {
     if (!error) return error;
@@ -343,7 +345,8 @@ class bounded_receiver {
   [[nodiscard]] instant answer_at() const noexcept {
     if (!has_probe_) return never;
     if (seen_in_round_ >= probed_ - round_began_at_) return probed_at_;
-    return std::max(last_packet_at_, probed_at_) + quiet_;
+    const bool is_silent = silent_since_ != never;
+    return std::max(last_packet_at_, probed_at_) + (is_silent ? std::max(quiet_, quiet_of_silence) : quiet_);
   }
   // PROBE travels with the flood and can be lost. The next time takes twice as long, or a slow sender would be answered packet by packet.
   [[nodiscard]] instant unasked_at() const noexcept {

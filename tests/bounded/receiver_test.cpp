@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: MIT
+// Every state of a receiver and every event; and every fate of every packet of a small transfer, with both ends.
+#include "lamina/bounded/receiver.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+
+using namespace lamina_test;
+using bounded::chunk_grid;
+using bounded::control_type;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+// Two parts of ten chunks; one of each may be missing.
+const lamina::layout& some_model() {
+  static const lamina::layout model = model_of({80, 80});
+  return model;
+}
+const chunk_grid& some_grid() {
+  static const auto grid = chunk_grid::of<float>(some_model(), payload_type::as_is, 8);
+  return grid;
+}
+
+bytes copy_of(std::span<const std::byte> of) {
+  return {of.begin(), of.end()};
+}
+
+// What a sender sends in two transfers: BEGIN, the packets of the first round and PROBE.
+struct recording {
+  struct transfer {
+    bytes begin, probe;
+    std::vector<bytes> packets;
+  };
+  recording() {
+    std::mt19937 random(95);
+    const made_frame<float> made(random, some_model(), everything(some_model()));
+    const auto chunks = made.cut(some_grid(), 100'000);
+    frame = made.frame().to_bytes();
+    simulated_link link(some_grid(), {});
+    for (transfer* each : {&first, &second}) {
+      link.is_dropped = [&](const bounded::outgoing_packet& packet) {
+        bytes joined(packet.header.begin(), packet.header.end());
+        joined.insert(joined.end(), packet.data[0].begin(), packet.data[0].end());
+        each->packets.push_back(std::move(joined));
+        return false;
+      };
+      bounded::bounded_sender& sender = link.sender;
+      sender.begin(chunks, {});
+      each->begin = copy_of(sender.poll_control(link.now));
+      link.up.send(0, {each->begin}, link.now);
+      link.run([&] { return sender.state() == sender_state::done; });
+      bounded::control_writer writer(test_secret, 4);
+      writer.put(static_cast<std::uint32_t>(each->packets.size()));
+      each->probe = copy_of(writer.finish(control_type::probe, sender.transfer(), 0));
+      link.receiver.release(link.now);
+    }
+  }
+  transfer first, second;
+  bytes frame;
+};
+const recording& recorded() {
+  static const recording made;
+  return made;
+}
+
+class tried_receiver {
+ public:
+  explicit tried_receiver(stop_policy stop = stop_policy::on_probe)
+      : receiver(some_grid(), {.rank = 0,
+                               .sender = 2,
+                               .secret = test_secret,
+                               .takes = {.most_bound_ppm = 100'000},
+                               .stop = stop}) {}
+  std::error_code give(const bytes& all) {
+    std::error_code error;
+    const auto message = bounded::read_control(all, bounded::control_limits(some_grid()), check, error);
+    REQUIRE_FALSE(error);
+    return receiver.on_control(message, now);
+  }
+  packet_fate packet(std::size_t index, const recording::transfer& of = recorded().first) {
+    return receiver.on_datagram(of.packets[index], now);
+  }
+  // The types of all it sends now.
+  std::vector<control_type> polled() {
+    std::vector<control_type> types;
+    for (auto all = receiver.poll_control(now); !all.empty(); all = receiver.poll_control(now)) {
+      std::error_code error;
+      last = copy_of(all);
+      types.push_back(
+          bounded::read_control(last, bounded::control_limits(some_grid()), check, error).header.type);
+      REQUIRE_FALSE(error);
+    }
+    return types;
+  }
+  bytes last;
+  bounded::bounded_receiver receiver;
+  bounded::keyed_check check{test_secret};
+  instant now = 1s;
+};
+
+enum class at { waiting, open, frozen, frozen_held, released, failed };
+constexpr std::array all_states = {at::waiting,     at::open,     at::frozen,
+                                   at::frozen_held, at::released, at::failed};
+
+tried_receiver receiver_at(at where) {
+  tried_receiver tried;
+  if (where == at::waiting) return tried;
+  REQUIRE_FALSE(tried.give(recorded().first.begin));
+  tried.polled();
+  if (where == at::failed) {
+    CHECK(tried.give(recorded().second.begin) == bounded_errc::unexpected_message);
+    tried.polled();
+    return tried;
+  }
+  tried.packet(0);
+  if (where == at::open) return tried;
+  for (std::size_t k = 1; k < 20; ++k) tried.packet(k);
+  tried.polled();
+  if (where == at::frozen_held) REQUIRE_FALSE(tried.give(recorded().second.begin));
+  if (where == at::released) REQUIRE_FALSE(tried.receiver.release(tried.now));
+  return tried;
+}
+
+constexpr receiver_state waiting = receiver_state::waiting, open = receiver_state::open,
+                         frozen = receiver_state::frozen, failed = receiver_state::failed;
+constexpr bounded_errc unexpected = bounded_errc::unexpected_message;
+using types = std::vector<control_type>;
+
+struct outcome {
+  receiver_state next;
+  std::optional<bounded_errc> error = std::nullopt;
+  types sent = {};
+};
+
+void check_control(const std::string& event, const bytes& message, const std::array<outcome, 6>& expected) {
+  for (std::size_t k = 0; k < all_states.size(); ++k) {
+    auto tried = receiver_at(all_states[k]);
+    const std::error_code error = tried.give(message);
+    INFO("event " << event << ", state " << k << ": " << error.message());
+    CHECK(tried.receiver.state() == expected[k].next);
+    CHECK(error == (expected[k].error ? make_error_code(*expected[k].error) : std::error_code()));
+    CHECK(tried.polled() == expected[k].sent);
+    if (tried.receiver.state() == frozen) CHECK(same_bits(tried.receiver.frame(), recorded().frame));
+  }
+}
+
+bytes message(control_type type, std::uint32_t transfer, std::uint32_t round, const bytes& body = {}) {
+  bounded::control_writer writer(test_secret, 100);
+  writer.put(body);
+  return copy_of(writer.finish(type, transfer, round));
+}
+
+}  // namespace
+
+TEST_CASE("states: a receiver and every message") {
+  const types abort = {control_type::abort};
+  const outcome refused = {failed, unexpected, abort};
+  const outcome has_failed = {failed, unexpected, {}};
+  // In order: waiting for the first, open, frozen, frozen with a BEGIN held, released after the first, failed.
+  check_control("BEGIN of the first", recorded().first.begin,
+                {{{open, {}, {control_type::ready}}, refused, refused, refused, refused, has_failed}});
+  check_control("BEGIN of the next", recorded().second.begin,
+                {{{open, {}, {control_type::ready}},
+                  refused,
+                  {frozen},
+                  refused,
+                  {open, {}, {control_type::ready}},
+                  has_failed}});
+  check_control("BEGIN of no transfer", message(control_type::begin, 0, 0),
+                {{refused, refused, refused, refused, refused, has_failed}});
+  check_control("BEGIN without a body", message(control_type::begin, 9, 0),
+                {{{failed, bounded_errc::truncated, abort},
+                  refused,
+                  {frozen},
+                  refused,
+                  {failed, bounded_errc::truncated, abort},
+                  has_failed}});
+  // Not all of it has come, so that the answer waits.
+  check_control("PROBE", recorded().first.probe, {{refused, {open}, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control("PROBE of another transfer", recorded().second.probe,
+                {{refused, refused, refused, refused, refused, has_failed}});
+  check_control("PROBE of a later round", message(control_type::probe, 1, 1, bytes(4)),
+                {{refused, refused, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control("PROBE that is too short", message(control_type::probe, 1, 0, bytes(3)),
+                {{refused, {failed, bounded_errc::truncated, abort}, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control("ABORT", message(control_type::abort, 1, 0, bytes(4)),
+                {{{waiting},
+                  {failed, bounded_errc::aborted, abort},
+                  {frozen},
+                  {failed, bounded_errc::aborted, abort},
+                  {waiting},
+                  has_failed}});
+  for (const control_type type : {control_type::hello, control_type::ready, control_type::report,
+                                  control_type::wanted, control_type::stop, control_type::message,
+                                  control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
+    check_control("of no receiver", message(type, 1, 0), {{refused, refused, refused, refused, refused, has_failed}});
+  }
+}
+
+TEST_CASE("states: a receiver and every packet") {
+  const auto fate = [](at where, std::size_t index, const recording::transfer& of) {
+    return receiver_at(where).packet(index, of);
+  };
+  const auto& [first, second, frame] = recorded();
+  for (const at where : {at::waiting, at::released, at::failed}) {
+    CHECK(fate(where, 0, first) == packet_fate::stale);
+    CHECK(fate(where, 0, second) == packet_fate::stale);
+  }
+  CHECK(fate(at::open, 0, first) == packet_fate::duplicate);
+  CHECK(fate(at::open, 1, first) == packet_fate::placed);
+  CHECK(fate(at::open, 0, second) == packet_fate::stale);
+  for (const at where : {at::frozen, at::frozen_held}) {
+    CHECK(fate(where, 0, first) == packet_fate::late);
+    CHECK(fate(where, 0, second) == packet_fate::stale);
+  }
+}
+
+TEST_CASE("states: the last packet that is needed freezes, eager or not") {
+  for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
+    tried_receiver tried(stop);
+    REQUIRE_FALSE(tried.give(recorded().first.begin));
+    CHECK(tried.polled() == types{control_type::ready});
+    std::size_t needed = 0;
+    while (tried.receiver.state() == open) tried.packet(needed++);
+    // Two parts of ten, of which the last of each may be missing: 0/10, 1/10 ... 8/10 of each.
+    CHECK(needed == (stop == stop_policy::eager ? 18 : 20));
+    CHECK(tried.polled() == types{control_type::stop});
+    CHECK(tried.receiver.arrived().lost_chunks() == (stop == stop_policy::eager ? 2 : 0));
+  }
+}
+
+TEST_CASE("states: release gives the next frame its place, and only then") {
+  auto tried = receiver_at(at::frozen_held);
+  CHECK(tried.polled().empty());
+  CHECK_FALSE(tried.receiver.release(tried.now));
+  CHECK(tried.receiver.state() == open);
+  CHECK(tried.receiver.transfer() == 2);
+  CHECK(tried.polled() == types{control_type::ready});
+  CHECK_FALSE(tried.receiver.release(tried.now));  // nothing is frozen
+  CHECK(tried.receiver.state() == open);
+  CHECK(tried.packet(0, recorded().second) == packet_fate::placed);
+  // What it held was no BEGIN at all.
+  auto wrong = receiver_at(at::frozen);
+  REQUIRE_FALSE(wrong.give(message(control_type::begin, 9, 0)));
+  CHECK(wrong.receiver.release(wrong.now) == bounded_errc::truncated);
+  CHECK(wrong.receiver.state() == failed);
+}
+
+TEST_CASE("states: a receiver that loses its connection keeps only what is frozen") {
+  for (const at where : all_states) {
+    auto tried = receiver_at(where);
+    tried.receiver.lose();
+    CHECK(tried.polled().empty());
+    if (where == at::frozen || where == at::frozen_held) {
+      CHECK(tried.receiver.state() == frozen);
+      CHECK(same_bits(tried.receiver.frame(), recorded().frame));
+      CHECK_FALSE(tried.receiver.release(tried.now));
+      CHECK(tried.receiver.state() == waiting);
+    } else {
+      CHECK(tried.receiver.state() == failed);
+    }
+  }
+}
+
+TEST_CASE("times: the answer to a PROBE, what goes out unasked, reports and ticks") {
+  tried_receiver tried;
+  REQUIRE_FALSE(tried.give(recorded().first.begin));
+  CHECK(tried.polled() == types{control_type::ready});
+  // Ticks behind READY, 5 ms apart and for 100 ms.
+  const instant began = tried.now;
+  std::size_t ticks = 0;
+  while (tried.receiver.deadline() < bounded::never) {
+    tried.now = tried.receiver.deadline();
+    CHECK(tried.polled() == types{control_type::tick});
+    ++ticks;
+  }
+  CHECK(ticks == 20);
+  CHECK(tried.now == began + 100ms);
+  // Fifteen packets are no report, sixteen are one after 5 ms, which have gone by.
+  for (std::size_t k = 0; k < 15; ++k) tried.packet(k);
+  CHECK(tried.polled().empty());
+  // Nothing comes for 2 quiets: unasked; and not again without something new.
+  CHECK(tried.receiver.deadline() == tried.now + 6ms);
+  tried.now += 6ms - 1ns;
+  CHECK(tried.polled().empty());
+  tried.now += 1ns;
+  CHECK(tried.polled() == types{control_type::wanted});
+  const auto round_of_last = [&] {
+    std::error_code error;
+    return bounded::read_control(tried.last, bounded::control_limits(some_grid()), tried.check, error).header.round;
+  };
+  CHECK(round_of_last() == bounded::unasked_round);
+  tried.packet(15);
+  CHECK(tried.receiver.deadline() == tried.now + 12ms);  // twice as long as before
+  tried.now += 12ms;
+  CHECK(tried.polled() == types{control_type::wanted});
+  // PROBE, which is answered after a quiet, or when all of its round have been seen.
+  REQUIRE_FALSE(tried.give(recorded().first.probe));
+  CHECK(tried.polled().empty());
+  CHECK(tried.receiver.deadline() == tried.now + 3ms);
+  tried.now += 2ms;
+  tried.packet(16);
+  CHECK(tried.receiver.deadline() == tried.now + 3ms);
+  tried.now += 3ms;
+  CHECK(tried.polled() == types{control_type::wanted});
+  CHECK(round_of_last() == 0);
+  // The second round brings nothing, and a third PROBE before its time is refused.
+  REQUIRE_FALSE(tried.give(message(control_type::probe, 1, 1, {std::byte{20}, {}, {}, {}})));
+  CHECK(tried.polled() == types{control_type::wanted});  // it says that none went out
+  CHECK(tried.give(message(control_type::probe, 1, 1, bytes(4))) == unexpected);
+}
+
+TEST_CASE("times: a quiet is twice the round trip, and at least 3 ms") {
+  bounded::heartbeat beats(2s);
+  CHECK(beats.quiet() == 3ms);
+  beats.pong(1s, 1s + 10ms);
+  CHECK(beats.quiet() == 20ms);
+  beats.pong(2s, 2s + 2ms);
+  CHECK(beats.round_trip() == 9ms);
+  beats.pong(9s, 3s);  // of the future
+  CHECK(beats.round_trip() == 9ms);
+  beats.ping_sent(3s);
+  CHECK(beats.ping_at() == 4s);
+  CHECK_FALSE(beats.is_lost(5s - 1ns));
+  CHECK(beats.is_lost(5s));
+  beats.heard(5s);
+  CHECK_FALSE(beats.is_lost(6s));
+}
+
+TEST_CASE("times: a way that lets no packet through ends by itself, and says how") {
+  std::mt19937 random(96);
+  const lamina::layout model = model_of({800});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid, 100'000);
+  simulated_link link(grid, {.data = {.loss = 1}});
+  link.transfer(chunks);
+  CHECK(link.receiver.state() == failed);
+  CHECK(link.receiver.failure() == bounded_errc::nothing_arrives);
+  CHECK(link.now > 10s);
+  CHECK(link.now < 11s);
+  // At the least rate, so that it is no flood: 100 Mb/s for 10 s.
+  CHECK(link.sender.counters().wire_bytes * 8 < 1'100'000'000);
+  link.run([] { return false; });
+  while (link.sender.is_under_way() && link.step()) {}
+  CHECK(link.sender.failure() == bounded_errc::aborted);
+}
+
+namespace {
+
+enum class fate { lost, in_time, late, twice };
+
+// Parts of two chunks, of which one may be missing.
+void check_fates(const std::array<fate, 4>& fates, stop_policy stop, const bounded::frame_chunks& chunks,
+                 const chunk_grid& grid, const made_frame<float>& made) {
+  simulated_link link(grid, {.stop = stop});
+  link.delays = [&](const bounded::outgoing_packet& packet) -> std::vector<instant> {
+    bounded::packet_header header;
+    std::memcpy(&header, packet.header.data(), sizeof header);
+    if ((header.flags & bounded::flag_sent_before) != 0) return {50us};
+    switch (fates[2 * header.part + header.chunk]) {
+      case fate::lost:
+        return {};
+      case fate::in_time:
+        return {50us};
+      case fate::late:
+        return {50ms};
+      default:
+        return {50us, 60us};
+    }
+  };
+  link.transfer(chunks);
+  REQUIRE(link.sender.state() == sender_state::done);
+  REQUIRE(same_delivery(link.sender.arrived(), link.receiver.arrived()));
+  REQUIRE(holds_what_arrived(link.receiver, made.frame(), grid));
+  const bytes before = copy_of(link.receiver.frame());
+  link.run([] { return false; });  // what is late comes
+  REQUIRE(same_bits(link.receiver.frame(), before));
+  REQUIRE(link.sender.state() == sender_state::done);
+
+  std::uint64_t repeated = 0;
+  std::uint64_t late = 0;
+  for (std::size_t part = 0; part < 2; ++part) {
+    const auto comes = [&](std::size_t index) {
+      const fate each = fates[2 * part + index];
+      late += each == fate::late ? 1 : 0;
+      return each == fate::in_time || each == fate::twice;
+    };
+    const bool comes_0 = comes(0);
+    const bool comes_1 = comes(1);
+    const std::size_t lost = link.sender.arrived().lost_chunks(part);
+    REQUIRE(lost <= 1);
+    if (!comes_0 && !comes_1) repeated += 2;
+    // What comes in time is there, but for what eager stops before.
+    if (stop == stop_policy::on_probe) {
+      REQUIRE(link.sender.arrived().is_lost(part, 0) <= !comes_0);
+      REQUIRE(link.sender.arrived().is_lost(part, 1) <= !comes_1);
+    }
+  }
+  REQUIRE(link.sender.counters().packets == 4 + repeated);
+  REQUIRE(link.sender.counters().repeated == repeated);
+  REQUIRE(link.receiver.counters().of(packet_fate::late) >= late);
+}
+
+}  // namespace
+
+TEST_CASE("states: each packet of two parts of two chunks lost, in time, late or twice") {
+  std::mt19937 random(97);
+  const lamina::layout model = model_of({16, 16});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid, 500'000);
+  for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
+    for (unsigned combination = 0; combination < 256; ++combination) {
+      std::array<fate, 4> fates{};
+      for (unsigned k = 0; k < 4; ++k) fates[k] = static_cast<fate>(combination >> (2 * k) & 3U);
+      CAPTURE(static_cast<int>(stop), combination);
+      check_fates(fates, stop, chunks, grid, made);
+    }
+  }
+}

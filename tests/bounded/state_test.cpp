@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT
+// Every state of both ends and every event: what the tables of docs/bounded-loss.md say, and no more.
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+
+using namespace lamina_test;
+using bounded::chunk;
+using bounded::chunk_grid;
+using bounded::control_type;
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+// Parts of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is held back.
+const lamina::layout& some_model() {
+  static const lamina::layout model = model_of({160, 80, 8});
+  return model;
+}
+const chunk_grid& some_grid() {
+  static const auto grid = chunk_grid::of<float>(some_model(), payload_type::as_is, 8);
+  return grid;
+}
+lamina::selection two_parts() {
+  lamina::selection chosen(some_model());
+  chosen.send(0);
+  chosen.send(1);
+  return chosen;
+}
+const made_frame<float>& some_frame() {
+  static std::mt19937 random(91);
+  static const made_frame<float> made(random, some_model(), two_parts());
+  return made;
+}
+const made_frame<float>& empty_frame() {
+  static std::mt19937 random(92);
+  static const made_frame<float> made(random, some_model(), lamina::selection(some_model()));
+  return made;
+}
+
+// Messages of a peer.
+class peer {
+ public:
+  template <class... Fields>
+  bounded::control_message operator()(control_type type, std::uint32_t transfer, std::uint32_t round,
+                                      const Fields&... fields) {
+    writer_.clear();
+    (writer_.put(fields), ...);
+    const auto all = writer_.finish(type, transfer, round);
+    bounded::control_message message;
+    std::memcpy(&message.header, all.data(), sizeof message.header);
+    message.body = all.subspan(bounded::control_header_bytes);
+    return message;
+  }
+  // WANTED or STOP: for each part listed its bits.
+  bounded::control_message list(control_type type, std::uint32_t transfer, std::uint32_t round,
+                                const std::map<std::uint32_t, bytes>& parts, std::uint32_t seen = 0) {
+    writer_.clear();
+    bounded::write_report(writer_, {.seen = seen, .open_transfers = 1});
+    writer_.put(static_cast<std::uint32_t>(parts.size()));
+    for (const auto& [part, bits] : parts) {
+      writer_.put(part);
+      writer_.put(bits);
+    }
+    const auto all = writer_.finish(type, transfer, round);
+    bounded::control_message message;
+    std::memcpy(&message.header, all.data(), sizeof message.header);
+    message.body = all.subspan(bounded::control_header_bytes);
+    return message;
+  }
+
+ private:
+  bounded::control_writer writer_{test_secret, 1000};
+};
+
+// All bits of 20, or of 10, but these.
+bytes all_but(std::uint32_t chunks, const std::vector<std::uint32_t>& missing) {
+  bytes bits((chunks + 7) / 8);
+  for (std::uint32_t i = 0; i < chunks; ++i) {
+    if (std::ranges::find(missing, i) == missing.end()) bounded::detail::set_bit(bits, i);
+  }
+  return bits;
+}
+
+enum class at { idle, begun, begun_empty, streaming, probing, done, failed };
+constexpr std::array all_of_sender = {at::idle,    at::begun, at::begun_empty, at::streaming,
+                                      at::probing, at::done,  at::failed};
+constexpr std::uint32_t own = 1;
+
+// Its transfer number 1, of which chunk 3 of part 0 is required, in its second round if it is probing.
+bounded::bounded_sender sender_at(at where) {
+  static const auto chunks = some_frame().cut(some_grid(), 100'000);
+  static const auto empty = empty_frame().cut(some_grid(), 100'000);
+  static const std::array required = {chunk{0, 3, 0}};
+  bounded::bounded_sender sender(some_grid(), {.secret = test_secret, .rate = {.link_bits = 10'000'000'000}});
+  peer receiver;
+  instant now = 0s;
+  const auto send_all = [&] {
+    while (sender.state() == sender_state::streaming) {
+      if (!sender.next_packet(now)) now = sender.deadline();
+    }
+    std::ignore = sender.poll_control(now);
+  };
+  if (where == at::idle) return sender;
+  if (where == at::begun_empty) {
+    sender.begin(empty, {});
+    std::ignore = sender.poll_control(now);
+    return sender;
+  }
+  sender.begin(chunks, {}, {.required = required});
+  std::ignore = sender.poll_control(now);
+  if (where == at::begun) return sender;
+  if (where == at::failed) {
+    sender.on_control(receiver(control_type::abort, own, 0, std::uint32_t{0}));
+    return sender;
+  }
+  REQUIRE_FALSE(sender.on_control(receiver(control_type::ready, own, 0, std::uint64_t{0}, std::uint32_t{1})));
+  if (where == at::streaming) return sender;
+  send_all();
+  REQUIRE_FALSE(sender.on_control(receiver.list(control_type::wanted, own, 0, {{0, all_but(20, {0})}})));
+  send_all();
+  if (where == at::done) REQUIRE_FALSE(sender.on_control(receiver.list(control_type::stop, own, 2, {})));
+  return sender;
+}
+
+// What an event leads to, of each state of a sender; `ignored` counts.
+struct outcome {
+  sender_state next;
+  std::optional<bounded_errc> error = std::nullopt;
+  bool is_ignored = false;
+};
+using outcomes = std::array<outcome, all_of_sender.size()>;
+
+constexpr sender_state idle = sender_state::idle, begun = sender_state::begun,
+                       streaming = sender_state::streaming, probing = sender_state::probing,
+                       done = sender_state::done, failed = sender_state::failed;
+constexpr bounded_errc unexpected = bounded_errc::unexpected_message;
+
+// Refused in all states, by this name; after the transfer it is refused, and the transfer stands.
+constexpr outcomes refused_as(bounded_errc why) {
+  return {{{idle, unexpected},
+           {failed, why},
+           {failed, why},
+           {failed, why},
+           {failed, why},
+           {done, unexpected},
+           {failed, {}, true}}};
+}
+constexpr outcomes all_ignored = {{{idle, {}, true},
+                                   {begun, {}, true},
+                                   {begun, {}, true},
+                                   {streaming, {}, true},
+                                   {probing, {}, true},
+                                   {done, {}, true},
+                                   {failed, {}, true}}};
+// Of WANTED and STOP, which come while chunks go out or after.
+constexpr outcomes answer(outcome when_streaming, outcome when_probing, outcome when_empty = {failed, unexpected}) {
+  return {{{idle, {}, true},
+           {failed, unexpected},
+           when_empty,
+           when_streaming,
+           when_probing,
+           {done, unexpected},
+           {failed, {}, true}}};
+}
+constexpr outcomes wrong_answer(bounded_errc why) { return answer({failed, why}, {failed, why}); }
+
+void check_sender(const std::string& event, const outcomes& expected,
+                  const std::function<bounded::control_message(peer&)>& message) {
+  for (std::size_t k = 0; k < all_of_sender.size(); ++k) {
+    auto sender = sender_at(all_of_sender[k]);
+    peer receiver;
+    const std::uint64_t ignored = sender.counters().ignored;
+    const std::error_code error = sender.on_control(message(receiver));
+    INFO("event " << event << ", state " << k << ": " << error.message());
+    CHECK(sender.state() == expected[k].next);
+    CHECK(error == (expected[k].error ? make_error_code(*expected[k].error) : std::error_code()));
+    CHECK((sender.counters().ignored != ignored) == expected[k].is_ignored);
+    if (sender.state() == failed && expected[k].error) {
+      CHECK(sender.failure() == *expected[k].error);
+      // The peer is told.
+      std::error_code bad;
+      bounded::keyed_check check(test_secret);
+      const auto abort =
+          bounded::read_control(sender.poll_control(0s), bounded::control_limits(some_grid()), check, bad);
+      CHECK_FALSE(bad);
+      CHECK(abort.header.type == control_type::abort);
+      CHECK(bounded::read_abort(abort.body, bad).reason == static_cast<std::uint32_t>(*expected[k].error));
+      CHECK(sender.poll_control(1s).empty());
+      CHECK_FALSE(sender.next_packet(1s));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("states: a sender and everything that may come") {
+  const std::uint64_t no_grant = 0;
+  const std::uint32_t one = 1;
+  check_sender("READY",
+               {{{idle, unexpected},
+                 {streaming},
+                 {failed, unexpected},
+                 {failed, unexpected},
+                 {failed, unexpected},
+                 {done, unexpected},
+                 {failed, {}, true}}},
+               [&](peer& p) { return p(control_type::ready, own, 0, no_grant, one); });
+  check_sender("READY of another transfer", refused_as(unexpected),
+               [&](peer& p) { return p(control_type::ready, own + 1, 0, no_grant, one); });
+  check_sender("REPORT",
+               {{{idle, {}, true}, {begun}, {begun}, {streaming}, {probing}, {done, unexpected}, {failed, {}, true}}},
+               [&](peer& p) { return p(control_type::report, own, 0, no_grant, one, one, one, one, one); });
+  check_sender("REPORT that is too short",
+               {{{idle, {}, true},
+                 {failed, bounded_errc::truncated},
+                 {failed, bounded_errc::truncated},
+                 {failed, bounded_errc::truncated},
+                 {failed, bounded_errc::truncated},
+                 {done, unexpected},
+                 {failed, {}, true}}},
+               [&](peer& p) { return p(control_type::report, own, 0, no_grant, one, one, one, one); });
+  for (const control_type type : {control_type::report, control_type::wanted, control_type::stop}) {
+    check_sender("of another transfer", all_ignored, [&](peer& p) { return p(type, own + 1, 1); });
+  }
+  const std::map<std::uint32_t, bytes> some = {{0, all_but(20, {3})}};
+  check_sender("WANTED of this round", answer({streaming, {}, true}, {streaming}),
+               [&](peer& p) { return p.list(control_type::wanted, own, 1, some); });
+  check_sender("WANTED of a round before", answer({streaming, {}, true}, {probing, {}, true}),
+               [&](peer& p) { return p.list(control_type::wanted, own, 0, some); });
+  // Of 30 transmissions and 19 more in the second round.
+  check_sender("WANTED unasked, of packets of this round", answer({streaming, {}, true}, {streaming}),
+               [&](peer& p) { return p.list(control_type::wanted, own, bounded::unasked_round, some, 31); });
+  check_sender("WANTED unasked, from before this round", answer({streaming, {}, true}, {probing, {}, true}),
+               [&](peer& p) { return p.list(control_type::wanted, own, bounded::unasked_round, some, 30); });
+  check_sender("WANTED of nothing", wrong_answer(bounded_errc::bad_list),
+               [&](peer& p) { return p.list(control_type::wanted, own, 1, {}); });
+  check_sender("WANTED of no chunk of a part", wrong_answer(bounded_errc::bad_list), [&](peer& p) {
+    return p.list(control_type::wanted, own, 1, {{0, bytes(3)}, {1, all_but(10, {})}});
+  });
+  check_sender("WANTED of a part held back", wrong_answer(bounded_errc::no_such_chunk),
+               [&](peer& p) { return p.list(control_type::wanted, own, 0, {{2, all_but(1, {})}}); });
+  check_sender("STOP, complete", answer({done}, {done}, {done}),
+               [&](peer& p) { return p.list(control_type::stop, own, 1, {}); });
+  check_sender("STOP within the bound", answer({done}, {done}, {failed, bounded_errc::no_such_chunk}), [&](peer& p) {
+    return p.list(control_type::stop, own, 1, {{0, all_but(20, {0, 19})}, {1, all_but(10, {9})}});
+  });
+  const auto wrong_stop = [&](const std::string& event, bounded_errc why, const std::map<std::uint32_t, bytes>& parts) {
+    check_sender(event, answer({failed, why}, {failed, why}, {failed, bounded_errc::no_such_chunk}),
+                 [&](peer& p) { return p.list(control_type::stop, own, 1, parts); });
+  };
+  wrong_stop("STOP with part 0 beyond its bound", bounded_errc::beyond_bound, {{0, all_but(20, {0, 1, 19})}});
+  wrong_stop("STOP with part 1 beyond its bound", bounded_errc::beyond_bound, {{1, all_but(10, {0, 1})}});
+  wrong_stop("STOP without a required chunk", bounded_errc::required_missing, {{0, all_but(20, {3})}});
+  wrong_stop("STOP that lists a complete part", bounded_errc::bad_list, {{0, all_but(20, {})}});
+  wrong_stop("STOP with a part held back", bounded_errc::no_such_chunk, {{2, bytes(1)}});
+  check_sender("ABORT",
+               {{{idle},
+                 {failed, bounded_errc::aborted},
+                 {failed, bounded_errc::aborted},
+                 {failed, bounded_errc::aborted},
+                 {failed, bounded_errc::aborted},
+                 {done},
+                 {failed, {}, true}}},
+               [&](peer& p) { return p(control_type::abort, own, 0, one); });
+  for (const control_type type : {control_type::hello, control_type::begin, control_type::probe, control_type::message,
+                                  control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
+    check_sender("of no sender", refused_as(unexpected), [&](peer& p) { return p(type, own, 0); });
+  }
+}
+
+TEST_CASE("states: a sender that loses its connection, or whose caller gives up, commits nothing") {
+  for (const at where : all_of_sender) {
+    auto lost = sender_at(where);
+    const bool is_under_way = lost.is_under_way();
+    lost.lose();
+    CHECK((lost.state() == failed) == (is_under_way || where == at::failed));
+    if (is_under_way) {
+      CHECK(lost.failure() == bounded_errc::lost);
+      CHECK(lost.poll_control(1s).empty());
+      static const auto chunks = some_frame().cut(some_grid());
+      CHECK_THROWS_AS(lost.begin(chunks, {}), std::logic_error);
+    }
+    auto abandoned = sender_at(where);
+    abandoned.abandon();
+    CHECK((abandoned.state() == failed) == (is_under_way || where == at::failed));
+    if (is_under_way) CHECK_FALSE(abandoned.poll_control(1s).empty());
+  }
+}
+
+TEST_CASE("states: what a WANTED lists is sent again in the order of the frame, required chunks first") {
+  auto sender = sender_at(at::probing);
+  const auto chunks = some_frame().cut(some_grid(), 100'000);
+  peer receiver;
+  REQUIRE_FALSE(sender.on_control(
+      receiver.list(control_type::wanted, own, 1, {{0, all_but(20, {1, 2})}, {1, all_but(10, {5})}})));
+  std::vector<chunk> expected = {{0, 3, 0}};
+  for (chunk each : chunks.in_sending_order()) {
+    each.tag = 0;
+    if (each == chunk{0, 3, 0} || each == chunk{0, 1, 0} || each == chunk{0, 2, 0} || each == chunk{1, 5, 0}) continue;
+    expected.push_back(each);
+  }
+  std::vector<chunk> sent;
+  instant now = 1s;
+  while (sender.state() == streaming) {
+    const auto packet = sender.next_packet(now);
+    if (!packet) {
+      now = sender.deadline();
+      continue;
+    }
+    std::error_code bad;
+    const auto header = bounded::read_packet_header(packet->header, bad);
+    CHECK_FALSE(bad);
+    CHECK(header.flags == bounded::flag_sent_before);
+    CHECK(header.transmission == 49 + sent.size());
+    if (sent.empty()) CHECK((packet->tag & bounded::droppable_tag) == 0);
+    sent.push_back({header.part, header.chunk, 0});
+  }
+  CHECK(sent == expected);
+}
+
+TEST_CASE("states: a sender that gets nothing new out of 50 rounds fails") {
+  auto sender = sender_at(at::probing);
+  peer receiver;
+  instant now = 1s;
+  std::error_code error;
+  std::uint32_t rounds = 0;
+  while (!error && rounds < 100) {
+    error = sender.on_control(
+        receiver.list(control_type::wanted, own, sender.round(), {{0, all_but(20, {1, 2})}}, 30));
+    ++rounds;
+    while (sender.state() == streaming) {
+      if (!sender.next_packet(now)) now = sender.deadline();
+    }
+  }
+  CHECK(error == bounded_errc::no_progress);
+  CHECK(rounds == 51);  // the first brings one chunk
+}
