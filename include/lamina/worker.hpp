@@ -361,6 +361,7 @@ class gradient_compressor {
     check_encoded();
     detail::check_delivery("commit", arrived, chosen(),
                            is_sent_exactly() ? payload_type::as_is : options_.payload);
+    if (arrived.is_complete()) return commit();
     std::size_t segment = 0;
     for (const std::size_t part : chosen().sent()) {
       ++segment;

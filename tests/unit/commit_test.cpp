@@ -43,6 +43,7 @@ TEMPLATE_TEST_CASE("worker: a part that was cleared whole, sent again and lost b
       for (std::size_t i = 0; i < 256; ++i) REQUIRE(residual[i] == (i >= 64 && i < 192 ? lost : there));
     };
     CHECK_FALSE(compressor.residual().is_clear(0));
+    CHECK(compressor.residual().is_clear(1) == (payload == payload_type::as_is));  // it arrived whole
     check(compressor, 0, 3);
 
     lamina::gradient_compressor<TestType> loaded(model, options);
