@@ -225,6 +225,19 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
   CHECK(refusal(with(good, 32, std::uint32_t{3})) == bounded_errc::no_such_chunk);  // what follows is shifted
   CHECK(refusal(with(good, 36, std::uint8_t{0b1000})) == bounded_errc::bad_list);   // a fourth of three
   CHECK(refusal(with(good, 41, std::uint16_t{0x400})) == bounded_errc::bad_list);
+  // Parts in another order, or twice, each with bits of its own.
+  for (const std::array<std::uint32_t, 2>& parts :
+       {std::array{3U, 0U}, std::array{0U, 0U}, std::array{3U, 3U}}) {
+    bounded::control_writer writer(test_secret, 0);
+    bounded::write_report(writer, {});
+    writer.put(std::uint32_t{2});
+    for (const std::uint32_t part : parts) {
+      writer.put(part);
+      writer.put(std::span<const std::byte>(bytes(some_grid().bitmap_bytes(part), std::byte{1})));
+    }
+    const auto written = writer.finish(control_type::wanted, 5, 2);
+    CHECK(refusal({written.begin(), written.end()}) == bounded_errc::bad_list);
+  }
   for (std::size_t size = 0; size < good.size() - 24; ++size) {
     bounded::chunk_list::read(body_of(good).first(size), some_grid(), error);
     REQUIRE(error == bounded_errc::truncated);

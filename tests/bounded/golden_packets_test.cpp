@@ -52,9 +52,9 @@ golden_packet packet_of(std::istream& words) {
                 : payload == "binary16" ? payload_type::float16
                 : payload == "bfloat16" ? payload_type::bfloat16
                                         : payload_type::int8;
-  header.data_bytes = static_cast<std::uint32_t>(
-      row.is_double ? lamina::payload_bytes<double>(row.payload, row.count)
-                    : lamina::payload_bytes<float>(row.payload, row.count));
+  header.data_bytes =
+      static_cast<std::uint32_t>(row.is_double ? lamina::payload_bytes<double>(row.payload, row.count)
+                                               : lamina::payload_bytes<float>(row.payload, row.count));
   return row;
 }
 golden_control control_of(std::istream& words) {

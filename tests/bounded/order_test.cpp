@@ -32,7 +32,8 @@ struct recorded_transfer {
     for (instant now = 0s; sender.state() == sender_state::streaming; now += 10us) {
       while (const auto packet = sender.next_packet(now)) {
         packets.emplace_back(packet->header.begin(), packet->header.end());
-        for (const auto piece : packet->data) packets.back().insert(packets.back().end(), piece.begin(), piece.end());
+        for (const auto piece : packet->data)
+          packets.back().insert(packets.back().end(), piece.begin(), piece.end());
       }
     }
     probe = copy_of(sender.poll_control(0s));
@@ -104,8 +105,10 @@ TEST_CASE("order: what has arrived before the freeze decides, and nothing that c
       auto receiver = recorded.opened(stop_policy::on_probe);
       for (const bytes& each : early) REQUIRE(receiver.on_datagram(each, 1ms) == packet_fate::placed);
       REQUIRE_FALSE(receiver.on_control(recorded.read(recorded.probe), 1ms));
+      REQUIRE(receiver.state() == receiver_state::open);  // more may be under way
+      REQUIRE(receiver.poll_control(4ms - 1ns).empty());
+      const bytes stop = recorded_transfer::copy_of(receiver.poll_control(4ms));
       REQUIRE(receiver.state() == receiver_state::frozen);
-      const bytes stop = recorded_transfer::copy_of(receiver.poll_control(1ms));
       REQUIRE(recorded.read(stop).header.type == bounded::control_type::stop);
       if (!expected_frame) {
         expected_frame = recorded_transfer::copy_of(receiver.frame());
@@ -116,10 +119,10 @@ TEST_CASE("order: what has arrived before the freeze decides, and nothing that c
       // Where what was seen last differs, so does the report in front of the list.
       REQUIRE(same_bits(std::span(stop).subspan(24 + 28), std::span(*expected_stop).subspan(24 + 28)));
       // Beyond STOP, and beyond the release.
-      for (const bytes& each : late) REQUIRE(receiver.on_datagram(each, 2ms) == packet_fate::late);
+      for (const bytes& each : late) REQUIRE(receiver.on_datagram(each, 5ms) == packet_fate::late);
       REQUIRE(same_bits(receiver.frame(), *expected_frame));
-      REQUIRE_FALSE(receiver.release(3ms));
-      for (const bytes& each : late) REQUIRE(receiver.on_datagram(each, 4ms) == packet_fate::stale);
+      REQUIRE_FALSE(receiver.release(6ms));
+      for (const bytes& each : late) REQUIRE(receiver.on_datagram(each, 7ms) == packet_fate::stale);
     }
   }
 }

@@ -12,8 +12,9 @@ using bounded::rate_control;
 
 namespace {
 
-bounded::transfer_report report_of(std::uint32_t received, std::uint32_t transmissions, std::uint32_t delay_us,
-                                   std::uint32_t open = 1, std::uint64_t granted = 0) {
+bounded::transfer_report report_of(std::uint32_t received, std::uint32_t transmissions,
+                                   std::uint32_t delay_us, std::uint32_t open = 1,
+                                   std::uint64_t granted = 0) {
   return {.granted_bits = granted,
           .received = received,
           .transmissions = transmissions,

@@ -181,13 +181,15 @@ TEST_CASE("states: a receiver and every message") {
                   {failed, bounded_errc::truncated, abort},
                   has_failed}});
   // Not all of it has come, so that the answer waits.
-  check_control("PROBE", recorded().first.probe, {{refused, {open}, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control("PROBE", recorded().first.probe,
+                {{refused, {open}, {frozen}, {frozen}, {waiting}, has_failed}});
   check_control("PROBE of another transfer", recorded().second.probe,
                 {{refused, refused, refused, refused, refused, has_failed}});
   check_control("PROBE of a later round", message(control_type::probe, 1, 1, bytes(4)),
                 {{refused, refused, {frozen}, {frozen}, {waiting}, has_failed}});
-  check_control("PROBE that is too short", message(control_type::probe, 1, 0, bytes(3)),
-                {{refused, {failed, bounded_errc::truncated, abort}, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control(
+      "PROBE that is too short", message(control_type::probe, 1, 0, bytes(3)),
+      {{refused, {failed, bounded_errc::truncated, abort}, {frozen}, {frozen}, {waiting}, has_failed}});
   check_control("ABORT", message(control_type::abort, 1, 0, bytes(4)),
                 {{{waiting},
                   {failed, bounded_errc::aborted, abort},
@@ -195,10 +197,12 @@ TEST_CASE("states: a receiver and every message") {
                   {failed, bounded_errc::aborted, abort},
                   {waiting},
                   has_failed}});
-  for (const control_type type : {control_type::hello, control_type::ready, control_type::report,
-                                  control_type::wanted, control_type::stop, control_type::message,
-                                  control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
-    check_control("of no receiver", message(type, 1, 0), {{refused, refused, refused, refused, refused, has_failed}});
+  for (const control_type type :
+       {control_type::hello, control_type::ready, control_type::report, control_type::wanted,
+        control_type::stop, control_type::message, control_type::ping, control_type::pong, control_type::bye,
+        control_type::tick}) {
+    check_control("of no receiver", message(type, 1, 0),
+                  {{refused, refused, refused, refused, refused, has_failed}});
   }
 }
 
@@ -292,7 +296,8 @@ TEST_CASE("times: the answer to a PROBE, what goes out unasked, reports and tick
   CHECK(tried.polled() == types{control_type::wanted});
   const auto round_of_last = [&] {
     std::error_code error;
-    return bounded::read_control(tried.last, bounded::control_limits(some_grid()), tried.check, error).header.round;
+    return bounded::read_control(tried.last, bounded::control_limits(some_grid()), tried.check, error)
+        .header.round;
   };
   CHECK(round_of_last() == bounded::unasked_round);
   tried.packet(15);
@@ -347,7 +352,8 @@ TEST_CASE("times: a way that lets no packet through ends by itself, and says how
   // At the least rate, so that it is no flood: 100 Mb/s for 10 s.
   CHECK(link.sender.counters().wire_bytes * 8 < 1'100'000'000);
   link.run([] { return false; });
-  while (link.sender.is_under_way() && link.step()) {}
+  while (link.sender.is_under_way() && link.step()) {
+  }
   CHECK(link.sender.failure() == bounded_errc::aborted);
 }
 

@@ -33,7 +33,11 @@ class shared_link {
         random_(7),
         made_(random_, model_, everything(model_)),
         chunks_(made_.cut(grid_, given.bound_ppm)),
-        data({.seed = 3, .loss = given.loss, .delay = given.delay, .link_bits = given.link_bits, .queue_bytes = given.queue_bytes}),
+        data({.seed = 3,
+              .loss = given.loss,
+              .delay = given.delay,
+              .link_bits = given.link_bits,
+              .queue_bytes = given.queue_bytes}),
         limits_(grid_),
         check_(test_secret) {
     for (std::size_t s = 0; s < given.senders; ++s) {
@@ -57,7 +61,7 @@ class shared_link {
     bounded::lossy_channel up, down;
     std::uint64_t reports = 0;
     std::uint64_t transfers = 0;
-    std::uint64_t packets_seen = 0;
+    std::uint64_t lost_chunks = 0;  // of all of them
   };
 
   /// Until this time; the senders begin again and again.
@@ -70,7 +74,8 @@ class shared_link {
           each->sender.begin(chunks_, {});
         }
         pump(*each);
-        at = std::min({at, each->up.next(), each->down.next(), each->sender.deadline(), each->receiver.deadline()});
+        at = std::min(
+            {at, each->up.next(), each->down.next(), each->sender.deadline(), each->receiver.deadline()});
       }
       at = std::min(at, data.next());
       if (at >= bounded::never) return;
@@ -102,7 +107,8 @@ class shared_link {
   }
   template <class End>
   void send_all(End& from, bounded::lossy_channel& to) {
-    for (auto all = from.poll_control(now); !all.empty(); all = from.poll_control(now)) to.send(0, {all}, now);
+    for (auto all = from.poll_control(now); !all.empty(); all = from.poll_control(now))
+      to.send(0, {all}, now);
   }
   void give(end& each, std::span<const std::byte> bytes, bool is_up) {
     std::error_code error;
@@ -112,8 +118,11 @@ class shared_link {
       each.receiver.on_control(message, now);
     } else {
       each.reports += message.header.type == bounded::control_type::report ? 1 : 0;
-      each.transfers += message.header.type == bounded::control_type::stop ? 1 : 0;
       each.sender.on_control(message);
+      if (message.header.type == bounded::control_type::stop) {
+        ++each.transfers;
+        each.lost_chunks += each.sender.arrived().lost_chunks();
+      }
     }
     pump(each);
   }

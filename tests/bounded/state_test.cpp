@@ -158,7 +158,8 @@ constexpr outcomes all_ignored = {{{idle, {}, true},
                                    {done, {}, true},
                                    {failed, {}, true}}};
 // Of WANTED and STOP, which come while chunks go out or after.
-constexpr outcomes answer(outcome when_streaming, outcome when_probing, outcome when_empty = {failed, unexpected}) {
+constexpr outcomes answer(outcome when_streaming, outcome when_probing,
+                          outcome when_empty = {failed, unexpected}) {
   return {{{idle, {}, true},
            {failed, unexpected},
            when_empty,
@@ -167,7 +168,9 @@ constexpr outcomes answer(outcome when_streaming, outcome when_probing, outcome 
            {done, unexpected},
            {failed, {}, true}}};
 }
-constexpr outcomes wrong_answer(bounded_errc why) { return answer({failed, why}, {failed, why}); }
+constexpr outcomes wrong_answer(bounded_errc why) {
+  return answer({failed, why}, {failed, why});
+}
 
 void check_sender(const std::string& event, const outcomes& expected,
                   const std::function<bounded::control_message(peer&)>& message) {
@@ -212,9 +215,10 @@ TEST_CASE("states: a sender and everything that may come") {
                [&](peer& p) { return p(control_type::ready, own, 0, no_grant, one); });
   check_sender("READY of another transfer", refused_as(unexpected),
                [&](peer& p) { return p(control_type::ready, own + 1, 0, no_grant, one); });
-  check_sender("REPORT",
-               {{{idle, {}, true}, {begun}, {begun}, {streaming}, {probing}, {done, unexpected}, {failed, {}, true}}},
-               [&](peer& p) { return p(control_type::report, own, 0, no_grant, one, one, one, one, one); });
+  check_sender(
+      "REPORT",
+      {{{idle, {}, true}, {begun}, {begun}, {streaming}, {probing}, {done, unexpected}, {failed, {}, true}}},
+      [&](peer& p) { return p(control_type::report, own, 0, no_grant, one, one, one, one, one); });
   check_sender("REPORT that is too short",
                {{{idle, {}, true},
                  {failed, bounded_errc::truncated},
@@ -242,14 +246,17 @@ TEST_CASE("states: a sender and everything that may come") {
   check_sender("WANTED of no chunk of a part", wrong_answer(bounded_errc::bad_list), [&](peer& p) {
     return p.list(control_type::wanted, own, 1, {{0, bytes(3)}, {1, all_but(10, {})}});
   });
-  check_sender("WANTED of a part held back", wrong_answer(bounded_errc::no_such_chunk),
-               [&](peer& p) { return p.list(control_type::wanted, own, 0, {{2, all_but(1, {})}}); });
+  check_sender("WANTED of a part held back", wrong_answer(bounded_errc::no_such_chunk), [&](peer& p) {
+    return p.list(control_type::wanted, own, 0, {{2, all_but(1, {})}});
+  });
   check_sender("STOP, complete", answer({done}, {done}, {done}),
                [&](peer& p) { return p.list(control_type::stop, own, 1, {}); });
-  check_sender("STOP within the bound", answer({done}, {done}, {failed, bounded_errc::no_such_chunk}), [&](peer& p) {
-    return p.list(control_type::stop, own, 1, {{0, all_but(20, {0, 19})}, {1, all_but(10, {9})}});
-  });
-  const auto wrong_stop = [&](const std::string& event, bounded_errc why, const std::map<std::uint32_t, bytes>& parts) {
+  check_sender(
+      "STOP within the bound", answer({done}, {done}, {failed, bounded_errc::no_such_chunk}), [&](peer& p) {
+        return p.list(control_type::stop, own, 1, {{0, all_but(20, {0, 19})}, {1, all_but(10, {9})}});
+      });
+  const auto wrong_stop = [&](const std::string& event, bounded_errc why,
+                              const std::map<std::uint32_t, bytes>& parts) {
     check_sender(event, answer({failed, why}, {failed, why}, {failed, bounded_errc::no_such_chunk}),
                  [&](peer& p) { return p.list(control_type::stop, own, 1, parts); });
   };
@@ -267,8 +274,9 @@ TEST_CASE("states: a sender and everything that may come") {
                  {done},
                  {failed, {}, true}}},
                [&](peer& p) { return p(control_type::abort, own, 0, one); });
-  for (const control_type type : {control_type::hello, control_type::begin, control_type::probe, control_type::message,
-                                  control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
+  for (const control_type type :
+       {control_type::hello, control_type::begin, control_type::probe, control_type::message,
+        control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
     check_sender("of no sender", refused_as(unexpected), [&](peer& p) { return p(type, own, 0); });
   }
 }
@@ -301,7 +309,8 @@ TEST_CASE("states: what a WANTED lists is sent again in the order of the frame, 
   std::vector<chunk> expected = {{0, 3, 0}};
   for (chunk each : chunks.in_sending_order()) {
     each.tag = 0;
-    if (each == chunk{0, 3, 0} || each == chunk{0, 1, 0} || each == chunk{0, 2, 0} || each == chunk{1, 5, 0}) continue;
+    if (each == chunk{0, 3, 0} || each == chunk{0, 1, 0} || each == chunk{0, 2, 0} || each == chunk{1, 5, 0})
+      continue;
     expected.push_back(each);
   }
   std::vector<chunk> sent;
@@ -320,6 +329,29 @@ TEST_CASE("states: what a WANTED lists is sent again in the order of the frame, 
     if (sent.empty()) CHECK((packet->tag & bounded::droppable_tag) == 0);
     sent.push_back({header.part, header.chunk, 0});
   }
+  CHECK(sent == expected);
+}
+
+TEST_CASE("states: required chunks go first, and are not to be dropped") {
+  const auto chunks = some_frame().cut(some_grid(), 100'000);
+  const auto order = chunks.in_sending_order();
+  const std::array required = {order[order.size() - 1], order[order.size() - 2]};
+  CHECK((required[0].tag & bounded::droppable_tag) != 0);
+  bounded::bounded_sender sender(some_grid(), {.secret = test_secret});
+  sender.begin(chunks, {}, {.required = required});
+  peer receiver;
+  sender.on_control(receiver(control_type::ready, own, 0, std::uint64_t{0}, std::uint32_t{1}));
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> sent;
+  for (int k = 0; k < 3; ++k) {
+    std::error_code error;
+    const auto header = bounded::read_packet_header(sender.next_packet(1s)->header, error);
+    sent.emplace_back(header.part, header.chunk);
+    if (k < 2) CHECK((header.tag & bounded::droppable_tag) == 0);
+  }
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> expected = {{required[0].part, required[0].index},
+                                                                   {required[1].part, required[1].index}};
+  std::ranges::sort(expected);
+  expected.emplace_back(order[0].part, order[0].index);
   CHECK(sent == expected);
 }
 

@@ -232,12 +232,15 @@ TEST_CASE("transfer: a PROBE is answered when what it counts has come, or nothin
   const lamina::layout model = model_of({8000});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
   const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid);
-  // Data that take longer than the messages which overtake them: nothing is sent twice.
-  simulated_link link(grid, {.data = {.delay = 2ms, .jitter = 500us}});
-  link.transfer(chunks);
-  CHECK(link.sender.counters().repeated == 0);
-  CHECK(link.sender.counters().packets == 1000);
+  // Data that take longer than the messages which overtake them: nothing is sent twice, and nothing is given up.
+  for (const std::uint32_t bound_ppm : {0U, 100'000U}) {
+    const auto chunks = made.cut(grid, bound_ppm);
+    simulated_link link(grid, {.data = {.delay = 2ms, .jitter = 500us}, .stop = stop_policy::on_probe});
+    link.transfer(chunks);
+    CHECK(link.sender.counters().repeated == 0);
+    CHECK(link.sender.counters().packets == 1000);
+    CHECK(link.sender.arrived().is_complete());
+  }
 }
 
 TEST_CASE("transfer: a WANTED goes out unasked where the PROBE does not come") {

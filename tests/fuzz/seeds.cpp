@@ -185,7 +185,8 @@ int main(int count, char** arguments) {
 #ifdef LAMINA_FUZZ_CHECKPOINTS
   write_checkpoints();
 #endif
-  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint", "schedule"}) {
+  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint", "schedule",
+                                   "packet", "control", "transfer"}) {
     std::mt19937 random(11);
     for (const std::size_t size : {16, 64, 256, 1000}) {
       bytes any(size);

@@ -108,7 +108,7 @@ class bounded_receiver {
         if (!arrivals_.is_within_bound()) {
           return sent(now, write_wanted(std::exchange(has_probe_, false), now));
         }
-        freeze(now);  // it came within its bound since the PROBE
+        freeze(now);
         sends_stop_ = false;
         return sent(now, stop_);
       }
@@ -239,10 +239,6 @@ class bounded_receiver {
     probed_at_ = now;
     unasked_ = 0;
     ticker_.stop();
-    if (arrivals_.is_within_bound()) {
-      freeze(now);
-      return {};
-    }
     const bool is_silent = seen_ == options_.first_transmission &&
                            transmissions - options_.first_transmission >= least_sent_into_silence;
     if (is_silent && silent_since_ == never) silent_since_ = now;
@@ -341,7 +337,8 @@ class bounded_receiver {
     return message;
   }
 
-  // When the PROBE is to be answered: when all of its round have been seen, or none came for `quiet`. It may overtake what is under way.
+  // When the PROBE is to be answered, by WANTED or STOP: when all of its round have been seen, or none came for `quiet`. It may overtake
+  // what is under way, which an answer at once would ask for again, or give up.
   [[nodiscard]] instant answer_at() const noexcept {
     if (!has_probe_) return never;
     if (seen_in_round_ >= probed_ - round_began_at_) return probed_at_;

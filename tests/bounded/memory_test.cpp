@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+// A transfer takes memory when it begins, by the layout, and no packet or message adds to it.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+
+using namespace lamina_test;
+using bounded::chunk_grid;
+
+namespace {
+
+std::atomic<long> allocations{0};
+std::atomic<std::size_t> allocated_bytes{0};
+
+void* allocate(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  allocated_bytes += bytes;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
+void (*volatile const release)(void*) = std::free;
+
+template <class Call>
+long allocations_of(Call&& call) {
+  const long before = allocations;
+  call();
+  return allocations - before;
+}
+template <class Call>
+std::size_t bytes_of(Call&& call) {
+  const std::size_t before = allocated_bytes;
+  call();
+  return allocated_bytes - before;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return allocate(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  release(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  release(memory);
+}
+
+namespace {
+
+using datagram = std::array<std::byte, 2048>;
+
+std::span<const std::byte> joined(const bounded::outgoing_packet& packet, datagram& into) {
+  auto at = std::ranges::copy(packet.header, into.begin()).out;
+  for (const auto piece : packet.data) at = std::ranges::copy(piece, at).out;
+  return {into.data(), packet.size_bytes()};
+}
+
+// Both ends, without a network that allocates.
+struct direct_link {
+  direct_link(const chunk_grid& grid, stop_policy stop,
+              lamina::frame_kind kind = lamina::frame_kind::gradients)
+      : sender(grid, {.rank = 2, .secret = test_secret, .rate = {.link_bits = 1'000'000'000}}),
+        receiver(grid, {.sender = 2,
+                        .secret = test_secret,
+                        .takes = {.kind = kind, .most_bound_ppm = bounded::most_bound_ppm},
+                        .stop = stop}),
+        limits(grid),
+        check(test_secret) {}
+
+  bounded::control_message read(std::span<const std::byte> all) {
+    std::error_code error;
+    const auto message = bounded::read_control(all, limits, check, error);
+    if (error) std::abort();
+    return message;
+  }
+  bool up() {
+    const auto all = sender.poll_control(now);
+    if (all.empty()) return false;
+    const auto message = read(all);
+    if (message.header.type != bounded::control_type::tick) receiver.on_control(message, now);
+    return true;
+  }
+  bool down() {
+    const auto all = receiver.poll_control(now);
+    if (all.empty()) return false;
+    const auto message = read(all);
+    if (message.header.type != bounded::control_type::tick) sender.on_control(message);
+    return true;
+  }
+  // From READY on until the end; every third packet of the first round is lost, and some come twice.
+  void finish() {
+    while (sender.is_under_way()) {
+      while (up() || down()) {
+      }
+      while (const auto packet = sender.next_packet(now)) {
+        const auto bytes = joined(*packet, buffer);
+        if (sender.round() == 0 && count++ % 3 == 0) continue;
+        receiver.on_datagram(bytes, now);
+        if (count % 5 == 0) receiver.on_datagram(bytes, now);
+      }
+      while (up() || down()) {
+      }
+      now = std::max(now + 1us, std::min(sender.deadline(), receiver.deadline()));
+    }
+  }
+
+  bounded::bounded_sender sender;
+  bounded::bounded_receiver receiver;
+  bounded::control_limits limits;
+  bounded::keyed_check check;
+  datagram buffer{};
+  instant now = 1s;
+  std::size_t count = 0;
+};
+
+}  // namespace
+
+TEST_CASE("memory: nothing is allocated after BEGIN, whatever is lost") {
+  std::mt19937 random(121);
+  const lamina::layout model = model_of({5000, 0, 12'000, 7, 640});
+  for (const payload_type type : {payload_type::as_is, payload_type::int8}) {
+    const auto grid = chunk_grid::of<float>(model, type, 64);
+    const made_frame<float> made(random, model, everything(model), type);
+    const auto chunks = made.cut(grid, 100'000);
+    const std::array required = {bounded::chunk{2, 3, 0}, bounded::chunk{0, 70, 0}};
+    for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
+      direct_link link(grid, stop);
+      for (int k = 0; k < 3; ++k) {
+        link.receiver.release(link.now);
+        link.sender.begin(chunks, {}, {.required = required});
+        REQUIRE(link.up());
+        REQUIRE(link.receiver.state() == receiver_state::open);
+        CHECK(allocations_of([&] { link.finish(); }) == 0);
+        CHECK(link.sender.state() == sender_state::done);
+        CHECK(link.sender.counters().repeated > 0);
+        CHECK(same_delivery(link.sender.arrived(), link.receiver.arrived()));
+      }
+    }
+  }
+}
+
+TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
+  std::mt19937 random(122);
+  const lamina::layout model = model_of({900'000, 100'000, 3});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
+  lamina::selection most(model);
+  most.send(0);
+  const made_frame<float> part(random, model, most, payload_type::as_is, lamina::frame_kind::parameters);
+  const made_frame<float> whole(random, model, everything(model), payload_type::as_is,
+                                lamina::frame_kind::parameters);
+  constexpr std::size_t little = 16'384;  // bitmaps of chunks, and 16 bytes a layer
+  direct_link link(grid, stop_policy::eager, lamina::frame_kind::parameters);
+  const auto begin = [&](const bounded::frame_chunks& chunks, std::span<const bounded::repair> repairs) {
+    link.receiver.release(link.now);
+    link.sender.begin(chunks, {}, {.repairs = repairs});
+    const std::size_t bytes = bytes_of([&] { link.up(); });
+    REQUIRE(link.receiver.state() == receiver_state::open);
+    link.finish();
+    return bytes;
+  };
+  const auto of_part = part.cut(grid, 100'000);
+  const auto of_whole = whole.cut(grid, 100'000);
+  // With every chunk that is not in the frame repaired, it is as large as the layout.
+  const std::array repairs = {bounded::repair{1, 0, std::as_bytes(std::span(part.values[1]))},
+                              bounded::repair{2, 0, std::as_bytes(std::span(part.values[2]))}};
+  const std::size_t layout_bytes = 4 * model.elements() + 128 + 16;
+  CHECK(begin(of_part, {}) < 4 * 900'000 + 128 + little);
+  CHECK(begin(of_part, {}) < little);
+  CHECK(begin(of_part, repairs) < layout_bytes + little);
+  CHECK(begin(of_whole, {}) < little);
+}
+
+TEST_CASE("memory: what a BEGIN claims takes none") {
+  std::mt19937 random(123);
+  const lamina::layout model = model_of({900'000});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid, 100'000);
+  for (const std::size_t field : {4U, 8U, 16U, 20U, 24U, 32U + 32U, 32U + 40U}) {
+    direct_link link(grid, stop_policy::eager);
+    link.sender.begin(chunks, {});
+    const auto all = link.sender.poll_control(link.now);
+    std::vector<std::byte> claims(all.begin(), all.end());
+    std::fill_n(claims.begin() + 24 + static_cast<std::ptrdiff_t>(field), 4, std::byte{0x7f});
+    bounded::control_message message;
+    std::memcpy(&message.header, claims.data(), sizeof message.header);
+    message.body = std::span<const std::byte>(claims).subspan(24);
+    CAPTURE(field);
+    CHECK(bytes_of([&] { link.receiver.on_control(message, link.now); }) == 0);
+    CHECK(link.receiver.state() == receiver_state::failed);
+  }
+}
+
+TEST_CASE("memory: a flood of a million packets of each kind adds nothing") {
+  std::mt19937 random(124);
+  const lamina::layout model = model_of({64, 64});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 64);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid, 0);
+  direct_link link(grid, stop_policy::eager);
+  link.sender.begin(chunks, {});
+  while (link.up() || link.down()) {
+  }
+  datagram first{}, second{};
+  const auto one = joined(*link.sender.next_packet(link.now), first);
+  const auto other = joined(*link.sender.next_packet(link.now), second);
+  constexpr std::uint64_t flood = 1'000'000;
+  const auto check_flood = [&](packet_fate expected, std::span<const std::byte> of) {
+    const std::uint64_t before = link.receiver.counters().of(expected);
+    CHECK(allocations_of([&] {
+            for (std::uint64_t k = 0; k < flood; ++k) link.receiver.on_datagram(of, link.now);
+          }) == 0);
+    CHECK(link.receiver.counters().of(expected) == before + flood);
+    CHECK(link.receiver.poll_control(link.now).size() <= 1024);  // nothing goes out for a packet
+  };
+  const auto check_changed = [&](packet_fate expected, std::size_t at) {
+    datagram copy = second;
+    copy[at] ^= std::byte{1};
+    check_flood(expected, std::span(copy).first(other.size()));
+  };
+  CHECK(link.receiver.on_datagram(one, link.now) == packet_fate::placed);
+  check_flood(packet_fate::duplicate, one);
+  check_changed(packet_fate::malformed, 0);
+  check_changed(packet_fate::foreign, 8);
+  check_changed(packet_fate::stale, 12);
+  check_changed(packet_fate::bad_check, 48);
+  CHECK(link.receiver.state() == receiver_state::open);
+  CHECK(link.receiver.on_datagram(other, link.now) == packet_fate::placed);
+  check_flood(packet_fate::late, other);
+  CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// Any datagrams at a receiver with an open transfer: each gets a name, and what arrives is only what was sent.
+#include "bounded/simulated_transfer.hpp"
+#include "fuzz.hpp"
+
+namespace lamina_fuzz {
+namespace {
+
+using namespace lamina_test;
+
+// The number of packets is small, so that a byte chooses one.
+struct setting {
+  explicit setting(payload_type type)
+      : random(5),
+        model(lamina_test::model_of({130, 0, 64, 40})),
+        grid(bounded::chunk_grid::of<float>(model, type, 64)),
+        made(random, model, some_of(model), type),
+        chunks(made.cut(grid, 400'000)) {
+    simulated_link link(grid, {});
+    link.delays = [&](const bounded::outgoing_packet& packet) -> std::vector<instant> {
+      bytes joined(packet.header.begin(), packet.header.end());
+      for (const auto piece : packet.data) joined.insert(joined.end(), piece.begin(), piece.end());
+      packets.push_back(std::move(joined));
+      return {};
+    };
+    link.sender.begin(chunks, {});
+    const auto all = link.sender.poll_control(link.now);
+    begin.assign(all.begin(), all.end());
+    link.up.send(0, {begin}, link.now);
+    link.run([&] { return link.sender.state() == sender_state::probing; });
+  }
+  static lamina::selection some_of(const lamina::layout& model) {
+    lamina::selection chosen(model);
+    chosen.send(0);
+    chosen.send(3);
+    return chosen;
+  }
+  std::mt19937 random;
+  lamina::layout model;
+  bounded::chunk_grid grid;
+  made_frame<float> made;
+  bounded::frame_chunks chunks;
+  bytes begin;
+  std::vector<bytes> packets;
+};
+
+const setting& setting_of(bool is_int8) {
+  static const setting as_is(payload_type::as_is);
+  static const setting int8(payload_type::int8);
+  return is_int8 ? int8 : as_is;
+}
+
+void seal(bytes& datagram) {
+  bounded::keyed_check check(test_secret);
+  const std::span<const std::byte> all = datagram;
+  const std::uint64_t sum = check.of({all.first(48), all.subspan(56)});
+  std::memcpy(datagram.data() + 48, &sum, sizeof sum);
+}
+
+}  // namespace
+
+void fuzz_one(input in) {
+  const setting& of = setting_of(in.flag());
+  bounded::bounded_receiver receiver(of.grid,
+                                     {.sender = 2,
+                                      .secret = test_secret,
+                                      .takes = {.most_bound_ppm = bounded::most_bound_ppm},
+                                      .stop = in.flag() ? stop_policy::eager : stop_policy::on_probe});
+  bounded::keyed_check key(test_secret);
+  std::error_code error;
+  receiver.on_control(bounded::read_control(of.begin, bounded::control_limits(of.grid), key, error), 0s);
+  check(!error && receiver.state() == receiver_state::open, "a good BEGIN opens");
+  while (!receiver.poll_control(0s).empty()) {
+  }
+  instant now{};
+  while (!in.is_empty() && receiver.state() != receiver_state::failed) {
+    now += in.below(256) * 100us;
+    bytes datagram = of.packets[in.below(of.packets.size())];
+    const std::size_t how = in.below(6);
+    if (how == 1) datagram = in.take(in.value<std::uint16_t>() % 400);
+    if (how >= 2) {  // some bytes of the header, and perhaps a good check
+      const std::size_t at = in.below(56);
+      const bytes changed = in.take(1 + in.below(8));
+      std::copy_n(changed.begin(), std::min(changed.size(), 56 - at),
+                  datagram.begin() + static_cast<std::ptrdiff_t>(at));
+      if (how >= 4) seal(datagram);
+      if (how == 5) datagram.resize(56 + in.below(256));
+    }
+    const bool is_good = std::ranges::find(of.packets, datagram) != of.packets.end();
+    const receiver_state before = receiver.state();
+    const std::uint64_t placed = receiver.counters().of(packet_fate::placed);
+    const packet_fate fate = receiver.on_datagram(datagram, now);
+    check(receiver.counters().of(fate) > 0, "each has a fate");
+    check((receiver.counters().of(packet_fate::placed) != placed) == (fate == packet_fate::placed),
+          "only what is placed counts");
+    check((receiver.state() == receiver_state::failed) == (fate == packet_fate::inconsistent),
+          "only what is inconsistent fails");
+    if (before == receiver_state::frozen)
+      check(fate != packet_fate::placed, "nothing is placed after the freeze");
+    if (is_good && before == receiver_state::open)
+      check(fate == packet_fate::placed || fate == packet_fate::duplicate, "a good packet is taken");
+    while (!receiver.poll_control(now).empty()) {
+    }
+  }
+  if (receiver.state() != receiver_state::frozen) return;
+  // A packet may be changed in what no layout knows, its transmission and times, but not in its elements.
+  check(holds_what_arrived(receiver, of.made.frame(), of.grid), "what arrived is what was sent");
+  for (const std::size_t part : receiver.arrived().sent().sent()) {
+    check(receiver.arrived().lost_chunks(part) <= bounded::allowed_losses(400'000, of.grid.chunks(part)),
+          "no part is beyond its bound");
+  }
+}
+
+}  // namespace lamina_fuzz
