@@ -229,7 +229,9 @@ TEST_CASE("states: a sender and everything that may come") {
                  {failed, {}, true}}},
                [&](peer& p) { return p(control_type::report, own, 0, no_grant, one, one, one, one); });
   for (const control_type type : {control_type::report, control_type::wanted, control_type::stop}) {
-    check_sender("of another transfer", all_ignored, [&](peer& p) { return p(type, own + 1, 1); });
+    for (const std::uint32_t other : {own + 1, 0U, 0xffff'ffffU}) {
+      check_sender("of another transfer", all_ignored, [&](peer& p) { return p(type, other, 1); });
+    }
   }
   const std::map<std::uint32_t, bytes> some = {{0, all_but(20, {3})}};
   check_sender("WANTED of this round", answer({streaming, {}, true}, {streaming}),

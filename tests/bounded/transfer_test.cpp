@@ -2,6 +2,7 @@
 // Whole transfers over a network that loses, delays, reorders, duplicates and damages, in simulated time.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "bounded/simulated_transfer.hpp"
@@ -286,6 +287,19 @@ TEST_CASE("transfer: numbers wrap around") {
                              .first_transmission = 0xffff'fff0,
                              .begins_at = 4'294'967'296us - 20ms});
   std::vector<std::uint32_t> numbers;
+  std::map<std::uint32_t, std::vector<std::byte>> first_packets;
+  link.is_dropped = [&](const bounded::outgoing_packet& packet) {
+    std::vector<std::byte>& first = first_packets[link.sender.transfer()];
+    if (!first.empty()) return false;
+    first.assign(packet.header.begin(), packet.header.end());
+    first.insert(first.end(), packet.data[0].begin(), packet.data[0].end());
+    // What is of another transfer is stale, whether its number is smaller or larger.
+    for (const auto& [number, other] : first_packets) {
+      if (number == link.sender.transfer()) continue;
+      CHECK(link.receiver.on_datagram(other, link.now) == packet_fate::stale);
+    }
+    return false;
+  };
   for (int k = 0; k < 5; ++k) {
     const made_frame<float> made(random, model, everything(model));
     const std::uint32_t bound_ppm = k % 2 == 0 ? 0 : 100'000;
@@ -296,4 +310,33 @@ TEST_CASE("transfer: numbers wrap around") {
   CHECK(numbers == std::vector<std::uint32_t>{0xffff'fffe, 0xffff'ffff, 1, 2, 3});
   CHECK(link.now > 4'294'967'296us);
   CHECK(link.sender.counters().repeated > 0);
+}
+
+TEST_CASE("transfer: a report counts transmissions beyond where they wrap") {
+  std::mt19937 random(52);
+  const lamina::layout model = model_of({400});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  const made_frame<float> made(random, model, everything(model));
+  const auto chunks = made.cut(grid);
+  constexpr std::uint32_t first = 0xffff'fff0;
+  simulated_link link(grid, {.data = {.jitter = 100us}, .first_transmission = first});
+  std::uint32_t last = 0;
+  link.is_dropped = [&](const bounded::outgoing_packet& packet) {
+    std::error_code error;
+    const auto header = bounded::read_packet_header(packet.header, error);
+    last = header.transmission;
+    return header.chunk == 7;
+  };
+  link.sender.begin(chunks, {});
+  link.run(
+      [&] { return link.sender.state() == sender_state::probing && link.data.next() == bounded::never; });
+  CHECK(last == 33);
+  const auto wanted = link.receiver.poll_control(link.now + 4ms);
+  REQUIRE(wanted.size() > bounded::control_header_bytes);
+  std::error_code error;
+  const auto list = bounded::chunk_list::read(wanted.subspan(bounded::control_header_bytes), grid, error);
+  REQUIRE_FALSE(error);
+  CHECK(list.report().seen == 34);
+  CHECK(list.report().transmissions == 50);
+  CHECK(list.report().received == 49);
 }
