@@ -152,7 +152,7 @@ class queueing_delay {
       if (each.second > newest_ - static_cast<std::int64_t>(slots_.size()))
         least = std::min(least, each.least);
     }
-    return static_cast<std::uint32_t>(*middle - least);
+    return static_cast<std::uint32_t>(*middle) - static_cast<std::uint32_t>(least);  // at most 2^32 - 1 apart
   }
 
  private:

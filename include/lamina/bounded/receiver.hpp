@@ -94,6 +94,7 @@ class bounded_receiver {
   /// The next message to send, valid until the next call that is not const; empty if there is none now. It looks at the time: a receiver
   /// to which nothing comes fails here.
   [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
+    if (state_ == receiver_state::open && answer_at() <= now && arrivals_.is_within_bound()) freeze(now);
     if (std::exchange(sends_stop_, false)) return sent(now, stop_);
     if (state_ == receiver_state::open && silent_since_ + longest_silence <= now) {
       ended_by(bounded_errc::nothing_arrives);
@@ -104,14 +105,7 @@ class bounded_receiver {
     }
     if (state_ == receiver_state::open) {
       if (std::exchange(sends_ready_, false)) return sent(now, write_ready());
-      if (answer_at() <= now) {
-        if (!arrivals_.is_within_bound()) {
-          return sent(now, write_wanted(std::exchange(has_probe_, false), now));
-        }
-        freeze(now);
-        sends_stop_ = false;
-        return sent(now, stop_);
-      }
+      if (answer_at() <= now) return sent(now, write_wanted(std::exchange(has_probe_, false), now));
       if (unasked_at() <= now) {
         ++unasked_;
         return sent(now, write_wanted(false, now));
