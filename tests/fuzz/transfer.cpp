@@ -35,8 +35,8 @@ class fuzzed_network {
       pump();
       instant at = std::min(sender.deadline(), receiver.deadline());
       if (!data_.empty()) at = std::min(at, data_.begin()->first);
-      for (const auto* way : {&up_, &down_}) {
-        if (!way->empty()) at = std::min(at, way->front().first);
+      for (const auto* each : {&up_, &down_}) {
+        if (!each->empty()) at = std::min(at, each->front().first);
       }
       check(at < bounded::never, "something is going to happen");
       now_ = std::max(now_, at);
