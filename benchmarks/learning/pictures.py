@@ -39,12 +39,15 @@ def over_bytes(groups) -> plt.Figure:
 
 
 def over_step(groups) -> plt.Figure:
-    names = sorted({report.title(outcome.best.row) for of in groups.values() for outcome in of})
+    """Of each scheme the best of its variants."""
+    names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
     figure, axes = panels(groups)
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
+        best = {}
         for outcome in of:
-            name = report.title(outcome.best.row)
-            panel.plot([point["step"] for point in outcome.best.curve], [point["validation_loss"] for point in outcome.best.curve],
+            best.setdefault(report.family(outcome.best.row), outcome.best)
+        for name, run in best.items():
+            panel.plot([point["step"] for point in run.curve], [point["validation_loss"] for point in run.curve],
                        linewidth=1.2, label=name, **style(names, name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
         finish(panel, "step", "validation loss", "")

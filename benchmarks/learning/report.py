@@ -21,6 +21,7 @@ class Result:
     up_share: float
     down_share: float
     curve: tuple
+    period_loss: "float | None" = None  #: the mean over the last steps, of some of the validation; None: it was not taken, or diverged
 
     def sort_key(self):
         return math.inf if self.validation_loss is None else self.validation_loss
@@ -31,7 +32,7 @@ def read(directory: pathlib.Path) -> list[Result]:
     for path in sorted(directory.glob("*.json")):
         of = json.loads(path.read_text())
         found.append(Result(parsed(path.stem), of["data"], of["validation_loss"], of["up_share"], of["down_share"],
-                            tuple(of["curve"])))
+                            tuple(of["curve"]), of.get("period_loss")))
     return found
 
 
@@ -47,10 +48,12 @@ class Outcome:
     def best(self) -> Result:
         return self.runs[0]
 
+    def counted(self) -> list[Result]:
+        """Those of the seeds that were not tuned on, where there are any."""
+        return [run for run in self.runs if run.row.seed != TUNING_SEED] or self.runs
+
     def losses(self) -> list[float]:
-        """Of the seeds that were not tuned on, where there are any."""
-        others = [run for run in self.runs if run.row.seed != TUNING_SEED] or self.runs
-        return [run.sort_key() for run in others]
+        return [run.sort_key() for run in self.counted()]
 
     def loss(self) -> float:
         return statistics.fmean(self.losses())
@@ -59,6 +62,11 @@ class Outcome:
         """Standard error of the mean."""
         losses = self.losses()
         return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
+
+    def period_loss(self) -> "float | None":
+        """The mean of the runs that losses() counts; None where one has none."""
+        of = [run.period_loss for run in self.counted()]
+        return None if None in of else statistics.fmean(of)
 
 
 def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
@@ -79,7 +87,6 @@ def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
         if workers > 1:  # one worker is what anybody has without communication
             of += groups.get((1, steps), [])
         of.sort(key=Outcome.loss)
-        of.sort(key=Outcome.loss)
     return {group: of for group, of in sorted(groups.items()) if group[0] > 1 or len(groups) == 1}
 
 
@@ -90,18 +97,27 @@ def family(row: Row) -> str:
     if row.scheme == "local":
         return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
+    if row.scheme in ("powersgd", "sparseloco"):
+        return {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo"}[row.scheme]
     return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
 
 
 def title(row: Row) -> str:
     """The same, and what it was told, without what was tuned."""
     words = [family(row)]
-    if row.workers > 1:
+    if row.workers > 1 and row.scheme != "sparseloco":  # which has its own
         words.append(row.payload.replace("as_is", "fp32"))
     if row.scheme == "local":
         words += [row.value] if row.choice == "value" and row.value != Row.value else []
+        words += [f"× waiting^{row.age_power:g}".removesuffix("^1")] if row.age_power else []
+        words += [f"at least every {row.max_age} steps"] if row.max_age else []
+        words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
         words += [f"{row.delay} steps later"] if row.delay else []
+    words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
+    words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
+    words += ["each clipped"] if row.clipped != Row.clipped else []
+    words += ["state stands still"] if row.held_back != Row.held_back else []
     words += [f"parts of {row.part:,}"] if row.part != Row.part else []
     words += [row.optimizer] if row.optimizer != Row.optimizer else []
     return ", ".join(words)
@@ -116,14 +132,16 @@ def percent(share: float) -> str:
 
 
 def tuned(row: Row) -> str:
+    if row.scheme == "sparseloco":
+        return f"{row.rate:g}; {row.outer_rate:g}"
     if row.scheme != "local":
         return f"{row.rate:g}"
     return f"{row.rate:g}; {row.outer_rate:g}, {row.outer_momentum:g}"
 
 
 def table(results: list[Result]):
-    yield "| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense |"
-    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|"
+    yield "| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
+    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|"
     for (workers, steps), of in outcomes(results).items():
         dense = next((each.loss() for each in of if title(each.best.row) == "dense, fp32"), None)
         for outcome in of:
@@ -131,7 +149,8 @@ def table(results: list[Result]):
             cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),
                      f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", len(outcome.losses()),
                      number(loss) + ("" if error is None else f" ± {error:.3f}"),
-                     "" if dense is None or math.isinf(loss) else f"{loss - dense:+.3f}")
+                     "" if dense is None or math.isinf(loss) else f"{loss - dense:+.3f}",
+                     "" if outcome.period_loss() is None else number(outcome.period_loss()))
             yield f"| {' | '.join(map(str, cells))} |"
 
 

@@ -17,15 +17,24 @@ class Row:
     payload: str = "as_is"  #: of what is sent, both ways, of payload.NAMES
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
-    choice: str = "value"  #: of local, of schemes.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
-    value: str = "mean_abs"  #: of choice=value, of schemes.VALUES
+    clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
+    held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
+    rank: int = 1  #: of powersgd
+    interval: int = 30  #: of sparseloco: the steps from one sending to the next
+    top: int = 64  #: of sparseloco: the elements that are sent of each 4,096
+    choice: str = "value"  #: of local, of choices.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
+    value: str = "mean_abs"  #: of choice=value, of choices.VALUES
+    age_power: float = 0.0  #: of choice=value: it is multiplied by the steps that a part has waited, to this power
+    max_age: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
     delay: int = 0  #: of local: steps between a part's sending and its arrival
-    outer_rate: float = 0.7  #: of local
+    outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
     outer_momentum: float = 0.9  #: of local
+    outer_clock: str = "sends"  #: of local: what the outer momentum counts, of schemes.CLOCKS
 
     def __post_init__(self):
-        for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096)):
+        for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096),
+                             ("rank", 1), ("interval", 1), ("top", 1), ("max_age", 0), ("age_power", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if self.part % 4096:

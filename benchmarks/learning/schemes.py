@@ -2,29 +2,22 @@
 """What the workers tell each other. A scheme makes a step of the training of all W workers, in turn, and counts the bytes:
     step(step, rate) -> Step        counted from 1
     parameters() -> (N,)            what would be evaluated or saved
+    workers_mean() -> (N,)          the mean of what the workers have: the same, but for what is still in their drifts
+    facts(step) -> dict             of the run so far, for its result
     state(step), load(state)        after a step: all it needs to go on
 """
 
-import dataclasses
-
+import numpy as np
 import torch
 
 from choices import CHOICES
 from parts import Parts
+from rivals import PowerSgd, SparseLoco
 from rows import named
-from training import Replicas
+from training import Replicas, Shared, Step, clipped
 
 
-@dataclasses.dataclass
-class Step:
-    """What came of a step."""
-
-    loss: float  #: the mean over the workers, of their parameters before the step
-    up_bytes: int  #: from one worker to the server
-    down_bytes: int  #: from the server to one worker
-
-
-class Dense:
+class Dense(Shared):
     """Everything is sent as it is: the optimizer steps on the mean of all gradients."""
 
     def __init__(self, task, row):
@@ -37,9 +30,6 @@ class Dense:
         self.replicas.step(gradients, rate)
         return Step(float(losses.mean()), self.bytes, self.bytes)
 
-    def parameters(self):
-        return self.replicas.y[0]
-
     def state(self, step):
         return self.replicas.state()
 
@@ -47,20 +37,28 @@ class Dense:
         self.replicas.load(state)
 
 
-class Gradients:
-    """Layer dropping of gradients (docs/scheme.md) with agreed selection. The optimizer steps on what arrives, with zeros for parts
-    that were held back, as under DDP."""
+CLIPPED = {"arrived": False, "gradients": True}  # by each worker
+HELD_BACK = {"zeros": False, "nothing": True}
+
+
+class Gradients(Shared):
+    """Layer dropping of gradients (docs/scheme.md) with agreed selection. The optimizer steps on what arrives. Of parts that were held
+    back it gets zeros, as under DDP; or nothing, and then neither they nor its state move."""
 
     def __init__(self, task, row):
         self.task, self.row = task, row
-        self.replicas = Replicas(task, row, 1)
         self.parts = Parts(task.shapes(), row)
+        self.stands_still = named(HELD_BACK, row, "held_back")
+        self.replicas = Replicas(task, row, 1, self.parts.sizes if self.stands_still else None)
+        self.clip = None
+        if named(CLIPPED, row, "clipped"):
+            self.clip, self.replicas.clip = task.clip, None
         self.selector = self.parts.selector(drop_ratio=row.drop_ratio)
         self.residual = torch.zeros(row.workers, self.parts.elements)
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y.expand(self.row.workers, -1), step)
-        self.residual += gradients
+        self.residual += clipped(gradients, self.clip)
         chosen = list(self.selector.decide(step, self.parts.agreed(self.parts.means(self.residual.abs()))))
         elements = self.parts.indices(chosen)
         waiting = self.residual[:, elements]
@@ -69,12 +67,9 @@ class Gradients:
         self.selector.commit(step)
         arrived = torch.zeros(1, self.parts.elements)
         arrived[0, elements] = sent.mean(0)
-        self.replicas.step(arrived, rate)
+        self.replicas.step(arrived, rate, chosen if self.stands_still else None)
         each_way = self.parts.frame_bytes(chosen) + self.parts.value_bytes
         return Step(float(losses.mean()), each_way, each_way)
-
-    def parameters(self):
-        return self.replicas.y[0]
 
     def state(self, step):
         return {"replicas": self.replicas.state(), "residual": self.residual, "selector": self.parts.saved(self.selector, step)}
@@ -83,6 +78,19 @@ class Gradients:
         self.replicas.load(state["replicas"])
         self.residual.copy_(state["residual"])
         self.selector.load(state["selector"])
+
+
+# Of the outer momentum and of the periods that a part has waited, a tensor, 1 on average: what is kept of the momentum m of its
+# elements, how much of the mean G joins it, and how much of it is then taken off beside G.
+CLOCKS = {
+    "sends": lambda momentum, periods: (momentum, 1.0, momentum),
+    # What the last sends say has grown old.
+    "fading": lambda momentum, periods: (momentum ** periods, 1.0, momentum ** periods),
+    # m is a speed, drift per period, so that it counts for the time that has passed, as if every period had brought its share of G.
+    "steps": lambda momentum, periods: (momentum ** periods,
+                                        (1 - momentum ** periods) / ((1 - momentum) * periods) if momentum != 1 else 1.0,
+                                        periods * momentum ** periods),
+}
 
 
 class Local:
@@ -94,11 +102,15 @@ class Local:
         self.task, self.row = task, row
         self.replicas = Replicas(task, row, row.workers)
         self.parts = Parts(task.shapes(), row)
+        self.clock = named(CLOCKS, row, "outer_clock")
         self.choice = named(CHOICES, row, "choice")(row, self.parts)
         self.shared = self.replicas.y[0].clone()
         self.momentum = torch.zeros_like(self.shared)
         self.rounding = torch.zeros_like(self.shared)  # what rounding took of the outer steps, kept by who computes them
         self.under_way: list[tuple] = []  # (step of arrival, parts, what each worker sent of them), in that order
+        self.came = np.full(len(self.parts.sizes), float(row.delay))  # the step in which each part last did
+        self.times = np.zeros(len(self.parts.sizes), int)  # that it did
+        self.longest = 0.0  # that one waited, in steps
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y, step)
@@ -120,21 +132,28 @@ class Local:
 
     def arrive(self, step, result):
         while self.under_way and self.under_way[0][0] <= step:
-            _, parts, sent = self.under_way.pop(0)
-            self.bring_together(parts, self.parts.indices(parts), sent)
+            arrival, parts, sent = self.under_way.pop(0)
+            waited = arrival - self.came[parts]
+            self.came[parts] = arrival
+            self.times[parts] += 1
+            self.longest = max(self.longest, waited.max())
+            self.bring_together(parts, self.parts.indices(parts), sent, waited / self.choice.period)
             result.down_bytes += self.parts.frame_bytes(parts)
 
-    def bring_together(self, parts, elements, sent):
+    def bring_together(self, parts, elements, sent, periods):
         """A shift and not an overwrite: what a worker did not send, or has done since, is still in its drift."""
-        taken = self.outer_step(parts, elements, sent.mean(0))
+        taken = self.outer_step(parts, elements, sent.mean(0), periods)
         self.shared[elements] -= taken
         self.replicas.y[:, elements] += sent - taken
 
-    def outer_step(self, parts, elements, mean):
-        """Nesterov's, on the parts that have come; the momentum of all others stands still. Returns what is taken off them."""
-        momentum = self.row.outer_momentum * self.momentum[elements] + mean
+    def outer_step(self, parts, elements, mean, periods):
+        """Nesterov's, on the parts that have come after so many periods; the momentum of all others stands still. Returns what is taken
+        off them."""
+        periods = torch.from_numpy(np.repeat(np.float32(periods), [self.parts.sizes[part] for part in parts]))
+        kept, joins, counts = self.clock(self.row.outer_momentum, periods)
+        momentum = kept * self.momentum[elements] + joins * mean
         self.momentum[elements] = momentum
-        wanted = self.row.outer_rate * (mean + self.row.outer_momentum * momentum) + self.rounding[elements]
+        wanted = self.row.outer_rate * (mean + counts * momentum) + self.rounding[elements]
         taken = self.parts.arriving(parts, wanted)
         self.rounding[elements] = wanted - taken
         return taken
@@ -142,16 +161,26 @@ class Local:
     def parameters(self):
         return self.shared
 
+    def workers_mean(self):
+        return self.replicas.y.mean(0)
+
+    def facts(self, step):
+        """How often the parts came, and for how many steps one waited, those counted that still do."""
+        return {"came_least": int(self.times.min()), "came_most": int(self.times.max()),
+                "waited_longest": int(max(self.longest, (step - self.came).max()))}
+
     def state(self, step):
         return {"replicas": self.replicas.state(), "choice": self.choice.state(step), "under_way": self.under_way,
-                "shared": self.shared, "momentum": self.momentum, "rounding": self.rounding}
+                "shared": self.shared, "momentum": self.momentum, "rounding": self.rounding,
+                "came": self.came, "times": self.times, "longest": self.longest}
 
     def load(self, state):
         self.replicas.load(state["replicas"])
         self.choice.load(state["choice"])
         self.under_way = list(state["under_way"])
+        self.came[:], self.times[:], self.longest = state["came"], state["times"], state["longest"]
         for name in ("shared", "momentum", "rounding"):
             getattr(self, name).copy_(state[name])
 
 
-SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local}
+SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": PowerSgd, "sparseloco": SparseLoco}

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """One row: trains, keeps snapshots, and writes what came out."""
 
+import bisect
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -21,27 +23,60 @@ OPTIMIZERS = {
 WEIGHT_DECAY = 0.1
 LAST_RATE = 0.1  # of the largest
 POINTS = 10  # of a curve
+PERIOD = (12, 9, 6, 3, 0)  # steps before the end: over one period of all at once with 1 % in 4 bits, which is scored best right after it
+SOME = 4  # the share of the validation that curve and period take
 SNAPSHOT_SECONDS = 60
+
+
+def clipped(gradients: torch.Tensor, norm: "float | None") -> torch.Tensor:
+    """Each of (R, N)."""
+    return gradients if norm is None else gradients * (norm / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+
+
+@dataclasses.dataclass
+class Step:
+    """What came of a step."""
+
+    loss: float  #: the mean over the workers, of their parameters before the step
+    up_bytes: int  #: from one worker to the server
+    down_bytes: int  #: from the server to one worker
+
+
+class Shared:
+    """Of schemes whose workers all have the same parameters."""
+
+    def parameters(self):
+        return self.replicas.y[0]
+
+    def workers_mean(self):
+        return self.parameters()
+
+    def facts(self, step):
+        return {}
 
 
 class Replicas:
     """R copies of the model, y: (R, N), each with the state of its own optimizer."""
 
-    def __init__(self, task, row, replicas: int):
+    def __init__(self, task, row, replicas: int, sizes: "list[int] | None" = None):
+        """Of the pieces that may stand still by themselves, which divide the layers; None: the layers."""
         self.clip = task.clip
         self.y = task.initial().repeat(replicas, 1)
+        layers = [math.prod(shape) for shape in task.shapes().values()]
+        self.sizes = sizes or layers
+        begins, ends = [0, *itertools.accumulate(self.sizes)], list(itertools.accumulate(layers))
+        is_decayed = [task.is_decayed(name) for name in task.shapes()]
         # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
-        self.layers = torch.split(self.y, [math.prod(shape) for shape in task.shapes().values()], dim=1)
         self.optimizer = named(OPTIMIZERS, row, "optimizer")([
-            {"params": [layer], "weight_decay": WEIGHT_DECAY if task.is_decayed(name) else 0.0}
-            for name, layer in zip(task.shapes(), self.layers)])
+            {"params": [piece], "weight_decay": WEIGHT_DECAY if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
+            for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))])
 
-    def step(self, gradients: torch.Tensor, rate: float) -> None:
-        if self.clip is not None:
-            gradients = gradients * (self.clip / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
-        for group, gradient in zip(self.optimizer.param_groups, torch.split(gradients, [each.shape[1] for each in self.layers], dim=1)):
+    def step(self, gradients: torch.Tensor, rate: float, moving: "list[int] | None" = None) -> None:
+        """Of the moving pieces; None: of all. The others, and the optimizer's state of them, stay as they are."""
+        pieces = torch.split(clipped(gradients, self.clip), self.sizes, dim=1)
+        for place, (group, gradient) in enumerate(zip(self.optimizer.param_groups, pieces)):
             group["lr"] = rate
-            group["params"][0].grad = gradient
+            group["params"][0].grad = gradient if moving is None or place in moving else None
         self.optimizer.step()
 
     def state(self):
@@ -70,6 +105,7 @@ class Progress:
     seconds: float = 0
     losses: list = dataclasses.field(default_factory=list)  # of the steps since the last point of the curve
     curve: list = dataclasses.field(default_factory=list)
+    period: list = dataclasses.field(default_factory=list)  # the losses in it
 
 
 def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
@@ -88,9 +124,14 @@ def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
         progress.down_bytes += result.down_bytes
         progress.losses.append(result.loss)
         is_finite = math.isfinite(result.loss)
-        if is_finite and (progress.step % max(1, row.steps // POINTS) == 0 or progress.step == row.steps):
+        is_point = progress.step % max(1, row.steps // POINTS) == 0 or progress.step == row.steps
+        in_period = row.steps - progress.step in PERIOD
+        if is_finite and (is_point or in_period):
+            validation_loss = task.validation_loss(scheme.parameters(), every=SOME)
+            progress.period += [validation_loss] if in_period else []
+        if is_finite and is_point:
             progress.curve.append({"step": progress.step, "training_loss": round(statistics.fmean(progress.losses), 5),
-                                   "validation_loss": round(task.validation_loss(scheme.parameters(), every=4), 5),
+                                   "validation_loss": round(validation_loss, 5),
                                    "up_bytes": progress.up_bytes, "down_bytes": progress.down_bytes})
             progress.losses = []
         now = time.monotonic()
@@ -101,7 +142,9 @@ def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
     dense_bytes = 4 * scheme.parameters().numel() * progress.step
     return {"row": dataclasses.asdict(row), "task": task.name, "data": task.data, "elements": scheme.parameters().numel(),
             "validation_loss": round(task.validation_loss(scheme.parameters()), 5) if is_finite else None,
-            "diverged_at": None if is_finite else progress.step,
+            "period_loss": round(statistics.fmean(progress.period), 5) if is_finite else None,
+            "workers_mean_loss": round(task.validation_loss(scheme.workers_mean(), every=SOME), 5) if is_finite else None,
+            "diverged_at": None if is_finite else progress.step, **scheme.facts(progress.step),
             "up_share": round(progress.up_bytes / dense_bytes, 6), "down_share": round(progress.down_bytes / dense_bytes, 6),
             "seconds": round(progress.seconds + time.monotonic() - last, 1), "torch": torch.__version__,
             "threads": torch.get_num_threads(), "curve": progress.curve}

@@ -30,9 +30,9 @@ class Sent:
         self.total = torch.zeros_like(scheme.replicas.y)
         bring_together = scheme.bring_together
 
-        def counting(parts, elements, sent):
+        def counting(parts, elements, sent, periods):
             self.total[:, elements] += sent
-            bring_together(parts, elements, sent)
+            bring_together(parts, elements, sent, periods)
 
         scheme.bring_together = counting
 
@@ -48,7 +48,7 @@ def is_conserved(scheme):
     return True
 
 
-@pytest.mark.parametrize("choice", ["value", "turn", "all"])
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=2", "turn", "all"])
 @pytest.mark.parametrize("payload", ["as_is", "int8", "int4"])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_nothing_is_lost(choice, payload, delay):
@@ -69,15 +69,15 @@ def test_what_rounding_takes_of_the_outer_steps_comes_later(delay):
 
 
 class Overwriting(schemes.Local):
-    def bring_together(self, parts, elements, sent):
-        self.shared[elements] -= self.outer_step(parts, elements, sent.mean(0))
+    def bring_together(self, parts, elements, sent, periods):
+        self.shared[elements] -= self.outer_step(parts, elements, sent.mean(0), periods)
         self.replicas.y[:, elements] = self.shared[elements]
 
 
 class RoundingTwice(schemes.Local):
-    def bring_together(self, parts, elements, sent):
+    def bring_together(self, parts, elements, sent, periods):
         left = self.shared[elements] - self.replicas.y[:, elements] - sent
-        super().bring_together(parts, elements, sent)
+        super().bring_together(parts, elements, sent, periods)
         self.replicas.y[:, elements] -= left
 
 
@@ -126,11 +126,11 @@ def test_one_worker_trains_as_if_alone(setting):
 
 
 class Decaying(schemes.Local):
-    def outer_step(self, parts, elements, mean):
+    def outer_step(self, parts, elements, mean, periods):
         others = torch.ones_like(self.momentum)
         others[elements] = 0
         self.momentum -= 0.5 * self.momentum * others
-        return super().outer_step(parts, elements, mean)
+        return super().outer_step(parts, elements, mean, periods)
 
 
 def momentum_stands_still(scheme):
@@ -158,7 +158,10 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
 
 
 @pytest.mark.parametrize("text", ["scheme=dense", "scheme=gradients drop_ratio=0.5 payload=int4",
+                                  "scheme=gradients held_back=nothing clipped=gradients", "scheme=powersgd",
+                                  "scheme=sparseloco interval=3 top=8",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
+                                  "scheme=local age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
                                   "scheme=local choice=all traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
     """L6, with parts under way."""
@@ -175,6 +178,7 @@ def test_saved_and_resumed_is_the_uninterrupted_run(text):
         if step > 4:
             assert second.step(step, 0.1) == expected
     assert torch.equal(second.parameters(), whole.parameters())
+    assert second.facts(9) == whole.facts(9)
 
 
 def test_a_part_under_way_is_not_chosen_again():
@@ -223,7 +227,211 @@ def test_bytes_and_roundings_are_the_librarys_own(payload):
         assert np.array_equal(restored, arriving[begin:begin + size])
 
 
-@pytest.mark.parametrize("choice", ["value", "turn", "all"])
+class Alike(Toy):
+    """Layers of one size, whose workers all drift by the same in a step, one layer faster than the other."""
+
+    SPEEDS = np.float32(np.geomspace(1, 64, 33))
+
+    def __init__(self, row):
+        super().__init__(row)
+        self.drawn[:] = torch.from_numpy(np.repeat(self.SPEEDS, 10))
+
+    def shapes(self):
+        return {str(layer): (10,) for layer in range(33)}
+
+
+def followed(text, steps=1200):
+    """The steps in which each part comes, and the drifts after each, with 8 of the 33 a step."""
+    row = parsed(f"workers=1 steps={steps} optimizer=sgd scheme=local outer_rate=1 outer_momentum=0 traffic=0.44 {text}")
+    scheme = schemes.Local(Alike(row), row)
+    came, drifts = [[] for _ in Alike.SPEEDS], []
+    for step in range(1, steps + 1):
+        before = scheme.times.copy()
+        scheme.step(step, 1.0)
+        for part in np.flatnonzero(scheme.times != before):
+            came[part].append(step)
+        drifts.append((scheme.shared - scheme.replicas.y[0]).abs())
+    times, waits = [len(of) for of in came], [np.diff([0, *of, steps]).max() for of in came]
+    assert scheme.facts(steps) == {"came_least": min(times), "came_most": max(times), "waited_longest": max(waits)}
+    return came, torch.stack(drifts)[steps // 2:]
+
+
+def test_waiting_counts_as_asked():
+    """Of parts that drift as 1 to 64, by value the slowest comes about 64 times as rarely as the fastest, which can come in every step; by
+    value times waiting 8 times; in turn as often; and with a largest age no more rarely than that."""
+    ratios = {}
+    for text in ("age_power=0", "age_power=1", "choice=turn"):
+        came, _ = followed(text)
+        ratios[text] = len(came[-1]) / len(came[0])
+    assert ratios["age_power=0"] > 4 * ratios["age_power=1"] > 16
+    assert ratios["choice=turn"] == pytest.approx(1, abs=0.01)
+    came, _ = followed("max_age=20")
+    assert max(np.diff(came[0])) == 20 and max(np.diff(came[-1])) < 5
+
+
+def test_value_times_waiting_has_the_least_drift_in_the_mean():
+    """And value alone the least largest drift."""
+    drifts = {text: followed(text)[1] for text in ("age_power=0", "age_power=0.5", "age_power=1", "age_power=4")}
+    assert min(drifts, key=lambda text: drifts[text].mean()) == "age_power=1"
+    assert min(drifts, key=lambda text: drifts[text].max()) == "age_power=0"
+
+
+def test_the_outer_momentum_in_time():
+    """Where every part comes once a period, counting steps is counting sends."""
+    everything = f"scheme=local choice=all traffic={FOUR_STEPS['as_is']} outer_momentum=0.5 steps=24"
+    runs = {clock: made(f"{everything} outer_clock={clock}") for clock in schemes.CLOCKS}
+    for step in range(1, 25):
+        for run in runs.values():
+            run.step(step, RATE)
+    assert runs["sends"].momentum.any()
+    for clock in ("fading", "steps"):
+        assert torch.equal(runs[clock].shared, runs["sends"].shared)
+
+
+def test_momentum_by_steps_is_a_speed():
+    """Under a steady drift, brought together at whatever times, the momentum comes to the same; counted by sends it depends on them."""
+    for clock, is_same in (("steps", True), ("fading", False), ("sends", False)):
+        momentum = []
+        for periods in (0.25, 1.0, 3.0):
+            scheme = made(f"scheme=local outer_momentum=0.5 outer_clock={clock} {EVERYTHING}")
+            for _ in range(100):
+                scheme.outer_step([0], scheme.parts.indices([0]), torch.full((64,), 8 * periods), np.array([periods]))
+            momentum.append(float(scheme.momentum[0]))
+        assert (momentum == pytest.approx([16] * 3, rel=1e-4)) == is_same
+    # What was gathered fades with the time, and counts for the time.
+    scheme = made(f"scheme=local outer_momentum=0.5 outer_rate=1 outer_clock=steps {EVERYTHING}")
+    scheme.momentum[:] = 16
+    taken = scheme.outer_step([0, 2], scheme.parts.indices([0, 2]), torch.zeros(134), np.array([1.0, 2.0]))
+    assert scheme.momentum[[0, 64, 194]].tolist() == [8, 16, 4]
+    assert taken[[0, 64]].tolist() == [0.5 * 8, 2 * 0.25 * 4]
+
+
+def test_parts_held_back_stand_still():
+    """With the optimizer's state, their own count of steps, and without weight decay; unless zeros are what it gets."""
+    still, moved = 0, {"nothing": False, "zeros": False}
+    for held_back in moved:
+        scheme = made(f"scheme=gradients held_back={held_back} drop_ratio=0.6 optimizer=adamw steps=40")
+        for step in range(1, 41):
+            before = scheme.replicas.y.clone()
+            residual = scheme.residual.clone()
+            scheme.step(step, 0.1)
+            is_held = (scheme.residual == residual + scheme.task.drawn[step - 1]).all(0) & (step > 1)
+            still += int(is_held.sum())
+            moved[held_back] |= bool((scheme.replicas.y != before)[0, is_held].any())
+        if held_back == "nothing":
+            counts = {int(state["step"]) for state in scheme.replicas.state()["optimizer"]["state"].values()}
+            assert len(counts) > 1 and max(counts) <= 40
+    assert still and moved == {"nothing": False, "zeros": True}
+
+
+def test_nothing_held_back_is_the_same_with_and_without_standing_still():
+    runs = [made(f"scheme=gradients drop_ratio=0 optimizer=adamw held_back={each}") for each in ("zeros", "nothing")]
+    for step in range(1, 10):
+        for run in runs:
+            run.step(step, 0.1)
+    assert torch.equal(runs[0].parameters(), runs[1].parameters())
+
+
+def takes_off_what_was_clipped(clipped):
+    """The sum of each gradient, clipped, but for what is still in the residual: also where several arrive together."""
+    row = parsed(f"workers=4 steps=40 optimizer=sgd scheme=gradients drop_ratio=0.6 clipped={clipped}")
+    task = Toy(row)
+    task.clip = 1.0
+    scheme = schemes.SCHEMES["gradients"](task, row)
+    begin, sums = scheme.parameters().clone(), torch.zeros(4, 330)
+    for step in range(1, 41):
+        sums += task.drawn[step - 1] / task.drawn[step - 1].norm(dim=1, keepdim=True)
+        scheme.step(step, 1.0)
+        if not torch.allclose(begin - scheme.parameters(), (sums - scheme.residual).mean(0), atol=1e-4):
+            return False
+    return True
+
+
+def test_gradients_are_clipped_before_they_add_up():
+    assert takes_off_what_was_clipped("gradients")
+    assert not takes_off_what_was_clipped("arrived")
+
+
+class Matrices(Toy):
+    """A matrix of 15 x 20, and a vector of 30."""
+
+    def shapes(self):
+        return {"matrix": (15, 20), "vector": (30,)}
+
+
+def power(text):
+    row = parsed(f"workers=4 steps=40 optimizer=sgd scheme=powersgd {text}")
+    return schemes.SCHEMES["powersgd"](Matrices(row), row)
+
+
+def test_powersgd_restores_gradients_of_its_rank():
+    """Of all workers together; and of a larger rank it loses nothing but keeps it for later."""
+    scheme = power("rank=2")
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(40, 15, 2, generator=generator), torch.randn(40, 2, 20, generator=generator)
+    scheme.task.drawn[:, :, :300] = (factors[0] @ factors[1]).flatten(1)[:, None]
+    begin = scheme.parameters().clone()
+    for step in range(1, 6):
+        before = scheme.parameters().clone()
+        scheme.step(step, 1.0)
+        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-3)
+        scheme.left[:] = 0  # its rounding is of a larger rank
+    scheme = power("rank=1")
+    for step in range(1, 41):
+        scheme.step(step, 1.0)
+        done = scheme.task.drawn[:step].sum(0).mean(0)
+        assert torch.allclose(begin - scheme.parameters(), done - scheme.left.mean(0), atol=1e-2)
+        assert torch.linalg.matrix_rank(scheme.left[0, :300].view(15, 20)) > 1
+    assert not scheme.left[:, 300:].any()
+
+
+def test_powersgd_goes_on_from_its_last_step():
+    """Power iteration over the steps finds the largest singular value's direction, where a new start each time would not."""
+    scheme = power("rank=1")
+    scheme.task.drawn[:] = scheme.task.drawn[0, 0]
+    left, values, right = torch.linalg.svd(scheme.task.drawn[0, 0, :300].view(15, 20))
+    for step in range(1, 41):
+        scheme.left[:] = 0  # what is left over would join
+        before = scheme.parameters().clone()
+        scheme.step(step, 1.0)
+    best = values[0] * torch.outer(left[:, 0], right[0])
+    assert torch.allclose((before - scheme.parameters())[:300].view(15, 20), best, atol=0.05 * float(values[0]))
+
+
+def test_powersgd_sends_two_factors_and_the_vectors():
+    assert power("rank=2").step(1, 1.0).up_bytes == power("rank=2").step(1, 1.0).down_bytes == 4 * (2 * (15 + 20) + 30)
+    assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
+
+
+def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
+    scheme = made("scheme=sparseloco interval=3 top=8 outer_rate=1")
+    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))  # so that none are alike
+    chunks = [(0, 64), (64, 130), (194, 70), (264, 66)]
+    for step in range(1, 10):
+        shared, left = scheme.shared.clone(), scheme.left.clone()
+        result = scheme.step(step, RATE)
+        if step % 3:
+            assert torch.equal(scheme.shared, shared) and torch.equal(scheme.left, left) and result.up_bytes == result.down_bytes == 0
+            continue
+        # 8 of each of 4 layers, 14 bits each, and five float32 a layer.
+        assert (result.up_bytes, result.down_bytes) == (8 * 4 * 14 // 8 + 80, 4 * (8 * 4 * 14 // 8 + 80))
+        assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
+        did = RATE * scheme.task.drawn[step - 3:step].sum(0)
+        had = 0.95 * left + did
+        sent = had - scheme.left
+        senders = torch.zeros(330)
+        for begin, size in chunks:
+            for worker in range(4):
+                part, all_of = sent[worker, begin:begin + size], had[worker, begin:begin + size].abs()
+                went = part.abs() > 1e-3
+                assert went.sum() <= 8 and all_of[went].min() >= all_of.sort().values[-8] - 1e-3
+                assert len(part[went].mul(1e3).round().unique()) <= 4
+                assert part.sum() == pytest.approx(float(had[worker, begin:begin + size][all_of.topk(8).indices].sum()), abs=1e-2)
+                senders[begin:begin + size] += went
+        assert torch.allclose(shared - scheme.shared, sent.sum(0) / senders.clamp(min=1), atol=1e-3)
+
+
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=9", "turn", "all"])
 @pytest.mark.parametrize("payload, traffic", [("as_is", 0.5), ("int8", 0.3), ("int4", 0.2)])
 def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     scheme = made(f"scheme=local choice={choice} payload={payload} traffic={traffic} steps=60")
@@ -239,6 +447,9 @@ def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     ("scheme=local choice=best", "choice must be one of value, turn, all, got 'best'"),
     ("scheme=local value=mean", "value must be one of mean_abs"),
     ("scheme=local payload=int3", "payload must be one of as_is"),
+    ("scheme=local outer_clock=steady", "outer_clock must be one of sends, fading, steps, got 'steady'"),
+    ("scheme=gradients clipped=never", "clipped must be one of arrived, gradients, got 'never'"),
+    ("scheme=gradients held_back=all", "held_back must be one of zeros, nothing, got 'all'"),
     ("optimizer=adam", "optimizer must be one of adamw"),
 ])
 def test_what_cannot_be_is_said(text, said):

@@ -106,7 +106,7 @@ def test_four_bits():
     assert torch.equal(PAYLOADS["int4"].rounded(arrived), arrived)
 
 
-@pytest.mark.parametrize("scheme", ["dense", "gradients", "local payload=int4 delay=2 traffic=0.5"])
+@pytest.mark.parametrize("scheme", ["dense", "gradients", "powersgd", "local payload=int4 delay=2 traffic=0.5"])
 def test_a_killed_row_goes_on_to_the_same_result(tmp_path, monkeypatch, scheme):
     row = parsed(f"steps=12 workers=2 scheme={scheme}")
 
@@ -152,30 +152,57 @@ def test_rows_are_their_names():
     assert Row(rate=1.0).name().endswith("rate=1")
     for text, said in (("steps", "'steps' is not FIELD=VALUE"), ("step=3", "fields are scheme"), ("steps=many", "steps must be of type int"),
                        ("workers=0", "workers must be at least 1"), ("part=5000", "part must be a multiple of 4,096"),
+                       ("max_age=-1", "max_age must be at least 0"), ("age_power=-1", "age_power must be at least 0"),
+                       ("rank=0", "rank must be at least 1"), ("top=0", "top must be at least 1"),
+                       ("interval=0", "interval must be at least 1"),
                        ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
         with pytest.raises(ValueError, match=said):
             parsed(text)
 
 
-def result(directory, text, loss, up=1.0, data=None):
+def test_the_period_is_that_of_the_last_steps(tmp_path):
+    """The mean of what a worker would evaluate in these, and beside it the mean of what all have at the end."""
+    row = parsed("workers=4 steps=20 scheme=local choice=all optimizer=sgd traffic=0.28 payload=as_is")
+    of = Toy(row)
+    scheme = study.SCHEMES["local"](of, row)
+    seen, last = [], []
+    losses = of.validation_loss
+
+    def validation_loss(parameters, every=1):
+        if every != 1:
+            seen.append(losses(parameters))
+        last.append(parameters.clone())
+        return losses(parameters)
+
+    of.validation_loss = validation_loss
+    trained = training.train(of, scheme, row, tmp_path / "none")
+    # Evaluated in steps 2, 4, ..., 20 and in 8, 11, 14, 17, 20; the workers' mean comes last.
+    at = dict(zip(sorted({*range(2, 21, 2), 8, 11, 14, 17, 20}), seen))
+    assert trained["period_loss"] == pytest.approx(sum(at[step] for step in (8, 11, 14, 17, 20)) / 5, abs=1e-5)
+    assert len({at[step] for step in (8, 11, 14, 17, 20)}) > 2
+    assert torch.equal(last[-1], scheme.replicas.y.mean(0)) and trained["workers_mean_loss"] == pytest.approx(seen[-1], abs=1e-5)
+    assert (trained["came_least"], trained["came_most"], trained["waited_longest"]) == (5, 5, 4)
+
+
+def result(directory, text, loss, up=1.0, data=None, **more):
     row = parsed(text)
     training.write(directory / f"{row.name()}.json",
                    {"row": dataclasses.asdict(row), "data": data or {}, "validation_loss": loss, "up_share": up, "down_share": up / 2,
-                    "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
+                    **more, "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
 
 
 def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     for seed, loss in ((0, 1.5), (1, 1.7), (2, 1.9)):
-        result(tmp_path, f"rate=0.002 seed={seed}", loss)
+        result(tmp_path, f"rate=0.002 seed={seed}", loss, period_loss=loss + 0.125)
     result(tmp_path, "rate=0.001", 1.6)
     result(tmp_path, "rate=0.004", 1.75)
     result(tmp_path, "workers=1", 2.5, 0.0)
     result(tmp_path, "scheme=local payload=int4 outer_rate=0.5", 2.0, 0.01)
     result(tmp_path, "scheme=local payload=int4", 2.125, 0.01)
     assert list(report.table(report.read(tmp_path)))[2:] == [
-        "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 0.002 | 3 | 2 | 1.800 ± 0.100 | +0.000 |",
-        "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.001; 0.5, 0.9 | 2, at the edge | 1 | 2.000 | +0.200 |",
-        "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.001 | 1, at the edge | 1 | 2.500 | +0.700 |"]
+        "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 0.002 | 3 | 2 | 1.800 ± 0.100 | +0.000 | 1.925 |",
+        "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.001; 0.5, 0.9 | 2, at the edge | 1 | 2.000 | +0.200 |  |",
+        "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.001 | 1, at the edge | 1 | 2.500 | +0.700 |  |"]
     assert len(list(report.tried(report.read(tmp_path)))) == 2 + 8
 
 
