@@ -31,27 +31,26 @@ def share_within(row, parts, value_bytes: int) -> float:
 
 
 class OneByOne:
-    """As many parts in every step as the bytes allow, those of the largest priority first: priorities(y, shared, waited), (P,) float64, of
-    the steps since each was sent."""
+    """As many parts in every step as the bytes allow, those of the largest priority first. Subclasses have memory, an array;
+    priorities(step, y, shared), (P,) float64; and note(step, chosen), after which it is another memory."""
 
     def __init__(self, row, parts, value_bytes=0, max_age=0):
         self.parts, self.value_bytes = parts, value_bytes
         share = share_within(row, parts, value_bytes)
         self.period = 1 / share
         self.selector = parts.selector(byte_budget=share, max_age=max_age)
-        self.last = np.zeros(len(parts.sizes))
 
     def decide(self, step, y, shared, is_held):
-        chosen = list(self.selector.decide(step, self.priorities(y, shared, step - self.last), is_held))
+        chosen = list(self.selector.decide(step, self.priorities(step, y, shared), is_held))
         self.selector.commit(step)
-        self.last[chosen] = step
+        self.note(step, chosen)
         return chosen
 
     def state(self, step):
-        return {"last": self.last, "selector": self.parts.saved(self.selector, step)}
+        return {"memory": self.memory, "selector": self.parts.saved(self.selector, step)}
 
     def load(self, state):
-        self.last[:] = state["last"]
+        self.memory = state["memory"].copy()
         self.selector.load(state["selector"])
 
 
@@ -64,9 +63,13 @@ class ByValue(OneByOne):
     def __init__(self, row, parts):
         self.value, self.age_power = named(VALUES, row, "value"), row.age_power
         super().__init__(row, parts, parts.value_bytes, row.max_age)
+        self.memory = np.zeros(len(parts.sizes))  # the step in which each was last sent
 
-    def priorities(self, y, shared, waited):
-        return self.parts.agreed(self.value(self.parts, shared - y, shared)) * waited ** self.age_power
+    def priorities(self, step, y, shared):
+        return self.parts.agreed(self.value(self.parts, shared - y, shared)) * (step - self.memory) ** self.age_power
+
+    def note(self, step, chosen):
+        self.memory[chosen] = step
 
 
 class InTurn(OneByOne):
@@ -75,26 +78,16 @@ class InTurn(OneByOne):
 
     def __init__(self, row, parts):
         super().__init__(row, parts)
-        self.queue = np.arange(len(parts.sizes))
+        self.memory = np.arange(len(parts.sizes))  # the queue
 
-    def priorities(self, y, shared, waited):
-        """By the place in the queue: of those that have waited for as many steps, some came first."""
-        priorities = np.empty(len(self.queue))
-        priorities[self.queue] = np.arange(len(self.queue), 0, -1)
+    def priorities(self, step, y, shared):
+        priorities = np.empty(len(self.memory))
+        priorities[self.memory] = np.arange(len(self.memory), 0, -1)
         return priorities
 
-    def decide(self, step, y, shared, is_held):
-        chosen = super().decide(step, y, shared, is_held)
-        is_sent = np.isin(self.queue, chosen)
-        self.queue = np.concatenate([self.queue[~is_sent], self.queue[is_sent]])
-        return chosen
-
-    def state(self, step):
-        return {**super().state(step), "queue": self.queue}
-
-    def load(self, state):
-        super().load(state)
-        self.queue = state["queue"].copy()
+    def note(self, step, chosen):
+        is_sent = np.isin(self.memory, chosen)
+        self.memory = np.concatenate([self.memory[~is_sent], self.memory[is_sent]])
 
 
 class AllAtOnce:
