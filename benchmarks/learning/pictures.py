@@ -31,7 +31,9 @@ def over_bytes(groups) -> plt.Figure:
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
         for name in names:
             points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if report.family(outcome.best.row) == name)
-            if points:
+            if points and not points[0][0]:  # has no place on a logarithmic axis
+                panel.axhline(points[0][1], color=style(names, name)["color"], linewidth=1, linestyle="--", label=name)
+            elif points:
                 panel.plot(*zip(*points), linestyle="none", label=name, **style(names, name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
         finish(panel, "% of the bytes each way", "validation loss", "x")
