@@ -147,7 +147,7 @@ def table(results: list[Result]):
         for outcome in of:
             row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
             cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),
-                     f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", len(outcome.losses()),
+                     f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", ", ".join(str(run.row.seed) for run in outcome.counted()),
                      number(loss) + ("" if error is None else f" ± {error:.3f}"),
                      "" if dense is None or math.isinf(loss) else f"{loss - dense:+.3f}",
                      "" if outcome.period_loss() is None else number(outcome.period_loss()))
