@@ -2,66 +2,13 @@
 // A transfer takes memory when it begins, by the layout, and no packet or message adds to it.
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstdlib>
-#include <new>
 
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
+#include "counted_allocations.hpp"
 
 using namespace lamina_test;
 using bounded::chunk_grid;
-
-namespace {
-
-std::atomic<long> allocations{0};
-std::atomic<std::size_t> allocated_bytes{0};
-
-void* allocate(std::size_t bytes, std::size_t alignment) {
-  ++allocations;
-  allocated_bytes += bytes;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
-void (*volatile const release)(void*) = std::free;
-
-template <class Call>
-long allocations_of(Call&& call) {
-  const long before = allocations;
-  call();
-  return allocations - before;
-}
-template <class Call>
-std::size_t bytes_of(Call&& call) {
-  const std::size_t before = allocated_bytes;
-  call();
-  return allocated_bytes - before;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  return allocate(bytes, alignof(std::max_align_t));
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  release(memory);
-}
 
 namespace {
 

@@ -1,35 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Engines of eight ranks in one process, for the thread sanitizer and for a count of allocations. With --race two threads call one
 // engine, which is not allowed: the sanitizer must say so.
-#include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <random>
 
+#include "counted_allocations.hpp"
 #include "memory_ranks.hpp"
-
-namespace {
-
-std::atomic<long> allocations = 0;
-// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
-void (*volatile const release)(void*) = std::free;
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  release(memory);
-}
 
 int main(int argc, char** argv) {
   using namespace lamina_test;

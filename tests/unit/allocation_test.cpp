@@ -8,73 +8,11 @@
 #include <tuple>
 
 #include "catch.hpp"
+#include "counted_allocations.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
-
-namespace {
-
-// Allocations since the program began, and how many more are granted.
-std::atomic<long> allocations{0};
-std::atomic<long> granted{std::numeric_limits<long>::max()};
-
-void* allocate(std::size_t bytes, std::size_t alignment) {
-  ++allocations;
-  if (granted-- <= 0) throw std::bad_alloc();
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-void* allocate_quietly(std::size_t bytes, std::size_t alignment) noexcept {
-  try {
-    return allocate(bytes, alignment);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-
-// Through a pointer that the compiler cannot see through, so that it does not take free() for a mistake.
-void (*volatile const release)(void*) = std::free;
-
-constexpr std::size_t default_alignment = alignof(std::max_align_t);
-
-template <class Call>
-long allocations_of(Call&& call) {
-  const long before = allocations;
-  call();
-  return allocations - before;
-}
-
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  return allocate(bytes, default_alignment);
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return allocate(bytes, static_cast<std::size_t>(alignment));
-}
-// These would call the ones above, but a sanitizer brings its own.
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  return allocate_quietly(bytes, default_alignment);
-}
-void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  return allocate_quietly(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept {
-  release(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  release(memory);
-}
 
 TEST_CASE("allocation: allocations are counted") {
   int* volatile kept = nullptr;  // so that the compiler does not leave the allocation out
