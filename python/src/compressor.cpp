@@ -251,7 +251,7 @@ void bind_compressor(nb::module_& m) {
           },
           "In place of pack(), where pack_ahead() has written all that is sent: commit() takes that out of "
           "the residual.")
-      .def("commit", &any_compressor::commit, nb::call_guard<nb::gil_scoped_release>(),
+      .def("commit", nb::overload_cast<>(&any_compressor::commit), nb::call_guard<nb::gil_scoped_release>(),
            "What was encoded or packed has arrived: takes it out of the residual.")
       .def("abandon", &any_compressor::abandon,
            "Ends a step that cannot be carried out: nothing counts as sent, and what was accumulated waits "
