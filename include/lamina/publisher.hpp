@@ -49,6 +49,7 @@ struct publisher_options {
 ///
 /// Where a way may lose parts of a frame, commit(worker, delivery) keeps what this worker has lost, and pending(worker) is what
 /// the next transfer to it must bring: as part of its frame, or beside that. A value that was lost is then wrong for one transfer.
+/// Ranges beside a frame can be sent as_is alone: with another payload nothing may be lost, or update() the layers of what was.
 ///
 /// Counts updates with one clock: layer l carries the time of its last update, worker w the time of its last
 /// frame.
@@ -148,7 +149,7 @@ class parameter_publisher {
     if (seen_[worker] != 0) pending_[worker] = std::move(lost);
   }
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses. A range of a layer of
-  /// published(worker) must not be lost in that frame; the others are to be sent beside it, out of the parameters as they are
+  /// that frame, published(worker) or published_to_all(), must not be lost in it; the others are to be sent beside it, out of the parameters as they are
   /// now: their layers were not updated since. Until a commit all of it stays. Throws std::out_of_range.
   [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
     return pending_.at(worker);

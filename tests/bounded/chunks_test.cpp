@@ -265,3 +265,20 @@ TEST_CASE("loss memory: what was lost so often in a row is required, until it ha
   CHECK_THROWS_AS(memory.note(lamina::delivery(first, 16)), std::invalid_argument);
   CHECK_THROWS_AS(memory.note(lamina::delivery(everything(model_of({40})), 8)), std::invalid_argument);
 }
+
+TEST_CASE("chunks: required() refuses another layout, and counts as far as it can") {
+  const lamina::layout model = model_of({100});
+  const auto grid = bounded::chunk_grid::of<float>(model, lamina::payload_type::as_is, 8);
+  lamina::selection sent(model);
+  sent.send(0);
+  bounded::loss_memory losses(grid);
+  lamina::delivery arrived(sent, 8);
+  arrived.lose(0, 3);
+  for (int k = 0; k < 300; ++k) losses.note(arrived);
+  CHECK(losses.required(sent, 255).size() == 1);
+  CHECK(losses.required(sent, 1000).size() == 1);
+  lamina::selection other(model_of({100, 100'000}));
+  other.send(1);
+  CHECK(contains(message_of<std::invalid_argument>([&] { (void)losses.required(other, 1); }),
+                 "another layout"));
+}

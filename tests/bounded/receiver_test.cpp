@@ -161,30 +161,31 @@ TEST_CASE("states: a receiver and every message") {
   const types abort = {control_type::abort};
   const outcome refused = {failed, unexpected, abort};
   const outcome has_failed = {failed, unexpected, {}};
+  const outcome stands = {frozen, unexpected, abort};  // until it is released
   // In order: waiting for the first, open, frozen, frozen with a BEGIN held, released after the first, failed.
   check_control("BEGIN of the first", recorded().first.begin,
-                {{{open, {}, {control_type::ready}}, refused, refused, refused, refused, has_failed}});
+                {{{open, {}, {control_type::ready}}, refused, stands, stands, refused, has_failed}});
   check_control("BEGIN of the next", recorded().second.begin,
                 {{{open, {}, {control_type::ready}},
                   refused,
                   {frozen},
-                  refused,
+                  stands,
                   {open, {}, {control_type::ready}},
                   has_failed}});
   check_control("BEGIN of no transfer", message(control_type::begin, 0, 0),
-                {{refused, refused, refused, refused, refused, has_failed}});
+                {{refused, refused, stands, stands, refused, has_failed}});
   check_control("BEGIN without a body", message(control_type::begin, 9, 0),
                 {{{failed, bounded_errc::truncated, abort},
                   refused,
                   {frozen},
-                  refused,
+                  stands,
                   {failed, bounded_errc::truncated, abort},
                   has_failed}});
   // Not all of it has come, so that the answer waits.
   check_control("PROBE", recorded().first.probe,
                 {{refused, {open}, {frozen}, {frozen}, {waiting}, has_failed}});
   check_control("PROBE of another transfer", recorded().second.probe,
-                {{refused, refused, refused, refused, refused, has_failed}});
+                {{refused, refused, stands, stands, refused, has_failed}});
   check_control("PROBE of a later round", message(control_type::probe, 1, 1, bytes(4)),
                 {{refused, refused, {frozen}, {frozen}, {waiting}, has_failed}});
   check_control(
@@ -194,16 +195,28 @@ TEST_CASE("states: a receiver and every message") {
                 {{{waiting},
                   {failed, bounded_errc::aborted, abort},
                   {frozen},
-                  {failed, bounded_errc::aborted, abort},
+                  {frozen, bounded_errc::aborted, abort},
                   {waiting},
                   has_failed}});
-  for (const control_type type :
-       {control_type::hello, control_type::ready, control_type::report, control_type::wanted,
-        control_type::stop, control_type::message, control_type::ping, control_type::pong, control_type::bye,
-        control_type::tick}) {
+  for (const control_type type : {control_type::hello, control_type::ready, control_type::report,
+                                  control_type::wanted, control_type::stop, control_type::message,
+                                  control_type::ping, control_type::pong, control_type::bye}) {
     check_control("of no receiver", message(type, 1, 0),
-                  {{refused, refused, refused, refused, refused, has_failed}});
+                  {{refused, refused, stands, stands, refused, has_failed}});
   }
+  check_control("TICK", message(control_type::tick, 0, 0),
+                {{{waiting}, {open}, {frozen}, {frozen}, {waiting}, has_failed}});
+}
+
+TEST_CASE("states: a frame that is frozen outlives its connection, and the error comes with its release") {
+  auto tried = receiver_at(at::frozen_held);
+  CHECK(tried.give(message(control_type::abort, 1, 0, bytes(4))) == bounded_errc::aborted);
+  CHECK(tried.polled() == types{control_type::abort});
+  CHECK(tried.receiver.state() == frozen);
+  CHECK(same_bits(tried.receiver.frame(), recorded().frame));
+  CHECK(tried.give(recorded().second.begin) == bounded_errc::aborted);
+  CHECK(tried.receiver.release(tried.now) == bounded_errc::aborted);
+  CHECK(tried.receiver.state() == failed);
 }
 
 TEST_CASE("states: a receiver and every packet") {
@@ -322,6 +335,10 @@ TEST_CASE("times: the answer to a PROBE, what goes out unasked, reports and tick
 
 TEST_CASE("times: a quiet is twice the round trip, and at least 3 ms") {
   bounded::heartbeat beats(2s);
+  CHECK_FALSE(beats.is_lost(1h));  // nobody was there yet
+  // Any bytes may come as a PONG.
+  for (const instant any : {instant::min(), instant::max(), instant(-1)}) beats.pong(any, 1h);
+  CHECK(beats.round_trip() == instant(0));
   CHECK(beats.quiet() == 3ms);
   beats.pong(1s, 1s + 10ms);
   CHECK(beats.quiet() == 20ms);

@@ -278,7 +278,7 @@ TEST_CASE("states: a sender and everything that may come") {
                [&](peer& p) { return p(control_type::abort, own, 0, one); });
   for (const control_type type :
        {control_type::hello, control_type::begin, control_type::probe, control_type::message,
-        control_type::ping, control_type::pong, control_type::bye, control_type::tick}) {
+        control_type::ping, control_type::pong, control_type::bye}) {
     check_sender("of no sender", refused_as(unexpected), [&](peer& p) { return p(type, own, 0); });
   }
 }
@@ -363,14 +363,37 @@ TEST_CASE("states: a sender that gets nothing new out of 50 rounds fails") {
   instant now = 1s;
   std::error_code error;
   std::uint32_t rounds = 0;
-  while (!error && rounds < 100) {
-    error = sender.on_control(
-        receiver.list(control_type::wanted, own, sender.round(), {{0, all_but(20, {1, 2})}}, 30));
+  // Also of a receiver that wants now more and now less.
+  const bool wavers = GENERATE(false, true);
+  while (!error && rounds < 200) {
+    while (!sender.poll_control(now).empty()) {
+    }
+    const bytes few = wavers && rounds % 2 == 1 ? all_but(20, {1}) : all_but(20, {1, 2});
+    error = sender.on_control(receiver.list(control_type::wanted, own, sender.round(), {{0, few}}, 30));
     ++rounds;
     while (sender.state() == streaming) {
       if (!sender.next_packet(now)) now = sender.deadline();
     }
   }
   CHECK(error == bounded_errc::no_progress);
-  CHECK(rounds == 51);  // the first brings one chunk
+  CHECK(rounds == 51);  // the first brings two chunks
+}
+
+// Its PROBE would be left out, and the receiver counts rounds by them.
+TEST_CASE("states: a list that comes while PROBE waits to go out is not taken up") {
+  auto sender = sender_at(at::streaming);
+  peer receiver;
+  instant now = 1s;
+  while (sender.state() == streaming) {
+    if (!sender.next_packet(now)) now = sender.deadline();
+  }
+  CHECK(sender.deadline() < now);  // the caller comes back at once, and finds PROBE
+  CHECK_FALSE(sender.on_control(
+      receiver.list(control_type::wanted, own, bounded::unasked_round, {{0, all_but(20, {1, 2})}}, 30)));
+  CHECK(sender.state() == probing);
+  CHECK(sender.round() == 0);
+  CHECK(sender.counters().ignored == 1);
+  CHECK_FALSE(sender.poll_control(now).empty());
+  CHECK(sender.deadline() > now);
+  CHECK(sender.poll_control(now).empty());
 }

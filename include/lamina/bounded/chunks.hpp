@@ -256,10 +256,14 @@ class loss_memory {
   }
 
   /// The chunks of the parts sent that were lost in the last `max_losses` transfers of their part, or in more: the next transfer must bring
-  /// them. As they lie in the layout. None for max_losses 0.
+  /// them. As they lie in the layout. None for max_losses 0; more than 255 counts as 255. Throws std::invalid_argument for a selection
+  /// of another layout.
   [[nodiscard]] std::vector<chunk> required(const selection& sent, unsigned max_losses) const {
+    if (sent.model().fingerprint() != grid_.parts().fingerprint())
+      lamina::detail::raise(std::invalid_argument("the selection is of another layout"));
     std::vector<chunk> found;
     if (max_losses == 0) return found;
+    max_losses = std::min<unsigned>(max_losses, std::numeric_limits<std::uint8_t>::max());
     for (const std::size_t part : sent.sent()) {
       for (std::uint32_t i = 0; i < grid_.chunks(part); ++i) {
         if (losses_[first_[part] + i] >= max_losses)

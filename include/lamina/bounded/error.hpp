@@ -126,6 +126,7 @@ namespace lamina::inline LAMINA_ABI::bounded {
 
 /// What to tell of a transfer that failed: who with whom, and why.
 ///
+/// \param why   the error that ended it
 /// \param from  the sender, as "worker 2"
 /// \param to    the receiver, as "the server"
 /// \param mtu   of the path as it was set, in bytes

@@ -164,7 +164,8 @@ class chunk_grid {
     }
   }
 
-  static constexpr std::size_t most_datagram_bytes = 65'507;  // of UDP over IPv4
+  static constexpr std::size_t most_datagram_bytes =
+      65'507 - 56;  // of UDP over IPv4, without a packet's header
 
   layout parts_;
   payload_type type_;

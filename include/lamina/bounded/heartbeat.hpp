@@ -16,19 +16,21 @@ class heartbeat {
   explicit heartbeat(instant timeout) : timeout_(timeout) {}
 
   /// Something has come from the peer, whatever it is. The first call begins.
-  void heard(instant now) noexcept { heard_at_ = now; }
-  /// Whether one waited too long since.
-  [[nodiscard]] bool is_lost(instant now) const noexcept { return now - heard_at_ >= timeout_; }
-  [[nodiscard]] instant lost_at() const noexcept { return heard_at_ + timeout_; }
+  void heard(instant now) noexcept { lost_at_ = now + timeout_; }
+  /// Whether one waited too long since; not before something was heard.
+  [[nodiscard]] bool is_lost(instant now) const noexcept { return now >= lost_at_; }
+  [[nodiscard]] instant lost_at() const noexcept { return lost_at_; }
 
   /// When the next PING is due, whose body is the time of it.
   [[nodiscard]] instant ping_at() const noexcept { return ping_at_; }
   void ping_sent(instant now) noexcept { ping_at_ = now + std::chrono::seconds(1); }
-  /// A PONG: `sent_at` is what the PING said. One that lies in the future is not counted.
+  /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not
+  /// counted.
   void pong(instant sent_at, instant now) noexcept {
     heard(now);
+    if (sent_at > now || sent_at < now - timeout_)
+      return;  // compared, since a difference of any two may not be a number
     const instant took = now - sent_at;
-    if (took < instant(0) || took > timeout_) return;
     // As TCP smooths it (RFC 6298): an eighth of the new one.
     round_trip_ = has_round_trip_ ? round_trip_ + (took - round_trip_) / 8 : took;
     has_round_trip_ = true;
@@ -42,7 +44,7 @@ class heartbeat {
 
  private:
   instant timeout_;
-  instant heard_at_{};
+  instant lost_at_ = never;
   instant ping_at_{};
   instant round_trip_{};
   bool has_round_trip_ = false;

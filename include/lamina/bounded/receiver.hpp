@@ -65,7 +65,7 @@ class bounded_receiver {
 
   /// BEGIN, PROBE or ABORT of the sender, as read_control() accepts it.
   std::error_code on_control(const control_message& message, instant now) {
-    if (state_ == receiver_state::failed) return failure_;
+    if (failure_) return failure_;
     return ended_by(take(message, now));
   }
 
@@ -75,12 +75,17 @@ class bounded_receiver {
     return fate;
   }
 
-  /// The caller has done with the frame, and asks for the next: what frame() and the others gave is gone. Nothing, unless one is frozen.
+  /// The caller has done with the frame, and asks for the next: what frame() and the others gave is gone. Nothing, unless one is frozen,
+  /// or the last call threw std::bad_alloc: the next frame then still waits. The error is what ended the connection meanwhile.
   std::error_code release(instant now) {
-    if (state_ != receiver_state::frozen) return {};
-    state_ = receiver_state::waiting;
-    if (!std::exchange(has_held_, false)) return {};
-    return ended_by(open(held_transfer_, held_, now));
+    if (state_ == receiver_state::frozen) {
+      state_ = failure_ ? receiver_state::failed : receiver_state::waiting;
+      if (failure_) return failure_;
+    }
+    if (state_ != receiver_state::waiting || !has_held_) return {};
+    const std::error_code bad = open(held_transfer_, held_, now);
+    has_held_ = false;
+    return ended_by(bad);
   }
 
   /// The connection is closed, or nothing was heard for too long. A frame that is frozen stands.
@@ -162,8 +167,14 @@ class bounded_receiver {
 
   std::error_code ended_by(const std::error_code& error) {
     if (!error) return error;
-    state_ = receiver_state::failed;
     failure_ = error;
+    if (state_ == receiver_state::frozen) {
+      // Its sender may have committed: the frame stands, and STOP goes out, until release().
+      has_held_ = false;
+      sends_abort_ = true;
+      return error;
+    }
+    state_ = receiver_state::failed;
     sends_ready_ = sends_stop_ = has_probe_ = false;
     sends_abort_ = true;
     ticker_.stop();
@@ -175,13 +186,15 @@ class bounded_receiver {
     switch (header.type) {
       case control_type::begin:
         if (header.transfer == 0 || header.transfer == transfer_) break;
-        if (state_ == receiver_state::waiting) return open(header.transfer, message.body, now);
+        if (state_ == receiver_state::waiting && !has_held_) return open(header.transfer, message.body, now);
         if (state_ == receiver_state::frozen && !has_held_) return hold(header.transfer, message.body);
         break;
       case control_type::probe:
         if (header.transfer != transfer_ || transfer_ == 0) break;
         if (state_ == receiver_state::open) return on_probe(header.round, message.body, now);
         return {};  // STOP is on its way, or has come
+      case control_type::tick:
+        return {};
       case control_type::abort:
         if (state_ == receiver_state::open || has_held_) return bounded_errc::aborted;
         return {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -174,9 +175,10 @@ class bounded_sender {
     return packet;
   }
 
-  /// When to come back, if nothing happens before; never if there is nothing to do. Of a sender that has just been asked for
-  /// messages and packets until it had none.
+  /// When to come back, if nothing happens before; never if there is nothing to do, and long ago if there is a message to send, as
+  /// there is behind the last packet of a round. Of a sender that has just been asked for messages and packets until it had none.
   [[nodiscard]] instant deadline() const noexcept {
+    if (sends_begin_ || sends_probe_ || sends_abort_) return instant::min();  // for poll_control()
     if (state_ == sender_state::streaming) return packet_at_;
     return waits() ? ticker_.next() : never;
   }
@@ -267,6 +269,8 @@ class bounded_sender {
       case control_type::stop:
         if (has_sent || (state_ == sender_state::begun && !todo_.has_chunks())) return on_stop(message.body);
         break;
+      case control_type::tick:
+        return {};
       case control_type::abort:
         return is_under_way() ? std::error_code(bounded_errc::aborted) : std::error_code();
       default:
@@ -313,7 +317,8 @@ class bounded_sender {
     const auto since = static_cast<std::int32_t>(list.report().seen - round_began_at_);
     const bool is_answer = message.header.round == round_;
     const bool is_new = message.header.round == unasked_round && since > 0;
-    if (state_ != sender_state::probing || !(is_answer || is_new)) {
+    // Nor while the PROBE of this round waits to go out: the receiver counts rounds by them.
+    if (state_ != sender_state::probing || sends_probe_ || !(is_answer || is_new)) {
       ++counters_.ignored;  // older than what is under way
       return {};
     }
@@ -322,7 +327,7 @@ class bounded_sender {
     } else {
       stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
       if (stuck_rounds_ >= most_stuck_rounds) return bounded_errc::no_progress;
-      last_wanted_ = wanted;
+      last_wanted_ = std::min(last_wanted_, wanted);  // an honest list never grows
     }
     todo_.clear();
     list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) { todo_.add(part, bits); });

@@ -39,7 +39,8 @@ struct duty {
 };
 
 /// One duty for each chunk, as they lie in the layout, with tags that do not let them be dropped. Throws std::invalid_argument for a
-/// required chunk that is not in the frame; for a repair of a layer that is, of a payload that is not as_is, or that is no whole chunks.
+/// required chunk that is not in the frame; for a repair of a layer that is, beside a frame that is not of parameters as_is, or that is
+/// no whole chunks.
 [[nodiscard]] inline std::vector<duty> duties_of(const frame_chunks& frame, const obligations& beside) {
   using lamina::detail::raise;
   const chunk_grid& grid = frame.grid();
@@ -54,8 +55,11 @@ struct duty {
   for (const repair& each : beside.repairs) {
     grid.parts().check_layer(each.layer);
     const std::string name = "the repair of layer '" + grid.parts()[each.layer].name + "'";
-    if (grid.type() != payload_type::as_is || frame.sent().is_sent(each.layer)) {
-      raise(std::invalid_argument(name + ": its layer is in the frame, or not written as it is"));
+    const auto kind = static_cast<frame_kind>(lamina::detail::read_header(frame.prefix()).kind);
+    if (kind != frame_kind::parameters || grid.type() != payload_type::as_is ||
+        frame.sent().is_sent(each.layer)) {
+      raise(std::invalid_argument(
+          name + ": its layer is in the frame, is no parameter, or is not written as it is"));
     }
     const std::size_t elements = each.elements.size() / grid.element_bytes();
     const std::size_t size = grid.parts().sizes()[each.layer];
