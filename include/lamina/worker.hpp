@@ -385,8 +385,10 @@ class gradient_compressor {
   /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
   /// in the residual, and save() is allowed. Threshold, allowance and ages are as before, or as select() has left them if it
   /// was called; the allowance of a step that is not decided at its end has grown with its beginning. A step in which no layer
-  /// got a gradient or was skipped is as if it had not begun, and its number is that of the next. Does nothing between steps.
+  /// got a gradient or was skipped has not begun: number, threshold and what save() gives are those of before. What was chosen and
+  /// predicted in the step before that is no longer told. Does nothing between steps, that is, after commit() or abandon().
   void abandon() noexcept {
+    if (intake_.phase() == detail::step_phase::committed) return;
     encoder_.forget();
     is_packed_ = false;
     if (intake_.has_nothing()) {

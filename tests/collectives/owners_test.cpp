@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <chrono>
+#include <limits>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -288,6 +289,13 @@ TEST_CASE("owners: parameters go round where the link would be idle, and each af
         tasks{sum0, gather0, sum1, gather1, sum2, gather2});
   CHECK(contains(message_of<std::invalid_argument>([&] { (void)plan.tasks_of_owners(std::vector{1.0}); }),
                  "there are 1 times for 3 layers"));
+  for (const double bad :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    CHECK(contains(message_of<std::invalid_argument>([&] {
+                     (void)plan.tasks_of_owners(std::vector{0.0, bad, 0.0});
+                   }),
+                   "cannot be ready after"));
+  }
 }
 
 TEST_CASE("owners: what cannot be is refused by name") {
@@ -360,4 +368,30 @@ TEST_CASE("owners: a rank without them is named, and an update that throws ends 
   });
   CHECK(thrown[1] == "layer 1 has diverged");
   CHECK_FALSE(thrown[0].empty());
+}
+
+TEST_CASE("owners: an update that calls its engine is refused, and nobody hangs") {
+  const lamina::layout model = model_of({50});
+  const collectives::plan plan = plan_for(model, 1, {});
+  const std::vector<float> gradient(50, 1.0F);
+  for (int call = 0; call < 4; ++call) {
+    for (const auto progress : {collectives::progress_by::caller, collectives::progress_by::thread}) {
+      memory_network network(1);
+      engine* self = nullptr;
+      const collectives::owner_update update = [&](std::size_t, std::size_t, std::span<float>) {
+        if (call == 0) self->poll();
+        if (call == 1) self->drain();
+        if (call == 2) self->wait(0);
+        if (call == 3) self->ready(0, gradient);
+      };
+      engine own(network.of(0), plan, {.progress = progress, .timeout = 2s, .update = update});
+      self = &own;
+      own.begin_step();
+      const std::string said = message_of<std::logic_error>([&] {
+        own.ready(0, gradient);
+        own.drain();
+      });
+      CHECK(contains(said, "options.update calls the engine that has called it"));
+    }
+  }
 }

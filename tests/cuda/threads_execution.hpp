@@ -15,12 +15,14 @@
 namespace lamina_test {
 
 /// The threads of a team in one thread, each as far as its next barrier: in their order, and from there on backwards, and so on. What
-/// one writes and another reads without a barrier between is so read too early in one of the two orders, every time. Threads of their
-/// own meet that by chance, and where they have fewer cores than threads they wait for each other for most of the time.
+/// one writes and another reads without a barrier between is read too early in one of the two orders. A stretch between two barriers
+/// goes in one order where the team begins forwards, and in the other where it begins backwards: a test runs both. Threads of their own
+/// meet a missing barrier by chance, and where they have fewer cores than threads they wait for each other for most of the time.
 class threads_in_turn {
  public:
   /// Calls work(thread, *this) for each, which calls arrive_and_wait(). Throws std::logic_error where one ends and another waits.
-  threads_in_turn(std::size_t count, std::function<void(unsigned, threads_in_turn&)> work)
+  threads_in_turn(std::size_t count, bool begins_forwards,
+                  std::function<void(unsigned, threads_in_turn&)> work)
       : work_(std::move(work)), threads_(count) {
     for (one& each : threads_) {
       each.stack.resize(stack_bytes);
@@ -30,7 +32,7 @@ class threads_in_turn {
       each.context.uc_link = &caller_;
       makecontext(&each.context, &threads_in_turn::enter, 0);
     }
-    for (bool is_forward = true; ended_ == 0; is_forward = !is_forward) {
+    for (bool is_forward = begins_forwards; ended_ == 0; is_forward = !is_forward) {
       for (std::size_t k = 0; k < count; ++k) {
         now_ = is_forward ? k : count - 1 - k;
         entered() = this;
@@ -72,7 +74,7 @@ class threads_in_turn {
 /// they are real ones, where the thread sanitizer can see them.
 class by_threads {
  public:
-  explicit by_threads(unsigned threads) : threads_(threads) {}
+  by_threads(unsigned threads, bool begins_forwards) : threads_(threads), begins_forwards_(begins_forwards) {}
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
@@ -90,7 +92,7 @@ class by_threads {
       threads.emplace_back([&, thread] { work(thread, barrier); });
     for (auto& thread : threads) thread.join();
 #else
-    threads_in_turn(threads_, work);
+    threads_in_turn(threads_, begins_forwards_, work);
 #endif
   }
   void wait() const {}
@@ -123,6 +125,7 @@ class by_threads {
   };
 
   unsigned threads_;
+  bool begins_forwards_;
 };
 
 }  // namespace lamina_test

@@ -533,6 +533,17 @@ TEST_CASE(
   CHECK(copy_of(each.predicted_values()) == std::vector<double>{2, 4});
   each.abandon();
   CHECK(copy_of(each.predicted_values()) == std::vector<double>{2, 8});
+  each.accumulate_all(tensors<float>{{0, 0}, {1, 1}});
+  finish(each, decision_timing::ahead);
+  const std::vector<double> predicted = copy_of(each.predicted_values());
+  each.abandon();  // between steps: what was sent stays sent
+  CHECK(copy_of(each.predicted_values()) == predicted);
+  worker again(model_of({2, 2}), decided(decision_timing::ahead));
+  again.accumulate_all(tensors<float>{{1, 1}, {4, 4}});
+  finish(again, decision_timing::ahead);
+  again.accumulate_all(tensors<float>{{1, 1}, {4, 4}});
+  again.abandon();
+  each.load(again.save());
 
   // In the middle of backward, and again.
   for (int k = 0; k < 2; ++k) {

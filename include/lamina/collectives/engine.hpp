@@ -50,7 +50,8 @@ struct engine_options {
   /// Each layer is cut into a slice for each rank, its owner. The owner alone gets the mean of its slice, and updates it, and the
   /// new parameters go to all ranks in place of the means: optimizer state is a P-th on each rank. Called by who moves messages on,
   /// with the slices of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
-  /// the engine. Every rank has one, or none has. Without it the mean goes to all.
+  /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
+  /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
   owner_update update = {};
   /// With update: of each layer, seconds after the beginning of a step at which its gradient is ready, the same numbers on all ranks. Where
   /// by these the link would be idle in the backward pass, parameters go round: plan::tasks_of_owners(). None: after the last sum.
@@ -131,6 +132,7 @@ class engine {
   /// Begins the next step; waits for what is left of the last. std::logic_error, naming a layer, where one was not handed over in
   /// the last step.
   void begin_step() {
+    check_caller();
     rethrow();
     for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l) {
       if (layers_[l].now == phase::open) throw std::logic_error(sentence(l, " was not ready"));
@@ -194,6 +196,7 @@ class engine {
 
   /// Moves messages on with progress_by::caller; whether anything moved. std::logic_error with a thread.
   bool poll() {
+    check_caller();
     if (thread_.joinable()) throw std::logic_error("the engine's thread moves messages on");
     rethrow();
     return guarded([&] { return advance(); });
@@ -263,7 +266,12 @@ class engine {
     }
   }
 
+  void check_caller() const {
+    if (updater_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+      throw std::logic_error("options.update calls the engine that has called it");
+  }
   void check_open(std::size_t layer) const {
+    check_caller();
     rethrow();
     if (step_ == 0) throw std::logic_error("a layer is handed over before the first step has begun");
     if (layers_[layer].now != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
@@ -282,6 +290,7 @@ class engine {
   }
 
   void wait_for(std::size_t count, std::size_t layer) {
+    check_caller();
     std::unique_lock lock(mutex_);
     rethrow();
     if (step_ == 0) return;
@@ -411,7 +420,11 @@ class engine {
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
     if (is_last) {
-      if (ended.what == operation::reduce_scatter) staging_.for_each_own_slice(options_.update);
+      if (ended.what == operation::reduce_scatter) {
+        updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+        staging_.for_each_own_slice(options_.update);
+        updater_.store({}, std::memory_order_relaxed);
+      }
       record_collective(event_kind::end);
     }
     {
@@ -475,6 +488,7 @@ class engine {
   engine_totals totals_;
   std::exception_ptr error_;
   std::atomic<bool> has_failed_ = false;
+  std::atomic<std::thread::id> updater_{};  // who is in options.update
   bool is_stopping_ = false;
   bool is_opened_ = false;
   // Of the one who moves messages on.

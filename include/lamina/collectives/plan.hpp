@@ -21,6 +21,7 @@
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/fnv.hpp"
 #include "lamina/layout.hpp"
 
@@ -177,7 +178,7 @@ class plan {
   /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
   /// \param ready            of each layer, seconds after the beginning of the step
   /// \param end_of_backward  likewise
-  /// Throws std::invalid_argument for another number of layers.
+  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
   [[nodiscard]] double predicted_exposed(std::span<const double> ready, double end_of_backward) const {
     check_times(ready);
     std::vector<double> complete;
@@ -198,7 +199,7 @@ class plan {
   /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
   /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round.
   /// \param ready  of each layer, seconds after the beginning of the step, the same on all ranks; none: all after the last sum
-  /// Throws std::invalid_argument for another number of layers.
+  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
   [[nodiscard]] std::vector<task> tasks_of_owners(std::span<const double> ready = {}) const {
     if (!ready.empty()) check_times(ready);
     std::vector<task> all;
@@ -239,9 +240,15 @@ class plan {
   plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
 
   void check_times(std::span<const double> ready) const {
-    if (ready.size() == model_.layers()) return;
-    throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
-                                std::to_string(model_.layers()) + " layers");
+    if (ready.size() != model_.layers()) {
+      throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
+                                  std::to_string(model_.layers()) + " layers");
+    }
+    const auto bad =
+        std::ranges::find_if(ready, [](double each) { return !lamina::detail::is_finite(each) || each < 0; });
+    if (bad == ready.end()) return;
+    throw std::invalid_argument("layer '" + model_[static_cast<std::size_t>(bad - ready.begin())].name +
+                                "' cannot be ready after " + std::to_string(*bad) + " s");
   }
   // When the last gradient of a bucket is there.
   static double complete_at(const bucket& which, std::span<const double> ready) {

@@ -40,16 +40,12 @@ class staging {
         memory_(given),
         begins_(of.model().layers()) {
     kept_.reserve(of.model().layers());
+    std::size_t begin = 0;
     for (const bucket& each : of.buckets()) {
-      first_.push_back(first_.empty() ? 0 : first_.back() + last_elements_);
-      last_elements_ = each.elements;
-      std::size_t elements = each.elements;
-      if (has_owners_) {
-        check_slices(each);
-        elements = 0;
-        for (const std::size_t layer : each.layers) elements += ranks_ * width_of(layer);
-      }
-      most_elements_ = std::max(most_elements_, std::min(elements, of.chunk_elements()));
+      first_.push_back(begin);
+      begin += each.elements;
+      if (has_owners_) check_slices(each);
+      most_elements_ = std::max(most_elements_, std::min(elements_of(each), of.chunk_elements()));
     }
     memory_.gradients.resize(of.model().elements());
     if (has_owners_) memory_.rows.resize(most_elements_);
@@ -137,6 +133,13 @@ class staging {
     const std::size_t width = width_of(layer);
     return {std::min(elements, row * width), std::min(elements, (row + 1) * width)};
   }
+  // That go out where all of its layers do.
+  [[nodiscard]] std::size_t elements_of(const bucket& each) const {
+    if (!has_owners_) return each.elements;
+    std::size_t elements = 0;
+    for (const std::size_t layer : each.layers) elements += ranks_ * width_of(layer);
+    return elements;
+  }
   void check_slices(const bucket& each) const {
     bool leaves_slices = is_defined(operation::reduce_scatter, each.how);
     for (std::size_t rank = 0; rank < ranks_ && leaves_slices; ++rank)
@@ -145,7 +148,7 @@ class staging {
     throw std::invalid_argument(
         std::string(name_of(each.how)) + " over " + std::to_string(ranks_) +
         " ranks does not leave a slice to each of them: owners need pairwise or ring, or "
-        "halving_doubling over a power of two");
+        "halving_doubling over a power of two, as algorithm_choice::always() sets it");
   }
 
   // For sums: layers that are sent move together; those that follow one that was held back, to the front. The layer's elements.
@@ -186,7 +189,6 @@ class staging {
   memory& memory_;
   std::vector<std::size_t> first_;   // of each bucket, its first element among all
   std::vector<std::size_t> begins_;  // of each layer after open(), for sums
-  std::size_t last_elements_ = 0;
   std::size_t most_elements_ = 1;
   // Of the bucket that is open.
   std::vector<std::size_t> kept_;

@@ -185,7 +185,7 @@ class gradient_intake {
     if (may_select(phase_)) return true;
     fail(errc::out_of_order, [&] {
       return std::logic_error(std::string(call) + ": step " + std::to_string(step_) +
-                              (step_ == 0 ? " has no gradients yet" : " was committed") +
+                              (step_ == 0 ? " has no gradients yet" : " has ended") +
                               "; accumulate the gradients of the next step first");
     });
     return false;
