@@ -138,6 +138,10 @@ void fuzz_one(input in) {
             lamina::decode<float>(receiver.frame(), of.model, bad);
             check(!bad, "what a BEGIN opens, decode() takes");
           }
+          if (error && was_frozen) {  // its frame stands until it is released
+            check(receiver.state() == receiver_state::frozen, "an error leaves what is frozen");
+            check(receiver.release(now) == error, "a release tells of the error");
+          }
           check(!error || receiver.state() == receiver_state::failed, "an error ends a receiver");
         } else {
           const bool was_done = sender.state() == sender_state::done;

@@ -394,8 +394,8 @@ TEST_CASE("worker: select and encode need gradients, and a new step after commit
   compressor.commit();
   const std::string message = message_of<std::logic_error>([&] { compressor.encode(); });
   CHECK(contains(message, "encode"));
-  CHECK(contains(message, "step 1 was committed"));
-  CHECK(contains(message_of<std::logic_error>([&] { compressor.select(); }), "step 1 was committed"));
+  CHECK(contains(message, "step 1 has ended"));
+  CHECK(contains(message_of<std::logic_error>([&] { compressor.select(); }), "step 1 has ended"));
 }
 
 TEST_CASE("worker: a layer without a gradient in this step is named, an empty layer needs none") {
