@@ -54,8 +54,8 @@ class PowerSgd(Shared):
 class SparseLoco(Shared):
     """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its drift to 0.95 of what it had left,
     and sends the largest of each 4,096 elements, with 12 bits of place and 2 of value. All then have the same parameters. Two things are
-    from the authors' code: what arrives of an element is the mean over those that sent it; and the four values of a layer are the means of
-    what falls into four bins around the mean, each 1.5 deviations wide."""
+    from the code of the authors' earlier CCLoco: what arrives of an element is the mean over those that sent it; and the four values of a
+    layer are the means of what falls into four bins around the mean, each 1.5 deviations wide."""
 
     CHUNK = 4096
     KEPT = 0.95

@@ -116,7 +116,9 @@ class any_compressor {
   /// \throws std::invalid_argument  another residual_type or an unknown functor; and as gradient_compressor
   any_compressor(const layout& model, element_type residual_type, const compressor_options& options = {},
                  value_functor functor = value_functor::mean_abs)
-      : type_(residual_type), worker_(make(model, residual_type, options, functor)) {}
+      : type_(residual_type),
+        decide_(options.decide),
+        worker_(make(model, residual_type, options, functor)) {}
 
   double accumulate(std::size_t layer, const any_tensor& gradient, double scale = 1,
                     const any_execution& execution = {}) {
@@ -182,6 +184,8 @@ class any_compressor {
   [[nodiscard]] const layout& model() const { return cut().model(); }
   [[nodiscard]] const layout& parts() const { return cut().parts(); }
   [[nodiscard]] const partition& cut() const { return worker_->cut(); }
+  /// As given.
+  [[nodiscard]] decision_timing decide() const noexcept { return decide_; }
 
  private:
   struct worker {
@@ -313,6 +317,7 @@ class any_compressor {
   }
 
   element_type type_;
+  decision_timing decide_;
   std::unique_ptr<worker> worker_;
 };
 

@@ -246,11 +246,14 @@ void bind_compressor(nb::module_& m) {
       .def(
           "use_ahead",
           [](any_compressor& self) {
+            if (self.decide() != lamina::decision_timing::ahead)
+              throw std::logic_error(
+                  "use_ahead: decide is not ahead, so nothing was packed ahead; call pack()");
             const nb::gil_scoped_release released;
             self.encode();
           },
-          "In place of pack(), where pack_ahead() has written all that is sent: commit() takes that out of "
-          "the residual.")
+          "In place of pack(), where pack_ahead() has written all layers that are sent, which is not looked "
+          "at: commit() takes them out of the residual. RuntimeError unless decide is ahead.")
       .def("commit", nb::overload_cast<>(&any_compressor::commit), nb::call_guard<nb::gil_scoped_release>(),
            "What was encoded or packed has arrived: takes it out of the residual.")
       .def("abandon", &any_compressor::abandon,

@@ -42,14 +42,14 @@ struct direct_link {
     const auto all = sender.poll_control(now);
     if (all.empty()) return false;
     const auto message = read(all);
-    if (message.header.type != bounded::control_type::tick) receiver.on_control(message, now);
+    receiver.on_control(message, now);
     return true;
   }
   bool down() {
     const auto all = receiver.poll_control(now);
     if (all.empty()) return false;
     const auto message = read(all);
-    if (message.header.type != bounded::control_type::tick) sender.on_control(message);
+    sender.on_control(message);
     return true;
   }
   // From READY on until the end; every third packet of the first round is lost, and some come twice.
@@ -193,4 +193,38 @@ TEST_CASE("memory: a flood of a million packets of each kind adds nothing") {
   CHECK(link.receiver.on_datagram(other, link.now) == packet_fate::placed);
   check_flood(packet_fate::late, other);
   CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+}
+
+TEST_CASE("memory: a frame that there is no memory for waits, and opens when there is") {
+  std::mt19937 random(7);
+  const lamina::layout model = model_of({64, 640});
+  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
+  lamina::selection small(model);
+  small.send(0);
+  const made_frame<float> first(random, model, small);
+  const made_frame<float> second(random, model, everything(model));
+  const auto chunks = first.cut(grid);
+  const auto larger = second.cut(grid);
+  direct_link link(grid, stop_policy::eager);
+  link.sender.begin(chunks, {});
+  link.finish();
+  REQUIRE(link.sender.state() == bounded::sender_state::done);
+  link.sender.begin(larger, {});
+  REQUIRE(link.up());  // kept, since the first was not taken yet
+  for (int k = 0; k < 2; ++k) {
+    granted = 0;
+    bool has_thrown = false;
+    try {
+      (void)link.receiver.release(link.now);
+    } catch (const std::bad_alloc&) {
+      has_thrown = true;
+    }
+    granted = std::numeric_limits<long>::max();
+    CHECK(has_thrown);
+  }
+  REQUIRE_FALSE(link.receiver.release(link.now));
+  REQUIRE(link.receiver.state() == bounded::receiver_state::open);
+  link.finish();
+  CHECK(link.sender.state() == bounded::sender_state::done);
+  CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
 }

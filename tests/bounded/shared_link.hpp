@@ -113,7 +113,6 @@ class shared_link {
   void give(end& each, std::span<const std::byte> bytes, bool is_up) {
     std::error_code error;
     const auto message = bounded::read_control(bytes, limits_, check_, error);
-    if (message.header.type == bounded::control_type::tick) return;
     if (is_up) {
       each.receiver.on_control(message, now);
     } else {

@@ -178,15 +178,8 @@ class simulated_link {
     if (error) throw std::runtime_error("a message of our own is refused: " + error.message());
     return message;
   }
-  void deliver_up(std::span<const std::byte> bytes) {
-    const auto message = read(bytes);
-    if (message.header.type != bounded::control_type::tick) receiver.on_control(message, now);
-  }
-  void deliver_down(std::span<const std::byte> bytes) {
-    const auto message = read(bytes);
-    if (message.header.type == bounded::control_type::tick) return;
-    sender.on_control(message);
-  }
+  void deliver_up(std::span<const std::byte> bytes) { receiver.on_control(read(bytes), now); }
+  void deliver_down(std::span<const std::byte> bytes) { sender.on_control(read(bytes)); }
 
   bounded::control_limits limits_;
   bounded::keyed_check check_;

@@ -93,8 +93,7 @@ class fuzzed_network {
       std::error_code error;
       const auto message = bounded::read_control(from.front().second, limits_, key_, error);
       check(!error, "what one end writes the other reads");
-      if (message.header.type != bounded::control_type::tick)
-        error = goes_up ? receiver.on_control(message, now_) : sender.on_control(message);
+      error = goes_up ? receiver.on_control(message, now_) : sender.on_control(message);
       check(!error || !sender.is_under_way(), "no end refuses the other");
       from.pop_front();
     }

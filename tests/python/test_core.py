@@ -284,3 +284,12 @@ def test_half_width_packing_loses_nothing():
     other.select()
     with pytest.raises(ValueError, match="payload"):
         other.pack(packed)
+
+
+def test_what_was_not_packed_ahead_is_not_taken_for_it():
+    worker = lamina.Compressor(LAYOUT)
+    worker.accumulate_all([np.ones(size, np.float32) for size in LAYOUT.sizes])
+    worker.select()
+    with pytest.raises(RuntimeError, match="decide is not ahead"):
+        worker.use_ahead()
+    assert worker.residual(0)[0] == 1
