@@ -136,11 +136,16 @@ using enum lamina::payload_type;
 BENCHMARK(copy)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, as_is, as_is)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, fp16, float16)->Apply(shares);
+BENCHMARK_CAPTURE(encode_segments, bf16, bfloat16)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, int8, int8)->Apply(shares);
+BENCHMARK_CAPTURE(encode_segments, int4, int4)->Apply(shares);
 BENCHMARK(encode_contiguous)->Apply(shares);
 BENCHMARK(decode)->Apply(shares);
 BENCHMARK_CAPTURE(restore, as_is, as_is)->Apply(shares);
+BENCHMARK_CAPTURE(restore, fp16, float16)->Apply(shares);
+BENCHMARK_CAPTURE(restore, bf16, bfloat16)->Apply(shares);
 BENCHMARK_CAPTURE(restore, int8, int8)->Apply(shares);
+BENCHMARK_CAPTURE(restore, int4, int4)->Apply(shares);
 BENCHMARK(publish)->Apply(shares);
 
 }  // namespace

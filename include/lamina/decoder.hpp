@@ -115,7 +115,7 @@ struct frame_decoder {
         header.kind != static_cast<std::uint8_t>(frame_kind::updates)) {
       return frame_errc::unknown_kind;
     }
-    if (header.payload_type > static_cast<std::uint8_t>(payload_type::int8))
+    if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4))
       return frame_errc::unknown_payload_type;
     if ((header.flags & ~flag_checksum) != 0 || header.reserved != decltype(header.reserved){}) {
       return frame_errc::nonzero_reserved;

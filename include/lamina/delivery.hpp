@@ -151,12 +151,12 @@ class delivery {
 
 namespace detail {
 
-/// Throws std::invalid_argument, naming the call, if a chunk of an int8 payload could arrive without its scale.
+/// Throws std::invalid_argument, naming the call, if a chunk of integers could arrive without its scale.
 inline void check_chunks(const char* call, const delivery& arrived, payload_type payload) {
-  if (payload != payload_type::int8 || arrived.chunk_elements() % int8_block_elements == 0) return;
-  raise(std::invalid_argument(std::string(call) + ": chunks of an int8 payload have a multiple of " +
-                              std::to_string(int8_block_elements) + " elements, these have " +
-                              std::to_string(arrived.chunk_elements())));
+  if (!has_blocks(payload) || arrived.chunk_elements() % payload_block_elements == 0) return;
+  raise(std::invalid_argument(std::string(call) + ": chunks of an " + name_of(payload) +
+                              " payload have a multiple of " + std::to_string(payload_block_elements) +
+                              " elements, these have " + std::to_string(arrived.chunk_elements())));
 }
 
 /// Throws std::invalid_argument, naming the call, unless `arrived` is of what `sent` selects and its chunks are whole blocks

@@ -80,7 +80,7 @@ class frame_encoder {
   /// \param checksum        whether the frame has one, in which case what is sent is read once more
   /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer;
-  ///                                parameters to be written as int8 that hold NaN or infinity
+  ///                                parameters to be written as int8 or int4 that hold NaN or infinity
   ///
   /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a
   /// buffer of the encoder.
@@ -151,10 +151,10 @@ class frame_encoder {
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
-    if (type == payload_type::int8 && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
-                                          elements.size(), detail::read_only<T>{elements.data()}))) {
-      detail::raise(std::invalid_argument("layer '" + model_[layer].name +
-                                          "' holds NaN or infinity, which int8 cannot say"));
+    if (has_blocks(type) && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
+                                elements.size(), detail::read_only<T>{elements.data()}))) {
+      detail::raise(std::invalid_argument("layer '" + model_[layer].name + "' holds NaN or infinity, which " +
+                                          detail::name_of(type) + " cannot say"));
     }
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }

@@ -90,7 +90,7 @@ inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
 /// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The layout is
 /// that of the frames, which is gradient_compressor::parts() where layers are cut into parts: each part has a bit of its own, and
-/// scales of its own in int8. The largest std::size_t, if that cannot be counted. Cost: O(L).
+/// scales of its own in int8 and int4. The largest std::size_t, if that cannot be counted. Cost: O(L).
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
                                               payload_type type = payload_type::as_is) noexcept {
@@ -172,7 +172,7 @@ class frame_view {
   /// and std::invalid_argument if `to` overlaps the frame's payload.
   ///
   /// \param layer  index of the layer
-  /// \param begin  in elements; of an int8 payload a multiple of int8_block_elements
+  /// \param begin  in elements; of an int8 or int4 payload a multiple of payload_block_elements
   /// \param to     as many elements as are wanted
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
     check_elements(layer, begin, to.size());
@@ -235,7 +235,7 @@ class frame_view {
   /// `out` as it is. How a worker takes parameters of which some were lost. In a frame of gradients holes count as zeros: there,
   /// where they are bytes of 0, restore(layer, out) reads them as such. Throws std::out_of_range, or std::invalid_argument if
   /// `out` has another size or overlaps the frame's payload, if `arrived` is of another layout or of a frame that differs in
-  /// whether it has the layer, and if a chunk of an int8 payload is no multiple of int8_block_elements; before anything is
+  /// whether it has the layer, and if a chunk of an int8 or int4 payload is no multiple of payload_block_elements; before anything is
   /// written.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
@@ -280,14 +280,15 @@ class frame_view {
   }
 
   void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
-    // A scale of int8 is for a block, so that its elements are read from their first on.
-    const bool splits_a_block = is_.payload == payload_type::int8 && begin % int8_block_elements != 0;
+    // A scale is for a block, so that its elements are read from their first on.
+    const bool splits_a_block = has_blocks(is_.payload) && begin % payload_block_elements != 0;
     if (is_dropped(layer) || splits_a_block || begin > is_.model->sizes()[layer] ||
         count > is_.model->sizes()[layer] - begin) {
       detail::raise(std::out_of_range(
           "elements " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of layer " +
           std::to_string(layer) +
-          (splits_a_block ? " do not begin at a block of the int8 payload" : " are not in the frame")));
+          (splits_a_block ? " do not begin at a block of the " + detail::name_of(is_.payload) + " payload"
+                          : std::string(" are not in the frame"))));
     }
   }
 

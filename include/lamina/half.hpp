@@ -48,8 +48,33 @@ constexpr float to_float(bfloat16 half) noexcept {
 namespace detail {
 
 // Drops the lower `dropped` bits of a number's bits, rounding to nearest, ties to even.
-constexpr std::uint32_t round_bits(std::uint32_t bits, unsigned dropped) noexcept {
-  return (bits + (1U << (dropped - 1U)) - 1U + ((bits >> dropped) & 1U)) >> dropped;
+constexpr std::int32_t round_bits(std::int32_t bits, int dropped) noexcept {
+  return (bits + (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)) >> dropped;
+}
+
+// The bits of the nearest float16 to the float whose bits are given, which is neither negative nor above 65,504. Without a branch
+// and on signed integers, which SSE2 compares, so that compilers vectorise a loop over it.
+constexpr std::int32_t round_in_range(std::int32_t magnitude) noexcept {
+  constexpr std::int32_t smallest_normal = 0x38800000;  // 2^-14
+  const std::int32_t normal = round_bits(magnitude - ((127 - 15) << 23), 13);
+  // A multiple of 2^-24. Adding 2^23 rounds to the nearest integer, and leaves it in the mantissa.
+  const float integer = std::bit_cast<float>(magnitude) * 0x1p24F + 0x1p23F;
+  const std::int32_t denormal = std::bit_cast<std::int32_t>(integer) - 0x4b000000;
+  const std::int32_t is_denormal = (magnitude - smallest_normal) >> 31;
+  return (denormal & is_denormal) | (normal & ~is_denormal);
+}
+
+// The same of the half type to any finite float.
+template <half_element Half>
+constexpr std::int32_t round_magnitude(std::int32_t magnitude) noexcept {
+  if constexpr (std::same_as<Half, bfloat16>) {
+    constexpr std::int32_t largest = 0x7f7f;
+    const std::int32_t rounded = round_bits(magnitude, 16);
+    return rounded < largest ? rounded : largest;
+  } else {
+    constexpr std::int32_t largest = 0x477fe000;  // 65,504
+    return round_in_range(largest + ((magnitude - largest) & ((magnitude - largest) >> 31)));
+  }
 }
 
 }  // namespace detail
@@ -58,27 +83,9 @@ constexpr std::uint32_t round_bits(std::uint32_t bits, unsigned dropped) noexcep
 /// infinity, since what a payload does not say stays in the residual. `value` must be finite.
 template <half_element Half>
 constexpr Half saturating_round(float value) noexcept {
-  const std::uint32_t all = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((all >> 16U) & 0x8000U);
-  const std::uint32_t magnitude = all & 0x7fffffffU;
-  std::uint32_t rounded = 0;
-  if constexpr (std::same_as<Half, bfloat16>) {
-    constexpr std::uint32_t largest = 0x7f7fU;
-    rounded = detail::round_bits(magnitude, 16);
-    rounded = rounded > largest ? largest : rounded;
-  } else {
-    constexpr std::uint32_t largest = 0x7bffU;
-    constexpr std::uint32_t smallest_normal = 0x38800000U;  // 2^-14
-    if (magnitude >= smallest_normal) {
-      rounded = detail::round_bits(magnitude - ((127U - 15U) << 23U), 13);
-      rounded = rounded > largest ? largest : rounded;
-    } else {
-      // A multiple of 2^-24. Adding 2^23 rounds to the nearest integer, and leaves it in the mantissa.
-      const float integer = std::bit_cast<float>(magnitude) * 0x1p24F + 0x1p23F;
-      rounded = std::bit_cast<std::uint32_t>(integer) - 0x4b000000U;
-    }
-  }
-  return {static_cast<std::uint16_t>(sign | rounded)};
+  const auto all = std::bit_cast<std::int32_t>(value);
+  const std::int32_t sign = (all >> 16) & 0x8000;
+  return {static_cast<std::uint16_t>(sign | detail::round_magnitude<Half>(all & 0x7fffffff))};
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -51,7 +51,7 @@ class refresh_schedule {
 
 /// How the elements of a layer that is sent are written. What is said here of what follows later is said of gradients, whose
 /// residual keeps what was not sent; of parameters see publisher_options. NaN and infinity, which come into a residual by
-/// finite_check::caller alone, go out as such in all but int8.
+/// finite_check::caller alone, go out as such in all but int8 and int4.
 enum class payload_type : std::uint8_t {
   as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
   float16 =
@@ -62,6 +62,8 @@ enum class payload_type : std::uint8_t {
       3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale. It cannot say
   ///< NaN or infinity: of gradients, such an element is not sent and stays in the residual, where its layer goes
   ///< out in every step; an infinity keeps back what else is in its block, the scale being too large for it.
+  int4 =
+      4,  ///< an eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte
 };
 
 /// Whether a frame carries a checksum of itself.
@@ -84,7 +86,7 @@ enum class finite_check {
   each_element,
   /// Not looked at: the caller knows already that the gradients are finite and that no sum overflows, as with loss scaling,
   /// which looks for infinity itself, or after clipping. NaN or infinity that comes all the same goes into the residual and,
-  /// as the largest of values, out to the others, which clears it here; but for payload_type::int8, which cannot say it. A
+  /// as the largest of values, out to the others, which clears it here; but for payload_type::int8 and int4, which cannot say it. A
   /// residual that holds it is not saved.
   caller,
 };

@@ -84,10 +84,10 @@ class outer_step {
                                       std::to_string(begin + mean.size()) + " are not in '" +
                                       parts_[part].name + "', which has " + std::to_string(elements)));
     }
-    if (begin % int8_block_elements != 0 ||
-        (mean.size() % int8_block_elements != 0 && begin + mean.size() != elements)) {
+    if (begin % payload_block_elements != 0 ||
+        (mean.size() % payload_block_elements != 0 && begin + mean.size() != elements)) {
       detail::raise(std::invalid_argument("the outer step takes elements in blocks of " +
-                                          std::to_string(int8_block_elements)));
+                                          std::to_string(payload_block_elements)));
     }
     if (!is_finite(mean)) {
       detail::raise(std::domain_error("the mean of '" + parts_[part].name + "' holds NaN or infinity"));

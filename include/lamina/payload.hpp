@@ -4,27 +4,44 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/detail/simd.hpp"
+#include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
 #include "lamina/options.hpp"
 #include "lamina/tensor.hpp"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 /// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into
 /// the residual, exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost.
 namespace lamina::inline LAMINA_ABI {
 
-/// Elements that share one scale in payload_type::int8.
-inline constexpr std::size_t int8_block_elements = 64;
+/// Elements that share one scale in payload_type::int8 and int4.
+inline constexpr std::size_t payload_block_elements = 64;
+
+/// Whether `type` writes integers in blocks that share a scale, so that a range of elements begins with a block.
+constexpr bool has_blocks(payload_type type) noexcept {
+  return type == payload_type::int8 || type == payload_type::int4;
+}
+
+/// Blocks of a layer, the last of which may be shorter: the bytes of its scales.
+constexpr std::size_t payload_blocks(std::size_t elements) noexcept {
+  return elements / payload_block_elements + (elements % payload_block_elements != 0);
+}
 
 /// Bytes of a layer of `elements` elements of T on the wire.
 template <element T>
@@ -34,7 +51,9 @@ constexpr std::size_t payload_bytes(payload_type type, std::size_t elements) noe
     case payload_type::bfloat16:
       return elements * 2;
     case payload_type::int8:
-      return elements + elements / int8_block_elements + (elements % int8_block_elements != 0);
+      return payload_blocks(elements) + elements;
+    case payload_type::int4:
+      return payload_blocks(elements) + elements / 2 + elements % 2;
     default:
       return elements * sizeof(T);
   }
@@ -42,38 +61,44 @@ constexpr std::size_t payload_bytes(payload_type type, std::size_t elements) noe
 
 namespace detail {
 
+/// As errors name a type with blocks.
+inline std::string name_of(payload_type type) {
+  return type == payload_type::int4 ? "int4" : "int8";
+}
+
 // The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is
 // what is left over.
 inline constexpr int scale_bias = 127;
 inline constexpr int smallest_scale = -120;  // products stay clear of denormals
 inline constexpr int largest_scale = 120;
 
+/// The largest integer of the type, which is symmetric: the smallest is its negative.
+constexpr int largest_integer(payload_type type) noexcept {
+  return type == payload_type::int4 ? 7 : 127;
+}
+
 template <element T>
 constexpr T scale_value(std::uint8_t byte) noexcept {
   return static_cast<T>(std::bit_cast<float>(static_cast<std::uint32_t>(byte) << 23U));
 }
 
-// The scale of a block whose largest magnitude is given: the smallest with which it fits into 127 integers.
-template <element T>
-constexpr std::uint8_t int8_scale(T largest) noexcept {
+// The scale of a block whose largest magnitude is given: the smallest with which it fits into the type's integers.
+template <element T, payload_type Type>
+constexpr std::uint8_t block_scale(T largest) noexcept {
   using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
   constexpr int exponent_bias = std::numeric_limits<T>::max_exponent - 1;
-  // largest < 2^exponent, hence largest / 2^(exponent - 7) < 128. For 0 any would do: 0. Denormals end at the smallest.
+  constexpr int integer_bits = Type == payload_type::int4 ? 3 : 7;
+  // largest < 2^exponent, hence largest / 2^(exponent - integer_bits) < 2^integer_bits. For 0 any would do: 0. Denormals end
+  // at the smallest.
   const int exponent =
       largest == 0 ? 0 : static_cast<int>(std::bit_cast<bits>(largest) >> mantissa_bits) - exponent_bias + 1;
-  const auto scale =
-      static_cast<std::uint8_t>(std::clamp(exponent - 7, smallest_scale, largest_scale) + scale_bias);
+  const auto scale = static_cast<std::uint8_t>(
+      std::clamp(exponent - integer_bits, smallest_scale, largest_scale) + scale_bias);
   const bool is_largest = scale == largest_scale + scale_bias;
-  return !is_largest && largest > T(127) * scale_value<T>(scale) ? static_cast<std::uint8_t>(scale + 1)
-                                                                 : scale;
-}
-
-template <element T>
-constexpr std::uint8_t int8_scale(std::span<const T> block) noexcept {
-  T largest = 0;
-  for (const T x : block) largest = std::max(largest, x < 0 ? -x : x);
-  return int8_scale(largest);
+  return !is_largest && largest > T(largest_integer(Type)) * scale_value<T>(scale)
+             ? static_cast<std::uint8_t>(scale + 1)
+             : scale;
 }
 
 /// What becomes of what a payload does not say of a number.
@@ -91,81 +116,240 @@ constexpr T unsendable_from(double finest) noexcept {
                                                                     : std::numeric_limits<T>::infinity();
 }
 
-LAMINA_ANY_CALLER template <element T, rest Rest = rest::is_kept>
-LAMINA_HOST_DEVICE std::int8_t to_int8(T x, T inverse_scale) noexcept {
-  constexpr T unsendable = unsendable_from<T>(0x1p120);
-  if (Rest == rest::is_kept && !((x < 0 ? -x : x) < unsendable)) return 0;  // NaN, too
-  return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse_scale), T(-127), T(127)));
+/// The bits of a magnitude, signed, since SSE2 compares no others; they compare as magnitudes do, NaN the largest.
+template <element T>
+constexpr bits_of<T> magnitude_pattern(T x) noexcept {
+  return std::bit_cast<bits_of<T>>(x) & std::numeric_limits<bits_of<T>>::max();
+}
+
+/// All ones where a magnitude is below a limit, else 0. By a shift: compilers make branches of a comparison that is used twice.
+template <element T>
+constexpr bits_of<T> mask_below(bits_of<T> magnitude, bits_of<T> limit) noexcept {
+  return (magnitude - limit) >> (8 * sizeof(T) - 1);
+}
+
+template <element T>
+constexpr bits_of<T> smaller(bits_of<T> magnitude, bits_of<T> limit) noexcept {
+  return limit + ((magnitude - limit) & mask_below<T>(magnitude, limit));
+}
+
+/// The nearest integer within the type's, ties to even; 0 of what cannot be sent. Like to_half without a branch and with magnitudes
+/// as integers: compilers vectorise a loop over it, and -ffast-math changes nothing.
+LAMINA_ANY_CALLER template <element T, payload_type Type, rest Rest = rest::is_kept>
+LAMINA_HOST_DEVICE constexpr std::int8_t to_integer(T x, T inverse_scale) noexcept {
+  constexpr bits_of<T> unsendable = std::bit_cast<bits_of<T>>(
+      Rest == rest::is_kept ? unsendable_from<T>(0x1p120) : std::numeric_limits<T>::infinity());
+  constexpr bits_of<T> most = std::bit_cast<bits_of<T>>(T(largest_integer(Type)));
+  // Adding this power of two leaves the nearest integer in the mantissa.
+  constexpr T shift = sizeof(T) == 4 ? T(0x1p23) : T(0x1p52);
+  const bits_of<T> magnitude = magnitude_pattern(x);
+  const bits_of<T> scaled = std::bit_cast<bits_of<T>>(std::bit_cast<T>(magnitude) * inverse_scale);
+  const T within = std::bit_cast<T>(smaller<T>(scaled, most));
+  const bits_of<T> integer = (std::bit_cast<bits_of<T>>(within + shift) - std::bit_cast<bits_of<T>>(shift)) &
+                             mask_below<T>(magnitude, unsendable);
+  const bits_of<T> sign = std::bit_cast<bits_of<T>>(x) >> (8 * sizeof(T) - 1);
+  return static_cast<std::int8_t>((integer ^ sign) - sign);
 }
 
 /// NaN and infinity stay what they are.
 template <half_element Half, element T, rest Rest = rest::is_kept>
 constexpr Half to_half(T x) noexcept {
-  // By bits, for -ffast-math.
-  using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-  constexpr bits sign = static_cast<bits>(bits{1} << (8 * sizeof(T) - 1));
-  const bits pattern = std::bit_cast<bits>(x);
-  const bits magnitude = static_cast<bits>(pattern & static_cast<bits>(~sign));
-  constexpr bits infinity = std::bit_cast<bits>(std::numeric_limits<T>::infinity());
-  constexpr std::uint16_t half_infinity = std::same_as<Half, lamina::float16> ? 0x7c00 : 0x7f80;
-  const std::uint16_t not_finite =
-      magnitude > infinity ? std::uint16_t{0x7fff}
-                           : static_cast<std::uint16_t>(half_infinity | (pattern != magnitude ? 0x8000 : 0));
+  constexpr bool is_float16 = std::same_as<Half, lamina::float16>;
+  constexpr bits_of<T> infinity = std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
+  constexpr bits_of<T> unsendable =
+      Rest == rest::is_lost ? infinity
+                            : std::bit_cast<bits_of<T>>(unsendable_from<T>(is_float16 ? 0x1p5 : 0x1p120));
+  constexpr std::int32_t half_infinity = is_float16 ? 0x7c00 : 0x7f80;
+  // A double beyond it would become infinity on the way.
+  constexpr bits_of<T> largest = std::bit_cast<bits_of<T>>(T(std::numeric_limits<float>::max()));
 
-  constexpr T unsendable = unsendable_from<T>(std::same_as<Half, lamina::float16> ? 0x1p5 : 0x1p120);
-  constexpr T largest =
-      std::numeric_limits<float>::max();  // a double beyond it would become infinity on the way
-  const bool is_said = Rest == rest::is_lost || (x < 0 ? -x : x) < unsendable;
-  const T sendable = magnitude < infinity && is_said ? std::clamp(x, -largest, largest) : T(0);
-  const Half rounded = saturating_round<Half>(static_cast<float>(sendable));
-  return {magnitude < infinity ? rounded.bits : not_finite};
+  const bits_of<T> magnitude = magnitude_pattern(x);
+  const bits_of<T> sendable = magnitude & mask_below<T>(magnitude, unsendable);
+  const auto narrowed = static_cast<float>(std::bit_cast<T>(smaller<T>(sendable, largest)));
+  const std::int32_t number = round_magnitude<Half>(std::bit_cast<std::int32_t>(narrowed));
+  const std::int32_t sign =
+      static_cast<std::int32_t>(std::bit_cast<bits_of<T>>(x) >> (8 * sizeof(T) - 16)) & 0x8000;
+  const auto is_finite = static_cast<std::int32_t>(mask_below<T>(magnitude, infinity));
+  const auto is_number = static_cast<std::int32_t>(mask_below<T>(magnitude, infinity + 1));
+  const std::int32_t not_finite = half_infinity | (0x7fff & ~is_number);
+  return {static_cast<std::uint16_t>((sign & is_number) | (number & is_finite) | (not_finite & ~is_finite))};
+}
+
+/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is
+/// filled up with zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2
+/// vectorises it.
+template <element T, class Body>
+LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
+  std::size_t begin = 0;
+  for (; from.size() - begin >= payload_block_elements; begin += payload_block_elements)
+    body(from.data() + begin, payload_block_elements, begin);
+  if (begin == from.size()) return;
+  std::array<T, payload_block_elements> last = {};
+  std::copy(from.begin() + static_cast<std::ptrdiff_t>(begin), from.end(), last.begin());
+  body(last.data(), from.size() - begin, begin);
+}
+
+/// Whether no magnitude of a row is beyond `most`, NaN being beyond all.
+template <element T>
+LAMINA_ALWAYS_INLINE bool is_row_within(const T* row, T most) noexcept {
+  bits_of<T> signs = 0;  // of which one is set where a magnitude is beyond
+  for (std::size_t i = 0; i < payload_block_elements; ++i)
+    signs |= std::bit_cast<bits_of<T>>(most) - magnitude_pattern(row[i]);
+  return signs >= 0;
+}
+
+/// A row of numbers that are all within the type's range, so that nothing is cut and nothing is left out.
+template <half_element Half, element T>
+LAMINA_ALWAYS_INLINE void narrow_row(const T* row,
+                                     std::array<Half, payload_block_elements>& halves) noexcept {
+#if defined(__F16C__)
+  if constexpr (std::same_as<Half, lamina::float16> && sizeof(T) == 4) {
+    for (std::size_t i = 0; i < halves.size(); i += 8) {
+      const __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps(row + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(halves.data() + i), eight);
+    }
+    return;
+  }
+#endif
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(row[i]));
+    if constexpr (std::same_as<Half, lamina::bfloat16>) {
+      halves[i] = {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U)};
+    } else {
+      const std::int32_t magnitude = round_in_range(static_cast<std::int32_t>(bits & 0x7fffffffU));
+      halves[i] = {
+          static_cast<std::uint16_t>(((bits >> 16U) & 0x8000U) | static_cast<std::uint32_t>(magnitude))};
+    }
+  }
 }
 
 template <half_element Half, element T, rest Rest>
 void encode_half(std::span<const T> from, std::byte* to) noexcept {
-  for (const T x : from) {
-    const Half half = to_half<Half, T, Rest>(x);
-    std::memcpy(to, &half, sizeof half);
-    to += sizeof half;
-  }
+  constexpr T most = std::same_as<Half, lamina::float16> ? T(65504) : T(0x1.fep127);
+  for_each_row(from, [&](const T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+    std::array<Half, payload_block_elements> halves;
+    if (is_row_within(row, most)) [[likely]] {
+      narrow_row(row, halves);
+    } else {
+      for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = to_half<Half, T, Rest>(row[i]);
+    }
+    std::memcpy(to + begin * sizeof(Half), halves.data(), count * sizeof(Half));
+  });
+}
+
+/// Calls body(to, count, begin) for each row to be written, the last one apart, as for_each_row.
+template <element T, class Body>
+LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
+  std::size_t begin = 0;
+  for (; to.size() - begin >= payload_block_elements; begin += payload_block_elements)
+    body(to.data() + begin, payload_block_elements, begin);
+  if (begin == to.size()) return;
+  std::array<T, payload_block_elements> last;
+  body(last.data(), to.size() - begin, begin);
+  std::copy_n(last.begin(), to.size() - begin, to.begin() + static_cast<std::ptrdiff_t>(begin));
 }
 
 template <half_element Half, element T>
 void decode_half(const std::byte* from, std::span<T> to) noexcept {
-  for (T& x : to) {
-    Half half;
-    std::memcpy(&half, from, sizeof half);
-    x = to_float(half);
-    from += sizeof half;
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+    std::array<Half, payload_block_elements> halves = {};
+    std::memcpy(halves.data(), from + begin * sizeof(Half), count * sizeof(Half));
+    widen_all<payload_block_elements>(halves.data(), row);
+  });
+}
+
+// The pattern of a block's largest magnitude, NaN passed over if it is not to count.
+template <bool CountsNan, element T>
+LAMINA_ALWAYS_INLINE bits_of<T> largest_pattern(const T* block) noexcept {
+  constexpr bits_of<T> infinity = std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
+  bits_of<T> largest = 0;
+  for (std::size_t i = 0; i < payload_block_elements; ++i) {
+    bits_of<T> magnitude = magnitude_pattern(block[i]);
+    if (!CountsNan) magnitude &= mask_below<T>(magnitude, infinity + 1);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// The scale and the integers of a block.
+template <payload_type Type, element T, rest Rest>
+LAMINA_ALWAYS_INLINE std::uint8_t round_block(
+    const T* block, std::array<std::int8_t, payload_block_elements>& integers) noexcept {
+  constexpr T most = T(largest_integer(Type)) * T(0x1p120);
+  const bits_of<T> largest = largest_pattern<true>(block);
+  if (largest <= std::bit_cast<bits_of<T>>(most)) [[likely]] {
+    // None is cut or left out. Adding 1.5 times this power of two leaves the nearest integer in the mantissa.
+    constexpr T shift = sizeof(T) == 4 ? T(0x1.8p23) : T(0x1.8p52);
+    const std::uint8_t scale = block_scale<T, Type>(std::bit_cast<T>(largest));
+    const T inverse = T(1) / scale_value<T>(scale);
+    for (std::size_t i = 0; i < integers.size(); ++i)
+      integers[i] = static_cast<std::int8_t>(std::bit_cast<bits_of<T>>(block[i] * inverse + shift) -
+                                             std::bit_cast<bits_of<T>>(shift));
+    return scale;
+  }
+  const std::uint8_t scale = block_scale<T, Type>(std::bit_cast<T>(largest_pattern<false>(block)));
+  const T inverse = T(1) / scale_value<T>(scale);
+  for (std::size_t i = 0; i < integers.size(); ++i)
+    integers[i] = to_integer<T, Type, Rest>(block[i], inverse);
+  return scale;
+}
+
+// Two integers a byte, the first in the lower half.
+template <std::size_t Count>
+constexpr void pack_halves(const std::array<std::int8_t, Count>& from,
+                           std::array<std::uint8_t, Count / 2>& to) noexcept {
+  for (std::size_t i = 0; i < Count / 2; ++i)
+    to[i] = static_cast<std::uint8_t>((from[2 * i] & 0x0f) | (from[2 * i + 1] << 4));
+}
+template <std::size_t Count>
+constexpr void unpack_halves(const std::array<std::uint8_t, Count / 2>& from,
+                             std::array<std::int8_t, Count>& to) noexcept {
+  for (std::size_t i = 0; i < Count / 2; ++i) {
+    to[2 * i] = static_cast<std::int8_t>(((from[i] & 0x0f) ^ 8) - 8);
+    to[2 * i + 1] = static_cast<std::int8_t>(((from[i] >> 4) ^ 8) - 8);
   }
 }
 
 // The scales of all blocks come first, then the integers.
-template <element T, rest Rest>
-void encode_int8(std::span<const T> from, std::byte* to) noexcept {
-  std::byte* integers = to + (payload_bytes<T>(payload_type::int8, from.size()) - from.size());
-  for (std::size_t begin = 0; begin < from.size(); begin += int8_block_elements) {
-    const auto block = from.subspan(begin, std::min(int8_block_elements, from.size() - begin));
-    const std::uint8_t scale = int8_scale(block);
-    *to++ = std::byte{scale};
-    const T inverse = T(1) / scale_value<T>(scale);
-    for (const T x : block) *integers++ = std::bit_cast<std::byte>(to_int8<T, Rest>(x, inverse));
-  }
+template <payload_type Type, element T, rest Rest>
+void encode_integers(std::span<const T> from, std::byte* to) noexcept {
+  std::byte* integers_to = to + payload_blocks(from.size());
+  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
+    std::array<std::int8_t, payload_block_elements> integers;
+    *to++ = std::byte{round_block<Type, T, Rest>(block, integers)};
+    const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
+    if constexpr (Type == payload_type::int4) {
+      std::array<std::uint8_t, payload_block_elements / 2> pairs;
+      pack_halves(integers, pairs);
+      std::memcpy(integers_to, pairs.data(), bytes);
+    } else {
+      std::memcpy(integers_to, integers.data(), bytes);
+    }
+    integers_to += bytes;
+  });
 }
 
-// `begin` is a multiple of int8_block_elements.
-template <element T>
-void decode_int8(const std::byte* layer, std::size_t layer_elements, std::size_t begin,
-                 std::span<T> to) noexcept {
-  const std::byte* scales = layer + begin / int8_block_elements;
+// `begin` is a multiple of payload_block_elements.
+template <payload_type Type, element T>
+void decode_integers(const std::byte* layer, std::size_t layer_elements, std::size_t begin,
+                     std::span<T> to) noexcept {
+  const std::byte* scales = layer + begin / payload_block_elements;
   const std::byte* integers =
-      layer + (payload_bytes<T>(payload_type::int8, layer_elements) - layer_elements) + begin;
-  while (!to.empty()) {
+      layer + payload_blocks(layer_elements) + (Type == payload_type::int4 ? begin / 2 : begin);
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
-    const auto block = to.first(std::min(int8_block_elements, to.size()));
-    for (T& x : block) x = static_cast<T>(std::bit_cast<std::int8_t>(*integers++)) * scale;
-    to = to.subspan(block.size());
-  }
+    std::array<std::int8_t, payload_block_elements> each = {};
+    const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
+    if constexpr (Type == payload_type::int4) {
+      std::array<std::uint8_t, payload_block_elements / 2> pairs = {};
+      std::memcpy(pairs.data(), integers, bytes);
+      unpack_halves(pairs, each);
+    } else {
+      std::memcpy(each.data(), integers, bytes);
+    }
+    for (std::size_t i = 0; i < each.size(); ++i) row[i] = static_cast<T>(each[i]) * scale;
+    integers += bytes;
+  });
 }
 
 /// Writes `from` in a type other than as_is; `to` has payload_bytes() bytes.
@@ -176,13 +360,15 @@ void encode_payload(payload_type type, std::span<const T> from, std::byte* to) n
       return encode_half<lamina::float16, T, Rest>(from, to);
     case payload_type::bfloat16:
       return encode_half<lamina::bfloat16, T, Rest>(from, to);
+    case payload_type::int4:
+      return encode_integers<payload_type::int4, T, Rest>(from, to);
     default:
-      return encode_int8<T, Rest>(from, to);
+      return encode_integers<payload_type::int8, T, Rest>(from, to);
   }
 }
 
-/// Elements [begin, begin + to.size()) of a layer of `layer_elements`, whatever the type; of int8, `begin` is a multiple of
-/// int8_block_elements.
+/// Elements [begin, begin + to.size()) of a layer of `layer_elements`, whatever the type; where it has blocks, `begin` is a multiple
+/// of payload_block_elements.
 template <element T>
 void decode_payload(payload_type type, const std::byte* layer, std::size_t layer_elements, std::size_t begin,
                     std::span<T> to) noexcept {
@@ -195,7 +381,9 @@ void decode_payload(payload_type type, const std::byte* layer, std::size_t layer
     case payload_type::bfloat16:
       return decode_half<lamina::bfloat16>(layer + begin * 2, to);
     case payload_type::int8:
-      return decode_int8(layer, layer_elements, begin, to);
+      return decode_integers<payload_type::int8>(layer, layer_elements, begin, to);
+    case payload_type::int4:
+      return decode_integers<payload_type::int4>(layer, layer_elements, begin, to);
   }
 }
 

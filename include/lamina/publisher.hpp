@@ -28,7 +28,7 @@ struct publisher_options {
   /// How the parameters are written. As they are, each replica holds the server's numbers. Another type saves bytes and
   /// rounds: the server's parameters are not what the workers hold, and nothing makes up for the difference, as no residual
   /// takes what was rounded off; a layer's rounding lasts until the layer is next sent. A number beyond the type's range becomes
-  /// its largest; NaN and infinity stay what they are in the half-width types, and int8 refuses them.
+  /// its largest; NaN and infinity stay what they are in the half-width types, and int8 and int4 refuse them.
   payload_type payload = payload_type::as_is;
   /// Written into the frames, as compressor_options::run is into the workers'; 0: none.
   std::uint32_t run = 0;
@@ -89,7 +89,7 @@ class parameter_publisher {
   /// \param parameters  `parameters(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is
   ///                    made of; called for the layers sent
   /// \throws std::out_of_range      for the worker
-  /// \throws std::invalid_argument  a span has another size than its layer, or a layer to be written as int8 holds NaN or
+  /// \throws std::invalid_argument  a span has another size than its layer, or a layer to be written as int8 or int4 holds NaN or
   ///                                infinity; there is no frame then, and nothing to commit
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode(std::size_t worker, std::uint64_t step, Parameters&& parameters) {
@@ -130,8 +130,8 @@ class parameter_publisher {
   }
   /// The same of a frame that has reached the worker in part, together with all that was pending(): what was lost is now.
   /// Throws std::out_of_range; std::logic_error unless there is a frame for this worker that was not committed yet;
-  /// std::invalid_argument, changing nothing, unless `arrived` is of that frame and, with an int8 payload, in chunks of a
-  /// multiple of int8_block_elements.
+  /// std::invalid_argument, changing nothing, unless `arrived` is of that frame and, with an int8 or int4 payload, in chunks of a
+  /// multiple of payload_block_elements.
   void commit(std::size_t worker, const delivery& arrived) {
     if (last_frame_.at(worker) == last_frame::none) {
       detail::raise(std::logic_error("commit: no frame for worker " + std::to_string(worker) +

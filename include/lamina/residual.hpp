@@ -126,7 +126,7 @@ class residual_accumulator {
 
   /// The same of elements [begin, end) alone, of which the receiver has got no others: those stay, and the layer is not clear.
   /// `payload` is the whole layer. Throws std::out_of_range unless there are such elements, and std::invalid_argument for an
-  /// int8 payload whose range does not begin at a multiple of int8_block_elements. Cost: one write of the range.
+  /// int8 or int4 payload whose range does not begin at a multiple of payload_block_elements. Cost: one write of the range.
   void clear(std::size_t layer, std::size_t begin, std::size_t end) {
     memory_.clear(layer, begin, end);
   }

@@ -355,7 +355,7 @@ class gradient_compressor {
   /// same delivery, or max_age = 0.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
-  /// with payload_type::int8, in chunks of a multiple of int8_block_elements. Cost: one write of what has arrived of parts that
+  /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what has arrived of parts that
   /// were lost in part; other parts cost what they cost in commit(). Allocates nothing.
   void commit(const delivery& arrived) {
     check_encoded();

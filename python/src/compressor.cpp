@@ -104,7 +104,8 @@ void bind_compressor(nb::module_& m) {
                                                           {{"as_is", lamina::payload_type::as_is},
                                                            {"float16", lamina::payload_type::float16},
                                                            {"bfloat16", lamina::payload_type::bfloat16},
-                                                           {"int8", lamina::payload_type::int8}});
+                                                           {"int8", lamina::payload_type::int8},
+                                                           {"int4", lamina::payload_type::int4}});
             options.decide = timing(decide);
             options.sender = sender;
             options.run = run;
@@ -129,7 +130,8 @@ void bind_compressor(nb::module_& m) {
           "value: what stands for a layer: mean_abs, l1_norm, l2_norm, root_mean_square, max_abs, "
           "signed_mean.\n"
           "check: of NaN and infinity: whole_layer refuses, each_element leaves out, caller does not look.\n"
-          "payload: how frames write elements: as_is, float16, bfloat16, int8; what rounding takes away "
+          "payload: how frames write elements: as_is, float16, bfloat16, int8, int4; what rounding takes "
+          "away "
           "stays.\n"
           "decide: when it is known what goes out: at_end, in select(); as_ready, with each layer's "
           "gradient; ahead, "

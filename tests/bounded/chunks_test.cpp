@@ -65,6 +65,8 @@ TEST_CASE("chunks: as many elements as fit, in whole blocks") {
   CHECK(lamina::payload_bytes<float>(payload_type::int8, 1344) == 1365);
   CHECK(bounded::chunk_elements<float>(payload_type::int8, 65) == 64);
   CHECK_THROWS_AS(bounded::chunk_elements<float>(payload_type::int8, 64), std::invalid_argument);
+  CHECK(bounded::chunk_elements<float>(payload_type::int4, 1416) == 2688);
+  CHECK(lamina::payload_bytes<float>(payload_type::int4, 2688) == 1386);
   CHECK_THROWS_AS(bounded::chunk_elements<double>(payload_type::as_is, 63), std::invalid_argument);
 }
 
@@ -78,8 +80,8 @@ TEST_CASE("chunks: what may be missing is rounded down, in integers") {
 }
 
 TEST_CASE("chunks: a grid says where each chunk lies, and its pieces cover a part once") {
-  for (const payload_type type :
-       {payload_type::as_is, payload_type::float16, payload_type::bfloat16, payload_type::int8}) {
+  for (const payload_type type : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                  payload_type::int8, payload_type::int4}) {
     const lamina::layout model = model_of({0, 1, 63, 64, 65, 130, 1000});
     const auto grid = chunk_grid::of<double>(model, type, 128);
     std::size_t chunks = 0;
@@ -118,6 +120,7 @@ TEST_CASE("chunks: a grid refuses what no packet could carry") {
   CHECK(make(0));
   CHECK(make(12));
   CHECK(make(96, payload_type::int8));
+  CHECK(make(96, payload_type::int4));
   CHECK(make(20'000));
   CHECK_FALSE(make(96));
   CHECK_THROWS_AS(chunk_grid(model, 2, payload_type::as_is, 8), std::invalid_argument);
@@ -176,8 +179,8 @@ TEST_CASE("chunks: tags say the quarter of the layout and the share that may be 
 
 TEMPLATE_TEST_CASE("chunks: the bytes of the chunks are those of the frame", "", float, double) {
   std::mt19937 random(31);
-  for (const payload_type type :
-       {payload_type::as_is, payload_type::float16, payload_type::bfloat16, payload_type::int8}) {
+  for (const payload_type type : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                  payload_type::int8, payload_type::int4}) {
     const lamina::layout model = model_of({0, 300, 1, 64, 1000, 128});
     lamina::selection chosen(model);
     for (const std::size_t part : {1, 2, 4}) chosen.send(part);

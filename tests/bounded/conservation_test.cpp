@@ -160,8 +160,8 @@ TEST_CASE("conservation: delivered and residual are the sum of the gradients, at
 }
 
 TEST_CASE("conservation: with every payload type, both stops, momentum, a budget, an age and parts") {
-  for (const payload_type payload :
-       {payload_type::as_is, payload_type::float16, payload_type::bfloat16, payload_type::int8}) {
+  for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                     payload_type::int8, payload_type::int4}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       CAPTURE(static_cast<int>(payload), static_cast<int>(stop));
       check_variant<double>({.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .max_age = 5},

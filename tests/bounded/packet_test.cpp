@@ -139,7 +139,7 @@ TEST_CASE("packet: the check depends on the secret, and can be computed again an
 }
 
 TEST_CASE("packet: every truncation and every flipped bit is refused by name, and changes nothing") {
-  for (const payload_type type : {payload_type::as_is, payload_type::int8}) {
+  for (const payload_type type : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
     open_receiver open(type);
     REQUIRE(open.packets.size() == 4);
     for (const bytes& good : open.packets) {

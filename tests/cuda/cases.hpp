@@ -114,6 +114,7 @@ std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
   add("payload bfloat16", [](options& o) { o.payload = lamina::payload_type::bfloat16; });
   add("payload int8 and momentum",
       [](options& o) { o.payload = lamina::payload_type::int8, o.momentum = 0.5; });
+  add("payload int4", [](options& o) { o.payload = lamina::payload_type::int4; });
   return all;
 }
 

@@ -66,7 +66,7 @@ lamina::compressor_options options_of(input& in) {
   options.max_age = in.below(4);
   if (in.below(4) == 3) options.byte_budget = 0.3;
   if (in.below(4) == 3) options.refresh = lamina::refresh_schedule::fixed(4);
-  options.payload = static_cast<lamina::payload_type>(in.below(4));
+  options.payload = static_cast<lamina::payload_type>(in.below(5));
   return options;
 }
 

@@ -64,16 +64,16 @@ void read_layer(const frame_view<T>& frame, std::size_t l, std::size_t elements,
   }
   check(lamina_test::same_bits(restored, is_restored ? all : untouched), "restore gives what apply_to gives");
   check(seen == elements, "a layer that was sent is whole");
-  const bool is_int8 = frame.payload() == payload_type::int8;
-  const std::size_t begin = std::min<std::size_t>(in.below(80) * 64 + (is_int8 ? 0 : in.below(64)),
-                                                  is_int8 ? elements / 64 * 64 : elements);
+  const bool has_blocks = lamina::has_blocks(frame.payload());
+  const std::size_t begin = std::min<std::size_t>(in.below(80) * 64 + (has_blocks ? 0 : in.below(64)),
+                                                  has_blocks ? elements / 64 * 64 : elements);
   std::vector<T> some(std::min<std::size_t>(in.below(256), elements - begin));
   frame.copy(l, begin, some);
   const auto expected = std::span<const T>(all).subspan(begin, some.size());
   check(same_numbers<T>(some, expected), "copy gives what apply_to gives");
   check(same_numbers(frame.read(l, begin, some), expected), "read gives what apply_to gives");
   std::vector<T> too_many(elements + 1);
-  check(throws<std::out_of_range>([&] { frame.copy(l, 1, std::span<T>()); }) == is_int8 &&
+  check(throws<std::out_of_range>([&] { frame.copy(l, 1, std::span<T>()); }) == has_blocks &&
             throws<std::out_of_range>([&] { frame.copy(l, 0, too_many); }),
         "copy refuses elements that are not there");
   const bool is_as_is = frame.payload() == payload_type::as_is;

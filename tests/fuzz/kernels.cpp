@@ -17,7 +17,7 @@ void compare(input& in) {
   of.each_element = in.flag();
   of.is_clear = in.flag();
   of.momentum = in.one_of<double, 3>({0, 0.5, 0.9});
-  of.payload = static_cast<unsigned>(in.below(4));
+  of.payload = static_cast<unsigned>(in.below(5));
   const bool is_finite = in.flag();
   const std::size_t elements = in.value<std::uint16_t>() % (in.below(4) == 3 ? 9000 : 200);
   // At an address that is aligned for the elements, and for no register.

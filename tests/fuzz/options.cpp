@@ -34,7 +34,7 @@ compressor_options options_of(input& in, bool& is_valid) {
   options.part_elements = in.one_of<std::size_t, 5>({0, 0, 4096, 8192, 100});
   options.momentum = number(in, in.one_of<double, 5>({0, 0, 0.5, 0.9, raw}));
   if (in.flag()) options.check = finite_check::each_element;
-  options.payload = static_cast<lamina::payload_type>(in.below(4));
+  options.payload = static_cast<lamina::payload_type>(in.below(5));
   options.sender = in.value<std::uint32_t>();
   is_valid = options.drop_ratio >= 0 && options.drop_ratio <= 1 && options.part_elements % 4096 == 0 &&
              options.momentum >= 0 && options.momentum < 1 &&

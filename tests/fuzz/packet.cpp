@@ -44,10 +44,10 @@ struct setting {
   std::vector<bytes> packets;
 };
 
-const setting& setting_of(bool is_int8) {
+const setting& setting_of(bool has_blocks) {
   static const setting as_is(payload_type::as_is);
-  static const setting int8(payload_type::int8);
-  return is_int8 ? int8 : as_is;
+  static const setting int4(payload_type::int4);
+  return has_blocks ? int4 : as_is;
 }
 
 void seal(bytes& datagram) {

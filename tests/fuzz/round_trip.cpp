@@ -49,7 +49,7 @@ void round_trip(input& in) {
     constexpr std::array kinds = {lamina::frame_kind::gradients, lamina::frame_kind::parameters,
                                   lamina::frame_kind::updates};
     const auto kind = kinds[in.below(kinds.size())];
-    const auto type = static_cast<payload_type>(in.below(4));
+    const auto type = static_cast<payload_type>(in.below(5));
     const auto step = in.value<std::uint64_t>();
     const auto sender = in.value<std::uint32_t>();
     lamina::selection chosen(model);

@@ -14,7 +14,7 @@ namespace {
 using namespace lamina_test;
 
 constexpr std::array all_types = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                  payload_type::int8};
+                                  payload_type::int8, payload_type::int4};
 
 // A network of the fuzzer's: it chooses how long everything takes.
 class fuzzed_network {

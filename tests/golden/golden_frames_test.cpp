@@ -53,10 +53,12 @@ bytes contents_of(const std::string& file) {
 
 // The formula that the table gives.
 template <class T>
-std::vector<T> golden_elements(std::size_t layer, std::size_t count) {
+std::vector<T> golden_elements(std::size_t layer, std::size_t count, payload_type type) {
+  const int most = type == payload_type::int4 ? 7 : 127;
   std::vector<T> values(count);
   for (std::size_t i = 0; i < count; ++i) {
-    const int k = static_cast<int>((37 * i + 101 * layer + 11) % 255) - 127;
+    const int k =
+        static_cast<int>((37 * i + 101 * layer + 11) % (2 * static_cast<std::size_t>(most) + 1)) - most;
     const int e = static_cast<int>((layer + i / 64) % 8) - 4;
     values[i] = std::ldexp(static_cast<T>(k), e);
   }
@@ -83,7 +85,7 @@ bytes encoded(const golden_frame& row) {
   const lamina::layout model = table().layout_of(row.model);
   std::vector<std::vector<T>> layers;
   for (std::size_t l = 0; l < model.layers(); ++l) {
-    layers.push_back(golden_elements<T>(l, model.sizes()[l]));
+    layers.push_back(golden_elements<T>(l, model.sizes()[l], row.payload));
   }
   lamina::frame_encoder<T> encoder(model, row.run);
   const auto layer = [&](std::size_t l) { return std::span<const T>(layers[l]); };
@@ -181,8 +183,8 @@ void check_decoded(const golden_frame& row) {
   for (std::size_t l = 0; l < model.layers(); ++l) {
     std::vector<T> out(model.sizes()[l], T(77));
     all_same &= view.apply_to(l, out) == chosen.is_sent(l);
-    const std::vector<T> expected =
-        chosen.is_sent(l) ? golden_elements<T>(l, out.size()) : std::vector<T>(out.size(), T(77));
+    const std::vector<T> expected = chosen.is_sent(l) ? golden_elements<T>(l, out.size(), row.payload)
+                                                      : std::vector<T>(out.size(), T(77));
     all_same &= view.is_dropped(l) == chosen.is_dropped(l) && same_bits(out, expected);
   }
   CHECK(all_same);
@@ -282,7 +284,7 @@ TEST_CASE("golden frames: the table names every file, and every kind with every 
     }
   }
   for (const special_frame& row : table().specials) named.insert(row.file);
-  CHECK(combinations.size() == 3 * 2 * 4);
+  CHECK(combinations.size() == 3 * 2 * 5);
   CHECK(named.size() == table().frames.size() + table().specials.size());
   std::set<std::string> files;
   for (const auto& entry : fs::directory_iterator(path_of("").parent_path())) {

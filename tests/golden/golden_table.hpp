@@ -72,7 +72,8 @@ inline std::size_t meaning_of(const std::string& word, const words& names) {
   throw std::runtime_error("unknown word in the table of golden frames: " + word);
 }
 inline lamina::payload_type payload_named(const std::string& word) {
-  return static_cast<lamina::payload_type>(meaning_of(word, {"as_is", "binary16", "bfloat16", "int8"}));
+  return static_cast<lamina::payload_type>(
+      meaning_of(word, {"as_is", "binary16", "bfloat16", "int8", "int4"}));
 }
 inline lamina::frame_kind kind_named(const std::string& word) {
   return static_cast<lamina::frame_kind>(1 << meaning_of(word, {"gradients", "parameters", "updates"}));

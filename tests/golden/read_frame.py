@@ -26,9 +26,9 @@ VERSION = 1
 ELEMENT_TYPES = {1: "float", 2: "double"}
 ELEMENT_BYTES = {"float": 4, "double": 8}
 KINDS = {1: "gradients", 2: "parameters", 4: "updates"}
-PAYLOAD_TYPES = {0: "as_is", 1: "binary16", 2: "bfloat16", 3: "int8"}
+PAYLOAD_TYPES = {0: "as_is", 1: "binary16", 2: "bfloat16", 3: "int8", 4: "int4"}
 FLAG_CHECKSUM = 1
-INT8_BLOCK = 64
+BLOCK = 64
 
 
 class FrameError(Exception):
@@ -42,8 +42,11 @@ def bytes_before_payload(layers: int) -> int:
 def layer_bytes(payload_type: str, element_type: str, elements: int) -> int:
     if payload_type == "as_is":
         return elements * ELEMENT_BYTES[element_type]
+    blocks = (elements + BLOCK - 1) // BLOCK
     if payload_type == "int8":
-        return elements + (elements + INT8_BLOCK - 1) // INT8_BLOCK
+        return blocks + elements
+    if payload_type == "int4":
+        return blocks + (elements + 1) // 2
     return 2 * elements
 
 
@@ -69,9 +72,14 @@ def elements_of(payload: bytes, payload_type: str, element_type: str, count: int
     if payload_type == "bfloat16":
         halves = struct.unpack(f"<{count}H", payload)
         return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(half << 16 for half in halves))))
-    scales = [scale_of(byte) for byte in payload[:len(payload) - count]]
-    integers = struct.unpack(f"<{count}b", payload[len(payload) - count:])
-    products = [float(integer) * scales[i // INT8_BLOCK] for i, integer in enumerate(integers)]
+    blocks = (count + BLOCK - 1) // BLOCK
+    scales = [scale_of(byte) for byte in payload[:blocks]]
+    if payload_type == "int4":
+        halves = [half for byte in payload[blocks:] for half in (byte & 15, byte >> 4)][:count]
+        integers = [half if half < 8 else half - 16 for half in halves]
+    else:
+        integers = list(struct.unpack(f"<{count}b", payload[blocks:]))
+    products = [float(integer) * scales[i // BLOCK] for i, integer in enumerate(integers)]
     return [as_float(product) for product in products] if element_type == "float" else products
 
 

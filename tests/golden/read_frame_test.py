@@ -70,8 +70,9 @@ def data_of(file: str) -> bytes:
     return (HERE / "frames" / file).read_bytes()
 
 
-def elements_by_formula(layer: int, count: int) -> list[float]:
-    return [((37 * i + 101 * layer + 11) % 255 - 127) * 2.0 ** ((layer + i // 64) % 8 - 4) for i in range(count)]
+def elements_by_formula(layer: int, count: int, payload_type: str) -> list[float]:
+    most = 7 if payload_type == "int4" else 127
+    return [((37 * i + 101 * layer + 11) % (2 * most + 1) - most) * 2.0 ** ((layer + i // 64) % 8 - 4) for i in range(count)]
 
 
 def number_of(word: str) -> float:
@@ -123,7 +124,7 @@ class Checksum(unittest.TestCase):
 class GoldenFrames(unittest.TestCase):
     def check_elements(self, frame: Frame, row: Row) -> None:
         for layer, size in enumerate(frame.model.sizes):
-            expected = elements_by_formula(layer, size) if row.layers_present()[layer] else None
+            expected = elements_by_formula(layer, size, row.payload_type) if row.layers_present()[layer] else None
             self.assertEqual(frame.elements(layer), expected, (row.file, layer))
 
     def test_every_frame(self) -> None:
@@ -143,7 +144,7 @@ class GoldenFrames(unittest.TestCase):
     def test_what_no_writer_writes(self) -> None:
         lines = list(lines_of(TABLE))
         specials = [number for number, words in enumerate(lines) if words[0] == "special"]
-        self.assertEqual(len(specials), 8)
+        self.assertEqual(len(specials), 10)
         for number in specials:
             (_, file, element_type, payload_type, size), written, means = lines[number:number + 3]
             data = data_of(file)
@@ -181,7 +182,7 @@ class Damage(unittest.TestCase):
     def test_every_flipped_bit(self) -> None:
         """One frame of each payload type with a checksum, and without."""
         chosen = [row for row in rows() if row.file.startswith("mixed_gradients_float") and "_some" in row.file]
-        self.assertEqual(len({(row.payload_type, row.checksum) for row in chosen}), 8)
+        self.assertEqual(len({(row.payload_type, row.checksum) for row in chosen}), 10)
         for row in chosen:
             payload_at = bytes_before_payload(len(MODELS[row.model]))
             for bit, damaged in flipped(data_of(row.file)):
@@ -214,7 +215,7 @@ class Command(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("parameters of step 5, sender 0\nelements: float, written as binary16\nchecksum: holds\n"
                       "layers: 2 of 9, 12 bytes of payload\n  part0: held back\n", result.stdout)
-        first = " ".join(f"{element:g}" for element in elements_by_formula(8, 3))
+        first = " ".join(f"{element:g}" for element in elements_by_formula(8, 3, "int8"))
         self.assertIn(f"  part8: 3 elements: {first}\n", result.stdout)
 
     def test_prints_the_run(self) -> None:

@@ -117,6 +117,10 @@ TEMPLATE_TEST_CASE("golden: the frames of a worker and the residual behind them"
        {0x74c6b77294d76cec, 0xdb846953beedd897},
        {0x184279cbbe5ce71c, 0xbf78c1e723343954},
        {0x8bc80b9a3e7aefb8, 0x5f6f42291293f28b}},
+      {lamina::payload_type::int4,
+       {0x86d30593d1eab586, 0x7a195942582f081d},
+       {0xa942d01badcfa195, 0x26b9b054fe8f13b7},
+       {0xc65b3bdf272ce173, 0xd7c5aaa40824394f}},
   };
   constexpr std::size_t c = column<TestType>;
   const lamina::layout model = model_of({5000, 0, 70, 4096, 1});

@@ -332,8 +332,8 @@ TEMPLATE_TEST_CASE("residual: momentum is u = m u + g, a += u, each rounded by i
 TEMPLATE_TEST_CASE("residual: subtract takes out what a payload says, and the velocity whole", "", float,
                    double) {
   std::mt19937 random(505);
-  for (const auto type :
-       {lamina::payload_type::float16, lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+  for (const auto type : {lamina::payload_type::float16, lamina::payload_type::bfloat16,
+                          lamina::payload_type::int8, lamina::payload_type::int4}) {
     const std::size_t length = 2 * 4096 + 70;
     lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}), {.momentum = 0.5});
     residual.accumulate(0, std::vector<TestType>(3, TestType(1)));

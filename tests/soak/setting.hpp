@@ -53,8 +53,9 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
   options.refresh = lamina::refresh_schedule::every(one_of(1, 1, 7));
   options.max_age = one_of(0, 0, 3, 40);
   options.part_elements = one_of(0, 4096);
-  options.payload = one_of(lamina::payload_type::as_is, lamina::payload_type::float16,
-                           lamina::payload_type::bfloat16, lamina::payload_type::int8);
+  options.payload =
+      one_of(lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
+             lamina::payload_type::int8, lamina::payload_type::int4);
   options.check = one_of(lamina::finite_check::whole_layer, lamina::finite_check::each_element);
   if (random() % 4 == 0) options.source = lamina::threshold_source::fresh;
   if (random() % 3 == 0) {
@@ -66,7 +67,7 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
 }
 
 inline std::string described(const setting& each) {
-  static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8"};
+  static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4"};
   const lamina::compressor_options& options = each.options;
   std::ostringstream text;
   text << "seed " << each.seed << (each.is_synchronous ? " sync" : " async");

@@ -56,8 +56,9 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
 TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing", "", float,
                    double) {
   const lamina::layout model = model_of({5000, 64, 9000, 1});
-  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::float16,
-                             lamina::payload_type::bfloat16, lamina::payload_type::int8}) {
+  for (const auto payload :
+       {lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
+        lamina::payload_type::int8, lamina::payload_type::int4}) {
     for (const double momentum : {0.0, 0.5}) {
       lamina::gradient_compressor<TestType> compressor(
           model, {.drop_ratio = 0, .momentum = momentum, .payload = payload});

@@ -19,8 +19,8 @@ TEMPLATE_TEST_CASE("worker: a part that was cleared whole, sent again and lost b
                    float, double) {
   const lamina::layout model = model_of({256, 4});
   const auto momentum = GENERATE(0.0, 0.5);
-  for (const payload_type payload :
-       {payload_type::as_is, payload_type::float16, payload_type::bfloat16, payload_type::int8}) {
+  for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                     payload_type::int8, payload_type::int4}) {
     CAPTURE(momentum, static_cast<int>(payload));
     const compressor_options options{.drop_ratio = 0, .momentum = momentum, .payload = payload};
     lamina::gradient_compressor<TestType> compressor(model, options);
@@ -240,7 +240,7 @@ TEST_CASE("worker: the value of a part that arrived in part is taken anew where 
 
 TEMPLATE_TEST_CASE("worker: what was packed is committed by what arrived of it", "", float, double) {
   // The payload is of frames; packed elements go as they are, and their chunks need no multiple of 64.
-  for (const payload_type payload : {payload_type::as_is, payload_type::int8}) {
+  for (const payload_type payload : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
     lamina::gradient_compressor<TestType> compressor(model_of({10, 6}),
                                                      {.drop_ratio = 0, .payload = payload});
     compressor.accumulate(0, std::vector<TestType>(10, static_cast<TestType>(0.3)));

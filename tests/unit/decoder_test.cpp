@@ -26,7 +26,7 @@ namespace {
 using bytes = std::vector<std::byte>;
 
 constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                   payload_type::int8};
+                                   payload_type::int8, payload_type::int4};
 constexpr std::array<std::uint64_t, 9> limits = {
     0, 1, 0x7fffffff, 0x80000000, 0x80000001, 0xffffffff, 0x100000000, 0x8000000000000000, ~std::uint64_t{0}};
 constexpr std::size_t bitmap_at = 64;
@@ -202,6 +202,8 @@ TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or chan
       const bool is_step = place >= 16 && place < 24;
       const bool is_run = place >= 52 && place < 56;
       const bool is_element = place >= payload_at;
+      // Layer 0 has three elements; the upper half of its second byte of int4 is nobody's.
+      const bool is_nobodys = type == payload_type::int4 && place == payload_at + 2 && bit % 8 >= 4;
       REQUIRE(!error == (is_sender || is_step || is_run || is_element));
       if (error) {
         REQUIRE(error.category() == lamina::frame_category());
@@ -210,7 +212,7 @@ TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or chan
         REQUIRE((view.sender() != 1) == is_sender);
         REQUIRE((view.step() != 7) == is_step);
         REQUIRE((view.run() != 0) == is_run);
-        REQUIRE(same_bits(elements_of_frame(view), sent) != is_element);
+        REQUIRE(same_bits(elements_of_frame(view), sent) != (is_element && !is_nobodys));
         REQUIRE(view.is_dropped(1));
       }
       frame[place] ^= mask;

@@ -261,7 +261,8 @@ std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout
 }
 
 const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
-                                         lamina::payload_type::bfloat16, lamina::payload_type::int8};
+                                         lamina::payload_type::bfloat16, lamina::payload_type::int8,
+                                         lamina::payload_type::int4};
 
 /// The sum over the workers of what they did, less what of it was applied, less what is left: 0 everywhere if nothing is lost.
 template <class T>

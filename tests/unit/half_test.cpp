@@ -119,8 +119,8 @@ TEMPLATE_TEST_CASE("half: a row at a time gives the bits of to_float, for all pa
   std::array<double, 64> doubles;
   for (std::uint32_t p = 0; p < 0x10000; p += 64) {
     for (std::uint32_t i = 0; i < 64; ++i) from[i] = pattern<TestType>(p + i);
-    lamina::detail::widen_all(from.data(), singles);
-    lamina::detail::widen_all(from.data(), doubles);
+    lamina::detail::widen_all<64>(from.data(), singles.data());
+    lamina::detail::widen_all<64>(from.data(), doubles.data());
     for (std::uint32_t i = 0; i < 64; ++i) {
       const float expected = to_float(from[i]);
       CAPTURE(p + i);

@@ -20,7 +20,7 @@ using lamina::payload_type;
 namespace {
 
 constexpr std::array payload_types = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                      payload_type::int8};
+                                      payload_type::int8, payload_type::int4};
 
 /// Bytes of 0 in place of what was lost of a frame without a checksum, as a receiver leaves them.
 template <class T>
@@ -34,13 +34,16 @@ void zero_holes(std::vector<std::byte>& bytes, const lamina::delivery& arrived) 
       std::fill(layer + begin, layer + end, std::byte{0});
     };
     arrived.for_each_lost(part, [&](std::size_t begin, std::size_t end) {
-      const std::size_t scales = in_frame.size() - parts.sizes()[part];  // of int8
+      const std::size_t scales = (parts.sizes()[part] + 63) / 64;  // of integers
       switch (frame.payload()) {
         case payload_type::as_is:
           return zero(begin * sizeof(T), end * sizeof(T));
         case payload_type::int8:
           zero(begin / 64, end / 64 + (end % 64 != 0));
           return zero(scales + begin, scales + end);
+        case payload_type::int4:
+          zero(begin / 64, end / 64 + (end % 64 != 0));
+          return zero(scales + begin / 2, scales + end / 2 + end % 2);
         default:
           return zero(begin * 2, end * 2);
       }
@@ -208,7 +211,7 @@ bool conserves_everything(const lamina::layout& model, compressor_options option
   std::vector<lossy_link<T>> links;
   for (std::uint32_t w = 0; w < 4; ++w) {
     options.sender = w;
-    const std::size_t chunk = options.payload == payload_type::int8 ? 64 * (1 + w % 2) : 8 + 16 * w;
+    const std::size_t chunk = lamina::has_blocks(options.payload) ? 64 * (1 + w % 2) : 8 + 16 * w;
     links.emplace_back(model, options, chunk, 2100 + w, wrong);
   }
   for (int step = 1; step <= steps; ++step) {

@@ -27,8 +27,14 @@ template <class T>
 using tensors = std::vector<std::vector<T>>;
 
 constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                   payload_type::int8};
-constexpr std::array rounding_types = {payload_type::float16, payload_type::bfloat16, payload_type::int8};
+                                   payload_type::int8, payload_type::int4};
+constexpr std::array block_types = {payload_type::int8, payload_type::int4};
+constexpr std::array rounding_types = {payload_type::float16, payload_type::bfloat16, payload_type::int8,
+                                       payload_type::int4};
+
+constexpr int largest_integer(payload_type type) {
+  return type == payload_type::int4 ? 7 : 127;
+}
 
 template <class T>
 bytes encoded(payload_type type, const std::vector<T>& values) {
@@ -47,6 +53,18 @@ std::vector<T> decoded(payload_type type, const bytes& from, std::size_t element
 template <class T>
 std::vector<T> round_trip(payload_type type, const std::vector<T>& values) {
   return decoded<T>(type, encoded(type, values), values.size());
+}
+
+// Integer `i` of a layer of one block, by docs/wire-format.md.
+int integer_of(payload_type type, const bytes& wire, std::size_t i) {
+  if (type == payload_type::int8) return std::bit_cast<std::int8_t>(wire[1 + i]);
+  const int nibble = (std::to_integer<int>(wire[1 + i / 2]) >> (i % 2 * 4)) & 0x0f;
+  return nibble < 8 ? nibble : nibble - 16;
+}
+
+template <class T>
+auto bits_of_one(T number) {
+  return std::bit_cast<std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>(number);
 }
 
 int scale_exponent(std::byte scale) {
@@ -132,10 +150,11 @@ frame_errc refusal(std::span<const std::byte> frame, const lamina::layout& model
 
 TEST_CASE("payload: bytes of a layer for every type") {
   struct row {
-    std::size_t elements, halves, int8;
+    std::size_t elements, halves, int8, int4;
   };
-  for (const row each : {row{0, 0, 0}, row{1, 2, 2}, row{63, 126, 64}, row{64, 128, 65}, row{65, 130, 67},
-                         row{4096, 8192, 4160}, row{4097, 8194, 4162}}) {
+  for (const row each :
+       {row{0, 0, 0, 0}, row{1, 2, 2, 2}, row{2, 4, 3, 2}, row{63, 126, 64, 33}, row{64, 128, 65, 33},
+        row{65, 130, 67, 35}, row{4096, 8192, 4160, 2112}, row{4097, 8194, 4162, 2114}}) {
     CAPTURE(each.elements);
     CHECK(payload_bytes<float>(payload_type::as_is, each.elements) == 4 * each.elements);
     CHECK(payload_bytes<double>(payload_type::as_is, each.elements) == 8 * each.elements);
@@ -145,6 +164,8 @@ TEST_CASE("payload: bytes of a layer for every type") {
     }
     CHECK(payload_bytes<float>(payload_type::int8, each.elements) == each.int8);
     CHECK(payload_bytes<double>(payload_type::int8, each.elements) == each.int8);
+    CHECK(payload_bytes<float>(payload_type::int4, each.elements) == each.int4);
+    CHECK(payload_bytes<double>(payload_type::int4, each.elements) == each.int4);
   }
 }
 
@@ -183,13 +204,16 @@ TEMPLATE_TEST_CASE("payload: the error of a round trip is bounded by the type's 
       REQUIRE(std::abs(brain[i] - any[i]) <= (0x1p-8 + over_float) * std::abs(any[i]));
     }
     const auto values = of_all_sizes<TestType>(random, 4097, -10, 10);
-    const auto integers = round_trip(payload_type::int8, values);
-    for (std::size_t begin = 0; begin < values.size(); begin += 64) {
-      const std::size_t end = std::min<std::size_t>(values.size(), begin + 64);
-      TestType largest = 0;
-      for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(values[i]));
-      for (std::size_t i = begin; i < end; ++i) {
-        REQUIRE(std::abs(integers[i] - values[i]) <= largest / 127);
+    for (const payload_type type : block_types) {
+      const auto integers = round_trip(type, values);
+      for (std::size_t begin = 0; begin < values.size(); begin += 64) {
+        const std::size_t end = std::min<std::size_t>(values.size(), begin + 64);
+        TestType largest = 0;
+        for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(values[i]));
+        for (std::size_t i = begin; i < end; ++i) {
+          REQUIRE(std::abs(integers[i] - values[i]) <=
+                  largest / static_cast<TestType>(largest_integer(type)));
+        }
       }
     }
   }
@@ -208,6 +232,12 @@ TEMPLATE_TEST_CASE("payload: what the type can write comes back as it was", "", 
                                   values.begin() + std::ptrdiff_t(begin) + 64);
       block[17] = values.back();
       REQUIRE(round_trip(payload_type::int8, block) == block);
+    }
+    for (std::size_t size = 1; size <= 64; ++size) {
+      std::vector<TestType> block(size);
+      for (std::size_t i = 0; i < size; ++i)
+        block[i] = std::ldexp(static_cast<TestType>(static_cast<int>(i * 4 % 15) - 7), exponent);
+      REQUIRE(round_trip(payload_type::int4, block) == block);
     }
   }
 }
@@ -268,7 +298,7 @@ TEMPLATE_TEST_CASE("payload: what is left over is exact", "", float, double) {
 
 TEST_CASE("payload: what is left over is exact for every float of a block with large and tiny neighbours") {
   std::mt19937 random(314);
-  for (const payload_type type : {payload_type::bfloat16, payload_type::int8}) {
+  for (const payload_type type : {payload_type::bfloat16, payload_type::int8, payload_type::int4}) {
     for (int round = 0; round < 50; ++round) {
       const auto values = of_all_sizes<float>(random, 640, -149, 127);
       const auto sent = round_trip(type, values);
@@ -288,70 +318,153 @@ TEST_CASE("payload: what is left over is exact far beyond the type's range too")
   CHECK(leaves_exact_rest<double>(payload_type::float16, {0x1p60}));
   CHECK(leaves_exact_rest<double>(payload_type::bfloat16, {1e300, -1e300}));
   CHECK(leaves_exact_rest<double>(payload_type::int8, {1e300, -1e300}));
+  CHECK(leaves_exact_rest<double>(payload_type::int4, {1e300, -1e300, 0x1p172, -0x1.fffffffffffffp172}));
 }
 
-TEMPLATE_TEST_CASE("payload: int8 scales are powers of two, as small as the block allows", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("payload: scales are powers of two, as small as the block allows", "", float, double) {
   std::mt19937 random(315);
-  for (int round = 0; round < 200; ++round) {
-    const int size = static_cast<int>(below(random, 200)) - 100;
-    const auto values = of_all_sizes<TestType>(random, 64 * 5 + 9, size - 6, size);
-    const bytes wire = encoded(payload_type::int8, values);
-    for (std::size_t block = 0; block < 6; ++block) {
-      TestType largest = 0;
-      for (std::size_t i = 64 * block; i < std::min(values.size(), 64 * block + 64); ++i) {
-        largest = std::max(largest, std::abs(values[i]));
+  for (const payload_type type : block_types) {
+    const auto most = static_cast<TestType>(largest_integer(type));
+    for (int round = 0; round < 200; ++round) {
+      const int size = static_cast<int>(below(random, 200)) - 100;
+      const auto values = of_all_sizes<TestType>(random, 64 * 5 + 9, size - 6, size);
+      const bytes wire = encoded(type, values);
+      for (std::size_t block = 0; block < 6; ++block) {
+        TestType largest = 0;
+        for (std::size_t i = 64 * block; i < std::min(values.size(), 64 * block + 64); ++i) {
+          largest = std::max(largest, std::abs(values[i]));
+        }
+        const int exponent = scale_exponent(wire[block]);
+        REQUIRE(largest <= std::ldexp(most, exponent));
+        REQUIRE(largest > std::ldexp(most, exponent - 1));
+        REQUIRE(same_bits(static_cast<double>(lamina::detail::scale_value<TestType>(
+                              std::to_integer<std::uint8_t>(wire[block]))),
+                          std::ldexp(1.0, exponent)));
       }
-      const int exponent = scale_exponent(wire[block]);
-      REQUIRE(largest <= std::ldexp(TestType(127), exponent));
-      REQUIRE(largest > std::ldexp(TestType(127), exponent - 1));
-      REQUIRE(same_bits(static_cast<double>(lamina::detail::scale_value<TestType>(
-                            std::to_integer<std::uint8_t>(wire[block]))),
-                        std::ldexp(1.0, exponent)));
     }
   }
 }
 
-TEMPLATE_TEST_CASE("payload: the largest element of an int8 block never wraps", "", float, double) {
+TEMPLATE_TEST_CASE("payload: the largest element of a block of integers never wraps", "", float, double) {
   const TestType infinity = std::numeric_limits<TestType>::infinity();
-  for (int exponent = -113; exponent <= 119; ++exponent) {
-    for (const double base : {64.0, 63.5, 127.0, 127.25, 127.5, 127.75, 128.0, 126.5, 100.0}) {
-      const TestType exact = std::ldexp(static_cast<TestType>(base), exponent);
-      for (const TestType largest :
-           {exact, std::nextafter(exact, infinity), std::nextafter(exact, TestType(0))}) {
-        for (const TestType signed_largest : {largest, -largest}) {
-          const bytes wire =
-              encoded<TestType>(payload_type::int8, {signed_largest / 3, signed_largest, signed_largest / 7});
-          const int integer = std::bit_cast<std::int8_t>(wire[2]);
-          CAPTURE(base, exponent);
-          REQUIRE((integer < 0) == (signed_largest < 0));
-          REQUIRE(std::abs(integer) >= 64);
-          REQUIRE(std::abs(integer) <= 127);
+  for (const payload_type type : block_types) {
+    const int most_integer = largest_integer(type);
+    for (int exponent = -113; exponent <= 119; ++exponent) {
+      for (const double base :
+           {64.0, 63.5, 127.0, 127.25, 127.5, 127.75, 128.0, 126.5, 100.0, 112.0, 120.0}) {
+        const TestType exact = std::ldexp(static_cast<TestType>(base), exponent);
+        for (const TestType largest :
+             {exact, std::nextafter(exact, infinity), std::nextafter(exact, TestType(0))}) {
+          for (const TestType signed_largest : {largest, -largest}) {
+            const bytes wire =
+                encoded<TestType>(type, {signed_largest / 3, signed_largest, signed_largest / 7});
+            const int integer = integer_of(type, wire, 1);
+            CAPTURE(base, exponent);
+            REQUIRE((integer < 0) == (signed_largest < 0));
+            REQUIRE(std::abs(integer) >= most_integer / 2 + 1);
+            REQUIRE(std::abs(integer) <= most_integer);
+          }
         }
       }
     }
+    // Beyond the scales there are: cut or zero, of the same sign.
+    const TestType most = std::numeric_limits<float>::max();
+    const bytes wire = encoded<TestType>(type, {most, -most});
+    CHECK(integer_of(type, wire, 0) == most_integer);
+    CHECK(integer_of(type, wire, 1) == -most_integer);
+    const TestType least = std::numeric_limits<TestType>::denorm_min();
+    CHECK(round_trip<TestType>(type, {least, -least}) == std::vector<TestType>{0, 0});
+    CHECK(round_trip<TestType>(type, {0, 0}) == std::vector<TestType>{0, 0});
   }
-  // Beyond the scales there are: cut or zero, of the same sign.
-  const TestType most = std::numeric_limits<float>::max();
-  const bytes wire = encoded<TestType>(payload_type::int8, {most, -most});
-  CHECK(std::bit_cast<std::int8_t>(wire[1]) == 127);
-  CHECK(std::bit_cast<std::int8_t>(wire[2]) == -127);
-  const TestType least = std::numeric_limits<TestType>::denorm_min();
-  CHECK(round_trip<TestType>(payload_type::int8, {least, -least}) == std::vector<TestType>{0, 0});
-  CHECK(round_trip<TestType>(payload_type::int8, {0, 0}) == std::vector<TestType>{0, 0});
 }
 
-TEMPLATE_TEST_CASE("payload: integers in the middle of an int8 block round to nearest, ties to even", "",
-                   float, double) {
-  const std::vector<TestType> values = {127,
-                                        TestType(0.5),
-                                        TestType(1.5),
-                                        TestType(2.5),
-                                        TestType(-0.5),
-                                        -TestType(1.5),
-                                        TestType(2.75),
-                                        -TestType(3.25)};
-  CHECK(round_trip(payload_type::int8, values) == std::vector<TestType>{127, 0, 2, 2, 0, -2, 3, -3});
+TEMPLATE_TEST_CASE("payload: integers in the middle of a block round to nearest, ties to even", "", float,
+                   double) {
+  for (const payload_type type : block_types) {
+    const auto most = static_cast<TestType>(largest_integer(type));
+    const std::vector<TestType> values = {most,
+                                          TestType(0.5),
+                                          TestType(1.5),
+                                          TestType(2.5),
+                                          TestType(-0.5),
+                                          -TestType(1.5),
+                                          TestType(2.75),
+                                          -TestType(3.25),
+                                          std::nextafter(TestType(0.5), TestType(1)),
+                                          std::nextafter(TestType(0.5), TestType(0))};
+    CHECK(round_trip(type, values) == std::vector<TestType>{most, 0, 2, 2, 0, -2, 3, -3, 1, 0});
+  }
+}
+
+TEST_CASE("payload: int4 is two integers a byte, the first in the lower half") {
+  const bytes wire = encoded<float>(payload_type::int4, {1, -2, 7, 0, -7});
+  CHECK(wire == bytes{std::byte{127}, std::byte{0xe1}, std::byte{0x07}, std::byte{0x09}});
+  // -8, which is not written, is read as what it says.
+  CHECK(decoded<float>(payload_type::int4, {std::byte{128}, std::byte{0x78}}, 2) ==
+        std::vector<float>{-16, 14});
+}
+
+// A row of 64 has its loops, and so has what is left of one; every element is treated as it would be alone with the block's largest.
+TEMPLATE_TEST_CASE("payload: no element's place changes what is written of it", "", float, double) {
+  std::mt19937 random(320);
+  for (const payload_type type : rounding_types) {
+    for (const std::size_t size : {2, 7, 63, 64, 65, 128, 191}) {
+      auto values = of_all_sizes<TestType>(random, size, -20, 10);
+      for (std::size_t begin = 0; begin < size; begin += 64) values[begin] = TestType(1000);
+      const auto sent = round_trip(type, values);
+      for (std::size_t i = 0; i < size; ++i)
+        REQUIRE(round_trip<TestType>(type, {TestType(1000), values[i]})[1] == sent[i]);
+    }
+  }
+}
+
+// Rows whose numbers are all within the range have a way of their own, which a NaN among them closes.
+TEMPLATE_TEST_CASE("payload: a NaN beside them changes nothing that is written of the others", "", float,
+                   double) {
+  std::mt19937 random(331);
+  const auto nan = std::numeric_limits<TestType>::quiet_NaN();
+  const auto check = [&](payload_type type, std::vector<TestType> row) {
+    row.resize(64);
+    row[0] = 0;
+    const auto alone = round_trip(type, row);
+    row[0] = nan;
+    const auto beside = round_trip(type, row);
+    for (std::size_t i = 1; i < 64; ++i) REQUIRE(bits_of_one(alone[i]) == bits_of_one(beside[i]));
+  };
+  for (const payload_type type : rounding_types) {
+    for (int round = 0; round < 300; ++round) {
+      const int lowest = static_cast<int>(below(random, 240)) - 140;
+      check(type,
+            of_all_sizes<TestType>(random, 64, lowest, lowest + 1 + static_cast<int>(below(random, 30))));
+    }
+  }
+  // Each number of the halves, and what is next to it and halfway to the next.
+  const auto check_numbers = [&]<class Half>(payload_type type, Half infinity) {
+    const auto number_of = [](int bits) {
+      return static_cast<TestType>(lamina::to_float(Half{static_cast<std::uint16_t>(bits)}));
+    };
+    for (int bits = 0; bits < infinity.bits; bits += 16) {
+      std::vector<TestType> row(1);
+      for (int k = 0; k < 16; ++k) {
+        const TestType number = number_of(bits + k);
+        const TestType next = number_of(bits + k + 1);
+        const TestType tie = std::isfinite(next) ? number + (next - number) / 2 : number;
+        row.insert(row.end(),
+                   {-number, tie, std::nextafter(tie, TestType(0)), -std::nextafter(tie, TestType(1e38F))});
+      }
+      row.pop_back();
+      check(type, row);
+    }
+  };
+  check_numbers(payload_type::float16, lamina::float16{0x7c00});
+  check_numbers(payload_type::bfloat16, lamina::bfloat16{0x7f80});
+  check(payload_type::float16, {0, TestType(65519), TestType(65520), -TestType(65535), TestType(65536)});
+  for (const TestType most :
+       {TestType(65504), TestType(0x1.fep127), TestType(7 * 0x1p120), TestType(127 * 0x1p120)}) {
+    const auto more = std::nextafter(most, std::numeric_limits<TestType>::max());
+    for (const payload_type type : rounding_types)
+      check(type, {0, most, -most, more, -more, most / 3, TestType(1)});
+  }
 }
 
 TEMPLATE_TEST_CASE("payload: frames of every type hold what encode_payload wrote, size and all", "", float,
@@ -405,7 +518,7 @@ TEMPLATE_TEST_CASE("payload: one encoder writes frames of different types one af
   tensors<TestType> layers;
   for (const std::size_t size : model.sizes()) layers.push_back(uneven_fractions<TestType>(random, size));
   for (int round = 0; round < 20; ++round) {
-    const payload_type type = every_type[random() % 4];
+    const payload_type type = every_type[random() % every_type.size()];
     lamina::selection chosen(model);
     if (random() % 2 == 0) chosen.send(0);
     if (random() % 2 == 0) chosen.send(1);
@@ -419,7 +532,7 @@ TEMPLATE_TEST_CASE("payload: one encoder writes frames of different types one af
 }
 
 TEMPLATE_TEST_CASE(
-    "payload: copy gives any stretch, in int8 from the beginning of a block on, and refuses others", "",
+    "payload: copy gives any stretch, of integers from the beginning of a block on, and refuses others", "",
     float, double) {
   std::mt19937 random(318);
   const std::size_t elements = 4096 + 200;
@@ -436,7 +549,7 @@ TEMPLATE_TEST_CASE(
     std::vector<TestType> whole(elements);
     view.restore(1, whole);
     for (const std::size_t begin : {0, 1, 63, 64, 4096, 4096 + 192, 4096 + 199}) {
-      const bool splits_a_block = type == payload_type::int8 && begin % 64 != 0;
+      const bool splits_a_block = lamina::has_blocks(type) && begin % 64 != 0;
       for (const std::size_t count : {0, 1, 63, 64, 65, 104, 200}) {
         std::vector<TestType> some(count, TestType(-1));
         if (begin + count > elements || splits_a_block) {
@@ -568,12 +681,12 @@ TEST_CASE("payload: a frame of an unknown payload type is refused by that name")
   bytes frame = frame_of<float>(model, chosen, {{1, 2, 3}}, payload_type::int8);
   constexpr std::size_t place = offsetof(lamina::detail::wire_header, payload_type);
   REQUIRE(frame[place] == std::byte{3});
-  for (int unknown = 4; unknown < 256; ++unknown) {
+  for (int unknown = 5; unknown < 256; ++unknown) {
     frame[place] = static_cast<std::byte>(unknown);
     REQUIRE(refusal<float>(frame, model) == frame_errc::unknown_payload_type);
   }
   // Another known type: the size then tells, before the checksum would.
-  for (const int other : {0, 1, 2}) {
+  for (const int other : {0, 1, 2, 4}) {
     frame[place] = static_cast<std::byte>(other);
     REQUIRE(refusal<float>(frame, model) == frame_errc::bad_payload_size);
   }
@@ -740,20 +853,21 @@ TEMPLATE_TEST_CASE("payload: parameters beyond a type's range become its largest
   CHECK(brain[5] == limits::infinity());
   CHECK(std::isnan(brain[7]));
 
-  const auto whole = published(payload_type::int8, std::vector<TestType>{most, -most, 0});
-  CHECK(whole[0] == TestType(127) * TestType(0x1p120));
-  CHECK(whole[1] == -whole[0]);
-  for (const TestType bad : {limits::infinity(), limits::quiet_NaN()}) {
-    std::vector<TestType> parameters(100, 1);
-    parameters[99] = bad;
-    const auto message =
-        message_of<std::invalid_argument>([&] { published(payload_type::int8, parameters); });
-    CHECK(contains(message, "'weights'"));
-    CHECK(contains(message, "int8"));
+  for (const payload_type type : block_types) {
+    const auto whole = published(type, std::vector<TestType>{most, -most, 0});
+    CHECK(whole[0] == static_cast<TestType>(largest_integer(type)) * TestType(0x1p120));
+    CHECK(whole[1] == -whole[0]);
+    for (const TestType bad : {limits::infinity(), limits::quiet_NaN()}) {
+      std::vector<TestType> parameters(100, 1);
+      parameters[99] = bad;
+      const auto message = message_of<std::invalid_argument>([&] { published(type, parameters); });
+      CHECK(contains(message, "'weights'"));
+      CHECK(contains(message, type == payload_type::int4 ? "int4" : "int8"));
+    }
   }
 }
 
-TEMPLATE_TEST_CASE("payload: NaN and infinity go out of the residual as halves, and int8 keeps them", "",
+TEMPLATE_TEST_CASE("payload: NaN and infinity go out of the residual as halves, and integers keep them", "",
                    float, double) {
   using limits = std::numeric_limits<TestType>;
   const lamina::layout model = model_of({200});
@@ -773,12 +887,12 @@ TEMPLATE_TEST_CASE("payload: NaN and infinity go out of the residual as halves, 
     std::vector<TestType> sent(200);
     lamina::decode<TestType>(frame, model).restore(0, sent);
     const auto left = compressor.residual()[0];
-    const bool is_half = type != payload_type::int8;
+    const bool is_half = !lamina::has_blocks(type);
     CHECK(std::isnan(sent[3]) == is_half);
     CHECK((sent[70] == limits::infinity()) == is_half);
     CHECK((sent[199] == -limits::infinity()) == is_half);
     for (const std::size_t i : {3, 70, 199}) CHECK((left[i] == 0) == is_half);
-    // The others are sent but for their rounding, except from an int8 block that an infinity scales.
+    // The others are sent but for their rounding, except from a block that an infinity scales.
     CHECK(sent[0] + left[0] == gradient[0]);
     CHECK(sent[0] != 0);
     CHECK((sent[71] != 0) == is_half);

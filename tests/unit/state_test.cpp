@@ -230,7 +230,8 @@ TEMPLATE_TEST_CASE("state: loading into a compressor that ran elsewhere leaves n
 TEMPLATE_TEST_CASE("state: a frame encoded and not committed before saving counts as lost", "", float,
                    double) {
   const lamina::layout model = small_model();
-  for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::int8}) {
+  for (const payload_type payload :
+       {payload_type::as_is, payload_type::float16, payload_type::int8, payload_type::int4}) {
     std::mt19937 random(421);
     compressor_options options;
     options.drop_ratio = 0.6;

@@ -131,7 +131,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(CLI::Range(0.0, 0.9999))
       ->group(dropping);
   app.add_option("--payload", options.payload, "how the elements sent are written")
-      ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8"}))
+      ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8", "int4"}))
       ->group(dropping);
 
   const std::string server = "The server";

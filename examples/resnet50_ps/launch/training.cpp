@@ -28,10 +28,9 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   if (!run.layer_dropping) return compression;
 
   static const std::map<std::string, lamina::payload_type> payloads = {
-      {"as_is", lamina::payload_type::as_is},
-      {"float16", lamina::payload_type::float16},
-      {"bfloat16", lamina::payload_type::bfloat16},
-      {"int8", lamina::payload_type::int8},
+      {"as_is", lamina::payload_type::as_is},       {"float16", lamina::payload_type::float16},
+      {"bfloat16", lamina::payload_type::bfloat16}, {"int8", lamina::payload_type::int8},
+      {"int4", lamina::payload_type::int4},
   };
   compression.drop_ratio = options.drop_ratio;
   compression.warm_up_steps = options.drop_warm_up_steps;

@@ -89,7 +89,7 @@ class frame_chunks {
 
   [[nodiscard]] std::span<const chunk> in_sending_order() const& noexcept { return order_; }
   void in_sending_order() const&& = delete;  // it would be gone
-  /// The bytes of one chunk of the frame where they lie: one span; of int8 two, scales and integers.
+  /// The bytes of one chunk of the frame where they lie: one span; of int8 and int4 two, scales and integers.
   [[nodiscard]] std::array<std::span<const std::byte>, 2> bytes_of(const chunk& which) const noexcept {
     const auto pieces = grid_.pieces(which.part, which.index);
     const std::span<const std::byte> part = parts_[which.part];

@@ -19,7 +19,7 @@
 #include "lamina/tensor.hpp"
 
 /// A *transfer* moves one frame from one rank to another. A *part* is a layer of the frame, and a *chunk* what one packet carries of
-/// it: a range of elements, never of bytes, or an int8 chunk could arrive without its scale.
+/// it: a range of elements, never of bytes, or a chunk of integers could arrive without its scale.
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// The largest bound there is, in parts per million: half of each part.
@@ -31,11 +31,11 @@ inline constexpr std::uint32_t most_bound_ppm = 500'000;
   return static_cast<std::uint32_t>(std::uint64_t{bound_ppm} * chunks / 1'000'000);
 }
 
-/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8, whose blocks share a scale. Throws
+/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8 and int4, whose blocks share a scale. Throws
 /// std::invalid_argument where not even these fit.
 template <element T>
 [[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
-  const std::size_t unit = type == payload_type::int8 ? int8_block_elements : 8;
+  const std::size_t unit = has_blocks(type) ? payload_block_elements : 8;
   const std::size_t units = data_bytes / payload_bytes<T>(type, unit);
   if (units == 0) {
     lamina::detail::raise(std::invalid_argument(std::to_string(data_bytes) +
@@ -51,7 +51,7 @@ template <element T>
 /// bit i mod 8 of byte i / 8 of the part's bytes, counted from the least significant.
 class chunk_grid {
  public:
-  /// Bytes of one chunk within the payload of its part: one range, and of int8 two, scales and integers.
+  /// Bytes of one chunk within the payload of its part: one range, and of int8 and int4 two, scales and integers.
   struct piece {
     std::size_t begin = 0;
     std::size_t bytes = 0;
@@ -61,7 +61,7 @@ class chunk_grid {
   /// \param element_bytes   4: float, 8: double
   /// \param type            how the elements are written
   /// \param chunk_elements  see chunk_elements()
-  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8, or larger than a datagram; a part of
+  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8 and int4, or larger than a datagram; a part of
   ///                                more than 2^32 - 1 chunks; more than 2^32 - 1 parts
   chunk_grid(const layout& parts, std::size_t element_bytes, payload_type type, std::size_t chunk_elements)
       : parts_(parts), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
@@ -115,10 +115,12 @@ class chunk_grid {
   }
   [[nodiscard]] std::array<piece, 2> pieces(std::size_t part, std::uint32_t index) const noexcept {
     const std::size_t count = elements(part, index);
-    if (type_ != payload_type::int8) return {{{bytes_of(begin(index)), bytes_of(count)}, {}}};
-    const std::size_t scales = bytes_of(count) - count;
-    const std::size_t all_scales = part_bytes(part) - parts_.sizes()[part];
-    return {{{begin(index) / int8_block_elements, scales}, {all_scales + begin(index), count}}};
+    if (!has_blocks(type_)) return {{{bytes_of(begin(index)), bytes_of(count)}, {}}};
+    const std::size_t scales = payload_blocks(count);
+    const std::size_t before = payload_blocks(begin(index));
+    return {
+        {{before, scales},
+         {payload_blocks(parts_.sizes()[part]) + bytes_of(begin(index)) - before, bytes_of(count) - scales}}};
   }
 
   /// Bytes of a bitmap of all chunks, and the place in it of a part's bytes.
@@ -140,7 +142,7 @@ class chunk_grid {
       raise(std::invalid_argument("elements of " + std::to_string(element_bytes_) +
                                   " bytes: neither float nor double"));
     }
-    const std::size_t unit = type_ == payload_type::int8 ? int8_block_elements : 8;
+    const std::size_t unit = has_blocks(type_) ? payload_block_elements : 8;
     if (chunk_elements_ == 0 || chunk_elements_ % unit != 0) {
       raise(std::invalid_argument("chunks of " + std::to_string(chunk_elements_) +
                                   " elements: must be a multiple of " + std::to_string(unit)));

@@ -72,7 +72,7 @@ class widened_row {
  public:
   template <class G>
   LAMINA_ALWAYS_INLINE explicit widened_row(const G* from) {
-    widen_all(from, operands_);
+    widen_all<lanes>(from, operands_.data());
   }
   template <class G>
   LAMINA_ALWAYS_INLINE widened_row(const G* from, T scale) : widened_row(from) {

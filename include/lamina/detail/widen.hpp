@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <concepts>
 #include <cstddef>
 
@@ -27,20 +26,20 @@ constexpr T widened(G element) noexcept {
   }
 }
 
-/// The first `Count` elements, as T. A loop of known length, so that g++ -O2 vectorises it too. With F16C a signalling NaN
+/// `Count` elements, as T. A loop of known length, so that g++ -O2 vectorises it too. With F16C a signalling NaN
 /// of float16 comes out quiet, which it would by the sum or the product that follows.
-template <class T, class G, std::size_t Count>
-LAMINA_ALWAYS_INLINE void widen_all(const G* from, std::array<T, Count>& to) noexcept {
+template <std::size_t Count, class T, class G>
+LAMINA_ALWAYS_INLINE void widen_all(const G* from, T* to) noexcept {
 #if defined(__F16C__)
   if constexpr (std::same_as<G, float16>) {
     static_assert(Count % 8 == 0);
     for (std::size_t i = 0; i < Count; i += 8) {
       const __m256 floats = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
       if constexpr (sizeof(T) == 4) {
-        _mm256_storeu_ps(to.data() + i, floats);
+        _mm256_storeu_ps(to + i, floats);
       } else {
-        _mm256_storeu_pd(to.data() + i, _mm256_cvtps_pd(_mm256_castps256_ps128(floats)));
-        _mm256_storeu_pd(to.data() + i + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(floats, 1)));
+        _mm256_storeu_pd(to + i, _mm256_cvtps_pd(_mm256_castps256_ps128(floats)));
+        _mm256_storeu_pd(to + i + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(floats, 1)));
       }
     }
     return;

@@ -121,9 +121,9 @@ class residual_memory {
   void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
                 std::size_t end) {
     check_elements(layer, begin, end);
-    if (type == payload_type::int8 && begin % int8_block_elements != 0) {
+    if (has_blocks(type) && begin % payload_block_elements != 0) {
       raise(std::invalid_argument("element " + std::to_string(begin) + " of layer '" + model_[layer].name +
-                                  "' does not begin a block of the int8 payload"));
+                                  "' does not begin a block of the " + name_of(type) + " payload"));
     }
     subtract_payload(layer, type, payload, begin, end);
     clear_velocity(layer, begin, end);
@@ -232,7 +232,7 @@ class residual_memory {
     if (has_velocity()) write_zeros(velocity_, layer, begin, end, layers_[layer].velocity);
   }
 
-  // Of elements [begin, end), of int8 from a block on. Gives the largest magnitude of what is left of them.
+  // Of elements [begin, end), of integers from a block on. Gives the largest magnitude of what is left of them.
   T subtract_payload(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
                      std::size_t end) {
     const std::span<T> to = this->layer(layer);

@@ -28,21 +28,25 @@ struct payload_place {
     return reinterpret_cast<Written*>(layer) + begin + i;
   }
   LAMINA_HOST_DEVICE std::uint8_t* scale(unsigned i) const {
-    return reinterpret_cast<std::uint8_t*>(layer) + (begin + i) / int8_block_elements;
+    return reinterpret_cast<std::uint8_t*>(layer) + (begin + i) / payload_block_elements;
   }
-  LAMINA_HOST_DEVICE std::int8_t* integer(unsigned i) const {
-    const std::size_t scales = lamina::payload_bytes<T>(payload_type::int8, elements) - elements;
-    return reinterpret_cast<std::int8_t*>(layer) + scales + begin + i;
+  /// The byte of an int8, or of two elements of int4, the first of which is in its lower half.
+  LAMINA_HOST_DEVICE std::uint8_t* integer(unsigned i) const {
+    return reinterpret_cast<std::uint8_t*>(layer) + payload_blocks(elements) + begin + i;
+  }
+  LAMINA_HOST_DEVICE std::uint8_t* pair(unsigned i) const {
+    return reinterpret_cast<std::uint8_t*>(layer) + payload_blocks(elements) + (begin + i) / 2;
   }
 };
 
 /// The scales of a block's elements, 64 of which share one.
-using block_scales = std::uint8_t[block_elements / int8_block_elements];
+using block_scales = std::uint8_t[block_elements / payload_block_elements];
 
 /// All of the team calls it, and may read the scales then, until it is called again.
 LAMINA_ANY_CALLER template <class T, class Team>
-LAMINA_HOST_DEVICE void find_scales(const Team& team, const T* block, unsigned count, block_scales& scales) {
-  constexpr auto group = static_cast<unsigned>(int8_block_elements);
+LAMINA_HOST_DEVICE void find_scales(const Team& team, payload_type type, const T* block, unsigned count,
+                                    block_scales& scales) {
+  constexpr auto group = static_cast<unsigned>(payload_block_elements);
   team.barrier();
   for (unsigned g = team.thread(); g * group < count; g += team.threads()) {
     T largest = 0;
@@ -50,9 +54,18 @@ LAMINA_HOST_DEVICE void find_scales(const Team& team, const T* block, unsigned c
       const T magnitude = block[i] < 0 ? -block[i] : block[i];
       if (magnitude > largest) largest = magnitude;
     }
-    scales[g] = lamina::detail::int8_scale(largest);
+    scales[g] = type == payload_type::int4 ? lamina::detail::block_scale<T, payload_type::int4>(largest)
+                                           : lamina::detail::block_scale<T, payload_type::int8>(largest);
   }
   team.barrier();
+}
+
+/// The integer that is written of an element, whose block has this scale.
+template <class T>
+LAMINA_HOST_DEVICE std::int8_t integer_of(T element, payload_type type, std::uint8_t scale_byte) {
+  const T inverse = T(1) / lamina::detail::scale_value<T>(scale_byte);
+  return type == payload_type::int4 ? lamina::detail::to_integer<T, payload_type::int4>(element, inverse)
+                                    : lamina::detail::to_integer<T, payload_type::int8>(element, inverse);
 }
 
 /// What a payload of this type says of an element.
@@ -63,10 +76,10 @@ LAMINA_HOST_DEVICE T said_of(T element, payload_type type, std::uint8_t scale_by
       return to_float(lamina::detail::to_half<lamina::float16>(element));
     case payload_type::bfloat16:
       return to_float(lamina::detail::to_half<lamina::bfloat16>(element));
-    case payload_type::int8: {
-      const T scale = lamina::detail::scale_value<T>(scale_byte);
-      return static_cast<T>(lamina::detail::to_int8(element, T(1) / scale)) * scale;
-    }
+    case payload_type::int8:
+    case payload_type::int4:
+      return static_cast<T>(integer_of(element, type, scale_byte)) *
+             lamina::detail::scale_value<T>(scale_byte);
     default:
       return element;
   }
@@ -137,7 +150,7 @@ struct pack_kernel {
     const T* from = at.residual + at.offsets[place.layer] + place.begin;
     const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
                                  at.sizes[place.layer], place.begin};
-    if (type == payload_type::int8) find_scales(team, from, place.count, shared.scales);
+    if (has_blocks(type)) find_scales(team, type, from, place.count, shared.scales);
     for (unsigned i = team.thread(); i < place.count; i += team.threads()) {
       switch (type) {
         case payload_type::float16:
@@ -146,10 +159,17 @@ struct pack_kernel {
         case payload_type::bfloat16:
           *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
           break;
-        case payload_type::int8: {
-          const std::uint8_t scale = shared.scales[i / int8_block_elements];
-          if (i % int8_block_elements == 0) *to.scale(i) = scale;
-          *to.integer(i) = lamina::detail::to_int8(from[i], T(1) / lamina::detail::scale_value<T>(scale));
+        case payload_type::int8:
+        case payload_type::int4: {
+          const std::uint8_t scale = shared.scales[i / payload_block_elements];
+          if (i % payload_block_elements == 0) *to.scale(i) = scale;
+          if (type == payload_type::int8) {
+            *to.integer(i) = static_cast<std::uint8_t>(integer_of(from[i], type, scale));
+          } else if (i % 2 == 0) {  // whose thread writes the element after it, too
+            const int second = i + 1 < place.count ? integer_of(from[i + 1], type, scale) : 0;
+            *to.pair(i) =
+                static_cast<std::uint8_t>((integer_of(from[i], type, scale) & 0x0f) | (second << 4));
+          }
           break;
         }
         default:
@@ -220,10 +240,10 @@ struct commit_kernel {
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
-    if (type == payload_type::int8) find_scales(team, block, count, shared.scales);
+    if (has_blocks(type)) find_scales(team, type, block, count, shared.scales);
     for (unsigned i = team.thread(); i < count; i += team.threads()) {
       const std::uint8_t scale =
-          type == payload_type::int8 ? shared.scales[i / int8_block_elements] : std::uint8_t{0};
+          has_blocks(type) ? shared.scales[i / payload_block_elements] : std::uint8_t{0};
       // NaN and infinity leave nothing over.
       const T said = said_of(block[i], type, scale);
       block[i] = is_finite(said) ? block[i] - said : T(0);
