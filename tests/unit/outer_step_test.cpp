@@ -171,18 +171,19 @@ TEST_CASE("outer step: momentum in time, as its formula says", "[oracle]") {
   }
 }
 
-TEST_CASE("outer step: where each part comes once a period, counting steps is counting sends, to the bit",
-          "[oracle]") {
+TEMPLATE_TEST_CASE(
+    "outer step: where each part comes once a period, counting steps is counting sends, to the bit",
+    "[oracle]", float, double) {
   std::mt19937 random(23);
   const lamina::layout model = lamina_test::model_of({9000});
   for (const auto payload : payloads) {
     for (const std::uint64_t period : {1, 7, 12}) {
       lamina::outer_options options{.rate = 0.7, .momentum = 0.9, .payload = payload};
-      lamina::outer_step<float> sends(model, options);
+      lamina::outer_step<TestType> sends(model, options);
       options.period = static_cast<double>(period);
-      lamina::outer_step<float> steps(model, options);
+      lamina::outer_step<TestType> steps(model, options);
       for (std::uint64_t t = 1; t <= 4; ++t) {
-        auto d = lamina_test::random_fractions<float>(random, 9000);
+        auto d = lamina_test::random_fractions<TestType>(random, 9000);
         auto other = d;
         sends(0, 0, d);
         steps(0, 0, other, t * period);
@@ -285,4 +286,6 @@ TEST_CASE("outer step: bad periods, steps and times are refused, and change noth
         "the saved outer step has the steps of 0 parts, this one of 2");
   resumed.restore(outer.momentum(), {}, outer.came());
   CHECK(throws<std::logic_error>([&] { resumed(0, 0, g, 5); }));  // between steps it was saved
+  outer.restore(m, {}, std::vector<std::uint64_t>{5, 0});
+  CHECK(throws<std::logic_error>([&] { outer(0, 0, g, 5); }));
 }
