@@ -19,6 +19,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--byte-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
 parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8"])
 parser.add_argument("--delay", type=int, default=0, help="steps between sending and applying")
+parser.add_argument("--outer-rate", type=float, default=0.7)
+parser.add_argument("--outer-momentum", type=float, default=0.9)
 parser.add_argument("--dense", action="store_true")
 parser.add_argument("--alone", action="store_true")
 parser.add_argument("--steps", type=int, default=400)
@@ -43,6 +45,8 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     teacher, model = perceptron(123, 64), perceptron(given.seed, 256)
+    for parameter in teacher.parameters():  # steeper, so that there is more to learn
+        parameter.data.normal_()
     optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps)
     local, trained = None, model
@@ -50,7 +54,8 @@ def main():
         trained = DDP(model)
     elif not given.alone:
         local = optimizer = lamina.torch.LocalUpdates(optimizer, byte_budget=given.byte_budget, part_elements=4096, payload=given.payload,
-                                                      delay=given.delay, outer_rate=0.7, outer_momentum=0.9)
+                                                      delay=given.delay, outer_rate=given.outer_rate,
+                                                      outer_momentum=given.outer_momentum)
     for step in range(given.steps):
         inputs, labels = points(teacher, 10**9 * given.seed + 1 + step * world + rank, given.batch)
         optimizer.zero_grad()

@@ -57,6 +57,9 @@ def one_shared_model(delay, payload, byte_budget):
         chosen.update(optimizer.backend.sent_parts)
     assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own drift
     assert shared_bits(optimizer) != begin and len(chosen) > 3
+    saved = optimizer.state_dict()["local_updates"]
+    assert saved["told"]["outer_period"] == pytest.approx(1 / byte_budget)  # what is not said follows from the share
+    assert max(saved["came"]) == 12 - delay or max(saved["came"]) == 11 - delay
     assert optimizer.totals.ratio == pytest.approx(byte_budget * (0.27 if payload == "int8" else 1), rel=0.4)
 
 
@@ -175,6 +178,24 @@ def timing_changes_nothing():
 
 def test_when_something_arrives_changes_nothing():
     ranks.run(2, timing_changes_nothing)
+
+
+def by_value_and_by_waiting():
+    """Of two parts, one of which changes by 10 in a step and the other by 4, one goes out in each step."""
+    for options, expected in (({"priority": "value"}, [0, 0, 1, 0, 0, 1]), ({}, [0, 1, 0, 1, 0, 1])):
+        model = models.Weights((64,), (64,))
+        optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.5, **options)
+        sent = []
+        for _ in range(6):
+            optimizer.zero_grad()
+            model([torch.full((64,), 10.0), torch.full((64,), 4.0)]).backward()
+            optimizer.step()
+            sent += optimizer.backend.sent_parts
+        assert sent == expected, sent
+
+
+def test_a_value_counts_for_the_steps_that_its_part_has_waited():
+    ranks.run(1, by_value_and_by_waiting)
 
 
 # --- as an optimizer ---
