@@ -14,10 +14,14 @@ namespace lamina::inline LAMINA_ABI::detail {
 /// base^exponent, of a base in [0, 1] and an exponent in [2^-16, 1]; wrong by less than 1e-14.
 inline double root_power(double base, double exponent) {
   double result = 1;
-  for (double root = base; exponent > 0; root = std::sqrt(root), exponent *= 2) {
-    if (exponent < 1) continue;
-    result = rounded(result * root);
-    exponent -= 1;
+  double root = base;
+  while (exponent > 0) {
+    if (exponent >= 1) {
+      result = rounded(result * root);
+      exponent -= 1;
+    }
+    root = std::sqrt(root);
+    exponent *= 2;
   }
   return result;
 }

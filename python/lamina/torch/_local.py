@@ -33,8 +33,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     others have not seen, its drift, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
     DDP:
 
-        optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096,
-                                              outer_rate=0.7, outer_momentum=0.9)
+        optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096)
         loss.backward(); optimizer.step(); optimizer.zero_grad()
 
     `step()` is the optimizer's step and `exchange()`, in which all ranks take part: each calls it as often as the others. Schedulers
@@ -52,8 +51,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
         delay: steps between sending and applying, in [0, 64]; what is sent is then added up beside the computation. The values that
             choose parts are averaged in the step itself, whatever the delay.
-        outer_rate, outer_momentum: of the outer step. Averaging, the default, where the optimizer has a momentum of its own; 0.7 and 0.9
-            with Adam.
+        outer_rate, outer_momentum: of the outer step; the default averages. The study of docs/learning.md has 0.7 and 0.9 with AdamW and
+            four ranks, which lost with two in docs/pytorch.md.
         outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
             share that is sent says; 0: it counts comings.
         payload: as_is, which is added up by one allreduce; or float16, bfloat16 or int8, which every rank sends to all others, and
