@@ -112,6 +112,16 @@ enum class decision_timing : std::uint8_t {
   ahead,
 };
 
+/// What is compared with the threshold, and ordered within a budget.
+enum class priority_rule : std::uint8_t {
+  value,  ///< q_l. The paper's, and the default.
+  /// q_l times the steps since the layer was last sent, or since the first step where it never was: the order in which what the
+  /// workers lack of each other is least in the mean over layers and steps, where q_l grows as a power of these steps. By q_l alone no layer
+  /// lacks much, and those that change slowly starve. Rounded once. For decisions at_end, and threshold_source::accumulated.
+  /// With agreed values the steps are not averaged: each worker takes its own ages, which agreed selection wants to be the same.
+  value_times_waiting,
+};
+
 /// How a residual takes gradients.
 struct residual_options {
   finite_check check = finite_check::whole_layer;
@@ -145,6 +155,8 @@ struct compressor_options {
   /// A layer goes out at least every so many steps, whatever its value; 0: it may wait for ever. Use it where a layer with small
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
   std::uint64_t max_age = 0;
+  /// By what layers are chosen. Of local updates see docs/learning.md; with gradients value_times_waiting was not tried.
+  priority_rule priority = priority_rule::value;
   threshold_source source = threshold_source::accumulated;
   /// When a layer is decided on. The first step of as_ready and of ahead has no values to go by: everything is sent, as far as
   /// a byte_budget reaches. `ahead` wants each gradient in one piece and excludes threshold_source::fresh.

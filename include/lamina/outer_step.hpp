@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -14,7 +15,9 @@
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/power.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/rounding.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
@@ -30,6 +33,9 @@ struct outer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too
   bool nesterov = true;  ///< d = η·(G + μ·m); else η·m. Without momentum both are η·G.
+  /// 0: momentum counts how often a part came. Else it counts time, and this is for how many steps μ stands: the mean number of
+  /// steps between two comings of a part, so 1 / byte_budget; in [1, 65,536]. For Nesterov's alone.
+  double period = 0;
   /// How d goes to the workers. What rounding takes away of it stays here and is added to the next d of that element.
   payload_type payload = payload_type::as_is;
 };
@@ -39,11 +45,20 @@ struct outer_options {
 ///
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
+/// With a period, m is a drift per period, which fades with time and counts for the time that it stands for. f being the steps
+/// since this part last came, or since the first where it never did, over the period:
+///
+///     m <- μ^f·m + (1 - μ^f) / ((1 - μ)·f)·G;   d = η·(G + f·μ^f·m)
+///
+/// Under a steady drift m is then the same at whatever times a part comes, where it would be as many times as large as the part
+/// comes more rarely. With f = 1 both are the same bits.
+///
 /// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
 /// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
 ///
 /// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, and one
-/// read and write of both. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
+/// read and write of both. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013;
+/// momentum in time is this library's (docs/decisions/0029-what-chooses-a-part.md).
 template <element T>
 class outer_step {
  public:
@@ -62,7 +77,20 @@ class outer_step {
       detail::raise(std::invalid_argument("the outer momentum must lie in [0, 1), got " +
                                           std::to_string(options.momentum)));
     }
+    if (options.period != 0 && !(options.period >= 1 && options.period <= longest_period)) {
+      detail::raise(std::invalid_argument("the outer period must be 0, or lie in [1, 65536], got " +
+                                          std::to_string(options.period)));
+    }
+    if (options.period != 0 && !options.nesterov) {
+      detail::raise(
+          std::invalid_argument("the outer period is for Nesterov's momentum: nesterov must be true"));
+    }
     if (options.momentum > 0) momentum_.resize(parts.elements());
+    if (options.momentum > 0 && options.period != 0) {
+      step_momentum_ = detail::root_power(static_cast<double>(momentum_factor()), 1 / options.period);
+      came_.resize(parts.layers());
+      waited_.resize(parts.layers());
+    }
     if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
   }
 
@@ -72,11 +100,13 @@ class outer_step {
   /// \param begin   of what is given, in the part: a multiple of 64
   /// \param mean    G of the elements from there on, which d takes the place of: a multiple of 64, or up to the part's end.
   ///                Each element once a step.
+  /// \param step    in which the part was sent, counted from 1: that of the frames. Without a period nobody looks at it.
   /// \throws std::out_of_range      for the part, and for elements beyond it
   /// \throws std::invalid_argument  for what neither begins nor ends at a multiple of 64
   /// \throws std::domain_error      naming the part, for a mean that holds NaN or infinity, which m and e would keep for ever.
   ///                                Nothing has changed then.
-  void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
+  /// \throws std::logic_error       naming the part, with a period, for a step before the last in which the part came, or 0
+  void operator()(std::size_t part, std::size_t begin, std::span<T> mean, std::uint64_t step = 0) {
     parts_.check_layer(part);
     const std::size_t elements = parts_.sizes()[part];
     if (begin > elements || mean.size() > elements - begin) {
@@ -92,24 +122,33 @@ class outer_step {
     if (!is_finite(mean)) {
       detail::raise(std::domain_error("the mean of '" + parts_[part].name + "' holds NaN or infinity"));
     }
+    const factors of = factors_in(step, part);
     const std::size_t offset = parts_.offset(part) + begin;
     for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
       const std::size_t count = std::min(detail::block_elements, mean.size() - done);
-      step(offset + done, mean.subspan(done, count));
+      move(of, offset + done, mean.subspan(done, count));
     }
   }
 
   /// For checkpoints: m and e, N elements in the order of the layout, or none.
   [[nodiscard]] std::span<const T> momentum() const noexcept { return momentum_; }
   [[nodiscard]] std::span<const T> rounding() const noexcept { return rounding_; }
-  /// Puts them back. Throws std::invalid_argument, and changes nothing, unless the sizes are those of momentum() and rounding()
-  /// and all numbers are finite.
-  void restore(std::span<const T> momentum, std::span<const T> rounding) {
+  /// And the step in which each part last came, 0: never; one a part with a momentum that counts time, or none.
+  [[nodiscard]] std::span<const std::uint64_t> came() const noexcept { return came_; }
+  /// Puts them back, between steps: what comes next is of a later one. Throws std::invalid_argument, and changes nothing, unless
+  /// the sizes are those of momentum(), rounding() and came() and all numbers are finite.
+  void restore(std::span<const T> momentum, std::span<const T> rounding,
+               std::span<const std::uint64_t> came = {}) {
     if (momentum.size() != momentum_.size() || rounding.size() != rounding_.size()) {
       detail::raise(std::invalid_argument("the saved outer step has " + std::to_string(momentum.size()) +
                                           " and " + std::to_string(rounding.size()) + " elements, this one " +
                                           std::to_string(momentum_.size()) + " and " +
                                           std::to_string(rounding_.size())));
+    }
+    if (came.size() != came_.size()) {
+      detail::raise(std::invalid_argument("the saved outer step has the steps of " +
+                                          std::to_string(came.size()) + " parts, this one of " +
+                                          std::to_string(came_.size())));
     }
     for (const auto numbers : {momentum, rounding}) {
       if (!is_finite(numbers))
@@ -117,6 +156,8 @@ class outer_step {
     }
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
     std::copy(rounding.begin(), rounding.end(), rounding_.begin());
+    std::copy(came.begin(), came.end(), came_.begin());
+    std::fill(waited_.begin(), waited_.end(), 0);
   }
 
   [[nodiscard]] const outer_options& options() const noexcept { return options_; }
@@ -124,6 +165,33 @@ class outer_step {
  private:
   using buffer = std::array<T, detail::block_elements>;
   static constexpr auto largest_number = static_cast<double>(std::numeric_limits<T>::max());
+  static constexpr double longest_period = 65536;
+
+  // m <- kept·m + joins·G; d = η·(G + counts·m).
+  struct factors {
+    T kept, joins, counts;
+  };
+
+  T momentum_factor() const { return static_cast<T>(options_.momentum); }
+
+  // Of a part that comes in `step`; every piece of it gets the same.
+  factors factors_in(std::uint64_t step, std::size_t part) {
+    const T mu = momentum_factor();
+    if (came_.empty()) return {mu, T(1), mu};
+    if (step > came_[part]) {
+      waited_[part] = step - came_[part];
+      came_[part] = step;
+    } else if (step < came_[part] || waited_[part] == 0) {
+      detail::raise(std::logic_error("the outer step: '" + parts_[part].name + "' came in step " +
+                                     std::to_string(came_[part]) + ", and comes again in step " +
+                                     std::to_string(step)));
+    }
+    const double periods = static_cast<double>(waited_[part]) / options_.period;
+    if (periods == 1) return {mu, T(1), mu};
+    const double kept = detail::whole_power(step_momentum_, waited_[part]);
+    const double gathered = detail::rounded((1 - static_cast<double>(mu)) * periods);
+    return {static_cast<T>(kept), static_cast<T>((1 - kept) / gathered), static_cast<T>(periods * kept)};
+  }
 
   static bool is_finite(std::span<const T> numbers) {
     return detail::is_finite_magnitude(
@@ -136,18 +204,22 @@ class outer_step {
   }
 
   // One block: loops that each do one thing, in cache.
-  void step(std::size_t offset, std::span<T> block) {
+  void move(const factors& of, std::size_t offset, std::span<T> block) {
     T* d = block.data();
     const std::size_t count = block.size();
     if (!momentum_.empty()) {
-      const T mu = static_cast<T>(options_.momentum);
       T* m = momentum_.data() + offset;
-      scale(m, mu, count);
-      detail::add_elements(m, d, count);
+      buffer product;
+      scale(m, of.kept, count);
+      if (of.joins == T(1)) {
+        detail::add_elements(m, d, count);
+      } else {
+        detail::copy_elements(product.data(), count, detail::read_only<T, T, true>(d, of.joins));
+        detail::add_elements(m, product.data(), count);
+      }
       if (options_.nesterov) {
-        buffer ahead;
-        detail::copy_elements(ahead.data(), count, detail::read_only<T, T, true>(m, mu));
-        detail::add_elements(d, ahead.data(), count);
+        detail::copy_elements(product.data(), count, detail::read_only<T, T, true>(m, of.counts));
+        detail::add_elements(d, product.data(), count);
       } else {
         std::copy_n(m, count, d);
       }
@@ -168,6 +240,9 @@ class outer_step {
   outer_options options_;
   std::vector<T> momentum_;
   std::vector<T> rounding_;
+  double step_momentum_ = 0;           // μ^(1 / period)
+  std::vector<std::uint64_t> came_;    // of a part, the step
+  std::vector<std::uint64_t> waited_;  // steps, until then
 };
 
 }  // namespace lamina::inline LAMINA_ABI

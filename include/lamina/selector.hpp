@@ -41,7 +41,8 @@ namespace lamina::inline LAMINA_ABI {
 class layer_selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range, for a byte_budget that always_sent alone
-  /// uses up, and for decision_timing::ahead with threshold_source::fresh; options.always_sent are layers of `model`.
+  /// uses up, for decision_timing::ahead with threshold_source::fresh, and for priority_rule::value_times_waiting with that or
+  /// with another decision_timing than at_end; options.always_sent are layers of `model`.
   layer_selector(const layout& model, const compressor_options& options)
       : options_(options),
         chosen_(model),
@@ -61,6 +62,12 @@ class layer_selector {
           std::invalid_argument("decision_timing::ahead excludes threshold_source::fresh: it searches the "
                                 "threshold over the agreed values by which it decides"));
     }
+    if (options.priority == priority_rule::value_times_waiting &&
+        (options.decide != decision_timing::at_end || options.source == threshold_source::fresh)) {
+      detail::raise(
+          std::invalid_argument("priority_rule::value_times_waiting is for decision_timing::at_end and "
+                                "threshold_source::accumulated"));
+    }
     for (const std::size_t layer : options.always_sent) {
       if (layer >= model.layers()) {
         detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
@@ -78,8 +85,8 @@ class layer_selector {
   /// Decides one step.
   ///
   /// \param step           counted from 1
-  /// \param values         q_l, compared with the threshold: L values
-  /// \param search_values  what the threshold is searched over; mostly the same
+  /// \param values         q_l, compared with the threshold, or its product as options.priority says: L values
+  /// \param search_values  what the threshold is searched over, likewise; mostly the same
   /// \param held           L flags, or none: layers that are not sent whatever R, the budget or max_age say, and that count
   ///                       as the first to be held back; their values are not looked at
   /// \throws std::invalid_argument  a number of values or flags other than L
@@ -96,7 +103,7 @@ class layer_selector {
     } else {
       const double ratio = drop_ratio_in(step);
       if (detail::searches(options_.refresh, step, ratio, threshold_)) {
-        threshold_ = searched(search_values, held, ratio);
+        threshold_ = searched(step, search_values, held, ratio);
       }
       decision.sends_all = sends_all_at(ratio);
     }
@@ -104,7 +111,8 @@ class layer_selector {
     decision_ = decision;
     chosen_.clear();
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (decision.sends(l, values[l], model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
+      const double priority = priority_of(step, l, values[l]);
+      if (decision.sends(l, priority, model.sizes()[l], cleared_in_[l], rule_of(l, held))) chosen_.send(l);
     }
     return chosen_;
   }
@@ -166,7 +174,7 @@ class layer_selector {
     if (options_.byte_budget) {
       threshold_ = threshold_within_next_budget(values);
     } else if (searches_at_end_of(decision_.step)) {
-      threshold_ = searched(search_values, {}, drop_ratio_in(decision_.step + 1));
+      threshold_ = searched(decision_.step + 1, search_values, {}, drop_ratio_in(decision_.step + 1));
     }
   }
 
@@ -314,12 +322,19 @@ class layer_selector {
     return !options_.refresh.fixed_threshold() && threshold_ < 0 && !detail::outlasts_its_step(threshold_);
   }
 
-  double searched(std::span<const double> values, std::span<const char> held, double ratio) {
+  // What counts of a value in `step`: by itself, as the threshold that is searched over it must be the same bits.
+  double priority_of(std::uint64_t step, std::size_t layer, double value) const {
+    if (options_.priority == priority_rule::value) return value;
+    return detail::rounded(value * static_cast<double>(step - cleared_in_[layer]));
+  }
+
+  double searched(std::uint64_t step, std::span<const double> values, std::span<const char> held,
+                  double ratio) {
     const layout& model = chosen_.model();
     search_.begin();
     for (std::size_t l = 0; l < model.layers(); ++l) {
       if (model.sizes()[l] == 0) continue;
-      search_.add(detail::search_value(values[l], rule_of(l, held)), model.sizes()[l]);
+      search_.add(detail::search_value(priority_of(step, l, values[l]), rule_of(l, held)), model.sizes()[l]);
     }
     return search_.beyond(ratio * static_cast<double>(model.elements()));
   }
@@ -346,7 +361,7 @@ class layer_selector {
       const detail::layer_rule rule = rule_of(l, held);
       if (rule == detail::layer_rule::always) always_sent_elements += elements;
       if (rule == detail::layer_rule::by_value && elements > 0) {
-        search_.add(detail::ordered_value(values[l]), elements);
+        search_.add(detail::ordered_value(priority_of(decision.step, l, values[l])), elements);
       }
     }
     const auto found = search_.within(detail::allowance_by_value(allowance, always_sent_elements));
@@ -360,7 +375,7 @@ class layer_selector {
     for (; end < model.layers(); ++end) {
       const std::size_t elements = model.sizes()[end];
       if (elements == 0 || rule_of(end, held) != detail::layer_rule::by_value) continue;
-      if (detail::ordered_value(values[end]) != *found.crossing) continue;
+      if (detail::ordered_value(priority_of(decision.step, end, values[end])) != *found.crossing) continue;
       left -= static_cast<double>(elements);
       if (left < 0) break;
       any = true;

@@ -15,11 +15,11 @@ torch or whatever else speaks DLPack or the buffer protocol, and needs none of t
 import dataclasses
 import operator
 
-from lamina._core import (Aggregator, Compressor, DecodeError, Frame, Gradients, Layout, Publisher, Selector, decode,
-                          largest_frame_bytes, merge_states, version as __version__)
+from lamina._core import (Aggregator, Compressor, DecodeError, DriftCompressor, Frame, Gradients, Layout, OuterStep, Publisher,
+                          Selector, decode, largest_frame_bytes, merge_states, version as __version__)
 
-__all__ = ["Aggregator", "Compressor", "DecodeError", "Frame", "Gradients", "Layout", "Options", "Publisher", "Selector",
-           "decode", "largest_frame_bytes", "merge_states", "__version__"]
+__all__ = ["Aggregator", "Compressor", "DecodeError", "DriftCompressor", "Frame", "Gradients", "Layout", "Options", "OuterStep",
+           "Publisher", "Selector", "decode", "largest_frame_bytes", "merge_states", "__version__"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,7 @@ inline nb::bytes bitmap_of(const lamina::selection& chosen) {
 }
 // A class each file binds.
 void bind_compressor(nb::module_& m);
+void bind_drift(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_server(nb::module_& m);
 

@@ -71,6 +71,7 @@ NB_MODULE(_core, m) {
                       "." + std::to_string(LAMINA_VERSION_PATCH);
   bind_layout(m);
   bind_compressor(m);
+  bind_drift(m);
   bind_selector(m);
   bind_server(m);
 }

@@ -72,7 +72,7 @@ void bind_server(nb::module_& m) {
                 },
                 self.view);
           },
-          "'gradients' or 'parameters'.")
+          "'gradients', 'parameters' or 'updates'.")
       .def_prop_ro(
           "step",
           [](const frame& self) { return std::visit([](const auto& v) { return v.step(); }, self.view); },
@@ -159,8 +159,13 @@ void bind_server(nb::module_& m) {
       .def(
           "__init__",
           [](aggregator* self, const lamina::layout& layout, std::size_t workers, const std::string& dtype,
-             std::uint64_t first_step, std::uint32_t run) {
-            const lamina::aggregator_options options{.first_step = first_step, .run = run};
+             std::uint64_t first_step, std::uint32_t run, const std::string& kind) {
+            const lamina::aggregator_options options{
+                .first_step = first_step,
+                .run = run,
+                .kind = named<lamina::frame_kind>("kind", kind,
+                                                  {{"gradients", lamina::frame_kind::gradients},
+                                                   {"updates", lamina::frame_kind::updates}})};
             new (self) aggregator{
                 made<lamina::gradient_aggregator>(dtype,
                                                   [&]<class T>() {
@@ -171,7 +176,10 @@ void bind_server(nb::module_& m) {
                 {}};
           },
           "layout"_a, "workers"_a, nb::kw_only(), "dtype"_a = "float32", "first_step"_a = 1, "run"_a = 0,
-          "layout: the Compressors' `parts`. first_step: whose frames are taken first.")
+          "kind"_a = "gradients",
+          "layout: the Compressors' `parts`. first_step: whose frames are taken first. kind: of what they "
+          "are, "
+          "gradients, or the updates of DriftCompressors.")
       .def(
           "add",
           [](aggregator& self, const frame& of) {

@@ -301,6 +301,16 @@ void refuses_early_decisions(const Execution&) {
   }
 }
 
+/// Waiting, by which the host alone chooses.
+template <class Execution>
+void refuses_priorities(const Execution&) {
+  const auto message = message_of<std::invalid_argument>([&] {
+    lamina::cuda::gradient_compressor<float>(model_of({10, 20}),
+                                             {.priority = lamina::priority_rule::value_times_waiting});
+  });
+  require(contains(message, "options.priority"), "the message is: " + message);
+}
+
 template <class Execution>
 void for_each_rule_case(const Execution& execution, const visitor& visit) {
   for (const std::size_t layers : {1U, 7U, 161U, 1025U}) {
@@ -323,6 +333,7 @@ void for_each_rule_case(const Execution& execution, const visitor& visit) {
   add("a threshold from fresh gradients", {.drop_ratio = 0.5, .source = lamina::threshold_source::fresh});
   visit("always_sent beyond the model", [&] { refuses_unknown_layers(execution); });
   visit("decisions before the end of a step", [&] { refuses_early_decisions(execution); });
+  visit("choosing by value times waiting", [&] { refuses_priorities(execution); });
   visit("rules over several steps", [&] { keeps_rules_over_steps(execution); });
 }
 

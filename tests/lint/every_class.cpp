@@ -21,6 +21,8 @@ template class lamina::parameter_publisher<float>;
 template class lamina::frame_view<float>;
 template class lamina::frame_view<double>;
 template class lamina::frame_encoder<float>;
+template class lamina::drift_compressor<float>;
+template class lamina::outer_step<float>;
 
 namespace {
 

@@ -27,6 +27,15 @@ def test_training_learns_with_and_without():
     assert all(float(re.search(r"([\d.]+) % of DDP's bytes", line)[1]) < 40 for line in lines[1:])
 
 
+def test_local_updates_learn():
+    program = ROOT / "examples/pytorch/local_updates.py"
+    lines = [ranks.Program(program, "--steps", "120", *more).outputs()[0] for more in ([], ["--delay", "2"], ["--alone"], ["--dense"])]
+    losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
+    shares = [float(re.search(r"([\d.]+) % of the gradients'", line)[1]) for line in lines]
+    assert max(losses) < 2, lines  # of ten classes, so 2.3 by guessing
+    assert shares[2:] == [0, 100] and all(0.8 < share < 1.3 for share in shares[:2]), lines
+
+
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     arguments = ["--drop-ratio", "0.9", "--batch", "8", "--steps", "16", "--checkpoint-every", "4", "--accumulate", "2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -80,6 +89,7 @@ def pytorch_page():
         if number == 0:
             names["ddp"](torch.ones(2, 8)).sum().backward()
     assert names["state"].step == 1 and number >= 4
+    assert names["local"].totals.steps == 2 and names["resumed"].backend.step == 2
 
 
 def test_the_blocks_of_the_pytorch_page_run():

@@ -72,6 +72,12 @@ struct run_options {
   loss lost_by = loss::before_commit;
 };
 
+/// Chosen by value times waiting, and with a momentum that counts time.
+void takes_time(run_options& options, double period) {
+  options.compress.priority = lamina::priority_rule::value_times_waiting;
+  options.outer.period = period;
+}
+
 /// Workers with local updates around a server, all in one place.
 template <class T>
 class cluster {
@@ -197,11 +203,11 @@ class cluster {
           for (std::size_t i = begin; i < begin + mean.size(); ++i)
             d[part][i] += outer.rounding()[parts().offset(part) + i];
         }
-        outer(part, begin, std::span(d[part]).subspan(begin, mean.size()));
+        outer(part, begin, std::span(d[part]).subspan(begin, mean.size()), aggregator.step());
       });
       if (options_.made == mistake::decays_all && aggregator.arrived().is_dropped(part)) {
         std::vector<T> nothing(d[part].size());
-        outer(part, 0, nothing);
+        outer(part, 0, nothing, aggregator.step());
       }
     }
     lamina::frame_encoder<T> encoder(parts());
@@ -306,6 +312,7 @@ TEST_CASE("drift: the shared parameters are the same bits on every worker", "[or
         options.compress.payload = payload;
         options.compress.part_elements = 4096;
         options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
+        if (payload == lamina::payload_type::int8) takes_time(options, 2.5);
         cluster<float> all(three_layers, options);
         for (int t = 0; t < 12; ++t) {
           const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
@@ -347,10 +354,13 @@ TEST_CASE("drift: workers that agree choose the same parts, also when some could
     }
     return sent > 20;
   };
-  for (const std::size_t delay : {0, 1, 2}) {
-    for (const loss lost_by : {loss::before_commit, loss::after_commit})
-      CHECK(run({.delay = delay, .lost_by = lost_by}));
-    CHECK(!run({.delay = delay, .made = mistake::abandons_alone}));
+  for (const auto priority : {lamina::priority_rule::value, lamina::priority_rule::value_times_waiting}) {
+    for (const std::size_t delay : {0, 1, 2}) {
+      const lamina::compressor_options compress{.priority = priority};
+      for (const loss lost_by : {loss::before_commit, loss::after_commit})
+        CHECK(run({.compress = compress, .delay = delay, .lost_by = lost_by}));
+      CHECK(!run({.compress = compress, .delay = delay, .made = mistake::abandons_alone}));
+    }
   }
 }
 
@@ -396,6 +406,8 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
         options.compress.drop_ratio = 0.6;
         options.compress.payload = payload;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
+        // The factors of the momentum have many bits, of which a payload leaves d few.
+        if (payload != lamina::payload_type::as_is) takes_time(options, 2);
         cluster<double> all(three_layers, options);
         ledger<double> books(three_layers, delay);
         for (std::size_t t = 0; t < 10; ++t) {
@@ -495,6 +507,7 @@ TEST_CASE("drift: one worker alone goes on as if it were", "[oracle]") {
   std::mt19937 random(6);
   run_options options{.workers = 1, .delay = 1};
   options.compress.drop_ratio = 0.5;
+  options.compress.priority = lamina::priority_rule::value_times_waiting;
   cluster<float> all(three_layers, options);
   tensors<float> alone = zeros_of<float>(three_layers);
   for (int t = 0; t < 8; ++t) {
@@ -514,7 +527,8 @@ TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
         options.compress.byte_budget = 0.4;
         options.compress.part_elements = 4096;
         options.compress.payload = lamina::payload_type::int8;
-        options.outer = {.rate = 0.5, .momentum = 0.5};
+        options.outer = {.rate = 0.5, .momentum = 0.5, .payload = lamina::payload_type::int8};
+        takes_time(options, 2.5);
         cluster<double> all(three_layers, options);
         std::vector<std::vector<std::size_t>> chosen;
         for (int t = 0; t < 12; ++t) {
@@ -702,6 +716,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
     options.compress.payload = payload;
     options.compress.part_elements = 4096;
     options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
+    takes_time(options, 1 / 0.3);
     std::mt19937 random(7);
     cluster<float> whole(three_layers, options);
     for (int t = 0; t < 7; ++t) whole.step(random_moves<float>(random, three_layers, options.workers));
@@ -714,7 +729,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
       CHECK(each.compressor.steps_under_way() == 2);
     }
     lamina::outer_step<float> outer(resumed.parts(), options.outer);
-    outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
+    outer.restore(resumed.outer().momentum(), resumed.outer().rounding(), resumed.outer().came());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
       const auto moves = random_moves<float>(random, three_layers, options.workers);
@@ -747,6 +762,7 @@ TEST_CASE("drift: one that joins begins at the shared parameters, and one that l
       run_options options{.workers = 2, .delay = delay};
       options.compress.byte_budget = 0.6;
       options.compress.max_age = 4;
+      options.compress.priority = lamina::priority_rule::value_times_waiting;
       options.outer = {.rate = 0.5, .momentum = 0.5};
       cluster<double> all(three_layers, options);
       ledger<double> books(three_layers, delay);
@@ -909,6 +925,71 @@ TEST_CASE("drift: a part that is under way is not selected again, whatever asks 
   CHECK(compressor.chosen().is_sent(2));
 }
 
+TEST_CASE("drift: by value times waiting the agreed value counts for the steps since the part was sent",
+          "[oracle]") {
+  // Written out: the part of the largest product goes out, one in each step, as the budget has it.
+  const lamina::layout model = lamina_test::model_of({64, 64, 64, 64, 64});
+  for (const bool agrees : {true, false}) {
+    for (const bool waits : {true, false}) {
+      std::mt19937 random(21);
+      run_options options{.workers = 2, .agrees = agrees};
+      options.compress.byte_budget = 0.2;
+      if (waits) options.compress.priority = lamina::priority_rule::value_times_waiting;
+      if (!agrees) options.workers = 1;
+      cluster<double> all(model, options);
+      std::vector<double> sent_in(5);
+      std::vector<std::vector<double>> drifts(options.workers, std::vector<double>(5));
+      for (int t = 1; t <= 200; ++t) {
+        std::vector<tensors<double>> moves(options.workers, zeros_of<double>(model));
+        for (std::size_t w = 0; w < options.workers; ++w) {
+          for (std::size_t part = 0; part < 5; ++part) {
+            const auto move = static_cast<double>(lamina_test::below(random, std::size_t{2} << part));
+            std::ranges::fill(moves[w][part], move);
+            drifts[w][part] += move;
+          }
+        }
+        std::vector<double> products(5);
+        for (std::size_t part = 0; part < 5; ++part) {
+          for (const auto& each : drifts)
+            products[part] += std::abs(each[part]) / static_cast<double>(options.workers);
+          if (waits) products[part] *= t - sent_in[part];
+        }
+        const auto expected = static_cast<std::size_t>(std::ranges::max_element(products) - products.begin());
+        all.step(moves);
+        const auto chosen = all.workers[0].compressor.chosen().sent();
+        REQUIRE(std::vector<std::size_t>(chosen.begin(), chosen.end()) == std::vector{expected});
+        sent_in[expected] = t;
+        for (auto& each : drifts) each[expected] = 0;
+      }
+      // The slowest drifts a thirty-first as fast as the quickest.
+      CHECK((sent_in[0] > 180) == waits);
+    }
+  }
+}
+
+TEST_CASE("drift: a step that is abandoned counts as waited, one that is lost as sent") {
+  const lamina::layout model = lamina_test::model_of({64, 64});
+  for (const bool is_lost : {true, false}) {
+    lamina::drift_compressor<float> compressor(
+        model, {.drop_ratio = 0.5, .priority = lamina::priority_rule::value_times_waiting});
+    tensors<float> x = zeros_of<float>(model);
+    tensors<float> y = {std::vector<float>(64, 3.0F), std::vector<float>(64, 2.0F)};
+    compressor.observe_all(x, y);
+    compressor.select();
+    CHECK(compressor.chosen().is_sent(0));
+    if (is_lost) {
+      compressor.commit_lost();
+      compressor.apply(1, std::vector<float>(64), x, y);
+    } else {
+      compressor.abandon();
+    }
+    compressor.observe_all(x, y);
+    compressor.select();
+    CHECK(compressor.chosen().is_sent(1) == is_lost);  // 2 times 2 steps, and 3 times 1 or 2
+    CHECK(compressor.threshold() == (is_lost ? 4 : 6));
+  }
+}
+
 TEST_CASE("drift: what is called out of order, or does not fit, is named and changes nothing") {
   tensors<float> x = zeros_of<float>(three_layers);
   tensors<float> y = zeros_of<float>(three_layers);
@@ -927,6 +1008,17 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   CHECK(message_of([&] {
           lamina::drift_compressor<float>(three_layers, {.decide = lamina::decision_timing::ahead});
         }) == "decide: a drift is complete at the end of a step alone, so at_end");
+  CHECK(message_of([&] {
+          lamina::gradient_compressor<float>(three_layers,
+                                             {.priority = lamina::priority_rule::value_times_waiting,
+                                              .decide = lamina::decision_timing::ahead});
+        }) ==
+        "priority_rule::value_times_waiting is for decision_timing::at_end and "
+        "threshold_source::accumulated");
+  CHECK(throws<std::invalid_argument>([&] {
+    lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule::value_times_waiting,
+                                                      .source = lamina::threshold_source::fresh});
+  }));
   CHECK(throws<std::invalid_argument>([&] { lamina::drift_compressor<float>(lamina_test::model_of({})); }));
   CHECK(throws<std::invalid_argument>(
       [&] { lamina::drift_compressor<float>(three_layers, {.always_sent = {3}}); }));
@@ -1073,53 +1165,6 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   CHECK(code_of(unprotected(24, 1), three_layers) == lamina::state_errc::wrong_layout);  // elements
 }
 
-TEST_CASE("outer step: as its formula says, each sum and product rounded by itself") {
-  std::mt19937 random(12);
-  const lamina::layout model = lamina_test::model_of({9000, 70});
-  for (const bool nesterov : {true, false}) {
-    for (const float mu : {0.0F, 0.9F}) {
-      lamina::outer_step<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
-      tensors<float> m = zeros_of<float>(model);
-      for (int t = 0; t < 3; ++t) {
-        for (std::size_t part = 0; part < 2; ++part) {
-          const auto g = lamina_test::random_fractions<float>(random, model.sizes()[part]);
-          auto d = g;
-          outer(part, 0, std::span(d).first(64));
-          outer(part, 64, std::span(d).subspan(64));
-          for (std::size_t i = 0; i < g.size(); ++i) {
-            const volatile float decayed = mu * m[part][i];
-            m[part][i] = decayed + g[i];
-            const volatile float ahead = mu * m[part][i];
-            const volatile float direction = mu == 0 ? g[i] : nesterov ? g[i] + ahead : m[part][i];
-            REQUIRE(d[i] == 0.7F * direction);
-          }
-        }
-      }
-      CHECK(outer.momentum().size() == (mu == 0 ? 0 : model.elements()));
-      CHECK(outer.rounding().empty());
-    }
-  }
-}
-
-TEST_CASE("outer step: what the payload takes away of d comes with a later one", "[oracle]") {
-  std::mt19937 random(13);
-  const lamina::layout model = lamina_test::model_of({300, 64});
-  for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
-    lamina::outer_step<double> outer(model, {.payload = payload});
-    tensors<double> rest = zeros_of<double>(model);
-    for (int t = 0; t < 6; ++t) {
-      const std::size_t part = static_cast<std::size_t>(t) % 2;
-      auto d = lamina_test::random_integers<double>(random, model.sizes()[part], 1000);
-      for (std::size_t i = 0; i < d.size(); ++i) rest[part][i] += d[i];
-      outer(part, 0, d);
-      for (std::size_t i = 0; i < d.size(); ++i) rest[part][i] -= d[i];
-      for (std::size_t l = 0; l < 2; ++l) {
-        CHECK(std::ranges::equal(rest[l], outer.rounding().subspan(model.offset(l), rest[l].size())));
-      }
-    }
-  }
-}
-
 TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]") {
   const auto run = [](mistake made) {
     std::mt19937 random(14);
@@ -1144,51 +1189,6 @@ TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]")
   };
   CHECK(run(mistake::none));
   CHECK(!run(mistake::decays_all));
-}
-
-TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
-  const lamina::layout model = lamina_test::model_of({130});
-  for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
-  for (const double momentum : {-0.1, 1.0, std::nan("")})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = momentum}); }));
-  // They are used as T: what is in range as a double may not be.
-  for (const double rate : {1e-60, 1e60})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
-  CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = 1 - 1e-9}); }));
-  CHECK(lamina::outer_step<double>(model, {.rate = 1e-60, .momentum = 1 - 1e-9}).momentum().size() == 130);
-  lamina::outer_step<float> outer(model, {.momentum = 0.5});
-  std::vector<float> g(130);
-  CHECK(throws<std::out_of_range>([&] { outer(1, 0, g); }));
-  CHECK(throws<std::out_of_range>([&] { outer(0, 64, g); }));
-  CHECK(throws<std::out_of_range>([&] { outer(0, 192, std::span(g).first(0)); }));
-  CHECK(throws<std::invalid_argument>([&] { outer(0, 1, std::span(g).first(64)); }));
-  CHECK(throws<std::invalid_argument>([&] { outer(0, 0, std::span(g).first(65)); }));
-  outer(0, 128, std::span(g).first(2));
-  std::vector<float> m(130, 1.0F);
-  CHECK(throws<std::invalid_argument>([&] { outer.restore(std::span(m).first(3), {}); }));
-  m[129] = std::numeric_limits<float>::infinity();
-  CHECK(throws<std::invalid_argument>([&] { outer.restore(m, {}); }));
-  CHECK(outer.momentum()[0] == 0);
-}
-
-TEST_CASE("outer step: a mean that is not finite is refused before anything is written") {
-  const lamina::layout model = lamina_test::model_of({5000});
-  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    for (const auto payload : payloads) {
-      lamina::outer_step<float> outer(model, {.momentum = 0.5, .payload = payload});
-      std::vector<float> g(5000, 1.0F);
-      outer(0, 0, g);
-      const std::vector<float> m(outer.momentum().begin(), outer.momentum().end());
-      const std::vector<float> e(outer.rounding().begin(), outer.rounding().end());
-      std::vector<float> broken(5000, 1.0F);
-      broken[4999] = bad;
-      CHECK(throws<std::domain_error>([&] { outer(0, 0, broken); }));
-      CHECK(broken[0] == 1.0F);
-      CHECK(same_bits(m, std::vector<float>(outer.momentum().begin(), outer.momentum().end())));
-      CHECK(same_bits(e, std::vector<float>(outer.rounding().begin(), outer.rounding().end())));
-    }
-  }
 }
 
 TEST_CASE("drift: frames of updates are taken where they belong and nowhere else") {

@@ -61,8 +61,8 @@ template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
-  /// naming the option, for one outside its range, for options.decide other than at_end, which the host alone has yet, and for
-  /// a model without layers.
+  /// naming the option, for one outside its range, for options.decide other than at_end and options.priority other than value,
+  /// which the host alone has yet, and for a model without layers.
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
       : options_(options),
         functor_(functor),
@@ -76,6 +76,10 @@ class gradient_compressor {
     if (options.decide != decision_timing::at_end) {
       throw std::invalid_argument(
           "options.decide must be decision_timing::at_end on a device: as_ready and ahead are of the host");
+    }
+    if (options.priority != priority_rule::value) {
+      throw std::invalid_argument(
+          "options.priority must be priority_rule::value on a device: value_times_waiting is of the host");
     }
     make_memory();
     make_prefix();

@@ -2,6 +2,10 @@
 """Layer dropping for torch.nn.parallel.DistributedDataParallel:
 
     state = lamina.torch.register(ddp, drop_ratio=0.95)     # after DDP(...), before the first backward
+
+and local updates, for any optimizer and without DDP:
+
+    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096)
 """
 
 from typing import Any, cast
@@ -13,11 +17,12 @@ except ImportError as error:
 from torch.nn.parallel import DistributedDataParallel
 
 import lamina
+from lamina.torch._local import LocalUpdates
 from lamina.torch._optimizer import skip_held
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import GradBucket, LayerDropping, merge_states, refuse_sharded
 
-__all__ = ["LayerDropping", "StepReport", "Totals", "hook", "merge_states", "register", "skip_held"]
+__all__ = ["LayerDropping", "LocalUpdates", "StepReport", "Totals", "hook", "merge_states", "register", "skip_held"]
 
 
 # DDP looks at these annotations.

@@ -4,7 +4,7 @@ import dataclasses
 import struct
 import time
 import zlib
-from typing import Dict, Iterator, List, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, Protocol, TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,17 @@ class Bucket:
     layers: List[int]
     gradients: List[torch.Tensor]
     future: "torch.futures.Future[torch.Tensor]"
+
+
+class Past(Protocol):
+    """What the choice of a step depends on: of LayerDropping, and of LocalUpdates."""
+
+    last_choice: int
+    process_group: Any
+    world_size: int
+
+    @property
+    def backend(self) -> Any: ...  # step and threshold
 
 
 class Stopwatch:
@@ -89,13 +100,13 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     deliver(state, buckets, packed, sent, scale, sent_bytes, watch)
 
 
-def past_of(state: "LayerDropping") -> torch.Tensor:
+def past_of(state: Past) -> torch.Tensor:
     """What this step's choice depends on, as 20 bits and their square, whose sums over the ranks are exact."""
     past = zlib.crc32(struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice)) & 0xFFFFF
     return torch.tensor([past, past ** 2], dtype=torch.float64)
 
 
-def require_one_past(state: "LayerDropping", sums: torch.Tensor) -> None:
+def require_one_past(state: Past, sums: torch.Tensor) -> None:
     """Raises the same on all ranks if they would choose different parts."""
     if state.world_size * int(sums[1]) != int(sums[0]) ** 2:
         raise RuntimeError(_parted(state))
@@ -167,7 +178,7 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
     return cut
 
 
-def _parted(state: "LayerDropping") -> str:
+def _parted(state: Past) -> str:
     """Why the ranks would choose different parts. All of them have seen that they would, so they can talk about it."""
     own = {"step": state.backend.step, "threshold": state.backend.threshold, "choice": state.last_choice}
     theirs: List[Dict[str, float]] = [{}] * state.world_size

@@ -210,6 +210,50 @@ def test_dropped_gradients_are_the_librarys_own():
             assert np.array_equal(np.concatenate([worker.residual(layer) for layer in range(4)]), residual)
 
 
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("priority, power", [("value", 0), ("value_times_waiting", 1)])
+@pytest.mark.parametrize("clock", ["sends", "steps"])
+def test_local_updates_are_the_librarys_own(delay, priority, power, clock):
+    """Choice, outer step and shift of W drift compressors."""
+    scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock={clock} outer_rate=0.7 outer_momentum=0.9 "
+                  "traffic=0.2 steps=40")
+    period = scheme.choice.period
+    workers = [lamina.DriftCompressor(scheme.parts.layout, byte_budget=1 / period, payload="int8", priority=priority) for _ in range(4)]
+    outer = lamina.OuterStep(scheme.parts.layout, rate=0.7, momentum=0.9, period=period if clock == "steps" else 0, payload="int8")
+    cut = np.cumsum(scheme.parts.sizes)[:-1]
+    x, y = scheme.task.begin.numpy().copy(), np.repeat(scheme.task.begin.numpy()[None], 4, 0)
+    decide, chosen, under_way, came = scheme.choice.decide, [], [], set()
+    scheme.choice.decide = lambda *arguments: chosen.append(decide(*arguments)) or chosen[-1]
+    for step in range(1, 41):
+        scheme.step(step, RATE)
+        y -= np.float32(RATE) * scheme.task.drawn[step - 1].numpy()
+
+        def arrive():
+            while under_way and under_way[0][0] + delay <= step:
+                sent_in, sent, mean = under_way.pop(0)
+                outer(sent, mean, sent_in)
+                for w, worker in enumerate(workers):
+                    to = x if w == 3 else x.copy()
+                    worker.apply(sent_in, mean, np.split(to, cut), np.split(y[w], cut))
+        arrive()
+        for worker, own in zip(workers, y):
+            worker.observe_all(np.split(x, cut), np.split(own, cut))
+        agreed = scheme.parts.agreed(np.array([worker.values() for worker in workers]))
+        packed = []
+        for worker, own in zip(workers, y):
+            sent = worker.select(agreed)
+            packed.append(np.empty(worker.sent_elements, np.float32))
+            worker.pack(np.split(x, cut), np.split(own, cut), packed[-1])
+            worker.commit()
+        assert sent == chosen[-1], step
+        came.update(sent)
+        under_way.append((step, sent, np.mean(packed, axis=0, dtype=np.float32)))
+        arrive()
+        np.testing.assert_allclose(x, scheme.shared.numpy(), rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(y, scheme.replicas.y.numpy(), rtol=1e-4, atol=1e-3)
+    assert len(came) == 4
+
+
 @pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8"])
 def test_bytes_and_roundings_are_the_librarys_own(payload):
     parts = Parts(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))

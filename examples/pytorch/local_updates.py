@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Trains with local updates, each rank with an AdamW of its own:
+
+    torchrun --nproc-per-node 2 examples/pytorch/local_updates.py
+
+A perceptron learns what another, drawn one says of random points. --dense is DDP, and --alone communicates nothing: to compare with.
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import lamina.torch
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--byte-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
+parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8"])
+parser.add_argument("--delay", type=int, default=0, help="steps between sending and applying")
+parser.add_argument("--outer-rate", type=float, default=1.0)
+parser.add_argument("--outer-momentum", type=float, default=0.0)
+parser.add_argument("--dense", action="store_true")
+parser.add_argument("--alone", action="store_true")
+parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--batch", type=int, default=32, help="points of a rank")
+parser.add_argument("--learning-rate", type=float, default=0.002)
+parser.add_argument("--seed", type=int, default=0)
+
+
+def perceptron(seed, width):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def points(teacher, seed, count):
+    inputs = torch.randn(count, 32, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return inputs, teacher(inputs).argmax(1)
+
+
+def main():
+    given = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    teacher, model = perceptron(123, 64), perceptron(given.seed, 256)
+    for parameter in teacher.parameters():  # steeper, so that there is more to learn
+        parameter.data.normal_()
+    optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps)
+    local, trained = None, model
+    if given.dense:
+        trained = DDP(model)
+    elif not given.alone:
+        local = optimizer = lamina.torch.LocalUpdates(optimizer, byte_budget=given.byte_budget, part_elements=4096, payload=given.payload,
+                                                      delay=given.delay, outer_rate=given.outer_rate,
+                                                      outer_momentum=given.outer_momentum)
+    for step in range(given.steps):
+        inputs, labels = points(teacher, 10**9 * given.seed + 1 + step * world + rank, given.batch)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained(inputs), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    def tested():
+        inputs, labels = points(teacher, 10**12, 4000)
+        with torch.no_grad():
+            return nn.functional.cross_entropy(model(inputs), labels).item()
+
+    if local is not None:
+        with local.evaluation_parameters(model):  # what all ranks share
+            loss = tested()
+    else:
+        loss = tested()
+    if rank == 0:
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        sent = local.totals.sent_bytes / given.steps if local is not None else 0 if given.alone else 4 * elements
+        print(f"after {given.steps} steps on {world} ranks: loss {loss:.4f}, {sent:.0f} bytes a step and rank, "
+              f"{100 * sent / (4 * elements):.2f} % of the gradients'")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

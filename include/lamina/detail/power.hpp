@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/rounding.hpp"
+
+/// Powers that are the same bits on every machine: of products and square roots, each of which IEEE 754 rounds, where std::pow
+/// is as the C library has it.
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// base^exponent, of a base in [0, 1] and an exponent in [2^-16, 1]; wrong by less than 1e-14.
+inline double root_power(double base, double exponent) {
+  double result = 1;
+  double root = base;
+  while (exponent > 0) {
+    if (exponent >= 1) {
+      result = rounded(result * root);
+      exponent -= 1;
+    }
+    root = std::sqrt(root);
+    exponent *= 2;
+  }
+  return result;
+}
+
+/// base^exponent of a whole exponent, by squaring.
+inline double whole_power(double base, std::uint64_t exponent) {
+  double result = 1;
+  for (double square = base; exponent > 0; square = rounded(square * square), exponent /= 2) {
+    if (exponent % 2 != 0) result = rounded(result * square);
+  }
+  return result;
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: MIT
+import collections
+import contextlib
+import dataclasses
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
+
+import torch
+import torch.distributed as dist
+
+import lamina
+from lamina.torch import _report, _step
+from lamina.torch._report import StepReport, Totals
+from lamina.torch._state import _difference, _is_dense
+
+FORMAT = 1  # of what state_dict() has under 'local_updates'
+_LONGEST_DELAY = 64
+
+
+@dataclasses.dataclass
+class _UnderWay:
+    """What one step has sent, until its mean is there."""
+
+    step: int
+    parts: List[int]
+    sums: Optional[torch.Tensor] = None  # over the ranks, once the work is done; or
+    frames: List[torch.Tensor] = dataclasses.field(default_factory=list)  # one a rank
+    work: Any = None
+    mean: Optional[torch.Tensor] = None  # from then on
+
+
+class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+    """Local updates around any optimizer: each rank steps on its own parameters at once, and what its optimizer did that the
+    others have not seen, its drift, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
+    DDP:
+
+        optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096)
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    `step()` is the optimizer's step and `exchange()`, in which all ranks take part: each calls it as often as the others. Schedulers
+    of the learning rate take either optimizer. What the parameters of all ranks have in common, the shared parameters, is what to
+    evaluate and to keep: evaluation_parameters().
+    """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
+                 outer_rate: float = 1.0, outer_momentum: float = 0.0, outer_period: Optional[float] = None,
+                 payload: str = "as_is", priority: str = "value_times_waiting", log_every: int = 0, **options: Any) -> None:
+        """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
+
+        optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
+        delay: steps between sending and applying, in [0, 64]; what is sent is then added up beside the computation. The values that
+            choose parts are averaged in the step itself, whatever the delay.
+        outer_rate, outer_momentum: of the outer step; the default averages. The study of docs/learning.md has 0.7 and 0.9 with AdamW and
+            four ranks, which lost with two in docs/pytorch.md.
+        outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
+            share that is sent says; 0: it counts comings.
+        payload: as_is, which is added up by one allreduce; or float16, bfloat16 or int8, which every rank sends to all others, and
+            adds up in the order of the ranks: fewer bytes with few ranks. What rounding takes away stays in the drift.
+        priority: value_times_waiting, or value.
+        log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
+        options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
+
+        TypeError for what is no optimizer, and, naming the parameter, for one that is not float32, not on the CPU, sparse, or has gaps;
+        ValueError, naming the option, for one outside its range; RuntimeError without a process group, or naming what two ranks differ in.
+        """
+        if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if not dist.is_available() or not dist.is_initialized():
+            raise RuntimeError("LocalUpdates: the process group is not initialised; call torch.distributed.init_process_group before")
+        if not isinstance(delay, int) or not 0 <= delay <= _LONGEST_DELAY:
+            raise ValueError(f"delay must be a whole number in [0, {_LONGEST_DELAY}], got {delay!r}")
+        if log_every < 0:
+            raise ValueError(f"log_every must not be negative, got {log_every}")
+        self.optimizer = optimizer
+        self.options = lamina.Options(**options)
+        if self.options.momentum != 0:
+            raise ValueError("momentum: a drift has none, the optimizer may")
+        if outer_period is None:
+            share = self.options.byte_budget if self.options.byte_budget is not None else 1 - self.options.drop_ratio
+            outer_period = min(1 / share, 65536.0)
+        self.process_group = process_group
+        self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
+        self.delay, self.log_every = delay, log_every
+        self._outer_options: Dict[str, Any] = {"rate": float(outer_rate), "momentum": float(outer_momentum), "period": float(outer_period)}
+        self._payload, self._priority = payload, priority
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
+                      for p in range(len(group["params"]))]
+        self._check_parameters()
+        self.shapes = [list(parameter.shape) for parameter in self._parameters]
+        self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
+        kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
+        self.backend = lamina.DriftCompressor(self._layout, priority=priority, payload=payload, sender=self.rank, **kept)
+        self._parts = self.backend.parts
+        self._sizes = self._parts.sizes
+        self._outer = lamina.OuterStep(self._parts, **self._outer_options)
+        self.last: Optional[StepReport] = None
+        self.totals = Totals()
+        self.last_choice = 0
+        self._under_way: Deque[_UnderWay] = collections.deque()
+        self._evaluates = False
+        self._agree_on_the_run()
+        self._shared = self._first_of_all()
+
+    def _check_parameters(self) -> None:
+        for name, parameter in zip(self.names, self._parameters):
+            why = (f"is {parameter.dtype}, LocalUpdates takes float32" if parameter.dtype is not torch.float32
+                   else f"is on {parameter.device}, LocalUpdates takes the CPU" if parameter.device.type != "cpu"
+                   else "is sparse" if parameter.layout is not torch.strided
+                   else "has gaps or overlaps in memory" if not _is_dense(parameter) else None)
+            if why is not None:
+                raise TypeError(f"LocalUpdates: {name} {why}")
+        if not any(parameter.numel() for parameter in self._parameters):
+            raise ValueError("LocalUpdates: the optimizer has no parameters")
+
+    def _told(self) -> Dict[str, Any]:
+        return {"names": self.names, "shapes": self.shapes, "delay": self.delay, "payload": self._payload, "priority": self._priority,
+                **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
+
+    def _agree_on_the_run(self) -> None:
+        told: List[Dict[str, Any]] = [{}] * self.world_size
+        dist.all_gather_object(told, self._told(), group=self.process_group)
+        for rank, theirs in enumerate(told):
+            for name, value in told[0].items():
+                if theirs[name] != value:
+                    raise RuntimeError(f"LocalUpdates: {_difference(name, value, theirs[name], rank)}")
+
+    def _local(self) -> List[torch.Tensor]:
+        """Each parameter as its elements lie in memory."""
+        return [parameter.detach().as_strided((parameter.numel(),), (1,)) for parameter in self._parameters]
+
+    def _first_of_all(self) -> List[torch.Tensor]:
+        own = torch.cat(self._local())
+        if self.rank != 0:
+            own.zero_()
+        dist.all_reduce(own, group=self.process_group)
+        shared = [each.clone() for each in torch.split(own, self._layout.sizes)]
+        for y, x in zip(self._local(), shared):
+            y.copy_(x)
+        return shared
+
+    # --- a step ------------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
+        """The optimizer's step, and exchange(). RuntimeError from a GradScaler, which would leave it out on one rank alone: give
+        `scaler.step` the optimizer that this wraps, and call exchange() after it."""
+        if grad_scaler is not None or getattr(self, "found_inf", None) is not None:
+            raise RuntimeError("LocalUpdates: a scaler leaves out steps, and all ranks must exchange in each; call "
+                               "scaler.step(local.optimizer), and then local.exchange()")
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        self.exchange()
+        return loss
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        self.optimizer.zero_grad(*arguments, **named)
+
+    def exchange(self) -> None:
+        """What follows each step of the optimizer: parts of the drifts are brought together. All ranks call it as often, also one
+        whose optimizer has left out its step.
+
+        Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
+        was sent: shared parameters and drifts are as they were, and once the rank's parameters are mended training goes on. If a
+        collective fails, what was under way is in the drift again, and state_dict() still works.
+        """
+        if self._evaluates:
+            raise RuntimeError("exchange: the parameters are those of evaluation_parameters(); leave it first")
+        with torch.no_grad():
+            self._arrive(self.backend.step + 1 - self.delay)
+            sent_bytes = self._agree()
+            sent_bytes += self._send()
+            self._arrive(self.backend.step - self.delay)
+        self._finish(sent_bytes)
+
+    def _agree(self) -> int:
+        core, shared, local, problem = self.backend, self._shared, self._local(), None
+        try:
+            core.observe_all(shared, local)
+        except ValueError as error:
+            problem = error
+            core.observe_all(shared, shared)  # the step begins here as on the other ranks
+        try:
+            # The values, whether they are none, and two numbers by which ranks notice that they have parted.
+            sums = torch.cat([torch.frombuffer(core.values(), dtype=torch.float64),
+                              torch.tensor([problem is not None], dtype=torch.float64), _step.past_of(self)])
+            dist.all_reduce(sums, group=self.process_group)
+            if sums[-3] != 0:
+                self._raise_not_finite(problem)
+            _step.require_one_past(self, sums[-2:])
+            core.select(sums[:-3] / self.world_size)
+        except BaseException:
+            core.abandon()
+            raise
+        return _bytes_of(sums)
+
+    def _raise_not_finite(self, problem: Optional[ValueError]) -> None:
+        which: List[Optional[bool]] = [None] * self.world_size
+        dist.all_gather_object(which, problem is not None, group=self.process_group)
+        if problem is not None:
+            raise ValueError(f"LocalUpdates: {problem}") from problem
+        raise RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was sent")
+
+    def _send(self) -> int:
+        core, shared, local = self.backend, self._shared, self._local()
+        going, given = _UnderWay(core.step, core.sent_parts), torch.empty(core.sent_elements)
+        try:
+            if core.sent_elements == 0:
+                core.pack(shared, local, given)
+                going.mean = given
+            elif self._payload == "as_is":
+                core.pack(shared, local, given)
+                going.sums = given
+                going.work = dist.all_reduce(given, group=self.process_group, async_op=True)
+            else:
+                given = torch.frombuffer(bytearray(core.encode(shared, local)), dtype=torch.uint8)
+                going.frames = [torch.empty_like(given) for _ in range(self.world_size)]  # of the same parts, so as large
+                going.work = dist.all_gather(going.frames, given, group=self.process_group, async_op=True)
+        except BaseException:
+            core.abandon()
+            raise
+        core.commit()
+        self._under_way.append(going)
+        self.last_choice = _step.choice_of(core.sent_bitmap)
+        return _bytes_of(given)
+
+    def _arrive(self, last: int) -> None:
+        """Applies the updates of the steps up to `last`, in their order."""
+        while self._under_way and self._under_way[0].step <= last:
+            try:
+                first = self._under_way[0]
+                update = self._mean_of(first)
+                if not torch.isfinite(update).all():  # on all ranks alike: the mean is the same
+                    raise OverflowError(f"LocalUpdates: the sum of what step {first.step} sent is not finite")
+                self._outer(first.parts, update, first.step)
+                self.backend.apply(first.step, update, self._shared, self._local())
+            except BaseException:
+                while self._under_way:
+                    self.backend.abandon(self._under_way.popleft().step)
+                raise
+            self._under_way.popleft()
+
+    def _mean_of(self, going: _UnderWay) -> torch.Tensor:
+        if going.mean is not None:
+            return going.mean
+        going.work.wait()
+        if going.sums is not None:
+            going.mean = going.sums.div_(self.world_size)
+        else:
+            server = lamina.Aggregator(self._parts, self.world_size, first_step=going.step, kind="updates")
+            for frame in going.frames:
+                server.add(lamina.decode(frame, self._parts))
+            going.mean = torch.empty(sum(self._sizes[part] for part in going.parts))
+            for part, to in zip(going.parts, torch.split(going.mean, [self._sizes[part] for part in going.parts])):
+                server.mean(part, to)
+        going.work, going.sums, going.frames = None, None, []
+        return going.mean
+
+    def _finish(self, sent_bytes: int) -> None:
+        core = self.backend
+        self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent_parts), self._parts.elements,
+                               core.sent_elements, 4 * self._parts.elements, sent_bytes, 0, {})
+        self.totals = self.totals.and_of(self.last)
+        _report.log(self.last, self.log_every)
+
+    # --- what all share ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def evaluation_parameters(self, module: Optional[torch.nn.Module] = None) -> Iterator[None]:
+        """Within it the parameters are the shared ones, the same bits on all ranks, and behind it this rank's own again. With a module,
+        its buffers of floats are the mean over the ranks meanwhile, as those of batch normalisation should be: all ranks then enter
+        together. Takes a copy of the parameters. step() and exchange() raise within."""
+        if self._evaluates:
+            raise RuntimeError("evaluation_parameters: it was entered already")
+        buffers = [] if module is None else [each for each in module.buffers() if each.is_floating_point()]
+        means = self._mean_buffers(buffers)
+        tensors = self._local() + [each.detach() for each in buffers]
+        own = [each.clone() for each in tensors]
+        self._evaluates = True
+        try:
+            for to, each in zip(tensors, self._shared + means):
+                to.copy_(each)
+            yield
+        finally:
+            for to, each in zip(tensors, own):
+                to.copy_(each)
+            self._evaluates = False
+
+    def _mean_buffers(self, buffers: List[torch.Tensor]) -> List[torch.Tensor]:
+        if not buffers:
+            return []
+        sums = torch.cat([each.detach().double().flatten() for each in buffers])
+        dist.all_reduce(sums, group=self.process_group)
+        sums /= self.world_size
+        return [mean.view(each.shape).to(each.dtype)
+                for mean, each in zip(torch.split(sums, [each.numel() for each in buffers]), buffers)]
+
+    # --- as an optimizer ---------------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override, unused-ignore]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override, unused-ignore]
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> Any:  # type: ignore[override, unused-ignore]
+        return self.optimizer.defaults
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """RuntimeError: the parameters that ranks share are those the optimizer had."""
+        raise RuntimeError("add_param_group: LocalUpdates is of the parameters that the optimizer had when it was wrapped")
+
+    def __repr__(self) -> str:
+        return f"LocalUpdates({self.optimizer!r})"
+
+    def __getstate__(self) -> Dict[str, Any]:
+        raise TypeError("LocalUpdates cannot be pickled or copied; save its state_dict()")
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The optimizer's, and under 'local_updates' all else that a later step of this rank depends on but for its own parameters,
+        which are the module's. Each rank saves both, between steps. Waits for what is under way."""
+        momentum = self._outer.momentum().tobytes()
+        return {**self.optimizer.state_dict(), "local_updates": {
+            "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
+            "step": self.backend.step, "last_choice": self.last_choice, "totals": dataclasses.asdict(self.totals),
+            "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
+            "momentum": torch.frombuffer(bytearray(momentum), dtype=torch.float32) if momentum else torch.empty(0),
+            "came": self._outer.came(),
+            "shared": [each.clone() for each in self._shared],
+            "under_way": [(going.step, list(going.parts), self._mean_of(going).clone()) for going in self._under_way]}}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Goes on where this rank was saved, bit for bit, with the module's parameters as this rank saved them. ValueError, naming what
+        differs, and nothing changed, for the state of another optimizer, rank, number of ranks, or other options."""
+        saved = state_dict.get("local_updates") if isinstance(state_dict, dict) else None
+        if saved is None:
+            raise ValueError("load_state_dict: there is no 'local_updates' in the state; was it saved by the optimizer alone?")
+        if saved.get("format") != FORMAT:
+            raise ValueError(f"load_state_dict: the format is {saved.get('format')}, this version reads {FORMAT}")
+        told = self._told()
+        for name, own in (("world_size", self.world_size), ("rank", self.rank), *told.items()):
+            theirs = saved[name] if name in ("world_size", "rank") else saved["told"].get(name)
+            if theirs != own:
+                raise ValueError(f"load_state_dict: {_difference(name, own, theirs, None)}")
+        again = lamina.DriftCompressor(self._layout, part_elements=self.options.part_elements)
+        shared = saved["shared"]
+        try:
+            again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
+            if [each.numel() for each in shared] != self._layout.sizes:
+                raise ValueError("the shared parameters have other sizes")
+            if again.steps_under_way != len(saved["under_way"]):
+                raise ValueError("what is under way is not all there")
+            outer = lamina.OuterStep(self._parts, **self._outer_options)
+            outer.restore(saved["momentum"].contiguous(), torch.empty(0), saved["came"])
+        except ValueError as error:
+            raise ValueError(f"load_state_dict: {error}") from error
+        self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
+        self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
+        self._outer = outer
+        for to, each in zip(self._shared, shared):
+            to.copy_(each)
+        self._under_way = collections.deque(_UnderWay(step, list(parts), mean=mean.clone())
+                                            for step, parts, mean in saved["under_way"])
+        self.last_choice, self.totals, self.last = saved["last_choice"], Totals(**saved["totals"]), None
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())

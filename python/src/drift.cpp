@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT
+#include <lamina/drift.hpp>
+#include <lamina/outer_step.hpp>
+#include <variant>
+
+#include "arrays.hpp"
+#include "options.hpp"
+
+namespace lamina_python {
+
+namespace {
+
+template <class Representative>
+using of_value = lamina::drift_compressor<float, Representative>;
+
+// The functor of the values is known at run time.
+struct drift {
+  std::variant<of_value<lamina::mean_abs>, of_value<lamina::root_mean_square>, of_value<lamina::l2_norm>> of;
+
+  template <class Call>
+  decltype(auto) visit(const Call& call) {
+    return std::visit(call, of);
+  }
+  template <class Call>
+  decltype(auto) visit(const Call& call) const {
+    return std::visit(call, of);
+  }
+  const lamina::layout& model() const {
+    return visit([](const auto& each) -> const lamina::layout& { return each.model(); });
+  }
+  const lamina::layout& parts() const {
+    return visit([](const auto& each) -> const lamina::layout& { return each.parts(); });
+  }
+  const lamina::selection& chosen() const {
+    return visit([](const auto& each) -> const lamina::selection& { return each.chosen(); });
+  }
+};
+
+// `what` names the tensors in errors: the shared ones, or this worker's own.
+template <class Number, class Array>
+std::vector<std::span<Number>> all_of(const std::vector<Array>& arrays, const lamina::layout& model,
+                                      const char* what) {
+  std::vector<std::span<Number>> spans;
+  for (std::size_t layer = 0; layer < arrays.size(); ++layer) {
+    const std::string name =
+        layer < model.layers() ? name_of(model, layer) : "array " + std::to_string(layer);
+    spans.push_back(numbers_of<Number>(std::string(what) + ": " + name,
+                                       tensor_of(arrays[layer], std::string(what) + ": " + name)));
+  }
+  return spans;
+}
+
+using arrays_to_read = std::vector<readable>;
+using arrays_to_write = std::vector<writable>;
+
+lamina::payload_type payload_of(const std::string& payload) {
+  using enum lamina::payload_type;
+  return named<lamina::payload_type>(
+      "payload", payload, {{"as_is", as_is}, {"float16", float16}, {"bfloat16", bfloat16}, {"int8", int8}});
+}
+
+struct outer {
+  lamina::outer_step<float> of;
+  lamina::layout parts;
+};
+}  // namespace
+
+void bind_drift(nb::module_& m) {
+  const lamina::compressor_options defaults;
+  nb::class_<drift>(
+      m, "DriftCompressor",
+      "A worker's side of local updates, over float32: what its own optimizer did that the others have not "
+      "seen, `shared` less `local`, takes the place of the residual. In each step: observe_all, select, pack "
+      "or encode, commit; and "
+      "apply, at once or steps later, what all subtract. See lamina/drift.hpp.\n\n"
+      "`shared` and `local` are lists with an array for each layer. One thread at a time; the GIL is "
+      "released "
+      "while elements are read. Calls out of order raise RuntimeError; on every error nothing has changed.")
+      .def(
+          "__init__",
+          [](drift* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
+             std::uint64_t refresh_every, std::optional<double> byte_budget, std::uint64_t max_age,
+             std::size_t part_elements, const std::string& value, const std::string& priority,
+             const std::string& payload, std::uint32_t sender, std::uint32_t run,
+             std::vector<std::size_t> always_sent) {
+            lamina::compressor_options options =
+                options_of(drop_ratio, warm_up_steps, refresh_every, byte_budget, max_age, part_elements, 0);
+            options.priority = named<lamina::priority_rule>(
+                "priority", priority,
+                {{"value", lamina::priority_rule::value},
+                 {"value_times_waiting", lamina::priority_rule::value_times_waiting}});
+            options.payload = payload_of(payload);
+            options.sender = sender;
+            options.run = run;
+            options.always_sent = std::move(always_sent);
+            const auto kind =
+                named<int>("value", value, {{"mean_abs", 0}, {"root_mean_square", 1}, {"l2_norm", 2}});
+            if (kind == 0) {
+              new (self) drift{of_value<lamina::mean_abs>(layout, options)};
+            } else if (kind == 1) {
+              new (self) drift{of_value<lamina::root_mean_square>(layout, options)};
+            } else {
+              new (self) drift{of_value<lamina::l2_norm>(layout, options)};
+            }
+          },
+          "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
+          "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
+          "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements, "value"_a = "mean_abs",
+          "priority"_a = "value", "payload"_a = "as_is", "sender"_a = defaults.sender, "run"_a = defaults.run,
+          "always_sent"_a = std::vector<std::size_t>(),
+          "value: mean_abs, root_mean_square or l2_norm. priority: value, or value_times_waiting, by which a "
+          "value counts for the steps since its part was sent. The others as of Compressor.")
+      .def(
+          "observe_all",
+          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local) {
+            const auto x = all_of<const float>(shared, self.model(), "shared");
+            const auto y = all_of<const float>(local, self.model(), "local");
+            const nb::gil_scoped_release released;
+            self.visit([&](auto& each) { each.observe_all(x, y); });
+          },
+          "shared"_a.noconvert(), "local"_a.noconvert(),
+          "Takes the values of shared - local, and begins a step. ValueError, naming the layer, for a "
+          "difference that is NaN or infinite.")
+      .def(
+          "values",
+          [](const drift& self) {
+            return self.visit([](const auto& each) { return copy_of(each.values()); });
+          },
+          "The value of each part as last observed, float64, without its waiting. A copy.")
+      .def(
+          "select",
+          [](drift& self) {
+            return indices_of(self.visit([](auto& each) -> auto& { return each.select(); }));
+          },
+          "Decides by this worker's own values which parts go out; returns their indices.")
+      .def(
+          "select",
+          [](drift& self, const readable& agreed, const std::optional<bytes_like>& held) {
+            const auto values = numbers_of<const double>("agreed", tensor_of(agreed, "agreed"));
+            const std::span<const std::byte> flags = held ? bytes_in(*held) : std::span<const std::byte>();
+            return indices_of(self.visit([&](auto& each) -> auto& {
+              return each.select(values, {reinterpret_cast<const char*>(flags.data()), flags.size()});
+            }));
+          },
+          "agreed"_a.noconvert(), "held"_a.noconvert() = nb::none(),
+          "The same by values that all workers agreed on, float64, one a part: mostly the mean of values().")
+      .def_prop_ro(
+          "sent_parts", [](const drift& self) { return indices_of(self.chosen()); },
+          "Indices of the parts that the last select() chose.")
+      .def_prop_ro(
+          "sent_elements", [](const drift& self) { return self.chosen().sent_elements(); },
+          "Elements of those parts together.")
+      .def_prop_ro(
+          "sent_bitmap", [](const drift& self) { return bitmap_of(self.chosen()); },
+          "The same as bits: part p is bit p % 8 of byte p // 8.")
+      .def(
+          "encode",
+          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local) {
+            const auto x = all_of<const float>(shared, self.model(), "shared");
+            const auto y = all_of<const float>(local, self.model(), "local");
+            return bytes_of(self.visit([&](auto& each) { return each.encode(x, y).to_bytes(); }));
+          },
+          "shared"_a.noconvert(), "local"_a.noconvert(),
+          "The frame of this step, of kind 'updates', a copy. Selects by this worker's values if nothing was "
+          "selected.")
+      .def(
+          "pack",
+          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local, const writable& to) {
+            const auto x = all_of<const float>(shared, self.model(), "shared");
+            const auto y = all_of<const float>(local, self.model(), "local");
+            const std::span<float> out = numbers_of<float>("to", tensor_of(to, "to"));
+            const nb::gil_scoped_release released;
+            self.visit([&](auto& each) { each.pack(x, y, out); });
+          },
+          "shared"_a.noconvert(), "local"_a.noconvert(), "to"_a.noconvert(),
+          "In place of encode(): writes the sent_elements elements that are sent, as the payload says them, "
+          "to "
+          "`to`, float32.")
+      .def(
+          "commit", [](drift& self) { self.visit([](auto& each) { each.commit(); }); },
+          "What was encoded or packed has left: its parts are under way until apply() of this step.")
+      .def(
+          "commit_lost", [](drift& self) { self.visit([](auto& each) { each.commit_lost(); }); },
+          "Ends a step that this worker alone could not send: it stays in its drift.")
+      .def(
+          "abandon", [](drift& self) { self.visit([](auto& each) { each.abandon(); }); },
+          "Ends a step that cannot be carried out, on all workers together: nothing counts as sent.")
+      .def(
+          "abandon",
+          [](drift& self, std::uint64_t step) { self.visit([&](auto& each) { each.abandon(step); }); },
+          "step"_a, "The same of a step that was committed and has no update.")
+      .def(
+          "forget",
+          [](drift& self, std::uint64_t step) { self.visit([&](auto& each) { each.forget(step); }); },
+          "step"_a,
+          "What this worker sent in `step` is lost, and in its drift again; the update is still to be "
+          "applied.")
+      .def(
+          "apply",
+          [](drift& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
+             const arrays_to_write& local) {
+            const auto x = all_of<float>(shared, self.model(), "shared");
+            const auto y = all_of<float>(local, self.model(), "local");
+            const auto d = numbers_of<const float>("update", tensor_of(update, "update"));
+            const nb::gil_scoped_release released;
+            self.visit([&](auto& each) { each.apply(step, d, x, y); });
+          },
+          "step"_a, "update"_a.noconvert(), "shared"_a.noconvert(), "local"_a.noconvert(),
+          "What all subtract, of the parts that were chosen in `step`, one behind the other: from shared, "
+          "and "
+          "from local, which gets back what it sent. In the order of the steps.")
+      .def(
+          "save",
+          [](const drift& self) {
+            return self.visit([](const auto& each) { return bytes_of(each.save()); });
+          },
+          "Everything that a later step depends on beside shared and local, with a checksum. Between steps "
+          "alone.")
+      .def(
+          "load",
+          [](drift& self, const bytes_like& bytes) {
+            self.visit([&](auto& each) { each.load(bytes_in(bytes)); });
+          },
+          "bytes"_a,
+          "Goes on where one of the same model and options was saved. DecodeError for other bytes.")
+      .def(
+          "join",
+          [](drift& self, const bytes_like& bytes) {
+            self.visit([&](auto& each) { each.join(bytes_in(bytes)); });
+          },
+          "bytes"_a,
+          "Joins workers of which one has saved these bytes: begin with their shared parameters as local "
+          "ones.")
+      .def_prop_ro(
+          "step", [](const drift& self) { return self.visit([](const auto& each) { return each.step(); }); },
+          "Counted from 1; 0 before the first observe_all.")
+      .def_prop_ro(
+          "threshold",
+          [](const drift& self) { return self.visit([](const auto& each) { return each.threshold(); }); },
+          "As of the last select().")
+      .def_prop_ro(
+          "steps_under_way",
+          [](const drift& self) {
+            return self.visit([](const auto& each) { return each.steps_under_way(); });
+          },
+          "Steps that were committed and whose update is to come.")
+      .def_prop_ro("layout", &drift::model, nb::rv_policy::copy, "The model.")
+      .def_prop_ro("parts", &drift::parts, nb::rv_policy::copy,
+                   "What is decided on, and what frames are of.");
+
+  const lamina::outer_options outer_defaults;
+  nb::class_<outer>(
+      m, "OuterStep",
+      "From the mean of what the workers sent to what all subtract: averaging, or Nesterov's momentum, over "
+      "float32. The same numbers give the same bits everywhere. See lamina/outer_step.hpp.")
+      .def(
+          "__init__",
+          [](outer* self, const lamina::layout& parts, double rate, double momentum, bool nesterov,
+             double period, const std::string& payload) {
+            const lamina::outer_options options{.rate = rate,
+                                                .momentum = momentum,
+                                                .nesterov = nesterov,
+                                                .period = period,
+                                                .payload = payload_of(payload)};
+            new (self) outer{lamina::outer_step<float>(parts, options), parts};
+          },
+          "parts"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
+          "nesterov"_a = outer_defaults.nesterov, "period"_a = outer_defaults.period, "payload"_a = "as_is",
+          "parts: a DriftCompressor's. period: the mean number of steps between two comings of a part, by "
+          "which "
+          "momentum counts time; 0: it counts comings. payload: how what all subtract is written; what "
+          "rounding "
+          "takes away comes later. ValueError, naming the option, for one outside its range.")
+      .def(
+          "__call__",
+          [](outer& self, const std::vector<std::size_t>& sent, const writable& mean, std::uint64_t step) {
+            std::span<float> rest = numbers_of<float>("mean", tensor_of(mean, "mean"));
+            std::size_t elements = 0;
+            for (const std::size_t part : sent) {
+              self.parts.check_layer(part);
+              elements += self.parts.sizes()[part];
+            }
+            if (elements != rest.size()) {
+              throw std::invalid_argument("mean has " + std::to_string(rest.size()) +
+                                          " elements, the parts " + std::to_string(elements));
+            }
+            for (const std::size_t part : sent) {
+              const std::size_t count = self.parts.sizes()[part];
+              self.of(part, 0, rest.first(count), step);
+              rest = rest.subspan(count);
+            }
+          },
+          "sent"_a, "mean"_a.noconvert(), "step"_a,
+          "The mean of the parts sent in `step`, one behind the other, to what all subtract, in place. "
+          "ValueError for a part whose mean holds NaN or infinity: it and those behind it are as they were.")
+      .def(
+          "momentum", [](const outer& self) { return copy_of(self.of.momentum()); },
+          "For checkpoints: float32, one an element, or none. A copy.")
+      .def(
+          "rounding", [](const outer& self) { return copy_of(self.of.rounding()); },
+          "Likewise: what the payload took away.")
+      .def(
+          "came",
+          [](const outer& self) {
+            const auto came = self.of.came();
+            return std::vector<std::uint64_t>(came.begin(), came.end());
+          },
+          "Likewise: the step in which each part last came, 0: never; none without a momentum that counts "
+          "time.")
+      .def(
+          "restore",
+          [](outer& self, const readable& momentum, const readable& rounding,
+             const std::vector<std::uint64_t>& came) {
+            self.of.restore(numbers_of<const float>("momentum", tensor_of(momentum, "momentum")),
+                            numbers_of<const float>("rounding", tensor_of(rounding, "rounding")), came);
+          },
+          "momentum"_a.noconvert(), "rounding"_a.noconvert(), "came"_a,
+          "Puts them back. ValueError, and nothing changed, for other sizes or numbers that are not finite.");
+}
+}  // namespace lamina_python

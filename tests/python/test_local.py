@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: MIT
+"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/scheme.md."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lamina
+from lamina.torch import LocalUpdates
+import models
+import ranks
+
+SHAPES = [(70, 100), (3,), (33, 4)]
+PAYLOADS = ["as_is", "float16", "bfloat16", "int8"]
+
+
+def loss_of(model, step):
+    images, labels = models.batch(step, dist.get_rank())
+    return nn.functional.cross_entropy(model(images), labels)
+
+
+def train(model, optimizer, steps, first=1, scheduler=None):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def shared_bits(optimizer):
+    with optimizer.evaluation_parameters():
+        return b"".join(each.detach().numpy().tobytes() for group in optimizer.param_groups for each in group["params"])
+
+
+def agree(optimizer):
+    return len(set(ranks.gathered(shared_bits(optimizer)))) == 1
+
+
+# --- L1 to L5 ---
+
+def one_shared_model(delay, payload, byte_budget):
+    torch.manual_seed(dist.get_rank())  # rank 0's parameters are everyone's
+    model = models.small(seed=dist.get_rank())
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, byte_budget=byte_budget,
+                             part_elements=4096, outer_rate=0.7, outer_momentum=0.9)
+    assert len(set(ranks.gathered(models.bits(model)))) == 1
+    begin = shared_bits(optimizer)
+    chosen = set()
+    for step in range(1, 13):
+        train(model, optimizer, 1, step)
+        assert agree(optimizer)
+        chosen.update(optimizer.backend.sent_parts)
+    assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own drift
+    assert shared_bits(optimizer) != begin and len(chosen) > 3
+    saved = optimizer.state_dict()["local_updates"]
+    assert saved["told"]["outer_period"] == pytest.approx(1 / byte_budget)  # what is not said follows from the share
+    assert max(saved["came"]) == 12 - delay or max(saved["came"]) == 11 - delay
+    assert optimizer.totals.ratio == pytest.approx(byte_budget * (0.27 if payload == "int8" else 1), rel=0.4)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("payload", ["as_is", "int8"])
+def test_the_shared_parameters_are_the_same_bits(delay, payload):
+    """L1."""
+    ranks.run(3, one_shared_model, delay, payload, 0.3)
+
+
+def everything_sent(payload):
+    model = models.Weights(*SHAPES)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, payload=payload)
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        model(models.whole_numbers(SHAPES, step, dist.get_rank())).backward()
+        optimizer.step()
+        own = models.bits(model)
+        assert own == shared_bits(optimizer) and len(set(ranks.gathered(own))) == 1
+
+
+@pytest.mark.parametrize("payload", ["as_is", "float16"])
+def test_with_everything_sent_nobody_differs(payload):
+    """L1 with D = 0."""
+    ranks.run(2, everything_sent, payload)
+
+
+def nothing_lost(payload, delay, steps_alone):
+    rank = dist.get_rank()
+    model = models.Weights(*SHAPES)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.4, part_elements=4096, payload=payload,
+                             delay=delay)
+    did = [torch.zeros(shape) for shape in SHAPES]
+    for step in range(1, 13):
+        optimizer.zero_grad()
+        gradients = models.whole_numbers(SHAPES, step, rank)
+        model(gradients).backward()
+        if rank == 1 and step in steps_alone:
+            optimizer.exchange()  # its optimizer left the step out, as a scaler may
+        else:
+            optimizer.step()
+            for total, gradient in zip(did, gradients):
+                total += gradient
+        # Averaged, what is brought together does not move the mean of the ranks: that is what all did.
+        for parameter, total in zip(model.parameters(), did):
+            both = torch.stack([parameter.detach(), -total])
+            dist.all_reduce(both)
+            assert torch.equal(both[0], both[1]), step
+        assert agree(optimizer)
+    assert 0.2 < optimizer.totals.sent_bytes / (optimizer.totals.dense_bytes * (0.4 if payload == "as_is" else 0.2)) < 1.2
+    assert any(each.any() for each in did)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("delay", [0, 2])
+def test_nothing_is_lost(payload, delay):
+    """L2."""
+    ranks.run(2, nothing_lost, payload, delay, (3, 4, 9))
+
+
+def dense_sgd():
+    model, dense = models.Weights(*SHAPES), models.Weights(*SHAPES)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.125), drop_ratio=0)
+    plain = torch.optim.SGD(dense.parameters(), 0.125)
+    for step in range(1, 9):
+        optimizer.zero_grad()
+        model(models.whole_numbers(SHAPES, step, dist.get_rank())).backward()
+        optimizer.step()
+        for parameter, *each in zip(dense.parameters(), *(models.whole_numbers(SHAPES, step, rank) for rank in range(2))):
+            parameter.grad = sum(each) / 2
+        plain.step()
+        assert models.bits(model) == models.bits(dense) == shared_bits(optimizer)
+
+
+def test_everything_averaged_is_dense_sgd():
+    """L3."""
+    ranks.run(2, dense_sgd)
+
+
+def as_if_alone(delay, payload):
+    model = models.Weights(*SHAPES)
+    alone = copy.deepcopy(model)
+    inside, plain = (torch.optim.SGD(each.parameters(), 0.5, momentum=0.5) for each in (model, alone))
+    optimizer = LocalUpdates(inside, byte_budget=0.3, delay=delay, payload=payload)
+    for step in range(1, 9):
+        for each, its in ((model, optimizer), (alone, plain)):
+            its.zero_grad()
+            each(models.whole_numbers(SHAPES, step, 0)).backward()
+            its.step()
+        assert models.bits(model) == models.bits(alone)
+    assert optimizer.last.sent_bytes > 0
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_one_rank_trains_as_if_alone(delay):
+    """L5."""
+    for payload in ("as_is", "bfloat16"):
+        ranks.run(1, as_if_alone, delay, payload)
+
+
+def timing_changes_nothing():
+    """L4: how long what is under way takes."""
+    results = []
+    for slow in (False, True):
+        model = models.small()
+        optimizer = LocalUpdates(torch.optim.Adam(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096, delay=2,
+                                 outer_rate=0.7, outer_momentum=0.9)
+        for step in range(1, 9):
+            train(model, optimizer, 1, step)
+            if slow:  # all of it arrives at once
+                for going in optimizer._under_way:
+                    optimizer._mean_of(going)
+        results.append((models.bits(model), shared_bits(optimizer)))
+    assert results[0] == results[1]
+
+
+def test_when_something_arrives_changes_nothing():
+    ranks.run(2, timing_changes_nothing)
+
+
+def by_value_and_by_waiting():
+    """Of two parts, one of which changes by 10 in a step and the other by 4, one goes out in each step."""
+    for options, expected in (({"priority": "value"}, [0, 0, 1, 0, 0, 1]), ({}, [0, 1, 0, 1, 0, 1])):
+        model = models.Weights((64,), (64,))
+        optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.5, **options)
+        sent = []
+        for _ in range(6):
+            optimizer.zero_grad()
+            model([torch.full((64,), 10.0), torch.full((64,), 4.0)]).backward()
+            optimizer.step()
+            sent += optimizer.backend.sent_parts
+        assert sent == expected, sent
+
+
+def test_a_value_counts_for_the_steps_that_its_part_has_waited():
+    ranks.run(1, by_value_and_by_waiting)
+
+
+# --- as an optimizer ---
+
+def resumed(delay, payload):
+    def fresh():
+        model = models.small()
+        inside = torch.optim.AdamW(model.parameters(), 0.01)
+        optimizer = LocalUpdates(inside, byte_budget=0.3, part_elements=4096, delay=delay, payload=payload, outer_rate=0.7,
+                                 outer_momentum=0.9)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    whole = fresh()
+    train(*whole[:2], 7, scheduler=whole[2])
+    file = io.BytesIO()
+    torch.save([each.state_dict() for each in whole], file)
+    train(*whole[:2], 7, 8, whole[2])
+    file.seek(0)
+    again = fresh()
+    train(*again[:2], 2, 30)  # of which nothing may be left
+    for each, saved in zip(again, torch.load(file)):
+        each.load_state_dict(saved)
+    assert again[1].backend.step == 7 and len(again[1]._under_way) == delay
+    assert again[1].totals.steps == 7
+    train(*again[:2], 7, 8, again[2])
+    assert models.bits(whole[0]) == models.bits(again[0])
+    assert shared_bits(whole[1]) == shared_bits(again[1])
+    assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("payload", ["as_is", "int8"])
+def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
+    """L6."""
+    ranks.run(2, resumed, delay, payload)
+
+
+def any_optimizer(name, options):
+    model = models.small()
+    optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), byte_budget=0.3, part_elements=4096)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    losses = []
+    for step in range(1, 31):
+        def closure():
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model, step % 3)  # so few that it learns them by heart
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            return loss
+        losses.append(optimizer.step(closure).item())
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(options["lr"] / 64)
+    assert optimizer.param_groups is optimizer.optimizer.param_groups and optimizer.state is optimizer.optimizer.state
+    assert agree(optimizer) and sum(losses[-5:]) < 0.8 * sum(losses[:5]), losses
+
+
+@pytest.mark.parametrize("name, options", [("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("AdamW", {"lr": 0.01}),
+                                           ("RMSprop", {"lr": 0.003}), ("Adagrad", {"lr": 0.03}), ("NAdam", {"lr": 0.01})])
+def test_any_optimizer_with_a_closure_clipping_and_a_schedule(name, options):
+    ranks.run(2, any_optimizer, name, options)
+
+
+def scaled():
+    rank = dist.get_rank()
+    model = models.small()
+    local = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), drop_ratio=0)
+    with pytest.raises(RuntimeError, match=r"scaler.step\(local.optimizer\), and then local.exchange\(\)"):
+        local.step(grad_scaler=object())
+    off = torch.cuda.amp.GradScaler(enabled=False)
+    off.scale(loss_of(model, 1)).backward()
+    off.step(local)
+    off.update()
+    assert local.backend.step == 1
+    if not hasattr(torch.amp, "GradScaler"):
+        return "a GradScaler on the CPU"
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    loss_of(model, 2)
+    with pytest.raises(RuntimeError, match="a scaler leaves out steps"):
+        scaler.scale(loss_of(model, 2)).backward()
+        scaler.step(local)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for step in range(3, 7):
+        local.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        if rank == 1 and step == 4:
+            next(model.parameters()).grad[0] = torch.inf
+        before = models.bits(model)
+        scaler.unscale_(local.optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(local.optimizer)
+        assert (models.bits(model) == before) == (rank == 1 and step == 4)
+        local.exchange()
+        scaler.update()
+        assert agree(local)
+    assert scaler.get_scale() == (128 if rank == 1 else 256)
+    return None
+
+
+def lacks():
+    with open(lacks.path, "w") as file:
+        file.write(scaled() or "")
+
+
+def scaled_into(path):
+    lacks.path = f"{path}/{dist.get_rank()}"
+    lacks()
+
+
+def test_a_scaler_steps_the_optimizer_and_all_exchange(tmp_path):
+    ranks.run(2, scaled_into, str(tmp_path))
+    missing = (tmp_path / "0").read_text()
+    if missing:
+        pytest.skip(f"PyTorch {torch.__version__} has no {missing[2:]}: a scaler that is off was tested")
+
+
+def evaluated():
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096)
+    train(model, optimizer, 6)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    everyones = ranks.gathered(own)
+    with pytest.raises(ZeroDivisionError):
+        with optimizer.evaluation_parameters(model):
+            within = {name: value.clone() for name, value in model.state_dict().items()}
+            for theirs in ranks.gathered(within):
+                assert all(torch.equal(value, within[name]) for name, value in theirs.items())
+            mean = sum(each["1.running_mean"].double() for each in everyones) / 2
+            assert torch.equal(within["1.running_mean"], mean.float())
+            assert not torch.equal(within["1.running_mean"], own["1.running_mean"])
+            assert within["1.num_batches_tracked"] == 6
+            for call in (optimizer.exchange, lambda: optimizer.evaluation_parameters().__enter__()):
+                with pytest.raises(RuntimeError, match="leave it first|entered already"):
+                    call()
+            assert torch.is_grad_enabled()
+            1 / 0
+    assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+    assert ranks.gathered(rank) == [0, 1]
+    train(model, optimizer, 1, 7)
+
+
+def test_evaluation_swaps_in_what_all_share():
+    ranks.run(2, evaluated)
+
+
+# --- what is refused ---
+
+def not_finite():
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=1, part_elements=4096)
+    train(model, optimizer, 3)
+    before, own = shared_bits(optimizer), copy.deepcopy(model.state_dict())
+    loss_of(model, 4).backward()
+    if rank == 1:
+        with torch.no_grad():
+            model[3].weight[0, 0, 0, 0] = torch.nan
+    error, message = ((ValueError, "group 0, parameter 4.*not finite") if rank == 1
+                      else (RuntimeError, "the parameters of rank 1 are not finite; nothing was sent"))
+    with pytest.raises(error, match=message):
+        optimizer.exchange()
+    # But for what was under way before, which has arrived.
+    assert len(set(ranks.gathered(shared_bits(optimizer)))) == 1 and shared_bits(optimizer) != before
+    assert optimizer.backend.steps_under_way == 0
+    if rank == 1:
+        model.load_state_dict(own)
+    for step in range(5, 9):
+        train(model, optimizer, 1, step)
+        assert agree(optimizer)
+
+
+def test_parameters_that_are_not_finite_raise_on_all_ranks():
+    ranks.run(2, not_finite)
+
+
+def refusals():
+    rank = dist.get_rank()
+    model = nn.Linear(3, 2)
+
+    def made(**options):
+        return LocalUpdates(torch.optim.SGD(model.parameters(), 0.1), **options)
+
+    half = nn.Linear(3, 2).double()
+    gaps = nn.Parameter(torch.zeros(4, 4)[:, :2])
+    for error, message, call in [
+            (TypeError, "wraps a torch.optim.Optimizer, got Linear", lambda: LocalUpdates(model)),
+            (TypeError, "wraps a torch.optim.Optimizer, got LocalUpdates", lambda: LocalUpdates(made())),
+            (TypeError, "group 0, parameter 0 is torch.float64, LocalUpdates takes float32",
+             lambda: LocalUpdates(torch.optim.SGD(half.parameters(), 0.1))),
+            (TypeError, "group 0, parameter 0 has gaps", lambda: LocalUpdates(torch.optim.SGD([gaps], 0.1))),
+            (ValueError, "has no parameters", lambda: LocalUpdates(torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.1))),
+            (ValueError, r"delay must be a whole number in \[0, 64\], got 65", lambda: made(delay=65)),
+            (ValueError, "delay must be", lambda: made(delay=1.5)),
+            (ValueError, "log_every", lambda: made(log_every=-1)),
+            (ValueError, "momentum: a drift has none", lambda: made(momentum=0.9)),
+            (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
+            (ValueError, "outer rate", lambda: made(outer_rate=0)),
+            (ValueError, "outer period", lambda: made(outer_momentum=0.5, outer_period=0.5)),
+            (ValueError, "payload must be one of", lambda: made(payload="int4")),
+            (ValueError, "priority must be one of", lambda: made(priority="age")),
+            (ValueError, "value must be one of", lambda: made(value="max_abs")),
+            (TypeError, "unexpected keyword", lambda: made(drop=0.5)),
+            (RuntimeError, "LocalUpdates: delay is 0 on rank 0 and 1 on rank 1", lambda: made(delay=rank)),
+            (RuntimeError, "outer_rate is 1.0 on rank 0 and 2.0 on rank 1", lambda: made(outer_rate=1.0 + rank)),
+            (RuntimeError, "add_param_group", lambda: made().add_param_group({"params": []})),
+            (TypeError, "cannot be pickled or copied", lambda: copy.deepcopy(made()))]:
+        with pytest.raises(error, match=message):
+            call()
+
+    optimizer = made(drop_ratio=0.5)
+    good = optimizer.state_dict()
+    own = copy.deepcopy(good["local_updates"])
+    for message, change in [
+            ("there is no 'local_updates'", lambda state: state.pop("local_updates")),
+            ("the format is 9", lambda state: state["local_updates"].update(format=9)),
+            ("rank is", lambda state: state["local_updates"].update(rank=1 - rank)),
+            ("world_size is 2 here and 3", lambda state: state["local_updates"].update(world_size=3)),
+            ("drop_ratio is 0.5 here and 0.9", lambda state: state["local_updates"]["told"].update(drop_ratio=0.9)),
+            ("names", lambda state: state["local_updates"]["told"].update(names=["a"])),
+            ("other sizes", lambda state: state["local_updates"].update(shared=[])),
+            ("not all there", lambda state: state["local_updates"].update(under_way=[(1, [], torch.empty(0))])),
+            ("elements, this one", lambda state: state["local_updates"].update(momentum=torch.zeros(3))),
+            ("saved drift", lambda state: state["local_updates"]["memory"].__setitem__(70, 9))]:
+        state = copy.deepcopy(good)
+        change(state)
+        with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
+            optimizer.load_state_dict(state)
+        now = optimizer.state_dict()["local_updates"]
+        assert torch.equal(now["memory"], own["memory"]) and now["told"] == own["told"]
+
+    # One rank alone goes back: all see it, and none chooses anything.
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    if rank == 0:
+        optimizer.load_state_dict(good)
+    with pytest.raises(RuntimeError, match="the ranks have parted: step is 1 on rank 0 and 2 on rank 1"):
+        optimizer.step()
+
+
+def test_what_is_refused_and_named():
+    ranks.run(2, refusals)
+
+
+def test_without_a_process_group():
+    with pytest.raises(RuntimeError, match="call torch.distributed.init_process_group before"):
+        LocalUpdates(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
+
+
+def strided():
+    """Parameters in another order than row-major, a group that is frozen, and one without elements."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    frozen, empty = nn.Parameter(torch.ones(5), requires_grad=False), nn.Parameter(torch.empty(0, 2))
+    optimizer = LocalUpdates(torch.optim.SGD([{"params": convolution.parameters()}, {"params": [frozen, empty]}], 0.1), drop_ratio=0)
+    assert not convolution.weight.is_contiguous()
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        images, _ = models.batch(step, dist.get_rank())
+        convolution(images).square().mean().backward()
+        optimizer.step()
+        assert agree(optimizer)
+    assert not convolution.weight.is_contiguous() and torch.equal(frozen.detach(), torch.ones(5))
+    assert optimizer.names[2] == "group 1, parameter 0"
+
+
+def test_parameters_of_any_order_and_frozen_ones():
+    ranks.run(2, strided)
+
+
+def losing_a_rank():
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=1, part_elements=4096)
+    train(model, optimizer, 3)
+    if rank == 1:
+        return
+    before = shared_bits(optimizer)
+
+    def fails(*_, **__):
+        raise RuntimeError("the network is gone")
+    kept, dist.all_reduce = dist.all_reduce, fails
+    try:
+        optimizer._under_way[0].work = type("Work", (), {"wait": fails})()
+        with pytest.raises(RuntimeError, match="the network is gone"):
+            train(model, optimizer, 1, 4)
+        assert optimizer.backend.steps_under_way == 0 and not optimizer._under_way
+        with pytest.raises(RuntimeError, match="the network is gone"):
+            train(model, optimizer, 1, 5)
+    finally:
+        dist.all_reduce = kept
+    assert shared_bits(optimizer) == before  # and what was under way is in the drift again
+    assert optimizer.state_dict()["local_updates"]["under_way"] == []
+
+
+def test_a_collective_that_fails_leaves_a_state_to_save():
+    ranks.run(2, losing_a_rank)
