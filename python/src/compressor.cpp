@@ -100,12 +100,7 @@ void bind_compressor(nb::module_& m) {
                                                         {{"whole_layer", lamina::finite_check::whole_layer},
                                                          {"each_element", lamina::finite_check::each_element},
                                                          {"caller", lamina::finite_check::caller}});
-            options.payload = named<lamina::payload_type>("payload", payload,
-                                                          {{"as_is", lamina::payload_type::as_is},
-                                                           {"float16", lamina::payload_type::float16},
-                                                           {"bfloat16", lamina::payload_type::bfloat16},
-                                                           {"int8", lamina::payload_type::int8},
-                                                           {"int4", lamina::payload_type::int4}});
+            options.payload = payload_of(payload);
             options.decide = timing(decide);
             options.sender = sender;
             options.run = run;

@@ -53,12 +53,6 @@ std::vector<std::span<Number>> all_of(const std::vector<Array>& arrays, const la
 using arrays_to_read = std::vector<readable>;
 using arrays_to_write = std::vector<writable>;
 
-lamina::payload_type payload_of(const std::string& payload) {
-  using enum lamina::payload_type;
-  return named<lamina::payload_type>(
-      "payload", payload, {{"as_is", as_is}, {"float16", float16}, {"bfloat16", bfloat16}, {"int8", int8}});
-}
-
 struct outer {
   lamina::outer_step<float> of;
   lamina::layout parts;

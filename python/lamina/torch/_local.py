@@ -55,7 +55,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             four ranks, which lost with two in docs/pytorch.md.
         outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
             share that is sent says; 0: it counts comings.
-        payload: as_is, which is added up by one allreduce; or float16, bfloat16 or int8, which every rank sends to all others, and
+        payload: as_is, which is added up by one allreduce; or float16, bfloat16, int8 or int4, which every rank sends to all others, and
             adds up in the order of the ranks: fewer bytes with few ranks. What rounding takes away stays in the drift.
         priority: value_times_waiting, or value.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
