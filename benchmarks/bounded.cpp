@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "common/limits.hpp"
 #include "common/model.hpp"
 #include "lamina/bounded/bounded.hpp"
 #include "lamina/codec.hpp"
@@ -212,7 +213,7 @@ BENCHMARK_CAPTURE(transfer, cut, true, false)->UseManualTime()->Unit(benchmark::
 BENCHMARK_CAPTURE(transfer, check_and_place, false, true)->UseManualTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(transfer, both_ends, true, true)->UseManualTime()->Unit(benchmark::kMillisecond);
 // Of so many steps: what is timed is the least part of one.
-constexpr int steps = 20;
+const int steps = lamina_benchmark::is_quick() ? 2 : 20;
 BENCHMARK_CAPTURE(commit, plain, as_is, arrived::not_asked)->UseManualTime()->Iterations(steps);
 BENCHMARK_CAPTURE(commit, complete, as_is, arrived::all)->UseManualTime()->Iterations(steps);
 BENCHMARK_CAPTURE(commit, a_tenth_lost, as_is, arrived::all_but_a_tenth)->UseManualTime()->Iterations(steps);
