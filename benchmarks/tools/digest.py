@@ -100,6 +100,24 @@ def codec(measured: dict[str, Benchmark]) -> str:
     return grid(["frames of ResNet-50", "5 % sent", "time", "over copy", "all sent", "time", "over copy"], rows)
 
 
+def bounded(measured: dict[str, Benchmark]) -> str:
+    titles = {"order/tags": "order of sending, by magnitude", "order/no_tags": "order of sending, as they lie",
+              "transfer/cut": "sender: header and check", "transfer/check_and_place": "receiver: check and place",
+              "transfer/both_ends": "both", "copy_and_hash": "copying and hashing once"}
+    once = measured["copy_and_hash"].seconds()
+    rows = []
+    for name, title in titles.items():
+        each = measured[name]
+        rows.append([title, f"{1e9 * each.seconds() / each.counters['packets']:.0f} ns",
+                     f"{each.counters['data_bytes'] / each.seconds() / 1e9:.2f} GB/s", f"{each.seconds() / once:.2f}"])
+    packets = grid(["ResNet-50 whole", "a packet", "rate", "over copying and hashing"], rows)
+    kinds = ("plain", "complete", "a_tenth_lost")
+    commits = grid(["commit", "commit()", "all arrived", "a tenth of the chunks lost"],
+                   [[title, *(seconds(measured[f"commit/{kind}{suffix}"].seconds()) for kind in kinds)]
+                    for title, suffix in (("as they are", ""), ("int8", "_int8"))])
+    return packets + "\n\n" + commits
+
+
 def server(measured: dict[str, Benchmark]) -> str:
     rows = []
     for workers in sorted(int(name.rpartition("/")[2]) for name in measured if name.startswith("dense_sum/")):
@@ -165,7 +183,7 @@ def instructions(measured: dict) -> str:
 
 QUESTIONS = {"threshold_search": "Algorithm 1 over L layers", "element_threshold": "A threshold over layers or over elements",
              "methods": "A worker's step and what the receiver has", "hard_models": "Where layers say little",
-             "codec": "Frames", "server": "The server's pass",
+             "codec": "Frames", "bounded": "Packets, and commits of what has arrived", "server": "The server's pass",
              "scaling": "Elements, layers, threads"}
 
 

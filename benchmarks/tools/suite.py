@@ -80,7 +80,7 @@ def run(program: pathlib.Path, quick: bool, repetitions: int, arguments: list[st
             continue
         if each.get("error_occurred"):
             raise RuntimeError(f"{program.name}, {each['name']}: {each.get('error_message')}")
-        name = re.sub(r"/(iterations|repeats):\d+|/real_time", "", each["run_name"])
+        name = re.sub(r"/(iterations|repeats):\d+|/(real|manual)_time", "", each["run_name"])
         times, _ = measured.setdefault(name, ([], counters_of(each)))
         times.append(each["real_time"] * SECONDS[each["time_unit"]])
     return report["context"], measured

@@ -164,7 +164,8 @@ class PicturesTest(WithDirectory):
 
     def read(self, directory: Path) -> dict[str, tuple[set[str], dict[str, ElementTree.Element]]]:
         """Of each picture its texts, and its elements by id."""
-        trees = {name: ElementTree.parse(directory / f"{name}.svg") for name in PLOTS}
+        names = (*PLOTS, "lost") if (directory / "lost.svg").exists() else PLOTS
+        trees = {name: ElementTree.parse(directory / f"{name}.svg") for name in names}
         return {name: ({each.text or "" for each in tree.iter("{http://www.w3.org/2000/svg}text")},
                        {each.get("id", ""): each for each in tree.iter()}) for name, tree in trees.items()}
 
@@ -242,6 +243,15 @@ class PicturesTest(WithDirectory):
         self.assertIn("Steps in which at least one worker sent the layer (%)", pictures["layers_sent"][0])
         # 400 steps in columns of 2: layer 1 arrives in one of two, so all its cells are filled.
         self.assertEqual(self.filled_cells(pictures["layers_sent"][1]["layers: without"]), [200, 200, 0, 1])
+
+    def test_a_run_that_lost_some_beside_one_that_did_not(self) -> None:
+        lines = [json.dumps(step(number, lost_up=0.1 * number, lost_down=0.05)) for number in range(1, 5)]
+        self.plot(self.write("a", lines, config("lossy")), self.write("b"))
+        texts, ids = self.read(self.root / "plots")["lost"]
+        self.assertLessEqual({"Missing up (% of the sent)", "Missing down (% of the sent)", "lossy"}, texts)
+        up = [y for _, y in self.points(ids["lost_up: lossy"])]
+        self.assertAlmostEqual((up[3] - up[0]) / (up[1] - up[0]), 3, places=3)
+        self.assertEqual(len({y for _, y in self.points(ids["lost_down: lossy"])}), 1)
 
     def test_png_of_a_run_that_was_just_begun(self) -> None:
         from matplotlib.image import imread

@@ -62,6 +62,9 @@ TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({"--topology", "mpi_allreduce"}) == "");
   CHECK(refusal_of({"--transport", "inprocess"}) == "");
   CHECK(refusal_of({"--output", "o", "--checkpoint-every", "2"}) == "");
+  CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--loss-bound-down", "0.1",
+                    "--loss-bound-warm-up", "5", "--inject-loss", "0.9", "--stop", "on-probe"}) == "");
+  CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "hybrid"}) == "");
 }
 
 TEST_CASE("refusals: options that do not exist, or are out of range, are named") {
@@ -78,6 +81,13 @@ TEST_CASE("refusals: options that do not exist, or are out of range, are named")
       {{"--part-elements", "1000"}, "part_elements must be a multiple of 4096, got 1000"},
       {{"--residual-momentum", "1"}, "--residual-momentum: Value 1 not in range"},
       {{"--drop-warm-up", "-1"}, "--drop-warm-up: -1 is not a whole number"},
+      {{"--loss-bound", "0.6"}, "--loss-bound: Value 0.6 not in range"},
+      {{"--loss-bound-down", "nan"}, "--loss-bound-down: nan is not a finite number"},
+      {{"--loss-bound-warm-up", "-1"}, "--loss-bound-warm-up: -1 is not a whole number"},
+      {{"--stop", "late"}, "--stop: late not in"},
+      {{"--on-loss", "ignore"}, "--on-loss: ignore not in"},
+      {{"--max-losses", "256"}, "--max-losses: Value 256 not in range"},
+      {{"--inject-loss", "0.91"}, "--inject-loss: Value 0.91 not in range"},
   });
 }
 
@@ -105,6 +115,17 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--selection", "agreed", "--mode", "async"}, "--selection agreed needs workers in step"},
       {{"--staleness", "2"}, "--staleness needs --mode async"},
       {{"--mode", "async", "--staleness", "-1"}, "--staleness: -1 is not a whole number"},
+      {{"--loss-bound", "0.1"}, "--loss-bound needs --transport inprocess"},
+      {{"--loss-bound-down", "0.1"}, "--loss-bound-down needs --transport inprocess"},
+      {{"--inject-loss", "0.1"}, "--inject-loss needs --transport inprocess"},
+      {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--selection",
+        "agreed"},
+       "--loss-bound needs a server: not --topology allreduce"},
+      {{"--loss-bound", "0.1", "--transport", "inprocess", "--degraded", "--runs", "with"},
+       "--loss-bound needs workers that all stay: not --degraded"},
+      {{"--loss-bound-down", "0.1", "--transport", "inprocess", "--topology", "hybrid"},
+       "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid"},
+      {{"--loss-bound-warm-up", "5"}, "--loss-bound-warm-up needs a bound"},
   });
 }
 

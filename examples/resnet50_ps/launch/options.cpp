@@ -192,6 +192,47 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->excludes(evaluations)
       ->group(server);
 
+  const std::string losses = "Lost packets (with --transport inprocess, whose network is simulated)";
+  app.add_option("--loss-bound", options.loss_bound,
+                 "share of each layer's gradients that may be missing when a transfer ends")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 0.5))
+      ->group(losses);
+  app.add_option("--loss-bound-down", options.loss_bound_down,
+                 "the same of parameters; what was lost comes with the next transfer")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 0.5))
+      ->group(losses);
+  app.add_option("--loss-bound-warm-up", options.loss_bound_warm_up_steps,
+                 "steps in which both bounds grow from zero")
+      ->check(counted)
+      ->group(losses);
+  app.add_option("--stop", options.stop,
+                 "when a transfer ends: eager, as soon as it is within its bound, or on-probe, when all has "
+                 "come or all that was asked for was sent")
+      ->check(CLI::IsMember({"eager", "on-probe"}))
+      ->group(losses);
+  app.add_option("--on-loss", options.on_loss,
+                 "gradients that were lost: return, into the residual of their worker, or zero: gone")
+      ->check(CLI::IsMember({"return", "zero"}))
+      ->group(losses);
+  app.add_option("--max-losses", options.max_losses,
+                 "with --on-loss return: a chunk that was lost so often in a row must arrive; 0: never")
+      ->check(counted)
+      ->check(CLI::Range(0, 255))
+      ->group(losses);
+  app.add_option("--loss-tags", options.loss_tags,
+                 "on: of each layer the smallest chunks go last, and are lost first; off: as they lie")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->group(losses);
+  app.add_option("--inject-loss", options.inject_loss, "share of the packets that the network loses")
+      ->check(finite)
+      ->check(CLI::Range(0.0, 0.9))
+      ->group(losses);
+  app.add_option("--inject-seed", options.inject_seed, "of which packets it loses")
+      ->check(counted)
+      ->group(losses);
+
   const std::string run = "The run";
   CLI::Option* output =
       app.add_option("--output", options.output, "directory for the metrics of each run, which ./plot draws")

@@ -51,6 +51,17 @@ struct options {
   std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end alone
   bool no_evaluation = false;
 
+  // Frames of which some may be lost.
+  double loss_bound = 0;       ///< p of gradients, at most a half
+  double loss_bound_down = 0;  ///< of parameters
+  std::uint64_t loss_bound_warm_up_steps = 0;
+  std::string stop = "eager";      ///< eager or on-probe
+  std::string on_loss = "return";  ///< return or zero
+  unsigned max_losses = 3;         ///< in a row; 0: any number
+  std::string loss_tags = "on";    ///< on or off
+  double inject_loss = 0;          ///< share of the packets
+  std::uint64_t inject_seed = 1;
+
   // The run.
   std::string output;                         ///< directory; empty: none is written
   std::string load;                           ///< file; empty: the model begins as the seed makes it
@@ -74,6 +85,11 @@ struct options {
 /// Whether rank 0 is a server and no worker.
 inline bool needs_server(const resnet50_ps::options& options) {
   return options.topology != "allreduce" && options.topology != "mpi_allreduce";
+}
+
+/// Whether frames are cut into packets, of which some may be lost.
+inline bool may_lose(const resnet50_ps::options& options) {
+  return options.loss_bound > 0 || options.loss_bound_down > 0 || options.inject_loss > 0;
 }
 
 /// Whether it trains more than once, to compare.

@@ -55,7 +55,8 @@ void make_file(const std::string& name) {
 run_result train_in_process(const training& run) {
   run_result result;
   in_process_options ends{.name_of = [&](std::size_t rank) { return run.topology.name_of(rank); },
-                          .on_death = {}};
+                          .on_death = {},
+                          .losses = network_of(run.options)};
   if (run.options.degraded) {
     ends.on_death = [&](std::size_t rank, const std::exception& error) {
       fmt::print(stderr, "resnet50_ps: {}: {}\n", run.topology.name_of(rank), reason_for(error));

@@ -5,6 +5,7 @@
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <lamina/frame.hpp>
 #include <lamina/partition.hpp>
 #include <map>
@@ -18,6 +19,20 @@
 namespace resnet50_ps {
 namespace {
 
+std::uint32_t in_ppm(double share) {
+  return static_cast<std::uint32_t>(std::llround(share * 1e6));
+}
+
+loss_plan losses_of(const resnet50_ps::options& options) {
+  return {.is_lossy = may_lose(options),
+          .bound_up_ppm = in_ppm(options.loss_bound),
+          .bound_down_ppm = in_ppm(options.loss_bound_down),
+          .warm_up_steps = options.loss_bound_warm_up_steps,
+          .returns_lost = options.on_loss == "return",
+          .max_losses = options.max_losses,
+          .has_tags = options.loss_tags == "on"};
+}
+
 lamina::compressor_options compression_of(const training& run, std::size_t sender) {
   const resnet50_ps::options& options = run.options;
   lamina::compressor_options compression;
@@ -25,6 +40,7 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   compression.part_elements = options.part_elements;
   compression.momentum = options.residual_momentum;
   compression.drop_ratio = 0;
+  compression.frame_checksum = checksum_of(losses_of(options));
   if (!run.layer_dropping) return compression;
 
   static const std::map<std::string, lamina::payload_type> payloads = {
@@ -83,6 +99,17 @@ std::size_t largest_message_bytes(const training& run, const replica& local) {
   return lamina::largest_frame_bytes<float>(local.model()) + states_bytes + (std::size_t{1} << 20);
 }
 
+std::optional<lossy_options> network_of(const resnet50_ps::options& options) {
+  if (!may_lose(options)) return std::nullopt;
+  const loss_plan plan = losses_of(options);
+  return lossy_options{.loss = options.inject_loss,
+                       .seed = options.inject_seed,
+                       .stop = options.stop == "eager" ? lamina::bounded::stop_policy::eager
+                                                       : lamina::bounded::stop_policy::on_probe,
+                       .most_bound_up_ppm = plan.bound_up_ppm,
+                       .most_bound_down_ppm = plan.bound_down_ppm};
+}
+
 training_plan plan_of(const training& run, std::uint64_t steps_done) {
   const resnet50_ps::options& options = run.options;
   return {
@@ -94,6 +121,7 @@ training_plan plan_of(const training& run, std::uint64_t steps_done) {
       .hash_period_steps = options.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
       .checkpoint_period_steps = options.checkpoint_period_steps,
       .saves_model = !options.save.empty(),
+      .losses = losses_of(options),
   };
 }
 
@@ -155,6 +183,19 @@ void check_training(const training& run, bool is_worker) {
             "--device cuda: this libtorch finds no CUDA device; use --device cpu");
   refuse_if(options.merge_residuals && options.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
+  if (may_lose(options)) {
+    const std::string what = options.loss_bound > 0        ? "--loss-bound"
+                             : options.loss_bound_down > 0 ? "--loss-bound-down"
+                                                           : "--inject-loss";
+    refuse_if(options.transport != "inprocess",
+              what + " needs --transport inprocess: over MPI nothing can be lost");
+    refuse_if(!needs_server(options), what + " needs a server: not --topology " + options.topology);
+    refuse_if(options.degraded, what + " needs workers that all stay: not --degraded");
+  }
+  refuse_if(options.loss_bound_down > 0 && options.topology == "hybrid",
+            "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid");
+  refuse_if(options.loss_bound_warm_up_steps > 0 && options.loss_bound == 0 && options.loss_bound_down == 0,
+            "--loss-bound-warm-up needs a bound: --loss-bound or --loss-bound-down");
   if (run.options.mode == "async" && (run.options.checkpoint_period_steps > 0 || run.options.resume)) {
     throw std::invalid_argument("checkpoints need --mode sync: an asynchronous run is in no one state");
   }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <lamina/layout.hpp>
+#include <optional>
 #include <string>
 
 #include "data/data.hpp"
@@ -13,6 +14,7 @@
 #include "launch/topology.hpp"
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
+#include "messages/lossy_way.hpp"
 #include "model/replica.hpp"
 
 namespace resnet50_ps {
@@ -60,6 +62,9 @@ replica make_replica(const training& run, bool is_worker);
 
 /// No message of the run is longer: bounds what a peer may announce.
 std::size_t largest_message_bytes(const training& run, const replica& local);
+
+/// The network of a run in one process that loses packets; none: it loses nothing.
+std::optional<lossy_options> network_of(const resnet50_ps::options& options);
 
 /// What the options mean to the loops.
 training_plan plan_of(const training& run, std::uint64_t steps_done);

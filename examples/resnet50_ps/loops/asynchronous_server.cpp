@@ -4,9 +4,11 @@
 #include <lamina/codec.hpp>
 #include <lamina/server.hpp>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "loops/losses.hpp"
 #include "loops/server.hpp"
 
 namespace resnet50_ps {
@@ -34,7 +36,10 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
   const std::vector<std::size_t> workers_of = workers.workers_of_clients();
   const auto all_workers =
       static_cast<float>(std::accumulate(workers_of.begin(), workers_of.end(), std::size_t{0}));
-  lamina::parameter_publisher<float> frames(model, clients);
+  const training_plan& plan = options.plan;
+  lamina::parameter_publisher<float> frames(model, clients, {.frame_checksum = checksum_of(plan.losses)});
+  const parameter_way down(plan.losses, model);
+  std::vector<sent_frame> sent(clients);  // the last frame of each, where some of it may have been lost
   sgd optimizer(model, options.optimizer);
   std::vector<std::uint64_t> steps_done(clients, 0);
   std::vector<std::uint64_t> answered_at(clients, 0);  // frames applied when the client last got parameters
@@ -49,13 +54,23 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
   std::vector<std::size_t> ahead;      // too far, or at their end: those who wait for their reply
   std::vector<std::size_t> asking;     // at their end: those who wait for a mean
   std::vector<pushed> last;
+  if (plan.losses.is_lossy) {
+    sent = down.send_to_all(workers, frames, whole, plan.bound_down_before(1), parameters, nullptr);
+    log.lost(sent);
+  }
   for (std::size_t c = 0; c < clients; ++c) {
-    workers.begin_send(c, message_kind::parameters, first);
+    if (!plan.losses.is_lossy) workers.begin_send(c, message_kind::parameters, first);
     computing.push_back(c);
   }
   const auto answer = [&](std::size_t c) {
-    const lamina::encoded_frame& frame = frames.encode(c, steps_done[c] + 1, parameters);
-    workers.begin_send(c, message_kind::parameters, payload(frame.to_bytes()));
+    const std::uint64_t next = steps_done[c] + 1;
+    const lamina::encoded_frame& frame = frames.encode(c, next, parameters);
+    if (plan.losses.is_lossy) {
+      sent[c] = down.send(workers, c, frames, frame, plan.bound_down_before(next), parameters);
+      log.lost(std::span(&sent[c], 1));
+    } else {
+      workers.begin_send(c, message_kind::parameters, payload(frame.to_bytes()));
+    }
     log.published(frame.size_bytes(), 1);
     answered_at[c] = applied;
     computing.insert(std::ranges::lower_bound(computing, c), c);
@@ -94,7 +109,7 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
     }
 
     const auto frame = decode_from(gradients, model, steps_done[c] + 1, workers.name_of(c));
-    frames.commit(c);  // who has gradients of a step has its parameters
+    commit(frames, c, sent[c]);  // who has gradients of a step has its parameters
     const std::uint64_t step = applied / clients + 1;
     optimizer.set_learning_rate(options.learning_rate.at(step));
     lamina::selection layers(model);

@@ -86,6 +86,7 @@ void lead_node(worker_link& server, server_link& members, replica& local, const 
   const training_plan& plan = options.plan;
   const auto compressor =
       std::make_shared<lamina::gradient_compressor<float>>(local.partition().model(), options.compression);
+  gradient_way way(plan.losses, compressor->parts(), options.compression.payload);
   if (plan.steps_done > 0) load_state(receive_states(server, members), compressor.get(), tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     const message parameters = server.receive_parameters();
@@ -102,7 +103,8 @@ void lead_node(worker_link& server, server_link& members, replica& local, const 
 
     tasks.compute(step, report);
     add_members(server, members, local, step, handing_on_seconds, report);
-    send_gradients(server, compressor, local, plan, report);  // from here on the node is one worker
+    send_gradients(server, compressor, way, local, plan, step,
+                   report);  // from here on the node is one worker
 
     if (plan.makes_checkpoint_after(step)) send_states(server, members, save_state(compressor.get(), tasks));
   }

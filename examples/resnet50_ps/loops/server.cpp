@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "loops/losses.hpp"
+
 namespace resnet50_ps {
 namespace {
 
@@ -61,7 +63,9 @@ void serve(server_link& workers, const replica& local, const server_options& opt
   auto aggregator = lamina::gradient_aggregator<float>::of_nodes(model, workers.workers_of_clients(),
                                                                  {.first_step = from.step + 1});
   const auto out = std::make_shared<published_model>(
-      published_model{local, lamina::parameter_publisher<float>(model, workers.clients())});
+      published_model{local, lamina::parameter_publisher<float>(
+                                 model, workers.clients(), {.frame_checksum = checksum_of(plan.losses)})});
+  const parameter_way down(plan.losses, model);
   sgd optimizer(model, options.optimizer);
   step_log log(model, tasks.records, workers.clock());
 
@@ -72,9 +76,11 @@ void serve(server_link& workers, const replica& local, const server_options& opt
   }
   for (std::uint64_t step = from.step + 1;; ++step) {
     const lamina::encoded_frame& frame = out->frames.encode_for_all(step, parameters);
-    workers.send_to_all(message_kind::parameters, {frame.segments(), out});
-    out->frames.commit_all();
+    const std::vector<sent_frame> sent =
+        down.send_to_all(workers, out->frames, frame, plan.bound_down_before(step), parameters, out);
+    for (std::size_t c = 0; c < sent.size(); ++c) commit(out->frames, c, sent[c]);
     log.published(frame.size_bytes(), workers.clients_left());
+    log.lost(sent);
 
     if (plan.averages_statistics_before(step)) workers.average();
     if (plan.is_over(step)) {

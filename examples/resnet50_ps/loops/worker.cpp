@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "loops/worker.hpp"
 
+#include <cstring>
 #include <lamina/codec.hpp>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@ void work(worker_link& server, replica& local, const worker_tasks& tasks, const 
   // Shared with the frames on their way, which lie in its residual.
   const auto compressor =
       std::make_shared<lamina::gradient_compressor<float>>(local.partition().model(), options.compression);
+  gradient_way way(plan.losses, compressor->parts(), options.compression.payload);
   if (plan.steps_done > 0) load_state(server.receive_states(1)[0], compressor.get(), tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     apply_parameters(server.receive_parameters(), server.name_of_server(), local, step);
@@ -23,15 +25,15 @@ void work(worker_link& server, replica& local, const worker_tasks& tasks, const 
     if (plan.is_over(step)) return server.finish(report);
 
     tasks.compute(step, report);
-    send_gradients(server, compressor, local, plan, report);
+    send_gradients(server, compressor, way, local, plan, step, report);
 
     if (plan.makes_checkpoint_after(step)) server.send_states({{save_state(compressor.get(), tasks)}});
   }
 }
 
 void send_gradients(worker_link& server,
-                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
-                    const replica& local, const training_plan& plan, step_report report) {
+                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor, gradient_way& way,
+                    const replica& local, const training_plan& plan, std::uint64_t step, step_report report) {
   compressor->accumulate_all(local.gradients());
   if (plan.agrees_on_selection) {
     std::vector<double> values(compressor->values().begin(), compressor->values().end());
@@ -40,8 +42,7 @@ void send_gradients(worker_link& server,
   }
   const lamina::encoded_frame& frame = compressor->encode();
   report.threshold = compressor->threshold();
-  server.push(report, {frame.segments(), compressor});
-  compressor->commit();
+  way.send(server, compressor, frame, step, report);
 }
 
 void apply_parameters(const message& parameters, const std::string& sender, replica& local,
@@ -51,7 +52,19 @@ void apply_parameters(const message& parameters, const std::string& sender, repl
     lamina::expect(decoded, lamina::frame_kind::parameters, step);
     return decoded;
   });
-  for (std::size_t l = 0; l < local.model().layers(); ++l) frame.apply_to(l, local[l]);
+  const arrived_frame* const lossy = parameters.transfer.get();
+  for (std::size_t l = 0; l < local.model().layers(); ++l) {
+    if (lossy == nullptr) {
+      frame.apply_to(l, local[l]);
+    } else {
+      frame.restore(l, local[l], lossy->arrived);  // what was lost stays as it is
+    }
+  }
+  if (lossy != nullptr) {
+    for (const arrived_frame::repair& each : lossy->repairs) {
+      std::memcpy(&local[each.layer][each.begin], each.elements.data(), each.elements.size());
+    }
+  }
   local.upload();
 }
 

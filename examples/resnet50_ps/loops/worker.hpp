@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "loops/losses.hpp"
 #include "loops/plan.hpp"
 #include "messages/link.hpp"
 #include "model/replica.hpp"
@@ -48,8 +49,8 @@ using average_over_workers = std::function<void(std::span<double>)>;
 /// Compresses the gradients that stand in the replica, and sends what is selected of them. The compressor is shared with the
 /// frame on its way, which lies in its residual.
 void send_gradients(worker_link& server,
-                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
-                    const replica& local, const training_plan& plan, step_report report);
+                    const std::shared_ptr<lamina::gradient_compressor<float>>& compressor, gradient_way& way,
+                    const replica& local, const training_plan& plan, std::uint64_t step, step_report report);
 
 /// Takes the parameters that `step` begins with into the replica.
 void apply_parameters(const message& parameters, const std::string& sender, replica& local,

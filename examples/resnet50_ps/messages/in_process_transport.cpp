@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -26,6 +27,7 @@ class in_process_run {
   struct letter {
     message_kind kind = message_kind::sign_of_life;
     std::shared_ptr<const std::vector<std::byte>> bytes;
+    std::shared_ptr<const arrived_frame> transfer = {};
   };
   using mailbox = std::deque<letter>;
   struct actor {
@@ -38,6 +40,8 @@ class in_process_run {
   void pass_turn(std::size_t from);
   void run(std::size_t who, const std::function<void()>& body);
   mailbox& box(std::size_t from, std::size_t to) { return boxes_[from * actors_.size() + to]; }
+  lossy_way& way(std::size_t from, std::size_t to, message_kind kind,
+                 const lamina::bounded::chunk_grid& grid);
 
   const in_process_options& options_;
   std::mutex mutex_;
@@ -45,7 +49,8 @@ class in_process_run {
   std::size_t turn_ = 0;
   std::exception_ptr failure_;
   std::vector<actor> actors_;
-  std::vector<mailbox> boxes_;  // from each rank to each
+  std::vector<mailbox> boxes_;                                     // from each rank to each
+  std::map<std::pair<std::size_t, std::size_t>, lossy_way> ways_;  // made when first used
 };
 
 // Ends a thread whose peer has failed; that peer's exception is the one that counts.
@@ -60,7 +65,29 @@ class in_process_run::end : public transport {
 
   void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override {
     for (const std::size_t rank : to) post(rank, kind, what);
-    lose_if([&](std::size_t rank) { return run_.actors_[rank].finished; }, to, "sending to");
+    lose_if_finished(to);
+  }
+
+  // Both ends of the transfer are here: nobody waits for the other.
+  std::vector<sent_frame> send_frame(std::span<const std::size_t> to, message_kind kind,
+                                     const outgoing_frame& what,
+                                     std::span<const lamina::bounded::obligations> of_each) override {
+    if (!run_.options_.losses || what.chunks == nullptr)
+      return transport::send_frame(to, kind, what, of_each);
+    std::vector<sent_frame> sent;
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      lossy_way& way = run_.way(rank_, to[i], kind, what.chunks->grid());
+      sent.push_back(
+          way.transfer(*what.chunks, of_each.empty() ? lamina::bounded::obligations() : of_each[i]));
+      std::vector<std::byte> bytes(way.frame().begin(), way.frame().end());
+      for (const auto segment : what.behind.segments())
+        bytes.insert(bytes.end(), segment.begin(), segment.end());
+      run_.box(rank_, to[i])
+          .push_back({kind, std::make_shared<const std::vector<std::byte>>(std::move(bytes)),
+                      std::make_shared<const arrived_frame>(way.arrived())});
+    }
+    lose_if_finished(to);
+    return sent;
   }
 
   // Mailboxes take whatever comes.
@@ -116,7 +143,11 @@ class in_process_run::end : public transport {
     mailbox& box = run_.box(from[sender], rank_);
     const letter taken = std::move(box.front());
     box.pop_front();
-    return {sender, taken.kind, *taken.bytes, taken.bytes};
+    return {sender, taken.kind, *taken.bytes, taken.bytes, taken.transfer};
+  }
+
+  void lose_if_finished(std::span<const std::size_t> to) const {
+    lose_if([&](std::size_t rank) { return run_.actors_[rank].finished; }, to, "sending to");
   }
 
   template <class Lost>
@@ -131,6 +162,19 @@ class in_process_run::end : public transport {
   std::size_t rank_;
   std::size_t any_after_ = 0;
 };
+
+lossy_way& in_process_run::way(std::size_t from, std::size_t to, message_kind kind,
+                               const lamina::bounded::chunk_grid& grid) {
+  const auto found = ways_.find({from, to});
+  if (found != ways_.end()) return found->second;
+  const lamina::frame_kind frames =
+      kind == message_kind::parameters ? lamina::frame_kind::parameters : lamina::frame_kind::gradients;
+  return ways_
+      .try_emplace({from, to}, grid, frames, *options_.losses,
+                   lossy_way::ends{static_cast<std::uint16_t>(from), static_cast<std::uint16_t>(to),
+                                   options_.name_of(to)})
+      .first->second;
+}
 
 void in_process_run::operator()(const std::function<void(transport&)>& body) {
   std::vector<std::thread> threads;

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 
+#include "messages/lossy_way.hpp"
 #include "messages/transport.hpp"
 
 namespace resnet50_ps {
@@ -12,6 +14,8 @@ struct in_process_options {
   rank_names name_of;
   /// Told of a rank that ends by an exception, after which the others go on without it. Empty: its exception ends all.
   std::function<void(std::size_t rank, const std::exception&)> on_death;
+  /// Frames that are cut go over such a network, each pair of ranks having one to itself; none: nothing is lost.
+  std::optional<lossy_options> losses = {};
 };
 
 /// Runs all ranks in one process, each in a thread of its own, of which one runs at a time: whoever waits hands on to the

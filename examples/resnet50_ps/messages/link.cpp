@@ -67,7 +67,8 @@ pushed read_pushed(const message& arrived) {
   return {.sender = arrived.sender,
           .report = decode_report(arrived.bytes.last(behind)),
           .bytes = arrived.bytes.first(arrived.bytes.size() - behind),
-          .owner = arrived.owner};
+          .owner = arrived.owner,
+          .transfer = arrived.transfer};
 }
 
 void value_sum::add(std::span<const double> more, double of_workers) {
@@ -131,6 +132,29 @@ void server_link::send_to_all(message_kind kind, const payload& what) {
   } catch (const peers_lost& loss) {
     lose(loss);
   }
+}
+
+sent_frame server_link::send_frame(std::size_t client, message_kind kind, const outgoing_frame& what,
+                                   const lamina::bounded::obligations& owed) {
+  const work_clock::pause sending(clock_);
+  return transport_.send_frame(std::span(&clients_[client].rank, 1), kind, what, std::span(&owed, 1))[0];
+}
+
+std::vector<sent_frame> server_link::send_frame_to_all(
+    message_kind kind, const outgoing_frame& what, std::span<const lamina::bounded::obligations> of_clients) {
+  const work_clock::pause sending(clock_);
+  std::vector<lamina::bounded::obligations> of_those_left;
+  if (!of_clients.empty()) {
+    for (const std::size_t each : numbers_left_) of_those_left.push_back(of_clients[each]);
+  }
+  std::vector<sent_frame> all(clients());
+  try {
+    std::vector<sent_frame> sent = transport_.send_frame(ranks_left_, kind, what, of_those_left);
+    for (std::size_t i = 0; i < sent.size(); ++i) all[numbers_left_[i]] = std::move(sent[i]);
+  } catch (const peers_lost& loss) {
+    lose(loss);
+  }
+  return all;
 }
 
 std::vector<message> server_link::receive_from_all(message_kind kind) {
@@ -209,6 +233,15 @@ void worker_link::push(step_report report, payload gradients) {
   report.compute_seconds = clock_.take() - report.node_seconds;
   gradients.append(payload(encode_report(report)));
   send(message_kind::gradients, gradients);
+}
+
+sent_frame worker_link::push(step_report report, outgoing_frame gradients,
+                             const lamina::bounded::obligations& owed) {
+  report.compute_seconds = clock_.take() - report.node_seconds;
+  gradients.behind = payload(encode_report(report));
+  const work_clock::pause sending(clock_);
+  return transport_.send_frame(std::span(&hub_, 1), message_kind::gradients, gradients,
+                               std::span(&owed, 1))[0];
 }
 
 void worker_link::finish(const step_report& report) {

@@ -47,7 +47,8 @@ struct pushed {
   std::size_t sender = 0;
   step_report report;
   std::span<const std::byte> bytes;
-  std::shared_ptr<const void> owner;  // of the bytes
+  std::shared_ptr<const void> owner;                   // of the bytes
+  std::shared_ptr<const arrived_frame> transfer = {};  // as of a message
 };
 /// Throws link_error for bytes without a report.
 pushed read_pushed(const message& arrived);
@@ -88,6 +89,12 @@ class server_link {
   /// The same, but returns before it has been sent, so that a client which does not take it holds up no other.
   void begin_send(std::size_t client, message_kind kind, const payload& what);
   void send_to_all(message_kind kind, const payload& what);
+  /// A frame to one client, or the same to all, with what each must get of it: one for each client, or none. Of all, what became of it
+  /// for each client, lost ones included.
+  sent_frame send_frame(std::size_t client, message_kind kind, const outgoing_frame& what,
+                        const lamina::bounded::obligations& owed = {});
+  std::vector<sent_frame> send_frame_to_all(message_kind kind, const outgoing_frame& what,
+                                            std::span<const lamina::bounded::obligations> of_clients = {});
   /// One message from every client that is left, in their order. message::sender is the client's number.
   std::vector<message> receive_from_all(message_kind kind);
   /// The same of gradients, or of the last reports.
@@ -132,6 +139,8 @@ class worker_link {
   message receive_parameters();
   /// With the seconds that have passed on the clock, of which those in the node are no computing.
   void push(step_report report, payload gradients);
+  /// The same of a frame, of which some may be lost: what has arrived.
+  sent_frame push(step_report report, outgoing_frame gradients, const lamina::bounded::obligations& owed);
   /// The last message.
   void finish(const step_report& report);
   /// What the server keeps of the workers that this one speaks for; and takes it back. Throws link_error for another number.

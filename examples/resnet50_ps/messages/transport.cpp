@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "messages/transport.hpp"
 
+#include <algorithm>
 #include <iterator>
 
 namespace resnet50_ps {
@@ -54,6 +55,19 @@ std::size_t payload::size_bytes() const {
   std::size_t sum = 0;
   for (const auto segment : segments_) sum += segment.size();
   return sum;
+}
+
+std::vector<sent_frame> transport::send_frame(std::span<const std::size_t> to, message_kind kind,
+                                              const outgoing_frame& what,
+                                              std::span<const lamina::bounded::obligations> of_each) {
+  const bool is_anything_owed = std::ranges::any_of(of_each, [](const lamina::bounded::obligations& each) {
+    return !each.required.empty() || !each.repairs.empty();
+  });
+  if (is_anything_owed) throw std::logic_error("what was lost is sent again where nothing can be lost");
+  payload all = what.frame;
+  all.append(what.behind);
+  send(to, kind, all);
+  return std::vector<sent_frame>(to.size());
 }
 
 std::string names_of(std::span<const std::size_t> ranks, const rank_names& name_of) {

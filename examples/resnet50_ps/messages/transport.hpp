@@ -4,12 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <lamina/bounded/todo.hpp>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "messages/transfer.hpp"
 
 /// What moves messages between the ranks of a run: MPI (mpi_transport.hpp) or memory of one process
 /// (in_process_transport.hpp). A message is bytes and a kind; what the bytes mean is said above, once for both, so a run with
@@ -59,6 +62,8 @@ struct message {
   message_kind kind = message_kind::sign_of_life;
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
+  /// What is known of a frame that came over a way which loses some of it, where holes are zeros; nullptr: all of it is there.
+  std::shared_ptr<const arrived_frame> transfer = {};
 };
 
 /// What is to be sent: segments anywhere in memory, and a share in that memory. A send to a rank that is lost may never end,
@@ -87,6 +92,14 @@ class payload {
   std::vector<std::shared_ptr<const void>> owners_;
 };
 
+/// A frame to send.
+struct outgoing_frame {
+  payload frame;
+  payload behind = {};  ///< goes behind it in its message, and is never lost
+  /// How it is cut, where some of it may be lost; nullptr: nothing may be.
+  const lamina::bounded::frame_chunks* chunks = nullptr;
+};
+
 /// Gives "the server", "worker 3" for a rank.
 using rank_names = std::function<std::string(std::size_t rank)>;
 /// "the server", "worker 0 and worker 2".
@@ -103,6 +116,14 @@ class transport {
 
   /// The same to each; returns when all have been sent, after which only the sends to lost ranks still need the memory.
   virtual void send(std::span<const std::size_t> to, message_kind kind, const payload& what) = 0;
+  /// The same frame to each; returns when each has as much of it as it must, and says what that is. Of a transport that loses
+  /// nothing, as this one, it is send(), and all of it.
+  ///
+  /// \param of_each  what each receiver must get whatever the bound says: none, or one a receiver; without chunks of the frame all of
+  ///                 them are empty, or it throws std::logic_error
+  virtual std::vector<sent_frame> send_frame(std::span<const std::size_t> to, message_kind kind,
+                                             const outgoing_frame& what,
+                                             std::span<const lamina::bounded::obligations> of_each = {});
   /// Returns before the message has been sent, which goes on its way while this rank waits for others: a receiver that does not
   /// take it holds up nobody else. Waits for the message before to the same rank.
   virtual void begin_send(std::size_t to, message_kind kind, const payload& what) = 0;

@@ -71,6 +71,22 @@ def draw_sent_fraction(figure: Figure, runs: list[Run]) -> None:
     legend(panels[0], runs, curve_kinds(kind_colour(runs), window))
 
 
+def draw_lost(figure: Figure, runs: list[Run]) -> None:
+    figure.set_figheight(4.6)
+    window = window_of(runs)
+    panels = figure.subplots(2, 1, sharex=True, sharey=True)
+    for axes, column, way in zip(panels, ("lost_up", "lost_down"), ("up", "down")):
+        for run, colour in zip(runs, colours(runs)):
+            curve(axes, np.array(run.steps), 100 * np.array(run.columns[column]), colour, window, f"{column}: {run.name}")
+        finish(axes, "Step" if axes is panels[-1] else "", f"Missing {way} (% of the sent)")
+    panels[0].set_ylim(bottom=0)
+    legend(panels[0], runs, curve_kinds(kind_colour(runs), window))
+
+
+def may_lose(runs: list[Run]) -> bool:
+    return any(not np.isnan(run.columns["lost_up"]).all() for run in runs)
+
+
 def draw_step_time(figure: Figure, runs: list[Run]) -> None:
     axes = figure.add_subplot()
     if len(runs) > 1:
@@ -127,6 +143,7 @@ FIGURES: dict[str, Callable[[Figure, list[Run]], None]] = {
     "accuracy_by_step": lambda figure, runs: draw_accuracy(figure, runs, False),
     "accuracy_by_time": lambda figure, runs: draw_accuracy(figure, runs, True),
     "sent_fraction": draw_sent_fraction,
+    "lost": draw_lost,
     "step_time": draw_step_time,
     "layers_sent": draw_layers_sent,
 }
@@ -136,6 +153,8 @@ def write_all(runs: list[Run], output: Path, suffix: str) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in FIGURES.items():
+        if name == "lost" and not may_lose(runs):
+            continue
         with matplotlib.rc_context(STYLE):
             figure = Figure(figsize=(WIDTH, HEIGHT), constrained_layout=True)
             draw(figure, runs)

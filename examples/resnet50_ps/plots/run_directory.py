@@ -10,11 +10,12 @@ metrics.jsonl: one JSON object a line, of two kinds. A step:
   {"step": 1, "loss": 6.9, "accuracy": 0.01, "sent_up": 0.066, "sent_down": 0.12, "worker_seconds": 0.4,
    "server_seconds": 0.05, "communication_seconds": 0.2, "total_seconds": 0.65, "learning_rate": 0.01,
    "threshold": 0.002, "arrived": [0, 5, 7], "staleness": 0.0}
-(and, of no picture here, "bytes_up", "bytes_down", and "node_seconds", the part of communication that is within a node),
+(and, of no picture here, "bytes_up", "bytes_down", and "node_seconds", the part of communication that is within a node; of a
+run that may lose some of its frames "lost_up" and "lost_down", and counts of packets of no picture),
 where "arrived" has the indices of the layers that at least one worker sent, and "threshold" may be null. An evaluation:
   {"evaluation_after_step": 100, "top1": 0.31, "top5": 0.82, "elapsed_seconds": 41.2}
 The elapsed time of a step is the running sum of "total_seconds". JSON has no NaN, writers turn it into
-null: such a loss, accuracy, learning rate, threshold or staleness is read as NaN. The last line of a run that was
+null: such a loss, accuracy, learning rate, threshold, staleness or share lost is read as NaN. The last line of a run that was
 killed may be cut off; it is ignored, with a warning.
 """
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 SECONDS = ("worker_seconds", "communication_seconds", "server_seconds")
 REQUIRED = ("loss", "accuracy", "sent_up", "sent_down", *SECONDS, "total_seconds")
-OPTIONAL = ("learning_rate", "threshold", "staleness")
+OPTIONAL = ("learning_rate", "threshold", "staleness", "lost_up", "lost_down")
 EVALUATION = ("top1", "top5", "elapsed_seconds")
 MAY_BE_NULL = ("loss", "accuracy", "top1", "top5", *OPTIONAL)
 

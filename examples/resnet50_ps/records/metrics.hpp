@@ -3,9 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "messages/transfer.hpp"
+
 namespace resnet50_ps {
+
+/// What a step's transfers over a way that loses some of them took.
+struct transfer_metrics {
+  transfer_cost up;    ///< of the gradients
+  transfer_cost down;  ///< of the parameters that this step began with
+};
 
 /// One step as the server saw it: a synchronous one, or W frames of the asynchronous server. Sent fractions are bytes of
 /// frames over bytes of all parameters in float, as means over the workers.
@@ -27,6 +36,7 @@ struct step_metrics {
   double communication_seconds = 0;  ///< the rest of the step
   double node_seconds = 0;           ///< the part of it that is within the slowest node
   double total_seconds = 0;
+  std::optional<transfer_metrics> transfers;  ///< none: nothing can be lost
 };
 
 /// The workers' shares of one evaluation.

@@ -51,7 +51,7 @@ std::string change(double from, double to) {
 }
 
 nlohmann::ordered_json json_of(const step_metrics& step) {
-  return {
+  nlohmann::ordered_json line = {
       {"step", step.step},
       {"loss", step.loss},
       {"accuracy", step.accuracy},
@@ -69,6 +69,23 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
       {"staleness", step.staleness},
       {"arrived", step.arrived},
   };
+  if (step.transfers) {
+    const auto& [up, down] = *step.transfers;
+    transfer_cost both = up;
+    both += down;
+    line.update({
+        {"lost_up", up.lost_share()},
+        {"lost_down", down.lost_share()},
+        {"packets", both.packets},
+        {"repeated", both.repeated},
+        {"duplicate", both.duplicate},
+        {"late", both.late},
+        {"wire_bytes_up", up.wire_bytes},
+        {"wire_bytes_down", down.wire_bytes},
+        {"rounds", both.rounds},
+    });
+  }
+  return line;
 }
 
 // What the table at the end needs.

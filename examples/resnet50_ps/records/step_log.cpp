@@ -12,9 +12,18 @@ void step_log::published(std::size_t frame_bytes, std::size_t receivers) {
   published_frames_ += receivers;
 }
 
+void step_log::lost(std::span<const sent_frame> parameters) {
+  for (const sent_frame& each : parameters) {
+    if (each.arrived) transfers().down += each.cost;
+  }
+}
+
 void step_log::received(std::span<const pushed> gradients, std::uint64_t step) {
   finished(gradients, step);
-  for (const pushed& each : gradients) add_report(each.report, each.bytes.size());
+  for (const pushed& each : gradients) {
+    add_report(each.report, each.bytes.size());
+    add_transfer(each);
+  }
 }
 
 void step_log::finished(std::span<const pushed> reports, std::uint64_t step) {
@@ -26,6 +35,7 @@ void step_log::applied(const pushed& gradients, const lamina::selection& layers,
   step_report report = gradients.report;
   report.evaluation_seconds = 0;  // others go on during an evaluation: it is part of the step's time
   add_report(report, gradients.bytes.size(), staleness_frames);
+  add_transfer(gradients);
   for (std::size_t l = 0; l < model_.layers(); ++l) {
     if (layers.is_sent(l)) arrived_.send(l);
   }
@@ -39,6 +49,10 @@ void step_log::add_report(const step_report& report, std::size_t frame_bytes,
   metrics_.sent_up += share_of_model(frame_bytes);
   metrics_.bytes_up += frame_bytes;
   metrics_.staleness += static_cast<double>(staleness_frames);
+}
+
+void step_log::add_transfer(const pushed& gradients) {
+  if (gradients.transfer) transfers().up += gradients.transfer->cost;
 }
 
 void step_log::evaluated(const step_report& report, std::uint64_t step, std::size_t reports) {

@@ -31,6 +31,8 @@ class step_log {
 
   /// A frame of parameters went to so many.
   void published(std::size_t frame_bytes, std::size_t receivers);
+  /// What became of it on its way; nothing, where nothing can be lost.
+  void lost(std::span<const sent_frame> parameters);
   /// The gradients of all for a step; they come to be applied.
   void received(std::span<const pushed> gradients, std::uint64_t step);
   /// The last reports, to what would be that step.
@@ -40,6 +42,8 @@ class step_log {
 
   /// What came with a frame of so many bytes.
   void add_report(const step_report& report, std::size_t frame_bytes, std::uint64_t staleness_frames = 0);
+  /// And over which way.
+  void add_transfer(const pushed& gradients);
   /// The share in an evaluation that a report of `step` may hold; told on when there are as many as reports.
   void evaluated(const step_report& report, std::uint64_t step, std::size_t reports);
 
@@ -64,6 +68,11 @@ class step_log {
   work_clock& clock_;
   lamina::selection arrived_;
   stopwatch since_last_;
+  transfer_metrics& transfers() {
+    if (!metrics_.transfers) metrics_.transfers.emplace();
+    return *metrics_.transfers;
+  }
+
   step_metrics metrics_;  // sums so far
   std::size_t frames_ = 0;
   std::size_t published_frames_ = 0;

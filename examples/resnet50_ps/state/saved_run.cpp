@@ -34,6 +34,16 @@ std::string text_in(const checkpoint& from, const std::string& section) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+// Nothing of a run that loses nothing.
+std::string losses_in(const resnet50_ps::options& options) {
+  if (!may_lose(options)) return "";
+  return fmt::format(
+      "; loss bound {} up, {} down, warm-up {}, stop {}, on loss {}, max losses {}, tags {}, injected {} by "
+      "seed {}",
+      options.loss_bound, options.loss_bound_down, options.loss_bound_warm_up_steps, options.stop,
+      options.on_loss, options.max_losses, options.loss_tags, options.inject_loss, options.inject_seed);
+}
+
 // Workers that were lost have no state in a checkpoint.
 std::string workers_in(const topology& ranks, std::size_t states) {
   return states == ranks.workers() ? workers_of(ranks) : fmt::format("{} of {}", states, workers_of(ranks));
@@ -143,7 +153,8 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
              options.learning_rate, options.schedule,
              steps_count ? fmt::format(" to step {}", options.steps) : "", options.warm_up_steps) +
          fmt::format("momentum {}, nesterov {}, weight decay {}", options.momentum, options.nesterov,
-                     options.weight_decay);
+                     options.weight_decay) +
+         losses_in(options);
 }
 
 std::string workers_of(const topology& ranks) {

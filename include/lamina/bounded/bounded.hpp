@@ -12,6 +12,7 @@
 #include "lamina/bounded/keyed_check.hpp"
 #include "lamina/bounded/lossy_channel.hpp"
 #include "lamina/bounded/messages.hpp"
+#include "lamina/bounded/owed.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
 #include "lamina/bounded/receiver.hpp"

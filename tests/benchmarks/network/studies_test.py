@@ -124,6 +124,26 @@ def convergence_is_studied(at: pathlib.Path) -> None:
             "a run cut short counts as whole")
 
 
+def lost_packets_are_studied(at: pathlib.Path) -> None:
+    rows = ["R = 0.95, p = 0", "R = 0.95, p = 0.2", "R = 0, p = 0.2 on-probe, gone"]
+    study = ["--rows", *rows, "--steps", "2", "--batch", "2", "--warm-up", "1", "--output", str(at / "bounded")]
+    said = run("bounded.py", *study, "--seeds", "1")
+    require(all(f"seed 1, {row}" in said for row in rows), said)
+    first = run("bounded.py", *study, "--seeds", "1", "--report-only")
+    require("seed 1" not in run("bounded.py", *study, "--seeds", "1"), "a run was repeated")
+    found = json.loads((at / "bounded/results.json").read_text())["rows"]
+    lost = {row: found[row]["seeds"]["1"]["lost_up"] for row in rows}
+    require(lost[rows[0]] == 0 and 0 < lost[rows[1]] <= 0.2 and 0 < lost[rows[2]] <= 0.2, f"{lost}")
+    require("--on-loss zero" in " ".join(found[rows[2]]["options"]), f"{found[rows[2]]}")
+    require(f"| {rows[1]} | 1 | " in first, first)
+    other = program("bounded.py", *study, "--seeds", "1", "--batch", "3")
+    require(other.returncode == 1 and "give it another --output" in other.stderr, other.stderr)
+    # One that was cut short does not count.
+    lines = at / "bounded/seed-1/R---0.95--p---0.2/with/metrics.jsonl"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:1]))
+    require(f"| {rows[1]} |" not in run("bounded.py", *study, "--seeds", "1", "--report-only"), "half a run counts")
+
+
 def scale_is_modelled(at: pathlib.Path) -> None:
     scale = ["--network", str(at / "network"), "--output", str(at / "scale"), "--union-workers", "2", "3", "--steps", "4"]
     require("server, agreed selection" in run("scale.py", *scale), "no table")
@@ -157,7 +177,7 @@ def main() -> None:
     python = python_with_matplotlib()
     if python != sys.executable:
         sys.exit(subprocess.run([python, "-B", __file__, *sys.argv[1:]], check=False).returncode)
-    for script in ("experiment.py", "convergence.py", "scale.py"):
+    for script in ("experiment.py", "convergence.py", "bounded.py", "scale.py"):
         require("--output" in run(script, "--help"), "no help")
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
@@ -167,6 +187,7 @@ def main() -> None:
         goals_are_reached_for_good()
         links_carry_what_crosses_machines()
         convergence_is_studied(at)
+        lost_packets_are_studied(at)
         scale_is_modelled(at)
 
 

@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "launch/topology.hpp"
@@ -98,6 +99,8 @@ struct settings {
       evaluates_long;  // this worker, for longer than that: in nodes midway, at the end otherwise
   std::optional<std::uint64_t> staleness_steps;  // of the asynchronous server
   bool evaluates = true;
+  loss_plan lossy = {};  // in one process, over such a network
+  lossy_options network = {};
   /// Of a worker, before it computes a step.
   std::function<void(transport& ranks, std::size_t worker, std::uint64_t step)> delay;
   /// Of a worker, at the beginning of a step.
@@ -150,6 +153,7 @@ training_plan plan_of(const settings& given) {
   training_plan plan = {.steps = steps, .agrees_on_selection = given.agreed, .evaluation_period_steps = 7};
   plan.evaluates = given.evaluates;
   plan.hash_period_steps = given.asynchronous ? 0 : given.hash_period_steps;
+  plan.losses = given.lossy;
   return plan;
 }
 
@@ -196,6 +200,7 @@ worker_tasks worker_tasks_of(diary& seen, replica& local, std::size_t worker, co
 worker_options worker_options_of(const settings& given, std::size_t sender) {
   worker_options options = {.plan = plan_of(given), .compression = given.compression};
   options.compression.sender = static_cast<std::uint32_t>(sender);
+  options.compression.frame_checksum = checksum_of(given.lossy);
   return options;
 }
 
@@ -361,6 +366,7 @@ diaries run_in_one_process(const settings& given, std::size_t workers) {
   const auto body = [&](transport& ranks) { play(ranks, given, who, all[ranks.rank()]); };
   in_process_options options{.name_of = name_of, .on_death = {}};
   if (given.losses != nullptr) options.on_death = [](std::size_t, const std::exception&) {};
+  if (given.lossy.is_lossy) options.losses = given.network;
   run_in_process(who.ranks(), body, options);
   return all;
 }
@@ -877,6 +883,197 @@ TEST_CASE("in process: networks on another device than their parameters and grad
       REQUIRE(same_bits(there[0].parameters[step], mirrored[0].parameters[step]));
     }
   }
+}
+
+namespace {
+
+// A share of each layer may be missing, of a network that loses every fifth packet; its layers have up to 18 chunks.
+settings over_lossy_network(settings given, std::uint32_t bound_up_ppm, std::uint32_t bound_down_ppm) {
+  given.width = 512;
+  given.lossy.is_lossy = true;
+  given.lossy.bound_up_ppm = bound_up_ppm;
+  given.lossy.bound_down_ppm = bound_down_ppm;
+  given.network = {
+      .loss = 0.2, .seed = 5, .most_bound_up_ppm = bound_up_ppm, .most_bound_down_ppm = bound_down_ppm};
+  return given;
+}
+
+transfer_metrics transfers_of(const diaries& run) {
+  transfer_metrics all;
+  for (const step_metrics& step : run[0].metrics) {
+    if (!step.transfers) continue;
+    all.up += step.transfers->up;
+    all.down += step.transfers->down;
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("in process: with a bound of 0 a network that loses packets changes nothing, to the last bit") {
+  if (rank_of_this() != 0) return;
+  std::vector<settings> all(6, with_drop_ratio(0.7));
+  all[1].agreed = true;
+  all[2].compression.payload = lamina::payload_type::int8;
+  all[2].optimizer.momentum = 0.9F;
+  all[3].asynchronous = true;
+  all[4].workers_per_node = 2;
+  all[5].compression.part_elements = 4096;
+  all[5].compression.momentum = 0.9;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO("settings " << i);
+    all[i].width = 512;
+    const diaries whole = run_in_one_process(all[i], 3);
+    const diaries lossy = run_in_one_process(over_lossy_network(all[i], 0, 0), 3);
+    require_equal_runs(whole, lossy);
+    CHECK(!whole[0].metrics[0].transfers);
+    const auto [up, down] = transfers_of(lossy);
+    const bool is_int8 = all[i].compression.payload == lamina::payload_type::int8;
+    for (const auto& [each, chunk] : {std::pair(up, is_int8 ? 1344 : 352), std::pair(down, 352)}) {
+      CHECK(each.lost_elements == 0);
+      CHECK(each.repeated > 10);
+      CHECK(each.rounds > 1);
+      // Once each chunk of a frame, of which at most one of a layer is shorter.
+      const auto whole_chunks = each.elements / static_cast<std::uint64_t>(chunk);
+      const std::uint64_t once = each.packets - each.repeated;
+      CHECK(once >= whole_chunks);
+      CHECK(once <= whole_chunks + 3 * 5 * steps);
+      CHECK(each.wire_bytes > each.elements * (chunk == 1344 ? 1 : 4));
+      CHECK(each.wire_bytes <= 1506 * each.packets);
+    }
+  }
+}
+
+TEST_CASE(
+    "in process: a run that loses some of its frames repeats to the bit, and ends with equal replicas") {
+  if (rank_of_this() != 0) return;
+  std::vector<settings> all(5, over_lossy_network(with_drop_ratio(0.7), 200'000, 200'000));
+  all[1].network.stop = lamina::bounded::stop_policy::on_probe;
+  all[2].asynchronous = true;
+  all[3].compression.payload = lamina::payload_type::int8;
+  all[3].compression.max_age = 5;
+  all[4].compression.part_elements = 4096;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO("settings " << i);
+    const settings& given = all[i];
+    const diaries run = run_in_one_process(given, 3);
+    require_equal_runs(run, run_in_one_process(given, 3));
+    require_equal_ends(run);
+    const auto [up, down] = transfers_of(run);
+    CHECK(up.lost_share() > 0.02);
+    CHECK(up.lost_share() <= 0.2);
+    CHECK(down.lost_share() > 0.01);
+    CHECK(down.lost_share() <= 0.2);
+    const bool is_eager = given.network.stop == lamina::bounded::stop_policy::eager;
+    CHECK((up.late + down.late > 0) == is_eager);  // nothing overtakes
+
+    settings other = given;
+    other.network.seed = 6;
+    const diaries elsewhere = run_in_one_process(other, 3);
+    CHECK(!same_bits(elsewhere[0].parameters.back(), run[0].parameters.back()));
+    if (given.asynchronous) continue;
+    // Replicas may lack some of the parameters in between, and where they are compared they do not.
+    const training_plan plan = plan_of(given);
+    std::size_t different = 0;
+    for (std::size_t step = 1; step <= steps + 1; ++step) {
+      const bool is_same = same_bits(run[1].parameters[step - 1], run[0].parameters[step - 1]);
+      INFO("step " << step);
+      if (plan.bound_down_before(step) == 0) CHECK(is_same);
+      if (is_same) continue;
+      ++different;
+      const std::vector<float>& now = run[1].parameters[step - 1];
+      std::size_t others = 0;  // neither the server's nor what the worker had
+      for (std::size_t k = 0; k < now.size(); ++k) {
+        if (now[k] != run[0].parameters[step - 1][k] && now[k] != run[1].parameters[step - 2][k]) ++others;
+      }
+      CHECK(others == 0);
+    }
+    CHECK(different > 5);
+    CHECK(plan.bound_down_before(1) == 0);
+    CHECK(plan.bound_down_before(2) == 200'000);
+    CHECK(plan.bound_down_before(8) == 0);   // evaluated
+    CHECK(plan.bound_down_before(11) == 0);  // compared
+    CHECK(plan.bound_down_before(steps + 1) == 0);
+  }
+}
+
+TEST_CASE(
+    "in process: gradients that were lost arrive later, at most three sends, and are gone where that is "
+    "wanted") {
+  if (rank_of_this() != 0) return;
+  // Half of the packets: many chunks would be lost a fourth time, if they were not required then.
+  settings given = over_lossy_network(with_drop_ratio(0), 500'000, 0);
+  given.network.loss = 0.5;
+  given.fixed_gradients = true;
+  given.optimizer.learning_rate = 0x1p-4F;  // sums are exact
+  given.network.stop = lamina::bounded::stop_policy::on_probe;
+  constexpr std::size_t workers = 1;
+  settings whole = given;
+  whole.lossy = {};
+  const history expected = run_in_one_process(whole, workers)[0].parameters;
+  // The gradients of three steps in a row, which may still wait in the residual: those of a step are one, two or three units.
+  constexpr float waiting = 0x1p-10F * 6 * 0x1p-4F;
+  for (const bool returns_lost : {true, false}) {
+    INFO("returned " << returns_lost);
+    given.lossy.returns_lost = returns_lost;
+    const diaries run = run_in_one_process(given, workers);
+    CHECK(transfers_of(run).up.lost_share() > 0.05);
+    std::size_t delayed = 0;
+    std::size_t gone = 0;
+    for (std::size_t step = 0; step <= steps; ++step) {
+      for (std::size_t i = 0; i < expected[step].size(); ++i) {
+        const float missing = run[0].parameters[step][i] - expected[step][i];
+        REQUIRE(missing >= 0);
+        if (missing > 0) ++delayed;
+        if (missing > waiting) ++gone;
+      }
+    }
+    CHECK(delayed > 0);
+    if (returns_lost) {
+      CHECK(gone == 0);
+    } else {
+      CHECK(gone > expected[0].size());
+    }
+  }
+}
+
+TEST_CASE("in process: bounds grow from zero, and a receiver agrees to no larger one than its own") {
+  if (rank_of_this() != 0) return;
+  settings given = over_lossy_network(with_drop_ratio(0.7), 400'000, 0);
+  given.lossy.warm_up_steps = 10;
+  const diaries run = run_in_one_process(given, 2);
+  CHECK(run[0].metrics[0].transfers->up.lost_elements == 0);  // 4 % of 18 chunks are none
+  CHECK(run[0].metrics[20].transfers->up.lost_elements > 0);
+  CHECK(given.lossy.bound_up(5) == 200'000);
+  CHECK(given.lossy.bound_up(10) == 400'000);
+
+  given.network.most_bound_up_ppm = 300'000;
+  CHECK_THROWS_WITH(run_in_one_process(given, 2),
+                    Catch::Matchers::Contains("a transfer to the server has failed"));
+}
+
+TEST_CASE("in process: nothing is owed where nothing can be lost") {
+  if (rank_of_this() != 0) return;
+  const auto body = [](transport& ranks) {
+    constexpr std::size_t server = 0;
+    constexpr std::size_t worker = 1;
+    if (ranks.rank() == worker) {
+      const message arrived = ranks.receive_from_each({&server, 1})[0];
+      CHECK(arrived.bytes.size() == 5);
+      CHECK(arrived.transfer == nullptr);
+      return;
+    }
+    const outgoing_frame frame{.frame = payload(std::vector<std::byte>(3)),
+                               .behind = payload(std::vector<std::byte>(2))};
+    const std::array required = {lamina::bounded::chunk{}};
+    const lamina::bounded::obligations owed{.required = required};
+    CHECK_THROWS_AS(ranks.send_frame({&worker, 1}, message_kind::parameters, frame, {&owed, 1}),
+                    std::logic_error);
+    const std::vector<sent_frame> sent = ranks.send_frame({&worker, 1}, message_kind::parameters, frame);
+    REQUIRE(sent.size() == 1);
+    CHECK(!sent[0].arrived);
+  };
+  run_in_process(2, body, {.name_of = name_of, .on_death = {}});
 }
 
 TEST_CASE("in process: an exception of one ends all and comes out") {

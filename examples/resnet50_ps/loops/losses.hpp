@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <lamina/bounded/bounded.hpp>
+#include <lamina/server.hpp>
+#include <lamina/worker.hpp>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "loops/plan.hpp"
+#include "messages/link.hpp"
+
+/// Frames of which some may be lost: how they are cut, and what is sent again. In a run that loses nothing these cut nothing and
+/// remember nothing.
+namespace resnet50_ps {
+
+/// Cuts the frames of one kind.
+class frame_cutter {
+ public:
+  frame_cutter(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload);
+
+  /// None if nothing can be lost. Points into the frame.
+  std::optional<lamina::bounded::frame_chunks> cut(const lamina::encoded_frame& frame,
+                                                   const lamina::selection& layers,
+                                                   std::uint32_t bound_ppm) const;
+  const std::optional<lamina::bounded::chunk_grid>& grid() const { return grid_; }
+
+ private:
+  bool has_tags_;
+  std::optional<lamina::bounded::chunk_grid> grid_;
+};
+
+/// A worker's gradients on their way to the server: what is lost of them stays in the residual, unless the plan wants it gone.
+class gradient_way {
+ public:
+  /// `parts` and `payload` are the compressor's.
+  gradient_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload);
+
+  /// Sends the frame that the compressor has encoded for `step`, and commits what of it has arrived.
+  void send(worker_link& server, const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
+            const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report);
+
+ private:
+  loss_plan plan_;
+  frame_cutter cutter_;
+  std::optional<lamina::bounded::loss_memory> memory_;
+};
+
+/// A frame of parameters as it goes to clients: what each of them lacks goes with it.
+class parameter_way {
+ public:
+  parameter_way(const loss_plan& plan, const lamina::layout& model)
+      : cutter_(plan, model, lamina::payload_type::as_is) {}
+
+  /// The frame for all, or for one of them, of encode_for_all() or encode(); `owner` of what it points to. What was lost is to be
+  /// committed.
+  template <class Parameters>
+  std::vector<sent_frame> send_to_all(server_link& clients, const lamina::parameter_publisher<float>& frames,
+                                      const lamina::encoded_frame& frame, std::uint32_t bound_ppm,
+                                      Parameters&& parameters, std::shared_ptr<const void> owner) const {
+    const auto chunks = cutter_.cut(frame, frames.published_to_all(), bound_ppm);
+    std::vector<lamina::bounded::owed_parameters> owed;
+    std::vector<lamina::bounded::obligations> of_clients;
+    for (std::size_t c = 0; chunks && c < clients.clients(); ++c)
+      owed.push_back(lamina::bounded::owed<float>(*chunks, frames.pending(c), parameters));
+    for (const auto& each : owed) of_clients.push_back(each.all());
+    return clients.send_frame_to_all(
+        message_kind::parameters,
+        {.frame = {frame.segments(), std::move(owner)}, .chunks = chunks ? &*chunks : nullptr}, of_clients);
+  }
+  template <class Parameters>
+  sent_frame send(server_link& clients, std::size_t client, const lamina::parameter_publisher<float>& frames,
+                  const lamina::encoded_frame& frame, std::uint32_t bound_ppm,
+                  Parameters&& parameters) const {
+    const auto chunks = cutter_.cut(frame, frames.published(client), bound_ppm);
+    const auto owed = lamina::bounded::owed<float>(*chunks, frames.pending(client), parameters);
+    return clients.send_frame(client, message_kind::parameters,
+                              {.frame = {frame.segments(), nullptr}, .chunks = &*chunks}, owed.all());
+  }
+
+ private:
+  frame_cutter cutter_;
+};
+
+/// The last frame for this client has arrived, but for what was lost.
+void commit(lamina::parameter_publisher<float>& frames, std::size_t client, const sent_frame& sent);
+
+/// Whether frames have a checksum: not where some of them may be lost, as it would not hold; packets have one.
+inline lamina::frame_checksum checksum_of(const loss_plan& plan) {
+  return plan.is_lossy ? lamina::frame_checksum::none : lamina::frame_checksum::xxh3;
+}
+
+}  // namespace resnet50_ps

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <lamina/delivery.hpp>
+#include <optional>
+#include <vector>
+
+/// What becomes of a frame on a way that may lose some of it.
+namespace resnet50_ps {
+
+/// What one transfer of a frame took, or several together.
+struct transfer_cost {
+  std::uint64_t elements = 0;       ///< of the frame
+  std::uint64_t lost_elements = 0;  ///< of these: did not arrive
+  std::uint64_t packets = 0;
+  std::uint64_t repeated = 0;    ///< of these: sent before in the same transfer
+  std::uint64_t duplicate = 0;   ///< arrived, and had arrived before
+  std::uint64_t late = 0;        ///< arrived when the transfer had ended
+  std::uint64_t wire_bytes = 0;  ///< of all packets, with all headers
+  std::uint64_t rounds = 0;      ///< of the transfer that had the most
+
+  transfer_cost& operator+=(const transfer_cost& more) {
+    elements += more.elements;
+    lost_elements += more.lost_elements;
+    packets += more.packets;
+    repeated += more.repeated;
+    duplicate += more.duplicate;
+    late += more.late;
+    wire_bytes += more.wire_bytes;
+    rounds = std::max(rounds, more.rounds);
+    return *this;
+  }
+  double lost_share() const {
+    return elements == 0 ? 0 : static_cast<double>(lost_elements) / static_cast<double>(elements);
+  }
+};
+
+/// What its sender knows of a frame that was sent. Over a way that loses nothing there is nothing to know.
+struct sent_frame {
+  std::optional<lamina::delivery> arrived;  ///< none: all of it
+  transfer_cost cost;
+};
+
+/// What its receiver knows of a frame that has come over a way which loses some of it.
+struct arrived_frame {
+  /// Elements of a layer, from `begin` on, that is not in the frame.
+  struct repair {
+    std::size_t layer = 0;
+    std::size_t begin = 0;
+    std::vector<std::byte> elements;
+  };
+
+  lamina::delivery arrived;
+  std::vector<repair> repairs;
+  transfer_cost cost;
+};
+
+}  // namespace resnet50_ps
