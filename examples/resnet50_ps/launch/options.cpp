@@ -6,6 +6,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "launch/overlap.hpp"
+
 namespace resnet50_ps {
 namespace {
 
@@ -192,6 +194,8 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->excludes(evaluations)
       ->group(server);
 
+  add_overlap_options(app, options);
+
   const std::string run = "The run";
   CLI::Option* output =
       app.add_option("--output", options.output, "directory for the metrics of each run, which ./plot draws")
@@ -259,6 +263,8 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
     app.parse(argc, argv);
     for (int i = 1; i < argc; ++i) options.command_line += (i > 1 ? " " : "") + std::string(argv[i]);
     set_defaults(options);
+    if (const std::string mistake = mistake_in_overlap(options); !mistake.empty())
+      throw CLI::ValidationError(mistake, CLI::ExitCodes::ValidationError);
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     const int code = app.exit(error, text, text);
