@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Sourced by run, converge and scale. start SCRIPT GROUP... -- ARGUMENTS... installs the packages of those groups, builds the
+# Sourced by run, converge, scale and overlap. start SCRIPT GROUP... -- ARGUMENTS... installs the packages of those groups, builds the
 # training harness with what experiments add, and runs the Python script with it; --help alone needs no build.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

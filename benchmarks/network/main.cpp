@@ -20,6 +20,7 @@ constexpr std::uint64_t recorded_steps = 6;
 struct network_options {
   std::string record;  ///< directory; empty: nothing is recorded
   std::string replay;  ///< directory; empty: gradients are computed
+  bool by_layer = false;
   double compute_seconds = 0;
   double server_seconds = 0;
 };
@@ -34,6 +35,11 @@ void add_network_options(CLI::App& app, network_options& network) {
                      "directory of recorded gradients, which the workers send in place of computing any")
           ->excludes(record)
           ->group(group);
+  app.add_flag("--by-layer", network.by_layer,
+               "the seconds of computing pass layer by layer, forward and backward, as they did where the "
+               "gradients were recorded")
+      ->needs(replay)
+      ->group(group);
   app.add_option("--compute-seconds", network.compute_seconds,
                  "what it takes a worker to come by its gradients, waited out")
       ->check(CLI::Range(0.0, 1e6))
@@ -48,6 +54,11 @@ void add_network_options(CLI::App& app, network_options& network) {
 
 gradient_source gradients_of(const network_options& network, const resnet50_ps::options& options,
                              std::size_t worker, const lamina::layout& model, gradient_source compute) {
+  if (!network.replay.empty() && network.by_layer) {
+    const auto player =
+        std::make_shared<paced_player>(network.replay, worker, network.compute_seconds, model);
+    return [player](std::uint64_t, replica& local, step_report& report) { player->play(local, report); };
+  }
   if (!network.replay.empty()) {
     const auto player =
         std::make_shared<gradient_player>(network.replay, worker, network.compute_seconds, model);
@@ -55,8 +66,13 @@ gradient_source gradients_of(const network_options& network, const resnet50_ps::
   }
   if (network.record.empty()) return compute;
   const gradient_recorder recorder(network.record, worker, options.steps, recorded_steps);
-  return [recorder, compute = std::move(compute)](std::uint64_t step, replica& local, step_report& report) {
-    compute(step, local, report);
+  return [recorder, compute = std::move(compute), directory = network.record, worker, last = options.steps](
+             std::uint64_t step, replica& local, step_report& report) {
+    if (step == last && worker == 0) {
+      step_profile::of(local, [&] { compute(step, local, report); }).write(directory);
+    } else {
+      compute(step, local, report);
+    }
     recorder.record(step, local);
   };
 }

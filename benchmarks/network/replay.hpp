@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,21 +28,70 @@ class gradient_recorder {
   std::uint64_t first_step_;
 };
 
-/// Plays the recorded gradients of one worker again and again; with more workers than were recorded, two of them play the
-/// same ones, one step apart.
+/// The recorded gradients of one worker, again and again; with more workers than were recorded, two of them have the same
+/// ones, one step apart.
+class recorded_gradients {
+ public:
+  /// Throws std::runtime_error, naming the directory, if it holds no recording, and the file if it is of another model.
+  recorded_gradients(const std::string& directory, std::size_t worker, const lamina::layout& model);
+  /// Those of the next step.
+  const std::vector<torch::Tensor>& next();
+
+ private:
+  std::vector<std::vector<torch::Tensor>> recorded_;
+  std::size_t next_ = 0;
+};
+
+/// Plays them in place of computing.
 class gradient_player {
  public:
-  /// A step takes `compute_seconds`. Throws std::runtime_error, naming the directory, if it holds no recording, and the
-  /// file if it is of another model.
+  /// A step takes `compute_seconds`. Throws as recorded_gradients.
   gradient_player(const std::string& directory, std::size_t worker, double compute_seconds,
                   const lamina::layout& model);
   /// The replica's gradients are those of the next step. Returns when as much time has passed as computing them takes.
   void play(replica& local, step_report& report);
 
  private:
-  std::vector<std::vector<torch::Tensor>> recorded_;
-  std::size_t next_;
+  recorded_gradients recorded_;
   double compute_seconds_;
+};
+
+/// When, in a step of a real run, the parameters of each layer were needed and its gradient was complete: shares of the forward and of
+/// the backward pass, in a file of the directory.
+struct step_profile {
+  double forward_share = 0;    ///< of the step
+  std::vector<double> needed;  ///< of each layer, from 0 to 1
+  std::vector<double> ready;   ///< likewise
+
+  /// Times one call of `compute`, whose network has gates.
+  static step_profile of(replica& local, const std::function<void()>& compute);
+  /// Throw std::runtime_error that names the file; read() also where it is of another number of layers.
+  void write(const std::string& directory) const;
+  static step_profile read(const std::string& directory, std::size_t layers);
+};
+
+/// As gradient_player, but the step takes its time layer by layer: forward waits at each gate of the network, and backward is one of
+/// autograd, in which each gradient is complete when its share of the pass is over. What hooks and gates take comes on top.
+class paced_player {
+ public:
+  /// Throws as gradient_player, and for a directory without a profile.
+  paced_player(const std::string& directory, std::size_t worker, double compute_seconds,
+               const lamina::layout& model);
+  void play(replica& local, step_report& report);
+
+ private:
+  friend class paced_layer;
+  void spend_until(double seconds, const std::function<void()>& work = {});
+
+  recorded_gradients recorded_;
+  step_profile profile_;
+  std::vector<std::size_t> forward_;   // layers, in the order in which they are needed
+  std::vector<std::size_t> backward_;  // and in which they are ready
+  double compute_seconds_;
+  const std::vector<torch::Tensor>* gradients_ = nullptr;  // of this step
+  double spent_ = 0;                                       // of it
+  std::chrono::steady_clock::time_point due_;
+  std::chrono::steady_clock::time_point woke_;
 };
 
 }  // namespace resnet50_ps

@@ -14,15 +14,18 @@ from runs import (DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, at_once, checkpoi
                   steps_done, wait_for)
 
 
-def after_steps(output: pathlib.Path, steps: int, *more: str):
-    mpirun = start(command(output, *more, steps=1000))
+OVERLAP = ["--topology", "allreduce", "--selection", "agreed", "--decide", "ahead", "--overlap"]
+
+
+def after_steps(output: pathlib.Path, steps: int, *more: str, ranks: int = 3):
+    mpirun = start(command(output, *more, steps=1000, ranks=ranks))
     wait_for(lambda: steps_done(output) >= steps, mpirun, f"step {steps}")
     return mpirun
 
 
-def dies(output: pathlib.Path, rank: int, after_seconds: float) -> None:
+def dies(output: pathlib.Path, rank: int, after_seconds: float, *more: str) -> None:
     """At any moment of a step: the run ends within 10 s, with an error."""
-    mpirun = after_steps(output, 2)
+    mpirun = after_steps(output, 2, *more)
     time.sleep(after_seconds)
     os.kill(ranks_of(mpirun)[rank], signal.SIGKILL)
     killed_at = time.monotonic()
@@ -31,10 +34,10 @@ def dies(output: pathlib.Path, rank: int, after_seconds: float) -> None:
     require(time.monotonic() - killed_at < 10, f"rank {rank} was killed and the run went on for more than 10 s")
 
 
-def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str) -> None:
-    mpirun = after_steps(output, 2, "--timeout", "3", *more)
-    ranks = ranks_of(mpirun)
-    os.kill(ranks[rank], signal.SIGSTOP)
+def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str, ranks: int = 3) -> None:
+    mpirun = after_steps(output, 2, "--timeout", "3", *more, ranks=ranks)
+    processes = ranks_of(mpirun)
+    os.kill(processes[rank], signal.SIGSTOP)
     stopped_at = time.monotonic()
     try:
         # mpirun itself waits for the stopped rank to obey, so what counts is what the others say.
@@ -42,7 +45,7 @@ def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str) -> None
         require(time.monotonic() - stopped_at < 10, "nobody noticed a silent rank within 10 s")
         require(said in line, f"expected {said!r}, got {line!r}")
     finally:
-        for process in ranks:
+        for process in processes:
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
@@ -66,6 +69,16 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
     losses = [[line.split('"accuracy"')[0] for line in (each / "with" / "metrics.jsonl").read_text().splitlines()]
               for each in (output, undisturbed)]
     require(losses[0][:-1] == losses[1][:-1], "a pause changed what was computed")
+
+
+def diverges(output: pathlib.Path, *more: str) -> None:
+    """A gradient that is not finite, while sums are on their way, ends all ranks with the sentence of today."""
+    begun_at = time.monotonic()
+    arguments = command(output, *more, steps=20)
+    arguments[arguments.index("--learning-rate") + 1] = "1e30"
+    failed = run(arguments)
+    require(failed.returncode != 0 and "training has diverged, try a lower --learning-rate" in failed.stderr, failed.stderr)
+    require(time.monotonic() - begun_at < 60, "the others waited for one that had failed")
 
 
 def goes_on_without(output: pathlib.Path, number: signal.Signals) -> None:
@@ -134,6 +147,11 @@ def main() -> None:
             partial(pauses, at / "paused", at / "undisturbed"),
             partial(falls_silent, at / "silent_worker", 2, "worker 1"),  # sent to or waited for, as it happens
             partial(falls_silent, at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed"),
+            # Of three, one may name the one that waits for the silent one: their timeouts end together.
+            partial(falls_silent, at / "silent_in_overlap", 1, "worker 1", *OVERLAP, "step", ranks=2),
+            partial(falls_silent, at / "silent_owner", 0, "worker 0", *OVERLAP, "backward", "--exchange", "owners", ranks=2),
+            partial(dies, at / "dies_in_overlap", 0, 0.1, *OVERLAP, "step"),
+            partial(diverges, at / "diverges_in_overlap", *OVERLAP, "backward"),
             partial(dies, at / "server", 0, 0),
             partial(dies, at / "early", 1, 0.05),
             partial(dies, at / "later", 2, 0.15),

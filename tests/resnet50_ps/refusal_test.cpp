@@ -129,6 +129,64 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
   });
 }
 
+TEST_CASE("refusals: sums beside the computation exclude what cannot be with them, and both are named") {
+  // A run without layer dropping, and one with it.
+  const std::vector<std::string> dense = {"--topology", "allreduce", "--selection",
+                                          "agreed",     "--runs",    "without"};
+  const auto with = [](std::vector<std::string> options, std::initializer_list<const char*> more) {
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+  };
+  const auto backward = with(dense, {"--overlap", "backward"});
+  const std::vector<std::string> dropping = {"--topology", "allreduce", "--selection",
+                                             "agreed",     "--runs",    "with"};
+  CHECK(refusal_of(backward) == "");
+  CHECK(refusal_of(with(dense, {"--overlap", "step", "--exchange", "owners", "--bucket-bytes", "0"})) == "");
+  CHECK(refusal_of(with(dropping, {"--overlap", "step", "--decide", "ahead"})) == "");
+  CHECK(refusal_of(with(dropping, {"--decide", "ahead"})) == "");
+  CHECK(refusal_of({"--topology", "allreduce", "--selection", "agreed", "--overlap", "backward", "--decide",
+                    "ahead"}) == "");
+  CHECK(refusal_of(with(backward, {"--collectives", "by_type", "--butterfly", "recursive_doubling"})) == "");
+  require_refused({
+      {with(backward, {"--mode", "async"}), "--overlap backward needs --mode sync"},
+      {{"--overlap", "backward", "--topology", "hybrid"},
+       "--overlap backward needs --topology allreduce, not --topology hybrid"},
+      {{"--overlap", "step"}, "--overlap step needs --topology allreduce, not --topology ps"},
+      {with(backward, {"--degraded"}), "--overlap backward: not --degraded"},
+      {with(backward, {"--device", "cuda"}),
+       "--overlap backward needs --device cpu: gradients come to the CPU's memory after backward alone"},
+      {with(backward, {"--transport", "inprocess"}),
+       "--overlap backward needs --transport mpi: in one process"},
+      {with(dropping, {"--overlap", "backward"}),
+       "--overlap backward sends nothing before backward ends when --decide at_end: use --decide ahead"},
+      {{"--topology", "allreduce", "--decide", "ahead"},
+       "--decide ahead needs --selection agreed, not --selection local"},
+      {{"--selection", "agreed", "--decide", "ahead"},
+       "--decide ahead needs --topology allreduce, not --topology ps"},
+      {{"--decide", "as_ready"}, "--decide"},
+      {{"--exchange", "owners"}, "--exchange owners needs --overlap backward or --overlap step"},
+      {with(dense, {"--collectives", "ring"}),
+       "--collectives ring needs --overlap backward or --overlap step"},
+      {with(dense, {"--bucket-bytes", "0"}), "--bucket-bytes 0 needs --overlap backward or --overlap step"},
+      {with(dense, {"--timeline", "t.json"}), "--timeline needs --overlap backward or --overlap step"},
+      {with(backward, {"--butterfly", "recursive_doubling"}),
+       "--butterfly needs --collectives by_type, not --collectives pairwise"},
+      {with(backward, {"--bucket-bytes", "many"}), "--bucket-bytes: many is not a whole number"},
+      {with(backward, {"--chunk-bytes", "4095"}), "--chunk-bytes 4095 is less than 4096"},
+      {with(backward, {"--collectives", "quick"}), "recursive_doubling"},
+      {with(backward, {"--exchange", "owners", "--collectives", "tree"}),
+       "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives tree"},
+      {with(backward, {"--exchange", "owners", "--output", "o", "--checkpoint-every", "2"}),
+       "--exchange owners makes no checkpoints"},
+      {with(backward, {"--calibrate", "--output", "o", "--checkpoint-every", "2"}),
+       "--calibrate makes no checkpoints"},
+      {with(backward, {"--payload", "int8"}), "it needs --payload as_is"},
+  });
+  const auto halves = with(backward, {"--exchange", "owners", "--collectives", "halving_doubling"});
+  CHECK(refusal_of(halves, 4) == "");
+  CHECK_THAT(refusal_of(halves, 3), Catch::Matchers::Contains("needs a power of two of workers, not 3"));
+}
+
 TEST_CASE("refusals: data that is missing, damaged or too little is named") {
   const temporary_directory directory;
   const std::string nowhere = (directory.path() / "nowhere").string();

@@ -85,6 +85,8 @@ def main() -> None:
         at_once(partial(killed_run, at),
                 partial(other_topology, at / "hybrid", 4, "--topology", "hybrid", "--workers-per-node", "2"),
                 partial(other_topology, at / "allreduce", 2, "--topology", "allreduce", "--selection", "agreed"),
+                partial(other_topology, at / "overlap", 2, "--topology", "allreduce", "--selection", "agreed", "--decide", "ahead",
+                        "--overlap", "step"),
                 partial(other_workers, at / "other_workers"))
 
 

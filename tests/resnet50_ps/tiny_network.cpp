@@ -4,22 +4,29 @@
 #include <torch/nn/modules/activation.h>
 
 #include <chrono>
+#include <lamina/collectives/torch_hooks.hpp>
 #include <thread>
 
+#include "model/batch_norm.hpp"
 #include "model/network.hpp"
 
 namespace resnet50_ps {
 namespace {
 
+using lamina::collectives::gated;
+
+const lamina::collectives::gate open_gate;
+
 class tiny_network_impl : public torch::nn::Module {
  public:
   explicit tiny_network_impl(std::int64_t classes)
-      : conv1_(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 16, 3).bias(false)))),
-        bn1_(register_module("bn1", torch::nn::BatchNorm2d(16))),
+      : conv1_(register_module("conv1", gated<torch::nn::Conv2dImpl>(
+                                            open_gate, torch::nn::Conv2dOptions(3, 16, 3).bias(false)))),
+        bn1_(register_module("bn1", gated<batch_norm_impl>(open_gate, 16))),
         hidden_(register_module("hidden", torch::nn::Sequential())),
-        fc_(register_module("fc", torch::nn::Linear(64, classes))) {
+        fc_(register_module("fc", gated<torch::nn::LinearImpl>(open_gate, 64, classes))) {
     for (int layer = 0; layer < 8; ++layer) {
-      hidden_->push_back(torch::nn::Linear(64, 64));
+      hidden_->push_back(gated<torch::nn::LinearImpl>(open_gate, 64, 64));
       hidden_->push_back(torch::nn::ReLU());
     }
   }
@@ -31,10 +38,10 @@ class tiny_network_impl : public torch::nn::Module {
   }
 
  private:
-  torch::nn::Conv2d conv1_;
-  torch::nn::BatchNorm2d bn1_;
+  gated<torch::nn::Conv2dImpl> conv1_;
+  gated<batch_norm_impl> bn1_;
   torch::nn::Sequential hidden_;
-  torch::nn::Linear fc_;
+  gated<torch::nn::LinearImpl> fc_;
 };
 
 TORCH_MODULE_IMPL(tiny_network, tiny_network_impl);

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "launch/overlap.hpp"
+
 namespace resnet50_ps {
 namespace {
 
@@ -232,6 +234,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
   app.add_option("--inject-seed", options.inject_seed, "of which packets it loses")
       ->check(counted)
       ->group(losses);
+  add_overlap_options(app, options);
 
   const std::string run = "The run";
   CLI::Option* output =
@@ -300,6 +303,8 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
     app.parse(argc, argv);
     for (int i = 1; i < argc; ++i) options.command_line += (i > 1 ? " " : "") + std::string(argv[i]);
     set_defaults(options);
+    if (const std::string mistake = mistake_in_overlap(options); !mistake.empty())
+      throw CLI::ValidationError(mistake, CLI::ExitCodes::ValidationError);
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     const int code = app.exit(error, text, text);

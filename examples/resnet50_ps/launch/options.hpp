@@ -62,6 +62,17 @@ struct options {
   double inject_loss = 0;          ///< share of the packets
   std::uint64_t inject_seed = 1;
 
+  // Sums beside the computation.
+  std::string overlap = "none";          ///< none, backward or step
+  std::string decide = "at_end";         ///< at_end or ahead
+  std::string exchange = "sums";         ///< sums or owners
+  std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
+  std::string butterfly = "halving_doubling";
+  std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
+  std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
+  bool is_calibrated = false;
+  std::string timeline;  ///< file; empty: none is written
+
   // The run.
   std::string output;                         ///< directory; empty: none is written
   std::string load;                           ///< file; empty: the model begins as the seed makes it

@@ -192,10 +192,12 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
 }
 
 int guarded_main(int argc, char** argv, const experiment& added) {
-  const mpi_session session(argc, argv);
+  parsed command = parse_options(argc, argv, added.add_options);
+  // Collectives beside the computation have a thread that calls MPI as well.
+  const bool overlaps = command.options.overlap != "none";
+  const mpi_session session(argc, argv, overlaps ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED);
   const launch_info here = find_launch_info();
   try {
-    parsed command = parse_options(argc, argv, added.add_options);
     if (added.adjust) added.adjust(command.options);
     if (const std::optional<int> code = first_exit_code(command, here)) return *code;
     return run(command.options, here, added);

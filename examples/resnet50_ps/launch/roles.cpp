@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <fstream>
+#include <lamina/collectives/mpi_channel.hpp>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -11,11 +12,14 @@
 
 #include "data/batches.hpp"
 #include "launch/handshake.hpp"
+#include "launch/overlap.hpp"
 #include "loops/allreduce.hpp"
 #include "loops/dense_allreduce.hpp"
 #include "loops/node.hpp"
+#include "loops/overlapped.hpp"
 #include "model/passes.hpp"
 #include "model/resnet50.hpp"
+#include "records/trace_file.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -153,9 +157,21 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
                            kept ? kept->tasks : server_tasks());
     return kept ? kept->log.result() : run_result();
   }
-  train_by_allreduce(group, local, part.tasks(ranks), worker_options_of(run, group.worker(), steps_done),
-                     server_options_of(run, steps_done), kept ? kept->tasks : server_tasks(),
+  const worker_options working = worker_options_of(run, group.worker(), steps_done);
+  const server_options serving = server_options_of(run, steps_done);
+  const server_tasks recording = kept ? kept->tasks : server_tasks();
+  if (run.options.overlap == "none") {
+    train_by_allreduce(group, local, part.tasks(ranks), working, serving, recording, std::move(from));
+  } else {
+    const trace_file trace(run.options.timeline, group.worker(), local.model());
+    overlap_options overlap = overlap_options_of(run);
+    overlap.record = trace.events();
+    lamina::collectives::mpi_channel channel(run.communicator,
+                                             [&](std::size_t rank) { return run.topology.name_of(rank); });
+    train_overlapped(group, channel, local, part.tasks(ranks), working, serving, overlap, recording,
                      std::move(from));
+    trace.write();
+  }
   return kept ? kept->log.result() : run_result();
 }
 

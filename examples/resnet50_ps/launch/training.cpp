@@ -13,6 +13,7 @@
 #include <string>
 
 #include "data/batches.hpp"
+#include "launch/overlap.hpp"
 #include "model/network.hpp"
 #include "state/saved_run.hpp"
 
@@ -41,6 +42,10 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   compression.momentum = options.residual_momentum;
   compression.drop_ratio = 0;
   compression.frame_checksum = checksum_of(losses_of(options));
+  // Where nothing is held back, gradients are summed as they are, unless the residual is to correct for momentum.
+  const bool overlaps = options.overlap != "none" && options.residual_momentum > 0;
+  if (options.decide == "ahead" ? run.layer_dropping : overlaps)
+    compression.decide = lamina::decision_timing::ahead;
   if (!run.layer_dropping) return compression;
 
   static const std::map<std::string, lamina::payload_type> payloads = {
@@ -199,7 +204,11 @@ void check_training(const training& run, bool is_worker) {
   if (run.options.mode == "async" && (run.options.checkpoint_period_steps > 0 || run.options.resume)) {
     throw std::invalid_argument("checkpoints need --mode sync: an asynchronous run is in no one state");
   }
+  check_overlap(run);
   const server_options server = server_options_of(run, 0);
+  training dropping = run;
+  dropping.layer_dropping = options.runs != "without";
+  lamina::gradient_compressor<float>(lamina::layout({{"any", {1}}}), compression_of(dropping, 0));
   sgd(lamina::layout({{"any", {1}}}), server.optimizer);
   lamina::partition(lamina::layout({{"any", {1}}}), run.options.part_elements);
   const std::size_t test_images = run.data.test->size().value();

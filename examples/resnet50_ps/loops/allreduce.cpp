@@ -60,9 +60,35 @@ class kept_layers {
   std::uint64_t step_ = 0;
 };
 
-// All begin with the parameters and the velocity of worker 0, and each with its own state where a run resumes.
-void begin(worker_group& group, replica& local, sgd& optimizer,
-           lamina::gradient_compressor<float>& compressor, const worker_tasks& tasks, server_state from) {
+// All reports of a step, to worker 0: of replicas that are the same.
+std::vector<pushed> gather_reports(worker_group& group, message_kind kind, const step_report& report,
+                                   std::uint64_t step) {
+  std::vector<pushed> all;
+  for (const message& each : group.gather(kind, payload(encode_report(report)))) {
+    const pushed& theirs = all.emplace_back(read_pushed(each));
+    if (theirs.report.replica_hash != report.replica_hash)
+      throw other_replica(group.name_of(each.sender), step);
+  }
+  return all;
+}
+
+// The layers that all send: by the mean of what each would.
+const lamina::selection& select_together(worker_group& group,
+                                         lamina::gradient_compressor<float>& compressor) {
+  const bool is_ahead = compressor.options().decide == lamina::decision_timing::ahead;
+  const auto own = is_ahead ? compressor.predicted_values() : compressor.values();
+  std::vector<double> agreed(own.begin(), own.end());
+  group.average(agreed);
+  if (!is_ahead) return compressor.select(agreed);
+  compressor.plan_next(agreed);
+  return compressor.select();  // as the step before has planned it
+}
+
+}  // namespace
+
+void begin_together(worker_group& group, replica& local, sgd& optimizer,
+                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
+                    server_state from) {
   const std::vector<std::byte> bytes = group.scatter(message_kind::state, [&](std::size_t w) {
     std::vector<std::vector<std::byte>> parts(4);
     for (std::size_t l = 0; l < local.model().layers(); ++l) {
@@ -90,22 +116,8 @@ void begin(worker_group& group, replica& local, sgd& optimizer,
   local.upload();
   if (!parts[1].empty()) std::memcpy(optimizer.velocity().data(), parts[1].data(), parts[1].size());
   if (!parts[3].empty()) std::memcpy(optimizer.updated_in().data(), parts[3].data(), parts[3].size());
-  if (!parts[2].empty()) load_state(parts[2], &compressor, tasks);
+  if (!parts[2].empty()) load_state(parts[2], compressor, tasks);
 }
-
-// All reports of a step, to worker 0: of replicas that are the same.
-std::vector<pushed> gather_reports(worker_group& group, message_kind kind, const step_report& report,
-                                   std::uint64_t step) {
-  std::vector<pushed> all;
-  for (const message& each : group.gather(kind, payload(encode_report(report)))) {
-    const pushed& theirs = all.emplace_back(read_pushed(each));
-    if (theirs.report.replica_hash != report.replica_hash)
-      throw other_replica(group.name_of(each.sender), step);
-  }
-  return all;
-}
-
-}  // namespace
 
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
                         const worker_options& worker, const server_options& server,
@@ -117,7 +129,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
   kept_layers kept(group, local, optimizer);
   step_log log(model, records.records, group.clock());
 
-  begin(group, local, optimizer, compressor, tasks, std::move(from));
+  begin_together(group, local, optimizer, &compressor, tasks, std::move(from));
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     step_report report = examine(local, step, plan, tasks, group.clock(),
                                  [&](std::span<double> statistics) { group.average(statistics); });
@@ -128,9 +140,7 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     compressor.accumulate_all(local.gradients());
     report.compute_seconds = group.clock().take();
 
-    std::vector<double> agreed(compressor.values().begin(), compressor.values().end());
-    group.average(agreed);
-    const lamina::selection& chosen = compressor.select(agreed);
+    const lamina::selection& chosen = select_together(group, compressor);
     const std::size_t frame_bytes = compressor.encode().size_bytes();
     report.threshold = compressor.threshold();
     optimizer.set_learning_rate(server.learning_rate.at(step));
@@ -147,14 +157,20 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     log.finish_step(step, optimizer.learning_rate(), chosen);
 
     if (plan.makes_checkpoint_after(step)) {
-      const std::vector<message> states =
-          group.gather(message_kind::state, payload(save_state(&compressor, tasks)));
-      server_state state = state_after(step, optimizer);
-      for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
-      if (records.save) records.save(state);
+      save_together(group, step, optimizer, &compressor, tasks, records);
       log.restart();
     }
   }
+}
+
+void save_together(worker_group& group, std::uint64_t step, const sgd& optimizer,
+                   const lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
+                   const server_tasks& records) {
+  const std::vector<message> states =
+      group.gather(message_kind::state, payload(save_state(compressor, tasks)));
+  server_state state = state_after(step, optimizer);
+  for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
+  if (records.save) records.save(state);
 }
 
 void log_step(worker_group& group, const step_report& report, std::uint64_t step, std::size_t moved_bytes,

@@ -13,11 +13,21 @@ namespace resnet50_ps {
 
 /// Runs one worker of a run without a server: all agree which layers to send, add those up among themselves, and apply
 /// their mean, each to a replica and with an optimizer of its own. To the last bit what a synchronous server makes of
-/// agreed selection. `worker.compression` must not change the payload. Worker 0 keeps the records: on it alone `records`
+/// agreed selection, where the layers are not chosen a step ahead (`worker.compression.decide`). `worker.compression` must not change the payload. Worker 0 keeps the records: on it alone `records`
 /// and `from.workers` count. Errors as serve() and work().
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from);
+
+/// All begin with the parameters and the velocity of worker 0, and each with its own state where a run resumes. Without a compressor it
+/// is that of the tasks alone.
+void begin_together(worker_group& group, replica& local, sgd& optimizer,
+                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
+                    server_state from);
+/// A checkpoint after `step`, which worker 0 keeps.
+void save_together(worker_group& group, std::uint64_t step, const sgd& optimizer,
+                   const lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
+                   const server_tasks& records);
 
 /// Worker 0 tells the log what all of them report of `step`, in which so many bytes moved each way through each of them, and
 /// that the replicas are the same. All call it, at the step's end.

@@ -12,11 +12,17 @@
 namespace resnet50_ps {
 namespace {
 
+using convolution_layer = lamina::collectives::gated<torch::nn::Conv2dImpl>;
+using normalisation_layer = lamina::collectives::gated<batch_norm_impl>;
+using linear_layer = lamina::collectives::gated<torch::nn::LinearImpl>;
+
 constexpr std::int64_t bottleneck_expansion = 4;
 
-torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
+const lamina::collectives::gate open_gate;
+
+convolution_layer convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
   auto options = torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false);
-  torch::nn::Conv2d layer(options);
+  convolution_layer layer(open_gate, options);
   torch::nn::init::kaiming_normal_(layer->weight, 0, torch::kFanOut, torch::kReLU);
   return layer;
 }
@@ -25,15 +31,15 @@ class bottleneck_impl : public torch::nn::Module {
  public:
   bottleneck_impl(std::int64_t in, std::int64_t width, std::int64_t stride)
       : conv1_(register_module("conv1", convolution(in, width, 1, stride))),
-        bn1_(register_module("bn1", torch::nn::BatchNorm2d(width))),
+        bn1_(register_module("bn1", normalisation_layer(open_gate, width))),
         conv2_(register_module("conv2", convolution(width, width, 3, 1))),
-        bn2_(register_module("bn2", torch::nn::BatchNorm2d(width))),
+        bn2_(register_module("bn2", normalisation_layer(open_gate, width))),
         conv3_(register_module("conv3", convolution(width, width * bottleneck_expansion, 1, 1))),
-        bn3_(register_module("bn3", torch::nn::BatchNorm2d(width * bottleneck_expansion))) {
+        bn3_(register_module("bn3", normalisation_layer(open_gate, width * bottleneck_expansion))) {
     const std::int64_t out = width * bottleneck_expansion;
     if (stride == 1 && in == out) return;
-    downsample_ = register_module(
-        "downsample", torch::nn::Sequential(convolution(in, out, 1, stride), torch::nn::BatchNorm2d(out)));
+    downsample_ = register_module("downsample", torch::nn::Sequential(convolution(in, out, 1, stride),
+                                                                      normalisation_layer(open_gate, out)));
   }
 
   torch::Tensor forward(torch::Tensor x) {
@@ -45,12 +51,12 @@ class bottleneck_impl : public torch::nn::Module {
   }
 
  private:
-  torch::nn::Conv2d conv1_;
-  torch::nn::BatchNorm2d bn1_;
-  torch::nn::Conv2d conv2_;
-  torch::nn::BatchNorm2d bn2_;
-  torch::nn::Conv2d conv3_;
-  torch::nn::BatchNorm2d bn3_;
+  convolution_layer conv1_;
+  normalisation_layer bn1_;
+  convolution_layer conv2_;
+  normalisation_layer bn2_;
+  convolution_layer conv3_;
+  normalisation_layer bn3_;
   torch::nn::Sequential downsample_ = nullptr;
 };
 
@@ -64,7 +70,7 @@ torch::nn::Sequential stage(std::int64_t in, std::int64_t width, std::int64_t bl
   return layer;
 }
 
-torch::nn::Conv2d first_convolution(stem kind) {
+convolution_layer first_convolution(stem kind) {
   return kind == stem::standard ? convolution(3, 64, 7, 2) : convolution(3, 64, 3, 1);
 }
 
@@ -73,12 +79,12 @@ torch::nn::Conv2d first_convolution(stem kind) {
 resnet50_impl::resnet50_impl(model_options options)
     : stem_(options.stem),
       conv1_(register_module("conv1", first_convolution(options.stem))),
-      bn1_(register_module("bn1", torch::nn::BatchNorm2d(64))),
+      bn1_(register_module("bn1", normalisation_layer(open_gate, 64))),
       layer1_(register_module("layer1", stage(64, 64, 3, 1))),
       layer2_(register_module("layer2", stage(256, 128, 4, 2))),
       layer3_(register_module("layer3", stage(512, 256, 6, 2))),
       layer4_(register_module("layer4", stage(1024, 512, 3, 2))),
-      fc_(register_module("fc", torch::nn::Linear(2048, options.classes))) {}
+      fc_(register_module("fc", linear_layer(open_gate, 2048, options.classes))) {}
 
 torch::Tensor resnet50_impl::forward(torch::Tensor images) {
   torch::Tensor x = bn1_(conv1_(images)).relu_();

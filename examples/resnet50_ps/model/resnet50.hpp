@@ -2,14 +2,16 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <lamina/collectives/torch_hooks.hpp>
 #include <string>
+
+#include "model/batch_norm.hpp"
 
 namespace resnet50_ps {
 
@@ -26,7 +28,8 @@ struct model_options {
 
 /// ResNet-50 v1 (He et al., arXiv:1512.03385): a bottleneck that halves the image does so in its first 1x1
 /// convolution. Parameters have the names that torchvision gives them, such as "layer1.0.conv1.weight"; with
-/// 1,000 classes and the standard stem they are 161 tensors of 25,557,032 elements in all.
+/// 1,000 classes and the standard stem they are 161 tensors of 25,557,032 elements in all. Every module that has parameters
+/// has a gate (lamina/collectives/torch_hooks.hpp), which is open unless somebody sets it.
 class resnet50_impl : public torch::nn::Module {
  public:
   /// Draws the initial parameters from torch's default generator.
@@ -37,10 +40,10 @@ class resnet50_impl : public torch::nn::Module {
 
  private:
   stem stem_;
-  torch::nn::Conv2d conv1_;
-  torch::nn::BatchNorm2d bn1_;
+  lamina::collectives::gated<torch::nn::Conv2dImpl> conv1_;
+  lamina::collectives::gated<batch_norm_impl> bn1_;
   torch::nn::Sequential layer1_, layer2_, layer3_, layer4_;
-  torch::nn::Linear fc_;
+  lamina::collectives::gated<torch::nn::LinearImpl> fc_;
 };
 
 TORCH_MODULE_IMPL(resnet50, resnet50_impl);

@@ -16,6 +16,15 @@ struct transfer_metrics {
   transfer_cost down;  ///< of the parameters that this step began with
 };
 
+/// Of a step whose gradients are summed beside the computation, as worker 0 saw it.
+struct overlap_metrics {
+  double exposed_seconds = 0;     ///< in which the computation waited for collectives
+  double hidden_seconds = 0;      ///< of collectives beside the computation: the rest of what they took
+  std::uint64_t collectives = 0;  ///< that were made
+  /// By the plan's costs; none where some layers are held back, and where sums go on in the next forward pass.
+  std::optional<double> predicted_exposed_seconds = {};
+};
+
 /// One step as the server saw it: a synchronous one, or W frames of the asynchronous server. Sent fractions are bytes of
 /// frames over bytes of all parameters in float, as means over the workers.
 struct step_metrics {
@@ -37,6 +46,7 @@ struct step_metrics {
   double node_seconds = 0;           ///< the part of it that is within the slowest node
   double total_seconds = 0;
   std::optional<transfer_metrics> transfers;  ///< none: nothing can be lost
+  std::optional<overlap_metrics> overlap = {};
 };
 
 /// The workers' shares of one evaluation.

@@ -85,7 +85,20 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
         {"rounds", both.rounds},
     });
   }
+  if (!step.overlap) return line;
+  line["exposed_seconds"] = step.overlap->exposed_seconds;
+  line["hidden_seconds"] = step.overlap->hidden_seconds;
+  line["collectives"] = step.overlap->collectives;
+  if (const auto predicted = step.overlap->predicted_exposed_seconds)
+    line["predicted_exposed_seconds"] = *predicted;
   return line;
+}
+
+// Of communication, what the computation waited for and what it did not.
+std::string overlap_text(const step_metrics& step) {
+  if (!step.overlap) return "";
+  return fmt::format("  exposed {:.3f}  hidden {:.3f}", step.overlap->exposed_seconds,
+                     step.overlap->hidden_seconds);
 }
 
 // What the table at the end needs.
@@ -179,12 +192,12 @@ void run_log::record(const step_metrics& step) {
   elapsed_seconds_ += step.total_seconds;
   steps_.push_back(step);
   if (step.step == 1 || step.step == run_.steps || step.step % run_.interval == 0) {
-    progress_.print_above(
-        fmt::format("{} {:>{}}/{}  loss {:6.3f}  accuracy {:5.1f} %  sent up {:6.2f} %  down {:6.2f} %  "
-                    "seconds: worker {:.3f}  server {:.3f}  communication {:.3f}\n",
-                    progress_bar(step.step, run_.steps, 10), step.step, fmt::formatted_size("{}", run_.steps),
-                    run_.steps, step.loss, 100 * step.accuracy, 100 * step.sent_up, 100 * step.sent_down,
-                    step.worker_seconds, step.server_seconds, step.communication_seconds));
+    progress_.print_above(fmt::format(
+        "{} {:>{}}/{}  loss {:6.3f}  accuracy {:5.1f} %  sent up {:6.2f} %  down {:6.2f} %  "
+        "seconds: worker {:.3f}  server {:.3f}  communication {:.3f}{}\n",
+        progress_bar(step.step, run_.steps, 10), step.step, fmt::formatted_size("{}", run_.steps), run_.steps,
+        step.loss, 100 * step.accuracy, 100 * step.sent_up, 100 * step.sent_down, step.worker_seconds,
+        step.server_seconds, step.communication_seconds, overlap_text(step)));
   }
   progress_.draw({.step = step.step,
                   .steps = run_.steps,

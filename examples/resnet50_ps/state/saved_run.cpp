@@ -14,6 +14,7 @@
 #include <lamina/state.hpp>
 #include <stdexcept>
 
+#include "launch/overlap.hpp"
 #include "messages/link.hpp"
 #include "state/checkpoint.hpp"
 
@@ -154,7 +155,7 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
              steps_count ? fmt::format(" to step {}", options.steps) : "", options.warm_up_steps) +
          fmt::format("momentum {}, nesterov {}, weight decay {}", options.momentum, options.nesterov,
                      options.weight_decay) +
-         losses_in(options);
+         losses_in(options) + describe_overlap(options);
 }
 
 std::string workers_of(const topology& ranks) {

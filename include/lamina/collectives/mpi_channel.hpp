@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -39,8 +40,9 @@ LAMINA_VISIBLE inline std::mutex& mpi_mutex() {
 class mpi_channel final : public channel {
  public:
   /// Collective: all ranks of `communicator` make one at the same time. Throws std::runtime_error where MPI was begun with a level of
-  /// threads below MPI_THREAD_SERIALIZED, or fails.
-  explicit mpi_channel(MPI_Comm communicator) {
+  /// threads below MPI_THREAD_SERIALIZED, or fails. `names` gives what a rank is called in sentences, where that is not "rank 2".
+  explicit mpi_channel(MPI_Comm communicator, std::function<std::string(std::size_t rank)> names = {})
+      : names_(std::move(names)) {
     const std::lock_guard lock(mpi_mutex());
     int level = MPI_THREAD_SINGLE;
     check(MPI_Query_thread(&level), "MPI_Query_thread");
@@ -72,6 +74,9 @@ class mpi_channel final : public channel {
 
   [[nodiscard]] std::size_t rank() const override { return rank_; }
   [[nodiscard]] std::size_t ranks() const override { return ranks_; }
+  [[nodiscard]] std::string name_of(std::size_t rank) const override {
+    return names_ ? names_(rank) : channel::name_of(rank);
+  }
 
   ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) override {
     return post(to, true, message,
@@ -183,6 +188,7 @@ class mpi_channel final : public channel {
     if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
   }
 
+  std::function<std::string(std::size_t)> names_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   std::size_t rank_ = 0;
   std::size_t ranks_ = 0;

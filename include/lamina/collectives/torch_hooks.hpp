@@ -130,6 +130,25 @@ class gradient_hooks {
 /// What a layer's forward waits for: an engine's wait(), or nothing.
 using gate = std::function<void()>;
 
+/// What modules with a gate have in common, whatever else they are.
+class LAMINA_VISIBLE gated_module {
+ public:
+  /// An empty one does not wait.
+  explicit gated_module(gate opens) : opens_(std::move(opens)) {}
+  gated_module(const gated_module&) = default;
+  gated_module& operator=(const gated_module&) = default;
+  virtual ~gated_module() = default;
+
+  /// In place of the one before.
+  void set_gate(gate opens) { opens_ = std::move(opens); }
+  void wait_at_gate() const {
+    if (opens_) opens_();
+  }
+
+ private:
+  gate opens_;
+};
+
 /// A module of libtorch with one input that waits at its gate before each forward, where its parameters are needed again:
 /// libtorch has no forward hooks. A module in all else, with the same names of parameters, but for clone(). A Linear has two parameters, and
 /// waits for both:
@@ -137,14 +156,14 @@ using gate = std::function<void()>;
 ///     torch::nn::Sequential network;
 ///     network->push_back(gated<torch::nn::LinearImpl>([&] { engine.wait(0); engine.wait(1); }, 64, 10));
 template <class Impl>
-class gated_impl : public Impl {
+class gated_impl : public Impl, public gated_module {
  public:
   template <class... Arguments>
   explicit gated_impl(gate opens, Arguments&&... arguments)
-      : Impl(std::forward<Arguments>(arguments)...), opens_(std::move(opens)) {}
+      : Impl(std::forward<Arguments>(arguments)...), gated_module(std::move(opens)) {}
 
   torch::Tensor forward(const torch::Tensor& input) {
-    if (opens_) opens_();
+    wait_at_gate();
     return Impl::forward(input);
   }
 
@@ -154,12 +173,44 @@ class gated_impl : public Impl {
     throw std::logic_error("a gated " + this->name() +
                            " is not cloned: make another with a gate of its own, and copy the parameters");
   }
-
- private:
-  gate opens_;
 };
 
 template <class Impl>
 using gated = torch::nn::ModuleHolder<gated_impl<Impl>>;
+
+/// Lets each module of a network that was made of gated ones wait for its parameters: before its forward, need(l) is called for each of
+/// its own, l as network.parameters() has them. An empty `need` takes the gates off again. Throws std::invalid_argument, naming it, for a
+/// parameter whose module has no gate: its forward would not wait. No gate has changed then.
+inline void set_gates(torch::nn::Module& network, const std::function<void(std::size_t layer)>& need) {
+  const auto all = network.named_parameters();
+  std::vector<bool> has_gate(all.size());
+  std::vector<std::pair<gated_module*, std::vector<std::size_t>>> found;
+  for (const auto& module : network.modules()) {
+    auto* const with_gate = dynamic_cast<gated_module*>(module.get());
+    if (with_gate == nullptr) continue;
+    auto& [gates, layers] = found.emplace_back(with_gate, std::vector<std::size_t>());
+    for (const torch::Tensor& own : module->parameters(/*recurse=*/false)) {
+      for (std::size_t l = 0; l < all.size(); ++l) {
+        if (!all[l].value().is_same(own)) continue;
+        layers.push_back(l);
+        has_gate[l] = true;
+      }
+    }
+  }
+  for (std::size_t l = 0; l < all.size(); ++l) {
+    if (has_gate[l]) continue;
+    throw std::invalid_argument("parameter '" + all[l].key() +
+                                "' is of a module without a gate: its forward would not wait for it");
+  }
+  for (auto& [module, layers] : found) {
+    if (!need) {
+      module->set_gate({});
+      continue;
+    }
+    module->set_gate([need, layers = std::move(layers)] {
+      for (const std::size_t l : layers) need(l);
+    });
+  }
+}
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

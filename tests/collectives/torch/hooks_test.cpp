@@ -219,3 +219,35 @@ TEST_CASE("gate: it is waited for before each forward, and the module is as with
                    "is not cloned: make another with a gate of its own"));
   REQUIRE_THROWS_AS(network->clone(), std::logic_error);
 }
+
+TEST_CASE("gate: those of a network wait for the parameters of their own modules, and are taken off again") {
+  using lamina::collectives::gate;
+  using lamina::collectives::set_gates;
+  const auto make = [](bool all_gated) {
+    torch::nn::Sequential network;
+    network->push_back(gated<torch::nn::Conv2dImpl>(gate(), torch::nn::Conv2dOptions(1, 2, 3).bias(false)));
+    network->push_back(gated<torch::nn::Conv2dImpl>(gate(), torch::nn::Conv2dOptions(2, 2, 1)));
+    network->push_back(torch::nn::Flatten());
+    if (all_gated)
+      network->push_back(gated<torch::nn::LinearImpl>(gate(), 8, 3));
+    else
+      network->push_back(torch::nn::Linear(8, 3));
+    return network;
+  };
+  auto network = make(true);
+  const torch::Tensor input = torch::rand({2, 1, 4, 4});
+  std::vector<std::size_t> needed;
+  const auto need = [&](std::size_t l) { needed.push_back(l); };
+  set_gates(*network, need);
+  network->forward(input);
+  REQUIRE(needed == std::vector<std::size_t>{0, 1, 2, 3, 4});
+  set_gates(*network, {});
+  network->forward(input);
+  REQUIRE(needed.size() == 5);
+
+  auto half = make(false);
+  REQUIRE(contains(message_of<std::invalid_argument>([&] { set_gates(*half, need); }),
+                   "parameter '3.weight' is of a module without a gate"));
+  half->forward(input);
+  REQUIRE(needed.size() == 5);  // nothing has changed
+}

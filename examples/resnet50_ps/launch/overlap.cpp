@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+#include "launch/overlap.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <bit>
+#include <lamina/collectives/collectives.hpp>
+#include <stdexcept>
+#include <vector>
+
+namespace resnet50_ps {
+namespace {
+
+namespace collectives = lamina::collectives;
+
+collectives::algorithm_choice choice_of(const options& given) {
+  const collectives::algorithm butterfly = collectives::parse_algorithm(given.butterfly);
+  if (given.collectives == "by_type") return collectives::algorithm_choice::by_type(butterfly);
+  if (given.collectives == "by_cost") return collectives::algorithm_choice::by_cost();
+  return collectives::algorithm_choice::always(collectives::parse_algorithm(given.collectives));
+}
+
+bool drops_layers(const options& given) {
+  return given.runs != "without";
+}
+
+// Of options that mean nothing without --overlap, the first that is given.
+std::string needing_overlap(const options& given) {
+  if (given.exchange != "sums") return "--exchange " + given.exchange;
+  if (given.collectives != "pairwise") return "--collectives " + given.collectives;
+  if (given.bucket_bytes) return fmt::format("--bucket-bytes {}", *given.bucket_bytes);
+  if (given.chunk_bytes) return fmt::format("--chunk-bytes {}", *given.chunk_bytes);
+  if (given.is_calibrated) return "--calibrate";
+  if (!given.timeline.empty()) return "--timeline";
+  return "";
+}
+
+std::string mistake_in_owners(const options& given) {
+  // What leaves a slice to each worker; halving_doubling does for some numbers of them.
+  const std::vector<std::string> possible = {"pairwise", "ring", "halving_doubling"};
+  if (std::ranges::find(possible, given.collectives) == possible.end()) {
+    return "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives " +
+           given.collectives + ": each worker must end with a slice";
+  }
+  if (given.checkpoint_period_steps > 0 || given.resume)
+    return "--exchange owners makes no checkpoints: each worker has the optimizer's state of its slices "
+           "alone";
+  return "";
+}
+
+}  // namespace
+
+void add_overlap_options(CLI::App& app, options& into) {
+  const std::string group = "Sums beside the computation, with --topology allreduce";
+  const auto positive = [](const std::string& text) {
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return digits ? std::string() : text + " is not a whole number from 0 up";
+  };
+  app.add_option("--overlap", into.overlap,
+                 "when gradients are summed. none: after the backward pass; backward: beside it; step: also "
+                 "during the next forward pass, where a layer is waited for when it is needed")
+      ->check(CLI::IsMember({"none", "backward", "step"}))
+      ->group(group);
+  app.add_option("--decide", into.decide,
+                 "when the layers of a step are chosen. at_end: after the backward pass; ahead: in the step "
+                 "before, so that they can leave as soon as they are computed")
+      ->check(CLI::IsMember({"at_end", "ahead"}))
+      ->group(group);
+  app.add_option("--exchange", into.exchange,
+                 "sums: every worker updates everything; owners: each its slices of all layers, and hands "
+                 "the parameters round")
+      ->check(CLI::IsMember({"sums", "owners"}))
+      ->group(group);
+  app.add_option("--collectives", into.collectives,
+                 "how a sum is made; by_type: a butterfly for convolutions, a ring for fully connected "
+                 "layers; by_cost: the cheapest of all for its bytes")
+      ->check(CLI::IsMember(
+          {"pairwise", "ring", "recursive_doubling", "halving_doubling", "tree", "by_type", "by_cost"}))
+      ->group(group);
+  app.add_option("--butterfly", into.butterfly, "of --collectives by_type")
+      ->check(CLI::IsMember({"halving_doubling", "recursive_doubling"}))
+      ->group(group);
+  app.add_option("--bucket-bytes", into.bucket_bytes,
+                 "layers are summed together until they have so many bytes; 0: each by itself; without it by "
+                 "the costs of the network")
+      ->check(positive, "")
+      ->group(group);
+  app.add_option("--chunk-bytes", into.chunk_bytes,
+                 "a larger bucket goes in several sums of so many bytes, at least 4096; without it 4 MiB")
+      ->check(positive, "")
+      ->group(group);
+  app.add_flag("--calibrate", into.is_calibrated,
+               "measure the network before the first step; without it its costs are those of 1 Gb/s")
+      ->group(group);
+  app.add_option("--timeline", into.timeline,
+                 "file for what happened when in the last 20 steps, as Chrome trace JSON: one a worker, "
+                 "whose number stands before the extension")
+      ->group(group);
+}
+
+std::string mistake_in_overlap(const options& given) {
+  if (given.butterfly != "halving_doubling" && given.collectives != "by_type")
+    return "--butterfly needs --collectives by_type, not --collectives " + given.collectives;
+  const bool is_ahead = given.decide == "ahead";
+  if (is_ahead && given.selection != "agreed")
+    return "--decide ahead needs --selection agreed, not --selection " + given.selection +
+           ": all must have chosen the same layers before the first leaves";
+  if (is_ahead && given.topology != "allreduce")
+    return "--decide ahead needs --topology allreduce, not --topology " + given.topology;
+  if (given.overlap == "none") {
+    const std::string stray = needing_overlap(given);
+    return stray.empty() ? "" : stray + " needs --overlap backward or --overlap step";
+  }
+  const std::string overlap = "--overlap " + given.overlap;
+  if (given.mode != "sync") return overlap + " needs --mode sync";
+  if (given.topology != "allreduce")
+    return overlap + " needs --topology allreduce, not --topology " + given.topology;
+  if (given.degraded) return overlap + ": not --degraded";
+  if (given.device != "cpu")
+    return overlap + " needs --device cpu: gradients come to the CPU's memory after backward alone";
+  if (given.transport != "mpi")
+    return overlap +
+           " needs --transport mpi: in one process workers take turns, and nothing runs beside them";
+  if (drops_layers(given) && !is_ahead)
+    return overlap + " sends nothing before backward ends when --decide at_end: use --decide ahead";
+  if (given.chunk_bytes && *given.chunk_bytes < 4096)
+    return fmt::format("--chunk-bytes {} is less than 4096", *given.chunk_bytes);
+  if (given.is_calibrated && (given.checkpoint_period_steps > 0 || given.resume))
+    return "--calibrate makes no checkpoints: a run that resumes would measure other costs, and add in "
+           "another order";
+  return given.exchange == "owners" ? mistake_in_owners(given) : "";
+}
+
+void check_overlap(const training& run) {
+  const options& given = run.options;
+  const std::size_t workers = run.topology.workers();
+  if (given.exchange == "owners" && given.collectives == "halving_doubling" &&
+      !std::has_single_bit(workers)) {
+    throw std::invalid_argument(fmt::format(
+        "--exchange owners with --collectives halving_doubling needs a power of two of workers, not {}",
+        workers));
+  }
+}
+
+std::string describe_overlap(const options& given) {
+  std::string text = given.decide == "ahead" ? "; decide ahead" : "";
+  if (given.overlap == "none") return text;
+  const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "auto"; };
+  return text +
+         fmt::format("; overlap {}, exchange {}, collectives {}, butterfly {}, buckets {}, chunks {}{}",
+                     given.overlap, given.exchange, given.collectives, given.butterfly,
+                     said(given.bucket_bytes), said(given.chunk_bytes),
+                     given.is_calibrated ? ", calibrated" : "");
+}
+
+overlap_options overlap_options_of(const training& run) {
+  const options& given = run.options;
+  overlap_options meant;
+  meant.reaches_forward = given.overlap == "step";
+  meant.has_owners = given.exchange == "owners";
+  meant.plan.bucket_bytes = given.bucket_bytes;
+  if (given.chunk_bytes) meant.plan.chunk_bytes = *given.chunk_bytes;
+  meant.plan.choice = choice_of(given);
+  meant.is_calibrated = given.is_calibrated;
+  meant.timeout = std::chrono::seconds(2 * given.timeout_seconds);
+  return meant;
+}
+
+}  // namespace resnet50_ps

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string>
+
+#include "launch/options.hpp"
+#include "launch/training.hpp"
+#include "loops/overlapped.hpp"
+
+namespace CLI {
+class App;
+}
+
+/// The options of collectives that overlap with the computation: what they are, which exclude one another, what they mean.
+namespace resnet50_ps {
+
+void add_overlap_options(CLI::App& app, options& into);
+
+/// A sentence that names both options where one cannot be with another; empty where nothing is wrong. Defaults must be set.
+std::string mistake_in_overlap(const options& given);
+/// The same where it takes the number of workers. Throws std::invalid_argument.
+void check_overlap(const training& run);
+
+/// What all ranks must have alike and a checkpoint must have been made with; empty with the defaults.
+std::string describe_overlap(const options& given);
+
+/// What they mean to the loop.
+overlap_options overlap_options_of(const training& run);
+
+}  // namespace resnet50_ps
