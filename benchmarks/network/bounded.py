@@ -47,7 +47,7 @@ def _rows() -> list[Row]:
             ("p = 0.2 on-probe, gone", (*on_probe("0.2"), "--on-loss", "zero")),
             ("p = 0.2, down as well", ("--loss-bound", "0.2", "--loss-bound-down", "0.2"))]
     rate = ("--learning-rate", "0.01")
-    ways = [("R = 0", ("--runs", "without", *rate)), ("R = 0.95", ("--runs", "with", "--drop-ratio", "0.95", *rate))]
+    ways = [("R = 0", ("--runs", "without", *rate)), ("R = 0.95", ("--runs", "with", "--selection", "local", "--drop-ratio", "0.95", *rate))]
     return [Row(sends, name, (*of_way, *options)) for sends, of_way in ways for name, options in lost]
 
 
@@ -73,7 +73,13 @@ def lines_of(row: Row, seed: int, given: argparse.Namespace) -> list[dict]:
     expected = " ".join(arguments_of(row, seed, given))
     if not said.startswith(expected + " --output "):
         raise RuntimeError(f"{directory} is of {said}, and this study has {expected}: give it another --output")
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    lines = []
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the last one of a run that was killed: it has not ended, and is trained anew
+            break
+    return lines
 
 
 def has_ended(lines: list[dict], given: argparse.Namespace) -> bool:

@@ -49,7 +49,7 @@ def measure_union(given: argparse.Namespace, workers: int) -> Union:
     shutil.rmtree(directory, ignore_errors=True)
     print(f"Training with {workers} workers in one process ...", flush=True)
     run_in_group([given.program, "--transport", "inprocess", "--workers", str(workers), "--data", given.data,
-                    "--runs", "with", "--drop-ratio", str(RATIO), "--batch", "8", "--steps", str(given.steps),
+                    "--runs", "with", "--selection", "local", "--drop-ratio", str(RATIO), "--batch", "8", "--steps", str(given.steps),
                     "--warm-up", "10", "--learning-rate", "0.01", "--threads", "1", "--output", str(directory)], LONGEST_RUN_SECONDS)
     steps = [line for line in map(json.loads, (directory / "with" / "metrics.jsonl").read_text().splitlines())
              if "step" in line]

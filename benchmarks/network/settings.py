@@ -22,12 +22,13 @@ class Row:
 
 def _rows() -> list[Row]:
     agreed = ("--runs", "with", "--selection", "agreed")
+    local = ("--runs", "with", "--selection", "local")
     rows = []
     for way in ("nodes", "flat"):
         rows.append(Row(f"{way}, everything", ("--runs", "without"), way, sends_everything=True))
         for ratio in ("0.9", "0.95", "0.99"):
-            rows.append(Row(f"{way}, R = {ratio}", ("--runs", "with", "--drop-ratio", ratio), way))
-        rows.append(Row(f"{way}, budget 5.3 %", ("--runs", "with", "--budget", "0.053"), way))
+            rows.append(Row(f"{way}, R = {ratio}", (*local, "--drop-ratio", ratio), way))
+        rows.append(Row(f"{way}, budget 5.3 %", (*local, "--budget", "0.053"), way))
         rows.append(Row(f"{way}, agreed, R = 0.95", agreed, way))
         for percent, budget in (("5.3", "0.053"), ("3", "0.03")):
             rows.append(Row(f"{way}, agreed, budget {percent} %", (*agreed, "--budget", budget), way))
@@ -135,11 +136,13 @@ def _trainings() -> list[Training]:
     corrected = ("--learning-rate", "0.005", "--residual-momentum", "0.9")
     plain = ("--learning-rate", "0.01")
 
+    agreed = ("--selection", "agreed")
+
     def dropping(*options: str, base: tuple[str, ...] = momentum) -> tuple[str, ...]:
-        return ("--runs", "with", *base, *options)
+        local = () if "--selection" in options else ("--selection", "local")
+        return ("--runs", "with", *base, *local, *options)
 
     ratios = ("0.9", "0.95", "0.99")
-    agreed = ("--selection", "agreed")
     without_momentum = "everything, no momentum"
     return [
         Training("everything", "", ("--runs", "without", *momentum)),

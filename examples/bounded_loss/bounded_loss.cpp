@@ -3,6 +3,7 @@
 // lost over time. Both ends are here, the network and its time are emulated; with sockets in its place the loop is the same.
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <lamina/bounded/bounded.hpp>
 #include <lamina/lamina.hpp>
 #include <span>
@@ -93,7 +94,7 @@ class one_way {
 
 }  // namespace
 
-int main() {
+int main() try {
   one_way up(1, 0, lamina::frame_kind::gradients);
   one_way down(0, 1, lamina::frame_kind::parameters);
   constexpr auto none = lamina::frame_checksum::none;  // packets have one
@@ -147,4 +148,7 @@ int main() {
   std::printf("loss %.4f at the end, replicas %s\n", static_cast<double>(loss),
               replica == server ? "equal" : "DIFFER");
   return replica == server && loss < 0.1F ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bounded_loss: %s\n", error.what());
+  return 1;
 }

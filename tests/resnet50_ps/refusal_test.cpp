@@ -63,7 +63,7 @@ TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({"--transport", "inprocess"}) == "");
   CHECK(refusal_of({"--output", "o", "--checkpoint-every", "2"}) == "");
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--loss-bound-down", "0.1",
-                    "--loss-bound-warm-up", "5", "--inject-loss", "0.9", "--stop", "on-probe"}) == "");
+                    "--loss-bound-warm-up", "5", "--inject-loss", "0.7", "--stop", "on-probe"}) == "");
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "hybrid"}) == "");
 }
 
@@ -87,7 +87,8 @@ TEST_CASE("refusals: options that do not exist, or are out of range, are named")
       {{"--stop", "late"}, "--stop: late not in"},
       {{"--on-loss", "ignore"}, "--on-loss: ignore not in"},
       {{"--max-losses", "256"}, "--max-losses: Value 256 not in range"},
-      {{"--inject-loss", "0.91"}, "--inject-loss: Value 0.91 not in range"},
+      {{"--inject-loss", "0.71"}, "--inject-loss: Value 0.71 not in range"},
+      {{"--inject-seed", "4294967296"}, "--inject-seed: Value 4294967296 not in range"},
   });
 }
 
@@ -95,7 +96,7 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
   require_refused({
       {{"--threshold", "0.1", "--refresh", "10"}, "--refresh excludes --threshold"},
       {{"--budget", "0.1", "--threshold", "0.1"}, "excludes --"},
-      {{"--topology", "allreduce"}, "--topology allreduce needs --selection agreed"},
+      {{"--topology", "allreduce", "--selection", "local"}, "--topology allreduce needs --selection agreed"},
       {{"--topology", "allreduce", "--selection", "agreed", "--mode", "async"},
        "--mode async needs a server"},
       {{"--topology", "allreduce", "--selection", "agreed", "--payload", "int8"}, "it needs --payload as_is"},
@@ -126,6 +127,12 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--loss-bound-down", "0.1", "--transport", "inprocess", "--topology", "hybrid"},
        "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid"},
       {{"--loss-bound-warm-up", "5"}, "--loss-bound-warm-up needs a bound"},
+      {{"--stop", "on-probe", "--transport", "inprocess", "--inject-loss", "0.1"}, "--stop needs a bound"},
+      {{"--loss-tags", "off"}, "--loss-tags needs a bound"},
+      {{"--on-loss", "zero"}, "--on-loss needs --loss-bound"},
+      {{"--max-losses", "1"}, "--max-losses needs --loss-bound, and --on-loss return"},
+      {{"--transport", "inprocess", "--loss-bound", "0.1", "--on-loss", "zero", "--max-losses", "1"},
+       "--max-losses needs --loss-bound, and --on-loss return"},
   });
 }
 
@@ -159,7 +166,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
        "--overlap backward needs --transport mpi: in one process"},
       {with(dropping, {"--overlap", "backward"}),
        "--overlap backward sends nothing before backward ends when --decide at_end: use --decide ahead"},
-      {{"--topology", "allreduce", "--decide", "ahead"},
+      {{"--topology", "allreduce", "--selection", "local", "--decide", "ahead"},
        "--decide ahead needs --selection agreed, not --selection local"},
       {{"--selection", "agreed", "--decide", "ahead"},
        "--decide ahead needs --topology allreduce, not --topology ps"},

@@ -36,7 +36,8 @@ const CLI::Validator at_least_one(
 
 // What depends on other options.
 void set_defaults(resnet50_ps::options& options) {
-  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.03F : 0.01F;
+  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.02F : 0.01F;
+  if (options.selection.empty()) options.selection = options.mode == "async" ? "local" : "agreed";
   if (!options.runs.empty()) return;
   const bool has_checkpoints = options.checkpoint_period_steps > 0 || options.resume;
   if (options.topology == "mpi_allreduce") {
@@ -116,7 +117,8 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->excludes(threshold)
       ->group(dropping);
   app.add_option("--selection", options.selection,
-                 "local: each worker decides; agreed: all by their mean values")
+                 "local: each worker decides; agreed: all by their mean values; the default is agreed, with "
+                 "--mode async local")
       ->check(CLI::IsMember({"local", "agreed"}))
       ->group(dropping);
   app.add_option("--max-age", options.max_age_steps,
@@ -166,7 +168,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(CLI::IsMember({"mpi", "inprocess"}))
       ->group(server);
   app.add_option("--learning-rate", options.learning_rate,
-                 "of SGD; 0: 0.03 for synthetic, 0.01 for photographs")
+                 "of SGD; 0: 0.02 for synthetic, 0.01 for photographs")
       ->check(finite)
       ->check(CLI::NonNegativeNumber)
       ->group(server);
@@ -229,10 +231,11 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->group(losses);
   app.add_option("--inject-loss", options.inject_loss, "share of the packets that the network loses")
       ->check(finite)
-      ->check(CLI::Range(0.0, 0.9))
+      ->check(CLI::Range(0.0, 0.7))
       ->group(losses);
   app.add_option("--inject-seed", options.inject_seed, "of which packets it loses")
       ->check(counted)
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{0xffffffff}))
       ->group(losses);
   add_overlap_options(app, options);
 

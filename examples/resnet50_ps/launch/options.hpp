@@ -19,8 +19,8 @@ struct options {
   std::int64_t image_size_pixels = 0;
   bool small_stem = false;
   std::int64_t classes = 0;  ///< of the network; 0: those of the data
-  std::size_t batch_images = 32;
-  std::uint64_t steps = 150;
+  std::size_t batch_images = 16;
+  std::uint64_t steps = 300;
   std::uint64_t seed = 1;
 
   // Layer dropping.
@@ -30,7 +30,7 @@ struct options {
   std::uint64_t refresh_steps = 1;  ///< 0: in the first step alone
   std::optional<double> threshold;
   std::optional<double> byte_budget;
-  std::string selection = "local";  ///< local or agreed
+  std::string selection;  ///< local or agreed; empty: agreed where workers go in step
   std::uint64_t max_age_steps = 0;
   std::size_t part_elements = 0;
   double residual_momentum = 0;
@@ -44,7 +44,7 @@ struct options {
   std::string transport = "mpi";                 ///< mpi or inprocess
   float learning_rate = 0;                       ///< 0: what suits the data set
   std::string schedule = "constant";
-  std::uint64_t warm_up_steps = 0;
+  std::uint64_t warm_up_steps = 20;
   float momentum = 0.0F;
   bool nesterov = false;
   float weight_decay = 0;

@@ -199,8 +199,19 @@ void check_training(const training& run, bool is_worker) {
   }
   refuse_if(options.loss_bound_down > 0 && options.topology == "hybrid",
             "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid");
-  refuse_if(options.loss_bound_warm_up_steps > 0 && options.loss_bound == 0 && options.loss_bound_down == 0,
-            "--loss-bound-warm-up needs a bound: --loss-bound or --loss-bound-down");
+  const resnet50_ps::options usual;
+  const bool has_bound = options.loss_bound > 0 || options.loss_bound_down > 0;
+  for (const auto& [is_given, name] : {
+           std::pair(options.loss_bound_warm_up_steps > 0, "--loss-bound-warm-up"),
+           std::pair(options.stop != usual.stop, "--stop"),
+           std::pair(options.loss_tags != usual.loss_tags, "--loss-tags"),
+       }) {
+    refuse_if(is_given && !has_bound,
+              name + std::string(" needs a bound: --loss-bound or --loss-bound-down"));
+  }
+  refuse_if(options.on_loss != usual.on_loss && options.loss_bound == 0, "--on-loss needs --loss-bound");
+  refuse_if(options.max_losses != usual.max_losses && (options.loss_bound == 0 || options.on_loss == "zero"),
+            "--max-losses needs --loss-bound, and --on-loss return");
   if (run.options.mode == "async" && (run.options.checkpoint_period_steps > 0 || run.options.resume)) {
     throw std::invalid_argument("checkpoints need --mode sync: an asynchronous run is in no one state");
   }

@@ -57,7 +57,7 @@ struct sending_options {
 
 /// The chunks of a frame, in the order in which they are to be sent. Points into the frame, which must stay as it is.
 ///
-/// First come the chunks of parts of which nothing may be missing. All others follow by their quantile within their part: the rank by
+/// First come the chunks of parts of which nothing may be missing, as they lie: memory is read in a row. All others follow by their quantile within their part: the rank by
 /// magnitude, mean |x| over the elements as they are sent, descending, over c_l; ties by part, then by index. It is a total order, so
 /// runs repeat. By quantile every part has 1 - p of its chunks sent when 1 - p of the frame is; by the magnitudes themselves a part of
 /// small numbers would go last, whole. Required chunks come before all of these: the sender knows them.
@@ -118,6 +118,7 @@ class frame_chunks {
 
   static bool goes_before(const place& a, const place& b) noexcept {
     if (a.can_be_spared != b.can_be_spared) return b.can_be_spared;
+    if (!a.can_be_spared) return lies_before(a.which, b.which);
     // rank / count, exactly.
     const std::uint64_t left = std::uint64_t{a.rank} * b.count;
     const std::uint64_t right = std::uint64_t{b.rank} * a.count;

@@ -138,9 +138,9 @@ def lost_packets_are_studied(at: pathlib.Path) -> None:
     require(f"| {rows[1]} | 1 | " in first, first)
     other = program("bounded.py", *study, "--seeds", "1", "--batch", "3")
     require(other.returncode == 1 and "give it another --output" in other.stderr, other.stderr)
-    # One that was cut short does not count.
+    # One that was cut short, in the middle of a line, does not count.
     lines = at / "bounded/seed-1/R---0.95--p---0.2/with/metrics.jsonl"
-    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:1]))
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:1]) + '{"step": 2, "lo')
     require(f"| {rows[1]} |" not in run("bounded.py", *study, "--seeds", "1", "--report-only"), "half a run counts")
 
 
