@@ -115,10 +115,11 @@ enum class decision_timing : std::uint8_t {
 /// What is compared with the threshold, and ordered within a budget.
 enum class priority_rule : std::uint8_t {
   value,  ///< q_l. The paper's, and the default.
-  /// q_l times the steps since the layer was last sent, or since the first step where it never was: the order in which what the
+  /// q_l times the steps since the layer was last sent, t of them in step t where it never was: the order in which what the
   /// workers lack of each other is least in the mean over layers and steps, where q_l grows as a power of these steps. By q_l alone no layer
   /// lacks much, and those that change slowly starve. Rounded once. For decisions at_end, and threshold_source::accumulated.
-  /// With agreed values the steps are not averaged: each worker takes its own ages, which agreed selection wants to be the same.
+  /// With agreed values the steps are not averaged: each worker takes its own ages, which agreed selection wants to be the same. Values
+  /// of a functor that gives negative ones, as signed_mean does, sink with waiting.
   value_times_waiting,
 };
 

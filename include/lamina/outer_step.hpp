@@ -46,7 +46,7 @@ struct outer_options {
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
 /// With a period, m is a drift per period, which fades with time and counts for the time that it stands for. f being the steps
-/// since this part last came, or since the first where it never did, over the period:
+/// since this part last came, t of them in step t where it never did, over the period:
 ///
 ///     m <- μ^f·m + (1 - μ^f) / ((1 - μ)·f)·G;   d = η·(G + f·μ^f·m)
 ///
@@ -91,6 +91,7 @@ class outer_step {
       came_.resize(parts.layers());
       waited_.resize(parts.layers());
     }
+    detail::check_payload_type(options.payload);
     if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
   }
 

@@ -10,12 +10,14 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
@@ -60,6 +62,13 @@ constexpr std::size_t payload_bytes(payload_type type, std::size_t elements) noe
 }
 
 namespace detail {
+
+/// Throws std::invalid_argument for what is none of the types.
+inline void check_payload_type(payload_type type) {
+  if (type <= payload_type::int4) return;
+  raise(std::invalid_argument("payload " + std::to_string(static_cast<int>(type)) +
+                              " is none of payload_type"));
+}
 
 /// As errors name a type with blocks.
 inline std::string name_of(payload_type type) {

@@ -21,6 +21,7 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
+#include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
 
@@ -61,6 +62,11 @@ class layer_selector {
       detail::raise(
           std::invalid_argument("decision_timing::ahead excludes threshold_source::fresh: it searches the "
                                 "threshold over the agreed values by which it decides"));
+    }
+    detail::check_payload_type(options.payload);
+    if (options.priority > priority_rule::value_times_waiting) {
+      detail::raise(std::invalid_argument("priority " + std::to_string(static_cast<int>(options.priority)) +
+                                          " is none of priority_rule"));
     }
     if (options.priority == priority_rule::value_times_waiting &&
         (options.decide != decision_timing::at_end || options.source == threshold_source::fresh)) {

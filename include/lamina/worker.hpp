@@ -436,7 +436,8 @@ class gradient_compressor {
     return save_state<T>(residual(), decider_.selector().remember(), step());
   }
 
-  /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit.
+  /// Takes up where a compressor of the same model and options was saved; from then on both do the same, bit for bit. Options that
+  /// are not named here are not compared.
   /// Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged, of another model, saved with
   /// momentum where there is none, or with another options.decide; std::invalid_argument if they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) {

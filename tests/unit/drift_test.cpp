@@ -1019,6 +1019,14 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
     lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule::value_times_waiting,
                                                       .source = lamina::threshold_source::fresh});
   }));
+  CHECK(message_of([&] {
+          lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule(7)});
+        }) == "priority 7 is none of priority_rule");
+  CHECK(message_of([&] {
+          lamina::gradient_compressor<float>(three_layers, {.payload = lamina::payload_type(9)});
+        }) == "payload 9 is none of payload_type");
+  CHECK(message_of([&] { lamina::outer_step<float>(three_layers, {.payload = lamina::payload_type(5)}); }) ==
+        "payload 5 is none of payload_type");
   CHECK(throws<std::invalid_argument>([&] { lamina::drift_compressor<float>(lamina_test::model_of({})); }));
   CHECK(throws<std::invalid_argument>(
       [&] { lamina::drift_compressor<float>(three_layers, {.always_sent = {3}}); }));
