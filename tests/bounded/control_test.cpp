@@ -282,7 +282,7 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == frame_errc::bad_payload_size);
   CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == frame_errc::bad_payload_size);
   CHECK(opened(with(good, prefix + 48, std::uint8_t{1})) == bounded_errc::wrong_payload_type);
-  CHECK(opened(with(good, prefix + 48, std::uint8_t{4})) == frame_errc::unknown_payload_type);
+  CHECK(opened(with(good, prefix + 48, std::uint8_t{5})) == frame_errc::unknown_payload_type);
   CHECK(opened(with(good, prefix + 56, std::uint64_t{1})) == frame_errc::checksum_mismatch);
   CHECK(opened(with(good, prefix + 64, std::uint8_t{0b11001})) == frame_errc::bad_presence);
   CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1011})) == frame_errc::bad_presence);  // an empty layer
