@@ -17,7 +17,7 @@ import lamina.torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--byte-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
-parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8"])
+parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8", "int4"])
 parser.add_argument("--delay", type=int, default=0, help="steps between sending and applying")
 parser.add_argument("--outer-rate", type=float, default=1.0)
 parser.add_argument("--outer-momentum", type=float, default=0.0)

@@ -181,7 +181,7 @@ def test_a_table_lies_within_its_arrays(arrays, table, error, text):
     ({"drop_ratio": 1.5}, "drop ratio"), ({"drop_ratio": float("nan")}, "drop ratio"), ({"byte_budget": 0.0}, "budget"),
     ({"refresh_every": 0}, "refresh"), ({"part_elements": 100}, "part_elements"), ({"momentum": 1.0}, "momentum"),
     ({"value": "median"}, "value must be one of"), ({"check": "x"}, "check must be one of"),
-    ({"payload": "int2"}, "payload must be one of"), ({"dtype": "float16"}, "dtype must be one of"),
+    ({"payload": "int5"}, "payload must be one of"), ({"dtype": "float16"}, "dtype must be one of"),
     ({"always_sent": [2]}, "always_sent"),
 ])
 def test_an_option_outside_its_range_is_named(options, text):

@@ -97,7 +97,7 @@ def drifting(payload="as_is", **options):
     return worker, x, y
 
 
-@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("value", ["mean_abs", "root_mean_square", "l2_norm"])
 def test_frames_say_what_is_packed(payload, value):
     worker, x, y = drifting(payload, drop_ratio=0.3, value=value)
@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_named():
     refused = [
         (ValueError, "priority must be one of value, value_times_waiting, got 'age'", lambda: drifting(priority="age")),
         (ValueError, "value must be one of mean_abs, root_mean_square, l2_norm", lambda: drifting(value="max_abs")),
-        (ValueError, "payload must be one of", lambda: drifting("int4")),
+        (ValueError, "payload must be one of", lambda: drifting("int5")),
         (ValueError, "byte budget", lambda: drifting(byte_budget=2)),
         (TypeError, "local: the array of layer 1 'b' must be of float32", lambda: worker.observe_all(x, [y[0], y[1].astype("f8")])),
         (TypeError, "shared: the array of layer 0 'a' is not contiguous", lambda: worker.observe_all([x[0][::2], x[1]], y)),

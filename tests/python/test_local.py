@@ -2,7 +2,9 @@
 """LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/scheme.md."""
 
 import copy
+import datetime
 import io
+import os
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import models
 import ranks
 
 SHAPES = [(70, 100), (3,), (33, 4)]
-PAYLOADS = ["as_is", "float16", "bfloat16", "int8"]
+PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4"]
 
 
 def loss_of(model, step):
@@ -317,6 +319,7 @@ def evaluated():
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096)
     train(model, optimizer, 6)
     own = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = optimizer.state_dict()
     everyones = ranks.gathered(own)
     with pytest.raises(ZeroDivisionError):
         with optimizer.evaluation_parameters(model):
@@ -327,9 +330,12 @@ def evaluated():
             assert torch.equal(within["1.running_mean"], mean.float())
             assert not torch.equal(within["1.running_mean"], own["1.running_mean"])
             assert within["1.num_batches_tracked"] == 6
-            for call in (optimizer.exchange, lambda: optimizer.evaluation_parameters().__enter__()):
+            for call in (optimizer.step, optimizer.exchange, lambda: optimizer.evaluation_parameters().__enter__(),
+                         optimizer.state_dict, lambda: optimizer.load_state_dict(saved)):
                 with pytest.raises(RuntimeError, match="leave it first|entered already"):
                     call()
+            assert all(torch.equal(value, within[name]) for name, value in model.state_dict().items())
+            assert optimizer.state[next(model.parameters())]["step"] == 6  # not even the optimizer has stepped
             assert torch.is_grad_enabled()
             1 / 0
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
@@ -380,12 +386,17 @@ def refusals():
 
     half = nn.Linear(3, 2).double()
     gaps = nn.Parameter(torch.zeros(4, 4)[:, :2])
+    memory = torch.zeros(100)
+    first, second, behind = nn.Parameter(memory[:60]), nn.Parameter(memory[50:]), nn.Parameter(memory[60:])
+    LocalUpdates(torch.optim.SGD([first, behind], 0.1))
     for error, message, call in [
             (TypeError, "wraps a torch.optim.Optimizer, got Linear", lambda: LocalUpdates(model)),
             (TypeError, "wraps a torch.optim.Optimizer, got LocalUpdates", lambda: LocalUpdates(made())),
             (TypeError, "group 0, parameter 0 is torch.float64, LocalUpdates takes float32",
              lambda: LocalUpdates(torch.optim.SGD(half.parameters(), 0.1))),
             (TypeError, "group 0, parameter 0 has gaps", lambda: LocalUpdates(torch.optim.SGD([gaps], 0.1))),
+            (TypeError, "group 0, parameter 0 and group 1, parameter 0 share memory",
+             lambda: LocalUpdates(torch.optim.SGD([{"params": [second]}, {"params": [first]}], 0.1))),
             (ValueError, "has no parameters", lambda: LocalUpdates(torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.1))),
             (ValueError, r"delay must be a whole number in \[0, 64\], got 65", lambda: made(delay=65)),
             (ValueError, "delay must be", lambda: made(delay=1.5)),
@@ -394,7 +405,7 @@ def refusals():
             (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
             (ValueError, "outer rate", lambda: made(outer_rate=0)),
             (ValueError, "outer period", lambda: made(outer_momentum=0.5, outer_period=0.5)),
-            (ValueError, "payload must be one of", lambda: made(payload="int4")),
+            (ValueError, "payload must be one of", lambda: made(payload="int5")),
             (ValueError, "priority must be one of", lambda: made(priority="age")),
             (ValueError, "value must be one of", lambda: made(value="max_abs")),
             (TypeError, "unexpected keyword", lambda: made(drop=0.5)),
@@ -406,37 +417,131 @@ def refusals():
             call()
 
     optimizer = made(drop_ratio=0.5)
-    good = optimizer.state_dict()
-    own = copy.deepcopy(good["local_updates"])
-    for message, change in [
-            ("there is no 'local_updates'", lambda state: state.pop("local_updates")),
-            ("the format is 9", lambda state: state["local_updates"].update(format=9)),
-            ("rank is", lambda state: state["local_updates"].update(rank=1 - rank)),
-            ("world_size is 2 here and 3", lambda state: state["local_updates"].update(world_size=3)),
-            ("drop_ratio is 0.5 here and 0.9", lambda state: state["local_updates"]["told"].update(drop_ratio=0.9)),
-            ("names", lambda state: state["local_updates"]["told"].update(names=["a"])),
-            ("other sizes", lambda state: state["local_updates"].update(shared=[])),
-            ("not all there", lambda state: state["local_updates"].update(under_way=[(1, [], torch.empty(0))])),
-            ("elements, this one", lambda state: state["local_updates"].update(momentum=torch.zeros(3))),
-            ("saved drift", lambda state: state["local_updates"]["memory"].__setitem__(70, 9))]:
-        state = copy.deepcopy(good)
-        change(state)
-        with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
-            optimizer.load_state_dict(state)
-        now = optimizer.state_dict()["local_updates"]
-        assert torch.equal(now["memory"], own["memory"]) and now["told"] == own["told"]
+    before = copy.deepcopy(model.state_dict()), optimizer.state_dict()
 
     # One rank alone goes back: all see it, and none chooses anything.
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     if rank == 0:
-        optimizer.load_state_dict(good)
+        for each, saved in zip((model, optimizer), before):
+            each.load_state_dict(saved)
     with pytest.raises(RuntimeError, match="the ranks have parted: step is 1 on rank 0 and 2 on rank 1"):
         optimizer.step()
 
 
 def test_what_is_refused_and_named():
     ranks.run(2, refusals)
+
+
+def damaged():
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, part_elements=4096,
+                             outer_momentum=0.5)
+    train(model, optimizer, 4)
+    good = copy.deepcopy(optimizer.state_dict())
+    own = good["local_updates"]
+    (third, parts, mean), fourth = own["under_way"]
+    assert third == 3 and parts and own["applied"] == 2
+
+    def bits():
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        return file.getvalue()
+
+    def put(**changes):
+        return lambda state: state["local_updates"].update(changes)
+
+    def under_way(*first):
+        return put(under_way=[first, fourth])
+
+    before = bits()
+    for message, change in [
+            ("there is no 'local_updates'", lambda state: state.pop("local_updates")),
+            ("was not saved by LocalUpdates", lambda state: state.update(local_updates=3)),
+            ("was not saved by LocalUpdates", put(told=None)),
+            ("the format is 9", put(format=9)),
+            ("rank is", put(rank=1 - rank)),
+            ("world_size is 2 here and 3", put(world_size=3)),
+            ("drop_ratio is 0.5 here and 0.9", lambda state: state["local_updates"]["told"].update(drop_ratio=0.9)),
+            ("names", lambda state: state["local_updates"]["told"].update(names=["a"])),
+            ("the stride of group 0, parameter 4 is .* in the saved state",
+             lambda state: state["local_updates"]["told"].update({"the stride of group 0, parameter 4": (1, 2, 3, 4)})),
+            *((f"'{key}' is missing", lambda state, key=key: state["local_updates"].pop(key)) for key in own
+              if key not in ("format", "told", "lamina", "rank", "world_size")),
+            ("'state' of the optimizer is missing", lambda state: state.pop("state")),
+            ("'step' is -1", put(step=-1)),
+            ("'step' is 5, and 4 in 'memory'", put(step=5)),
+            ("'applied' is 'one'", put(applied="one")),
+            ("are not steps from 4 to 4", put(applied=3)),
+            ("'last_choice' is None", put(last_choice=None)),
+            ("'own_checksum' is 0.5", put(own_checksum=0.5)),
+            ("load the module after wrapping its optimizer", put(own_checksum=own["own_checksum"] ^ 1)),
+            ("'totals' is {'x': 1}", put(totals={"x": 1})),
+            ("'totals' is", put(totals={**own["totals"], "steps": -1})),
+            ("'memory' is no tensor", put(memory=b"xxx")),
+            ("saved drift", put(memory=torch.zeros(5, dtype=torch.uint8))),
+            ("'momentum' is no tensor of float32", put(momentum=own["momentum"].double())),
+            ("elements, this one", put(momentum=torch.zeros(3))),
+            ("holds NaN", put(momentum=torch.full_like(own["momentum"], torch.nan))),
+            ("of 1 parts", put(came=[0])),
+            ("'came' has other than steps up to 4", put(came=[5] * len(own["came"]))),
+            ("'came' has other than steps up to 4", put(came=[-1] * len(own["came"]))),
+            ("other sizes", put(shared=[])),
+            ("other sizes, or types", put(shared=[each.double() for each in own["shared"]])),
+            ("shared parameters of group 0, parameter 0 are not finite",
+             put(shared=[each * torch.inf for each in own["shared"]])),
+            ("not all there", put(under_way=[fourth])),
+            ("are not steps from 3 to 4", put(under_way=[fourth, (third, parts, mean)])),
+            ("are not steps from 3 to 4", under_way(2, parts, mean)),
+            ("are not steps from 3 to 4", under_way(third, parts)),
+            ("'memory' is not step 2", lambda state: (put(applied=1)(state), under_way(2, parts, mean)(state))),
+            ("of step 3 are no parts", under_way(third, [len(own["came"])], mean)),
+            ("of step 3 are no parts", under_way(third, parts + parts[-1:], mean)),
+            ("of step 3 has another size", under_way(third, parts, mean[1:])),
+            ("of step 3 has another size, or type", under_way(third, parts, mean.double()))]:
+        state = copy.deepcopy(good)
+        change(state)
+        with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
+            optimizer.load_state_dict(state)
+        assert bits() == before, message
+    optimizer.load_state_dict(good)
+    assert bits() == before
+    train(model, optimizer, 3, 5)
+    assert agree(optimizer)
+
+
+def test_a_damaged_state_changes_nothing():
+    ranks.run(2, damaged)
+
+
+def loaded_before_wrapping():
+    rank = dist.get_rank()
+
+    def wrapped(model):
+        return LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096)
+
+    model = models.small()
+    optimizer = wrapped(model)
+    train(model, optimizer, 4)
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    again = models.small()
+    again.load_state_dict(saved[0])
+    resumed = wrapped(again)  # and all have the parameters of rank 0
+    if rank == 1:
+        before = models.bits(again), shared_bits(resumed)
+        with pytest.raises(ValueError, match="load the module after wrapping its optimizer"):
+            resumed.load_state_dict(saved[1])
+        assert before == (models.bits(again), shared_bits(resumed)) and resumed.backend.step == 0 and not resumed.state
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for each in ((model, optimizer), (again, resumed)):
+        train(*each, 3, 5)
+    assert models.bits(model) == models.bits(again) and shared_bits(optimizer) == shared_bits(resumed)
+
+
+def test_a_module_that_was_loaded_before_its_optimizer_was_wrapped():
+    ranks.run(2, loaded_before_wrapping)
 
 
 def test_without_a_process_group():
@@ -463,6 +568,43 @@ def strided():
 
 def test_parameters_of_any_order_and_frozen_ones():
     ranks.run(2, strided)
+
+
+def laid_out_otherwise():
+    """In memory: then a part is of other elements."""
+    rank = dist.get_rank()
+
+    def wrapped(size, memory_format=torch.contiguous_format):
+        torch.manual_seed(0)
+        module = nn.Conv2d(3, 8, size).to(memory_format=memory_format)
+        return module, LocalUpdates(torch.optim.SGD([*module.parameters(), nn.Parameter(torch.empty(0, 2))], 0.1), drop_ratio=0)
+
+    row_major, last = r"\(27, 9, 3, 1\)", r"\(27, 1, 9, 3\)"
+    with pytest.raises(RuntimeError, match=f"the stride of group 0, parameter 0 is {row_major} on rank 0 and {last} on rank 1"):
+        wrapped(3, torch.channels_last if rank == 1 else torch.contiguous_format)
+    module, optimizer = wrapped(3)
+    saved = optimizer.state_dict()
+    with pytest.raises(ValueError, match=f"the stride of group 0, parameter 0 is {last} here and {row_major} in the saved state"):
+        wrapped(3, torch.channels_last)[1].load_state_dict(saved)
+    module.to(memory_format=torch.channels_last)
+    before = models.bits(module)
+    for call in (optimizer.exchange, optimizer.state_dict, lambda: optimizer.load_state_dict(saved),
+                 lambda: optimizer.evaluation_parameters().__enter__()):
+        with pytest.raises(RuntimeError, match=f"group 0, parameter 0 has strides {last}, and had {row_major} when"):
+            call()
+        assert models.bits(module) == before and optimizer.backend.step == 0
+    module.to(memory_format=torch.contiguous_format)
+    optimizer.exchange()
+    assert agree(optimizer)
+    module, optimizer = wrapped(1)  # of one pixel: the same places in memory
+    module.to(memory_format=torch.channels_last)
+    assert module.weight.stride() != (3, 1, 1, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.exchange()
+
+
+def test_the_order_in_memory_is_one():
+    ranks.run(2, laid_out_otherwise)
 
 
 def losing_a_rank():
@@ -492,3 +634,102 @@ def losing_a_rank():
 
 def test_a_collective_that_fails_leaves_a_state_to_save():
     ranks.run(2, losing_a_rank)
+
+
+def failing(where):
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
+    train(model, optimizer, 3)
+    if rank == 1:
+        return
+    kept = dist.all_reduce
+
+    def fails(*arguments, async_op=False, **named):
+        if async_op or where == "agree":
+            raise RuntimeError("the network is gone")
+        return arguments[0].mul_(2)  # as if rank 1 had said the same
+    dist.all_reduce = fails
+    try:
+        if where == "state_dict":
+            optimizer._under_way[1].work = type("Work", (), {"wait": lambda self: fails(async_op=True)})()
+        with pytest.raises(RuntimeError, match="the network is gone"):
+            if where == "state_dict":
+                optimizer.state_dict()
+            else:
+                optimizer.exchange()
+    finally:
+        dist.all_reduce = kept
+    assert optimizer.backend.steps_under_way == 0 and not optimizer._under_way
+    saved = optimizer.state_dict()
+    assert saved["local_updates"]["under_way"] == []
+    optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("where", ["agree", "send", "state_dict"])
+def test_wherever_a_collective_fails(where):
+    ranks.run(2, failing, where)
+
+
+def dying():
+    """A program of two ranks, the second of which ends with a step half sent."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
+    train(model, optimizer, 2)
+    if dist.get_rank() == 1:
+        optimizer._send = lambda: os._exit(0)
+    train(model, optimizer, 1, 3)
+    assert len(optimizer._under_way) == 2
+    for call in (optimizer.state_dict, optimizer.exchange):
+        with pytest.raises(RuntimeError):
+            call()
+        saved = optimizer.state_dict()["local_updates"]
+        assert saved["under_way"] == [] and saved["applied"] == 1
+    print("saved", flush=True)
+    os._exit(0)
+
+
+def test_a_rank_that_ends_leaves_a_state_to_save():
+    assert ranks.Program(__file__).outputs() == ["saved\n", ""]
+
+
+def one_alone(delay):
+    """Interrupted while it waits for what the others apply."""
+    rank = dist.get_rank()
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=delay, part_elements=4096)
+    train(model, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def interrupted(going):
+        LocalUpdates._mean_of(optimizer, going)
+        raise KeyboardInterrupt
+    if rank == 0:
+        optimizer._mean_of = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            if delay == 3:
+                optimizer.state_dict()
+            else:
+                optimizer.exchange()
+        del optimizer._mean_of
+    elif delay == 0:  # of which rank 0 had the sum
+        optimizer.exchange()
+    difference = {0: "the last step applied is 2 on rank 0 and 3 on rank 1", 1: "the last step applied is 1 on rank 0 and 2 on rank 1",
+                  3: r"what is under way is \[\] on rank 0 and \[1, 2\] on rank 1"}[delay]
+    with pytest.raises(RuntimeError, match=f"the ranks have parted: {difference}"):
+        optimizer.exchange()
+    for each, state in zip((model, optimizer), saved):
+        each.load_state_dict(state)
+    for step in range(3, 7):
+        train(model, optimizer, 1, step)
+        assert agree(optimizer)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_one_rank_alone_that_fails_is_noticed(delay):
+    ranks.run(2, one_alone, delay)
+
+
+if __name__ == "__main__":
+    dying()

@@ -2,7 +2,8 @@
 import collections
 import contextlib
 import dataclasses
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional
+import zlib
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from lamina.torch import _report, _step
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
-FORMAT = 1  # of what state_dict() has under 'local_updates'
+FORMAT = 2  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
 
 
@@ -61,8 +62,9 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
-        TypeError for what is no optimizer, and, naming the parameter, for one that is not float32, not on the CPU, sparse, or has gaps;
-        ValueError, naming the option, for one outside its range; RuntimeError without a process group, or naming what two ranks differ in.
+        TypeError for what is no optimizer, and, naming the parameter, for one that is not float32, not on the CPU, sparse, has gaps, or
+        shares memory with another; ValueError, naming the option, for one outside its range; RuntimeError without a process group, or
+        naming what two ranks differ in. A rank that raises any but the last by itself leaves the others waiting until it ends.
         """
         if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -89,6 +91,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                       for p in range(len(group["params"]))]
         self._check_parameters()
         self.shapes = [list(parameter.shape) for parameter in self._parameters]
+        self.strides = [_strides_of(parameter) for parameter in self._parameters]
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
         kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
         self.backend = lamina.DriftCompressor(self._layout, priority=priority, payload=payload, sender=self.rank, **kept)
@@ -99,6 +102,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.totals = Totals()
         self.last_choice = 0
         self._under_way: Deque[_UnderWay] = collections.deque()
+        self._applied = 0  # the last step of which the update was
         self._evaluates = False
         self._agree_on_the_run()
         self._shared = self._first_of_all()
@@ -113,9 +117,28 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                 raise TypeError(f"LocalUpdates: {name} {why}")
         if not any(parameter.numel() for parameter in self._parameters):
             raise ValueError("LocalUpdates: the optimizer has no parameters")
+        places = sorted((parameter.data_ptr(), number) for number, parameter in enumerate(self._parameters) if parameter.numel())
+        for (begin, number), (next_begin, other) in zip(places, places[1:]):
+            if begin + 4 * self._parameters[number].numel() > next_begin:
+                first, second = sorted((number, other))
+                raise TypeError(f"LocalUpdates: {self.names[first]} and {self.names[second]} share memory")
+
+    def _require_as_wrapped(self, what: str) -> None:
+        """A drift is taken and sent by places in memory: of parameters that were laid out anew they are those of other elements."""
+        for name, parameter, shape, strides in zip(self.names, self._parameters, self.shapes, self.strides):
+            for field, was, now in (("shape", tuple(shape), tuple(parameter.shape)), ("strides", strides, _strides_of(parameter))):
+                if now != was:
+                    raise RuntimeError(f"{what}: {name} has {field} {now}, and had {was} when its optimizer was wrapped; change the "
+                                       "memory format before that")
+
+    def _require_own_parameters(self, what: str) -> None:
+        if self._evaluates:
+            raise RuntimeError(f"{what}: the parameters are those of evaluation_parameters(); leave it first")
 
     def _told(self) -> Dict[str, Any]:
-        return {"names": self.names, "shapes": self.shapes, "delay": self.delay, "payload": self._payload, "priority": self._priority,
+        return {"names": self.names, "shapes": self.shapes,
+                **{f"the stride of {name}": strides for name, strides in zip(self.names, self.strides)},
+                "delay": self.delay, "payload": self._payload, "priority": self._priority,
                 **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
     def _agree_on_the_run(self) -> None:
@@ -143,11 +166,13 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     # --- a step ------------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
-        """The optimizer's step, and exchange(). RuntimeError from a GradScaler, which would leave it out on one rank alone: give
-        `scaler.step` the optimizer that this wraps, and call exchange() after it."""
+        """The optimizer's step, and exchange(). RuntimeError within evaluation_parameters(), before the optimizer has done anything; and
+        from a GradScaler, which would leave it out on one rank alone: give `scaler.step` the optimizer that this wraps, and call
+        exchange() after it."""
         if grad_scaler is not None or getattr(self, "found_inf", None) is not None:
             raise RuntimeError("LocalUpdates: a scaler leaves out steps, and all ranks must exchange in each; call "
                                "scaler.step(local.optimizer), and then local.exchange()")
+        self._require_own_parameters("step")
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self.exchange()
         return loss
@@ -161,63 +186,79 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
         Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
         was sent: shared parameters and drifts are as they were, and once the rank's parameters are mended training goes on. If a
-        collective fails, what was under way is in the drift again, and state_dict() still works.
+        collective fails, what was under way is in the drift again, and state_dict() still works. Ranks of which one alone has failed
+        raise RuntimeError in the next exchange. RuntimeError, naming the parameter, if one has another shape or order in memory than
+        when its optimizer was wrapped.
         """
-        if self._evaluates:
-            raise RuntimeError("exchange: the parameters are those of evaluation_parameters(); leave it first")
+        self._require_own_parameters("exchange")
+        self._require_as_wrapped("exchange")
         with torch.no_grad():
-            self._arrive(self.backend.step + 1 - self.delay)
-            sent_bytes = self._agree()
-            sent_bytes += self._send()
-            self._arrive(self.backend.step - self.delay)
+            with self._or_abandoned():
+                self._arrive(self.backend.step + 1 - self.delay)
+                sent_bytes, refused = self._agree()
+            if refused is not None:  # on all ranks, which keep what is under way
+                raise refused
+            with self._or_abandoned():
+                sent_bytes += self._send()
+                self._arrive(self.backend.step - self.delay)
         self._finish(sent_bytes)
 
-    def _agree(self) -> int:
+    @contextlib.contextmanager
+    def _or_abandoned(self) -> Iterator[None]:
+        """If what is within fails, all that was under way is in the drift again."""
+        try:
+            yield
+        except BaseException:
+            self.backend.abandon()
+            while self._under_way:
+                self.backend.abandon(self._under_way.popleft().step)
+            raise
+
+    def _agree(self) -> Tuple[int, Optional[Exception]]:
+        """The bytes that it took, and why the step cannot be: a rank's parameters are not finite."""
         core, shared, local, problem = self.backend, self._shared, self._local(), None
         try:
             core.observe_all(shared, local)
         except ValueError as error:
             problem = error
             core.observe_all(shared, shared)  # the step begins here as on the other ranks
-        try:
-            # The values, whether they are none, and two numbers by which ranks notice that they have parted.
-            sums = torch.cat([torch.frombuffer(core.values(), dtype=torch.float64),
-                              torch.tensor([problem is not None], dtype=torch.float64), _step.past_of(self)])
-            dist.all_reduce(sums, group=self.process_group)
-            if sums[-3] != 0:
-                self._raise_not_finite(problem)
-            _step.require_one_past(self, sums[-2:])
-            core.select(sums[:-3] / self.world_size)
-        except BaseException:
+        # The values, whether they are none, and two numbers by which ranks notice that they have parted.
+        sums = torch.cat([torch.frombuffer(core.values(), dtype=torch.float64),
+                          torch.tensor([problem is not None], dtype=torch.float64), _step.past_of(self, self._past())])
+        dist.all_reduce(sums, group=self.process_group)
+        if sums[-3] != 0:
+            refused = self._not_finite(problem)
             core.abandon()
-            raise
-        return _bytes_of(sums)
+            return _bytes_of(sums), refused
+        _step.require_one_past(self, sums[-2:], self._past())
+        core.select(sums[:-3] / self.world_size)
+        return _bytes_of(sums), None
 
-    def _raise_not_finite(self, problem: Optional[ValueError]) -> None:
+    def _past(self) -> Dict[str, Any]:
+        """By which ranks notice that what one of them abandoned was applied on another."""
+        return {"the last step applied": self._applied, "what is under way": [going.step for going in self._under_way]}
+
+    def _not_finite(self, problem: Optional[ValueError]) -> Exception:
         which: List[Optional[bool]] = [None] * self.world_size
         dist.all_gather_object(which, problem is not None, group=self.process_group)
         if problem is not None:
-            raise ValueError(f"LocalUpdates: {problem}") from problem
-        raise RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was sent")
+            return ValueError(f"LocalUpdates: {problem}")
+        return RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was sent")
 
     def _send(self) -> int:
         core, shared, local = self.backend, self._shared, self._local()
         going, given = _UnderWay(core.step, core.sent_parts), torch.empty(core.sent_elements)
-        try:
-            if core.sent_elements == 0:
-                core.pack(shared, local, given)
-                going.mean = given
-            elif self._payload == "as_is":
-                core.pack(shared, local, given)
-                going.sums = given
-                going.work = dist.all_reduce(given, group=self.process_group, async_op=True)
-            else:
-                given = torch.frombuffer(bytearray(core.encode(shared, local)), dtype=torch.uint8)
-                going.frames = [torch.empty_like(given) for _ in range(self.world_size)]  # of the same parts, so as large
-                going.work = dist.all_gather(going.frames, given, group=self.process_group, async_op=True)
-        except BaseException:
-            core.abandon()
-            raise
+        if core.sent_elements == 0:
+            core.pack(shared, local, given)
+            going.mean = given
+        elif self._payload == "as_is":
+            core.pack(shared, local, given)
+            going.sums = given
+            going.work = dist.all_reduce(given, group=self.process_group, async_op=True)
+        else:
+            given = torch.frombuffer(bytearray(core.encode(shared, local)), dtype=torch.uint8)
+            going.frames = [torch.empty_like(given) for _ in range(self.world_size)]  # of the same parts, so as large
+            going.work = dist.all_gather(going.frames, given, group=self.process_group, async_op=True)
         core.commit()
         self._under_way.append(going)
         self.last_choice = _step.choice_of(core.sent_bitmap)
@@ -226,18 +267,14 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def _arrive(self, last: int) -> None:
         """Applies the updates of the steps up to `last`, in their order."""
         while self._under_way and self._under_way[0].step <= last:
-            try:
-                first = self._under_way[0]
-                update = self._mean_of(first)
-                if not torch.isfinite(update).all():  # on all ranks alike: the mean is the same
-                    raise OverflowError(f"LocalUpdates: the sum of what step {first.step} sent is not finite")
-                self._outer(first.parts, update, first.step)
-                self.backend.apply(first.step, update, self._shared, self._local())
-            except BaseException:
-                while self._under_way:
-                    self.backend.abandon(self._under_way.popleft().step)
-                raise
+            first = self._under_way[0]
+            update = self._mean_of(first)
+            if not torch.isfinite(update).all():  # on all ranks alike: the mean is the same
+                raise OverflowError(f"LocalUpdates: the sum of what step {first.step} sent is not finite")
+            self._outer(first.parts, update, first.step)
+            self.backend.apply(first.step, update, self._shared, self._local())
             self._under_way.popleft()
+            self._applied = first.step
 
     def _mean_of(self, going: _UnderWay) -> torch.Tensor:
         if going.mean is not None:
@@ -268,9 +305,10 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def evaluation_parameters(self, module: Optional[torch.nn.Module] = None) -> Iterator[None]:
         """Within it the parameters are the shared ones, the same bits on all ranks, and behind it this rank's own again. With a module,
         its buffers of floats are the mean over the ranks meanwhile, as those of batch normalisation should be: all ranks then enter
-        together. Takes a copy of the parameters. step() and exchange() raise within."""
+        together. Takes a copy of the parameters. step(), exchange(), state_dict() and load_state_dict() raise within."""
         if self._evaluates:
             raise RuntimeError("evaluation_parameters: it was entered already")
+        self._require_as_wrapped("evaluation_parameters")
         buffers = [] if module is None else [each for each in module.buffers() if each.is_floating_point()]
         means = self._mean_buffers(buffers)
         tensors = self._local() + [each.detach() for each in buffers]
@@ -322,50 +360,124 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def state_dict(self) -> Dict[str, Any]:
         """The optimizer's, and under 'local_updates' all else that a later step of this rank depends on but for its own parameters,
-        which are the module's. Each rank saves both, between steps. Waits for what is under way."""
+        which are the module's. Each rank saves both, between steps. Waits for what is under way; if that fails, it is in the drift again,
+        and the next state_dict() works. RuntimeError within evaluation_parameters(), where the module's are not the rank's own, and as
+        exchange() for parameters that were laid out anew."""
+        self._require_own_parameters("state_dict")
+        self._require_as_wrapped("state_dict")
+        with self._or_abandoned():
+            under_way = [(going.step, list(going.parts), self._mean_of(going).clone()) for going in self._under_way]
         momentum = self._outer.momentum().tobytes()
         return {**self.optimizer.state_dict(), "local_updates": {
             "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
-            "step": self.backend.step, "last_choice": self.last_choice, "totals": dataclasses.asdict(self.totals),
+            "step": self.backend.step, "applied": self._applied, "last_choice": self.last_choice,
+            "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
             "momentum": torch.frombuffer(bytearray(momentum), dtype=torch.float32) if momentum else torch.empty(0),
-            "came": self._outer.came(),
-            "shared": [each.clone() for each in self._shared],
-            "under_way": [(going.step, list(going.parts), self._mean_of(going).clone()) for going in self._under_way]}}
+            "came": self._outer.came(), "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
+            "under_way": under_way}}
+
+    def _own_checksum(self) -> int:
+        checksum = 0
+        for each in self._local():
+            checksum = zlib.crc32(each.numpy(), checksum)
+        return checksum
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on where this rank was saved, bit for bit, with the module's parameters as this rank saved them. ValueError, naming what
-        differs, and nothing changed, for the state of another optimizer, rank, number of ranks, or other options."""
+        """Goes on where this rank was saved, bit for bit, with the module's parameters as this rank saved them: the module is loaded after
+        its optimizer was wrapped, which begins with the parameters of rank 0, and before this. ValueError, naming what differs, and
+        nothing changed, for other parameters of the module, for the state of another optimizer, rank, number of ranks, or other
+        options, and for one that is damaged. RuntimeError as from state_dict()."""
+        self._require_own_parameters("load_state_dict")
+        self._require_as_wrapped("load_state_dict")
         saved = state_dict.get("local_updates") if isinstance(state_dict, dict) else None
         if saved is None:
             raise ValueError("load_state_dict: there is no 'local_updates' in the state; was it saved by the optimizer alone?")
+        if not isinstance(saved, dict) or not isinstance(saved.get("told"), dict):
+            raise ValueError("load_state_dict: what is under 'local_updates' was not saved by LocalUpdates")
         if saved.get("format") != FORMAT:
             raise ValueError(f"load_state_dict: the format is {saved.get('format')}, this version reads {FORMAT}")
         told = self._told()
+        theirs = {**saved["told"], **{name: saved.get(name) for name in ("world_size", "rank")}}
         for name, own in (("world_size", self.world_size), ("rank", self.rank), *told.items()):
-            theirs = saved[name] if name in ("world_size", "rank") else saved["told"].get(name)
-            if theirs != own:
-                raise ValueError(f"load_state_dict: {_difference(name, own, theirs, None)}")
-        again = lamina.DriftCompressor(self._layout, part_elements=self.options.part_elements)
-        shared = saved["shared"]
+            if theirs.get(name) != own:
+                raise ValueError(f"load_state_dict: {_difference(name, own, theirs.get(name), None)}")
         try:
-            again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-            if [each.numel() for each in shared] != self._layout.sizes:
-                raise ValueError("the shared parameters have other sizes")
-            if again.steps_under_way != len(saved["under_way"]):
-                raise ValueError("what is under way is not all there")
-            outer = lamina.OuterStep(self._parts, **self._outer_options)
-            outer.restore(saved["momentum"].contiguous(), torch.empty(0), saved["came"])
+            for name in ("state", "param_groups"):
+                _require(name in state_dict, f"'{name}' of the optimizer is missing")
+            outer, totals = self._checked(saved)
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
+        if saved["own_checksum"] != self._own_checksum():
+            raise ValueError("load_state_dict: the parameters of the module are not those that this rank saved; load the module after "
+                             "wrapping its optimizer, and before the optimizer's state")
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
         self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         self._outer = outer
-        for to, each in zip(self._shared, shared):
+        for to, each in zip(self._shared, saved["shared"]):
             to.copy_(each)
         self._under_way = collections.deque(_UnderWay(step, list(parts), mean=mean.clone())
                                             for step, parts, mean in saved["under_way"])
-        self.last_choice, self.totals, self.last = saved["last_choice"], Totals(**saved["totals"]), None
+        self._applied, self.last_choice, self.totals, self.last = saved["applied"], saved["last_choice"], totals, None
+
+    def _checked(self, saved: Dict[str, Any]) -> Tuple[Any, Totals]:
+        """The outer step and the totals that were saved. ValueError unless everything is there, and of this model."""
+        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "came", "shared", "own_checksum", "under_way"):
+            _require(name in saved, f"'{name}' is missing")
+        for name in ("step", "applied", "last_choice", "own_checksum"):
+            _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
+        step, applied, totals, came, shared = (saved[name] for name in ("step", "applied", "totals", "came", "shared"))
+        _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
+                 and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
+        _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
+        _require(_is_flat(saved["momentum"], torch.float32), "'momentum' is no tensor of float32")
+        _require(isinstance(came, list) and all(_is_count(each) and each <= step for each in came),
+                 f"'came' has other than steps up to {step}")
+        again = lamina.DriftCompressor(self._layout, part_elements=self.options.part_elements)
+        again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
+        _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
+        _require(isinstance(shared, list) and all(_is_flat(each, torch.float32) for each in shared)
+                 and [each.numel() for each in shared] == self._layout.sizes, "the shared parameters have other sizes, or types")
+        for name, each in zip(self.names, shared):
+            _require(bool(torch.isfinite(each).all()), f"the shared parameters of {name} are not finite")
+        _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
+                 "what is under way is not all there")
+        last = applied
+        for each in saved["under_way"]:
+            _require(isinstance(each, (tuple, list)) and len(each) == 3 and _is_count(each[0]) and last < each[0] <= step,
+                     f"what is under way are not steps from {applied + 1} to {step}, in their order")
+            last, parts, mean = each
+            try:
+                again.abandon(last)
+            except RuntimeError as error:
+                raise ValueError(f"what is under way in 'memory' is not step {last}") from error
+            _require(isinstance(parts, list) and all(_is_count(part) and part < len(self._sizes) for part in parts)
+                     and all(one < other for one, other in zip(parts, parts[1:])), f"what is under way of step {last} are no parts")
+            # NaN and infinity are its arrival's to refuse, as in the run that was saved.
+            _require(_is_flat(mean, torch.float32) and mean.numel() == sum(self._sizes[part] for part in parts),
+                     f"what is under way of step {last} has another size, or type")
+        _require(last <= step, f"'applied' is {applied}, of {step} steps")
+        outer = lamina.OuterStep(self._parts, **self._outer_options)
+        outer.restore(saved["momentum"].contiguous(), torch.empty(0), came)
+        return outer, Totals(**totals)
+
+
+def _strides_of(parameter: torch.Tensor) -> Tuple[int, ...]:
+    """Those that matter: where there is one element at most a dimension may have any."""
+    return tuple(stride if size > 1 else 1 for stride, size in zip(parameter.stride(), parameter.shape))
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and 0 <= number < 2**64
+
+
+def _is_flat(what: Any, kind: torch.dtype) -> bool:
+    return isinstance(what, torch.Tensor) and what.dtype is kind and what.dim() == 1
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import struct
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Protocol, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, Optional, Protocol, TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -100,16 +100,18 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     deliver(state, buckets, packed, sent, scale, sent_bytes, watch)
 
 
-def past_of(state: Past) -> torch.Tensor:
-    """What this step's choice depends on, as 20 bits and their square, whose sums over the ranks are exact."""
-    past = zlib.crc32(struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice)) & 0xFFFFF
+def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
+    """What this step's choice depends on, and whatever else must be alike on all ranks, by name, as 20 bits and their square, whose
+    sums over the ranks are exact."""
+    known = struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice) + repr(more).encode()
+    past = zlib.crc32(known) & 0xFFFFF
     return torch.tensor([past, past ** 2], dtype=torch.float64)
 
 
-def require_one_past(state: Past, sums: torch.Tensor) -> None:
-    """Raises the same on all ranks if they would choose different parts."""
+def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
+    """Raises the same on all ranks if they would choose different parts, or differ in `more`."""
     if state.world_size * int(sums[1]) != int(sums[0]) ** 2:
-        raise RuntimeError(_parted(state))
+        raise RuntimeError(_parted(state, more or {}))
 
 
 def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stopwatch) -> "tuple[bool, int]":
@@ -178,16 +180,16 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
     return cut
 
 
-def _parted(state: Past) -> str:
+def _parted(state: Past, more: Dict[str, Any]) -> str:
     """Why the ranks would choose different parts. All of them have seen that they would, so they can talk about it."""
-    own = {"step": state.backend.step, "threshold": state.backend.threshold, "choice": state.last_choice}
-    theirs: List[Dict[str, float]] = [{}] * state.world_size
+    own = {"step": state.backend.step, "threshold": state.backend.threshold, **more}
+    theirs: List[Dict[str, Any]] = [{}] * state.world_size
     dist.all_gather_object(theirs, own, group=state.process_group)
-    for field in ("step", "threshold"):
+    for field in own:
         for rank, each in enumerate(theirs):
             if each[field] != theirs[0][field]:
                 return (f"the ranks have parted: {field} is {theirs[0][field]} on rank 0 and {each[field]} on rank {rank}; was a "
-                        "state loaded on one of them alone?")
+                        "state loaded, or did a step fail, on one of them alone?")
     return f"the ranks chose different parts in step {state.backend.step - 1}"
 
 
