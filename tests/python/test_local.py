@@ -474,6 +474,7 @@ def damaged():
             ("'step' is 5, and 4 in 'memory'", put(step=5)),
             ("'applied' is 'one'", put(applied="one")),
             ("are not steps from 4 to 4", put(applied=3)),
+            ("'applied' is 5, of 4 steps", put(applied=5)),
             ("'last_choice' is None", put(last_choice=None)),
             ("'own_checksum' is 0.5", put(own_checksum=0.5)),
             ("load the module after wrapping its optimizer", put(own_checksum=own["own_checksum"] ^ 1)),
