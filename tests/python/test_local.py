@@ -352,7 +352,7 @@ def test_evaluation_swaps_in_what_all_share():
 def not_finite():
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=1, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
     train(model, optimizer, 3)
     before, own = shared_bits(optimizer), copy.deepcopy(model.state_dict())
     loss_of(model, 4).backward()
@@ -363,9 +363,9 @@ def not_finite():
                       else (RuntimeError, "the parameters of rank 1 are not finite; nothing was sent"))
     with pytest.raises(error, match=message):
         optimizer.exchange()
-    # But for what was under way before, which has arrived.
+    # But for what was under way before: step 2 has arrived, and step 3 stays under way.
     assert len(set(ranks.gathered(shared_bits(optimizer)))) == 1 and shared_bits(optimizer) != before
-    assert optimizer.backend.steps_under_way == 0
+    assert [step for step, *_ in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.steps_under_way == 1
     if rank == 1:
         model.load_state_dict(own)
     for step in range(5, 9):
@@ -474,6 +474,7 @@ def damaged():
             ("'step' is 5, and 4 in 'memory'", put(step=5)),
             ("'applied' is 'one'", put(applied="one")),
             ("are not steps from 4 to 4", put(applied=3)),
+            ("'applied' is 5, of 4 steps", put(applied=5)),
             ("'last_choice' is None", put(last_choice=None)),
             ("'own_checksum' is 0.5", put(own_checksum=0.5)),
             ("load the module after wrapping its optimizer", put(own_checksum=own["own_checksum"] ^ 1)),

@@ -442,6 +442,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             _require(bool(torch.isfinite(each).all()), f"the shared parameters of {name} are not finite")
         _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
                  "what is under way is not all there")
+        _require(applied <= step, f"'applied' is {applied}, of {step} steps")
         last = applied
         for each in saved["under_way"]:
             _require(isinstance(each, (tuple, list)) and len(each) == 3 and _is_count(each[0]) and last < each[0] <= step,
@@ -456,7 +457,6 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             # NaN and infinity are its arrival's to refuse, as in the run that was saved.
             _require(_is_flat(mean, torch.float32) and mean.numel() == sum(self._sizes[part] for part in parts),
                      f"what is under way of step {last} has another size, or type")
-        _require(last <= step, f"'applied' is {applied}, of {step} steps")
         outer = lamina.OuterStep(self._parts, **self._outer_options)
         outer.restore(saved["momentum"].contiguous(), torch.empty(0), came)
         return outer, Totals(**totals)
