@@ -132,20 +132,10 @@ def table(outcomes: dict[str, dict[int, Outcome]]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./benchmarks/network/converge --bounded", description=__doc__)
-    parser.add_argument("--data", default="synthetic", help="cifar10:DIR, imagefolder:DIR or synthetic")
-    parser.add_argument("--steps", type=int, default=300, help="of each run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = command.study_parser("converge --bounded", __doc__, steps=300, output="build/bounded")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW",
                         help='of "' + '", "'.join(ROWS) + '"')
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=32, help="images a worker in each step")
     parser.add_argument("--threads", type=int, default=1, help="of which the bits depend on their number")
-    parser.add_argument("--warm-up", type=int, default=20, help="steps in which the learning rate grows from zero")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/bounded"),
-                        help="directory for the runs and the results")
-    parser.add_argument("--report-only", action="store_true", help="train nothing: report on the runs that are there")
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -77,23 +77,13 @@ def train(run: Run) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./benchmarks/network/converge", description=__doc__)
-    parser.add_argument("--data", default="synthetic", help="cifar10:DIR, imagefolder:DIR or synthetic")
-    parser.add_argument("--steps", type=int, default=200, help="of each run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = command.study_parser("converge", __doc__, steps=200, output="build/convergence")
     parser.add_argument("--settings", nargs="+", choices=CONVERGENCE, default=list(CONVERGENCE), metavar="SETTING",
                         help="of " + ", ".join(CONVERGENCE).replace("%", "%%"))
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=32, help="images a worker in each step")
-    parser.add_argument("--warm-up", type=int, default=20, help="steps in which the learning rate grows from zero")
     parser.add_argument("--evaluate-every", type=int, default=50, help="steps between evaluations")
     parser.add_argument("--network", type=pathlib.Path, default=calibration.SHIPPED,
                         help="directory of the experiment's results, which give a step's seconds at 1 Gb/s; default: "
                              "those that came with the sources")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/convergence"),
-                        help="directory for the runs and the results")
-    parser.add_argument("--report-only", action="store_true", help="train nothing: report on the runs that are there")
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -305,14 +305,14 @@ LAMINA_ALWAYS_INLINE std::uint8_t round_block(
 
 // Two integers a byte, the first in the lower half.
 template <std::size_t Count>
-constexpr void pack_halves(const std::array<std::int8_t, Count>& from,
-                           std::array<std::uint8_t, Count / 2>& to) noexcept {
+constexpr void pack_pairs(const std::array<std::int8_t, Count>& from,
+                          std::array<std::uint8_t, Count / 2>& to) noexcept {
   for (std::size_t i = 0; i < Count / 2; ++i)
     to[i] = static_cast<std::uint8_t>((from[2 * i] & 0x0f) | (from[2 * i + 1] << 4));
 }
 template <std::size_t Count>
-constexpr void unpack_halves(const std::array<std::uint8_t, Count / 2>& from,
-                             std::array<std::int8_t, Count>& to) noexcept {
+constexpr void unpack_pairs(const std::array<std::uint8_t, Count / 2>& from,
+                            std::array<std::int8_t, Count>& to) noexcept {
   for (std::size_t i = 0; i < Count / 2; ++i) {
     to[2 * i] = static_cast<std::int8_t>(((from[i] & 0x0f) ^ 8) - 8);
     to[2 * i + 1] = static_cast<std::int8_t>(((from[i] >> 4) ^ 8) - 8);
@@ -329,7 +329,7 @@ void encode_integers(std::span<const T> from, std::byte* to) noexcept {
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs;
-      pack_halves(integers, pairs);
+      pack_pairs(integers, pairs);
       std::memcpy(integers_to, pairs.data(), bytes);
     } else {
       std::memcpy(integers_to, integers.data(), bytes);
@@ -352,7 +352,7 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs = {};
       std::memcpy(pairs.data(), integers, bytes);
-      unpack_halves(pairs, each);
+      unpack_pairs(pairs, each);
     } else {
       std::memcpy(each.data(), integers, bytes);
     }

@@ -405,6 +405,7 @@ def refusals():
             (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
             (ValueError, "outer rate", lambda: made(outer_rate=0)),
             (ValueError, "outer period", lambda: made(outer_momentum=0.5, outer_period=0.5)),
+            (ValueError, "byte budget must lie in", lambda: made(byte_budget=0.0)),
             (ValueError, "payload must be one of", lambda: made(payload="int5")),
             (ValueError, "priority must be one of", lambda: made(priority="age")),
             (ValueError, "value must be one of", lambda: made(value="max_abs")),

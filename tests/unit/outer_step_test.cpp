@@ -32,7 +32,8 @@ tensors<T> zeros_of(const lamina::layout& model) {
 }
 
 const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
-                                         lamina::payload_type::bfloat16, lamina::payload_type::int8};
+                                         lamina::payload_type::bfloat16, lamina::payload_type::int8,
+                                         lamina::payload_type::int4};
 
 /// A step of momentum in time, word for word: what is kept of m, how much of G joins it, and how much of it is taken off.
 struct in_time {

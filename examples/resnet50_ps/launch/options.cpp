@@ -6,6 +6,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "launch/counted.hpp"
 #include "launch/overlap.hpp"
 
 namespace resnet50_ps {
@@ -20,14 +21,6 @@ const CLI::Validator finite(
     },
     "");
 
-// Before CLI11 converts it: a minus would wrap around.
-const CLI::Validator counted(
-    [](const std::string& text) {
-      const bool digits =
-          !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-      return digits ? std::string() : text + " is not a whole number from 0 up";
-    },
-    "");
 const CLI::Validator at_least_one(
     [](const std::string& text) {
       return text.find_first_of("123456789") == std::string::npos ? text + " is less than 1" : std::string();

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <bit>
 #include <lamina/collectives/collectives.hpp>
 #include <stdexcept>
 #include <vector>
+
+#include "launch/counted.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -53,10 +56,6 @@ std::string mistake_in_owners(const options& given) {
 
 void add_overlap_options(CLI::App& app, options& into) {
   const std::string group = "Sums beside the computation, with --topology allreduce";
-  const auto positive = [](const std::string& text) {
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return digits ? std::string() : text + " is not a whole number from 0 up";
-  };
   app.add_option("--overlap", into.overlap,
                  "when gradients are summed. none: after the backward pass; backward: beside it; step: also "
                  "during the next forward pass, where a layer is waited for when it is needed")
@@ -84,11 +83,11 @@ void add_overlap_options(CLI::App& app, options& into) {
   app.add_option("--bucket-bytes", into.bucket_bytes,
                  "layers are summed together until they have so many bytes; 0: each by itself; without it by "
                  "the costs of the network")
-      ->check(positive, "")
+      ->check(counted)
       ->group(group);
   app.add_option("--chunk-bytes", into.chunk_bytes,
                  "a larger bucket goes in several sums of so many bytes, at least 4096; without it 4 MiB")
-      ->check(positive, "")
+      ->check(counted)
       ->group(group);
   app.add_flag("--calibrate", into.is_calibrated,
                "measure the network before the first step; without it its costs are those of 1 Gb/s")

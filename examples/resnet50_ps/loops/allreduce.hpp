@@ -13,8 +13,8 @@ namespace resnet50_ps {
 
 /// Runs one worker of a run without a server: all agree which layers to send, add those up among themselves, and apply
 /// their mean, each to a replica and with an optimizer of its own. To the last bit what a synchronous server makes of
-/// agreed selection, where the layers are not chosen a step ahead (`worker.compression.decide`). `worker.compression` must not change the payload. Worker 0 keeps the records: on it alone `records`
-/// and `from.workers` count. Errors as serve() and work().
+/// agreed selection, where the layers are not chosen a step ahead (`worker.compression.decide`). `worker.compression` must not
+/// change the payload. Worker 0 keeps the records: on it alone `records` and `from.workers` count. Errors as serve() and work().
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from);

@@ -56,8 +56,7 @@ class parameter_way {
   parameter_way(const loss_plan& plan, const lamina::layout& model)
       : cutter_(plan, model, lamina::payload_type::as_is) {}
 
-  /// The frame for all, or for one of them, of encode_for_all() or encode(); `owner` of what it points to. What was lost is to be
-  /// committed.
+  /// The frame for all, of encode_for_all(); `owner` of what it points to. What was lost is to be committed.
   template <class Parameters>
   std::vector<sent_frame> send_to_all(server_link& clients, const lamina::parameter_publisher<float>& frames,
                                       const lamina::encoded_frame& frame, std::uint32_t bound_ppm,
@@ -72,6 +71,7 @@ class parameter_way {
         message_kind::parameters,
         {.frame = {frame.segments(), std::move(owner)}, .chunks = chunks ? &*chunks : nullptr}, of_clients);
   }
+  /// That for one of them, of encode(); only where something can be lost.
   template <class Parameters>
   sent_frame send(server_link& clients, std::size_t client, const lamina::parameter_publisher<float>& frames,
                   const lamina::encoded_frame& frame, std::uint32_t bound_ppm,

@@ -50,7 +50,12 @@ class gradient_exchange {
   /// `held_back` is empty where everything is sent.
   gradient_exchange(collectives::channel& over, replica& local, sgd& optimizer,
                     residual_compressor* held_back, const overlap_options& options)
-      : channel_(over), local_(local), optimizer_(optimizer), compressor_(held_back), options_(options) {
+      : channel_(over),
+        local_(local),
+        parameters_(local.network().ptr()->parameters()),
+        optimizer_(optimizer),
+        compressor_(held_back),
+        options_(options) {
     const auto& sizes = local.model().sizes();
     if (options.has_owners) updated_.resize(*std::ranges::max_element(sizes));
     is_open_.resize(local.model().layers());
@@ -89,7 +94,7 @@ class gradient_exchange {
   /// The gradient of a layer is complete: its parts go on their way, or are held back.
   void hand_over(std::size_t layer) {
     const lamina::partition& cut = local_.partition();
-    const torch::Tensor gradient = local_.network().ptr()->parameters()[layer].grad();
+    const torch::Tensor gradient = parameters_[layer].grad();
     const auto elements = lamina::elements_of<float>(gradient);
     if (compressor_ == nullptr) {
       require_finite(cut.model(), layer, elements);
@@ -164,7 +169,8 @@ class gradient_exchange {
 
   collectives::channel& channel_;
   replica& local_;
-  sgd& optimizer_;  // with owners, of the engine's thread while a step is open
+  std::vector<torch::Tensor> parameters_;  // of the network
+  sgd& optimizer_;                         // with owners, of the engine's thread while a step is open
   residual_compressor* compressor_;
   const overlap_options& options_;
   std::vector<float> updated_;  // a layer, of which an owner's slice counts

@@ -15,9 +15,10 @@ namespace resnet50_ps {
 
 /// How gradients are summed beside the computation.
 struct overlap_options {
-  bool reaches_forward =
-      false;                ///< a layer of the last step is waited for where the next forward pass needs it
-  bool has_owners = false;  ///< each worker updates its slices of all layers, and hands the parameters round
+  /// A layer of the last step is waited for where the next forward pass needs it.
+  bool reaches_forward = false;
+  /// Each worker updates its slices of all layers, and hands the parameters round.
+  bool has_owners = false;
   lamina::collectives::plan_options plan;
   /// The costs of the network are measured before the first step; else they are those of gigabit Ethernet.
   bool is_calibrated = false;

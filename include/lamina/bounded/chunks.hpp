@@ -57,8 +57,8 @@ struct sending_options {
 
 /// The chunks of a frame, in the order in which they are to be sent. Points into the frame, which must stay as it is.
 ///
-/// First come the chunks of parts of which nothing may be missing, as they lie: memory is read in a row. All others follow by their quantile within their part: the rank by
-/// magnitude, mean |x| over the elements as they are sent, descending, over c_l; ties by part, then by index. It is a total order, so
+/// First come the chunks of parts of which nothing may be missing, as they lie: memory is read in a row. All others follow by their
+/// quantile within their part: the rank by magnitude, mean |x| over the elements as they are sent, descending, over c_l; ties by part, then by index. It is a total order, so
 /// runs repeat. By quantile every part has 1 - p of its chunks sent when 1 - p of the frame is; by the magnitudes themselves a part of
 /// small numbers would go last, whole. Required chunks come before all of these: the sender knows them.
 ///

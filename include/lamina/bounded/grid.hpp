@@ -61,8 +61,8 @@ class chunk_grid {
   /// \param element_bytes   4: float, 8: double
   /// \param type            how the elements are written
   /// \param chunk_elements  see chunk_elements()
-  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8 and int4, or larger than a datagram; a part of
-  ///                                more than 2^32 - 1 chunks; more than 2^32 - 1 parts
+  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8 and int4, or larger than a datagram; a
+  ///                                part of more than 2^32 - 1 chunks; more than 2^32 - 1 parts
   chunk_grid(const layout& parts, std::size_t element_bytes, payload_type type, std::size_t chunk_elements)
       : parts_(parts), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
     check();

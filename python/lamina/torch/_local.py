@@ -80,7 +80,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             raise ValueError("momentum: a drift has none, the optimizer may")
         if outer_period is None:
             share = self.options.byte_budget if self.options.byte_budget is not None else 1 - self.options.drop_ratio
-            outer_period = min(1 / share, 65536.0)
+            outer_period = 65536.0 if share * 65536 < 1 else 1 / share
         self.process_group = process_group
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         self.delay, self.log_every = delay, log_every

@@ -31,6 +31,7 @@
 
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
+#include "world.hpp"
 
 namespace {
 
@@ -72,18 +73,6 @@ struct network_impl : torch::nn::Module {
   gated<torch::nn::LinearImpl> hidden, output, scale;
 };
 TORCH_MODULE_IMPL(network, network_impl);
-
-int rank_of_this() {
-  int rank = 0;
-  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  return rank;
-}
-
-std::size_t ranks() {
-  int count = 0;
-  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &count), "MPI_Comm_size");
-  return static_cast<std::size_t>(count);
-}
 
 enum class loop { allreduce, plain, overlapped };
 

@@ -37,6 +37,7 @@
 
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
+#include "world.hpp"
 
 namespace {
 
@@ -56,18 +57,6 @@ struct two_layers_impl : torch::nn::Module {
   torch::Tensor numbers;  // in place of batch-norm statistics
 };
 TORCH_MODULE_IMPL(two_layers, two_layers_impl);
-
-int rank_of_this() {
-  int rank = 0;
-  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
-  return rank;
-}
-
-std::size_t ranks() {
-  int count = 0;
-  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &count), "MPI_Comm_size");
-  return static_cast<std::size_t>(count);
-}
 
 // One model a step, all layers one behind the other.
 using history = std::vector<std::vector<float>>;

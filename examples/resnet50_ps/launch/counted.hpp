@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+
+namespace resnet50_ps {
+
+/// Takes whole numbers from 0 up. Before CLI11 converts them: a minus would wrap around.
+inline const CLI::Validator counted(
+    [](const std::string& text) {
+      const bool digits =
+          !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+      return digits ? std::string() : text + " is not a whole number from 0 up";
+    },
+    "");
+
+}  // namespace resnet50_ps
