@@ -194,6 +194,44 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
   CHECK_THAT(refusal_of(halves, 3), Catch::Matchers::Contains("needs a power of two of workers, not 3"));
 }
 
+TEST_CASE("refusals: local updates name what they cannot be with") {
+  const std::string local = "--updates local";
+  CHECK(refusal_of({"--updates", "local", "--delay", "64", "--down-payload", "int4", "--outer-momentum",
+                    "0.9"}) == "");
+  CHECK(refusal_of({"--updates", "local", "--topology", "allreduce", "--drop-ratio", "1", "--outer-momentum",
+                    "0.9"}) == "");
+  require_refused({
+      {{"--updates", "all"}, "--updates: all not in {gradients,local}"},
+      {{"--delay", "1"}, "--delay needs --updates local"},
+      {{"--outer-rate", "0.5"}, "--outer-rate needs --updates local"},
+      {{"--outer-momentum", "0.5"}, "--outer-momentum needs --updates local"},
+      {{"--outer-period", "5"}, "--outer-period needs --updates local"},
+      {{"--down-payload", "int8"}, "--down-payload needs --updates local"},
+      {{"--updates", "local", "--topology", "hybrid"}, local + " needs --topology ps or allreduce"},
+      {{"--updates", "local", "--mode", "async"}, local + " needs --mode sync"},
+      {{"--updates", "local", "--degraded", "--runs", "with"}, "not --degraded"},
+      {{"--updates", "local", "--residual-momentum", "0.9"}, "use --momentum"},
+      {{"--updates", "local", "--topology", "allreduce", "--decide", "ahead"},
+       local + " needs --decide at_end"},
+      {{"--updates", "local", "--topology", "allreduce", "--overlap", "step", "--decide", "at_end"},
+       local + " needs --overlap none"},
+      {{"--updates", "local", "--transport", "inprocess", "--loss-bound", "0.1"},
+       local + " needs frames that arrive whole"},
+      {{"--updates", "local", "--output", "o", "--resume", "--merge-residuals"}, "not --merge-residuals"},
+      {{"--updates", "local", "--topology", "allreduce", "--down-payload", "int8"},
+       "it needs --down-payload as_is"},
+      {{"--updates", "local", "--topology", "allreduce", "--payload", "int8"}, "it needs --payload as_is"},
+      {{"--updates", "local", "--delay", "65"}, "--delay"},
+      {{"--updates", "local", "--delay", "-1"}, "-1 is not a whole number"},
+      {{"--updates", "local", "--outer-rate", "0"}, "the outer rate must be a finite number above 0"},
+      {{"--updates", "local", "--outer-rate", "nan"}, "nan is not a finite number"},
+      {{"--updates", "local", "--outer-momentum", "1"}, "the outer momentum must lie in [0, 1)"},
+      {{"--updates", "local", "--outer-momentum", "0.9", "--outer-period", "0.5"},
+       "the outer period must be 0, or lie in [1, 65536]"},
+      {{"--updates", "local", "--payload", "int5"}, "--payload"},
+  });
+}
+
 TEST_CASE("refusals: data that is missing, damaged or too little is named") {
   const temporary_directory directory;
   const std::string nowhere = (directory.path() / "nowhere").string();

@@ -3,23 +3,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 
-#include "launch/counted.hpp"
+#include "launch/local_updates.hpp"
+#include "launch/numbers.hpp"
 #include "launch/overlap.hpp"
 
 namespace resnet50_ps {
 namespace {
-
-// Ranges let NaN through, since it compares with nothing.
-const CLI::Validator finite(
-    [](const std::string& text) {
-      double value = 0;
-      const bool number = CLI::detail::lexical_cast(text, value);
-      return number && !std::isfinite(value) ? text + " is not a finite number" : std::string();
-    },
-    "");
 
 const CLI::Validator at_least_one(
     [](const std::string& text) {
@@ -131,6 +122,13 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8", "int4"}))
       ->group(dropping);
 
+  app.add_option(
+         "--priority", options.priority,
+         "by what layers are chosen: value, or value_times_waiting, their value times the steps since "
+         "they were last sent")
+      ->check(CLI::IsMember({"value", "value_times_waiting"}))
+      ->group(dropping);
+
   const std::string server = "The server";
   app.add_option("--mode", options.mode,
                  "sync: waits for all workers; async: applies each frame when it comes")
@@ -230,6 +228,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(counted)
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{0xffffffff}))
       ->group(losses);
+  add_local_update_options(app, options);
   add_overlap_options(app, options);
 
   const std::string run = "The run";
@@ -299,8 +298,9 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
     app.parse(argc, argv);
     for (int i = 1; i < argc; ++i) options.command_line += (i > 1 ? " " : "") + std::string(argv[i]);
     set_defaults(options);
-    if (const std::string mistake = mistake_in_overlap(options); !mistake.empty())
-      throw CLI::ValidationError(mistake, CLI::ExitCodes::ValidationError);
+    for (const std::string& mistake : {mistake_in_local_updates(options), mistake_in_overlap(options)}) {
+      if (!mistake.empty()) throw CLI::ValidationError(mistake, CLI::ExitCodes::ValidationError);
+    }
   } catch (const CLI::ParseError& error) {
     std::ostringstream text;
     const int code = app.exit(error, text, text);

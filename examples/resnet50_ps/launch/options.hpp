@@ -35,6 +35,7 @@ struct options {
   std::size_t part_elements = 0;
   double residual_momentum = 0;
   std::string payload = "as_is";
+  std::string priority = "value";  ///< value or value_times_waiting
 
   // The server.
   std::string mode = "sync";                     ///< sync or async
@@ -72,6 +73,14 @@ struct options {
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;
   std::string timeline;  ///< file; empty: none is written
+
+  // Local updates.
+  std::string updates = "gradients";  ///< gradients or local
+  std::uint64_t delay_steps = 0;
+  double outer_rate = 1;
+  double outer_momentum = 0;
+  std::optional<double> outer_period_steps;  ///< none: the mean steps between two comings of a part
+  std::string down_payload = "as_is";
 
   // The run.
   std::string output;                         ///< directory; empty: none is written

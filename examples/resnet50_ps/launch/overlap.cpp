@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "launch/counted.hpp"
+#include "launch/numbers.hpp"
 
 namespace resnet50_ps {
 namespace {

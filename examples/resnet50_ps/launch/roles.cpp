@@ -12,9 +12,11 @@
 
 #include "data/batches.hpp"
 #include "launch/handshake.hpp"
+#include "launch/local_updates.hpp"
 #include "launch/overlap.hpp"
 #include "loops/allreduce.hpp"
 #include "loops/dense_allreduce.hpp"
+#include "loops/local_updates.hpp"
 #include "loops/node.hpp"
 #include "loops/overlapped.hpp"
 #include "model/passes.hpp"
@@ -117,7 +119,9 @@ run_result train_as_server(transport& ranks, const training& run, const replica&
                    options.degraded ? report_loss : std::function<void(const std::string&)>());
   records kept(run, local, from.step);
   const server_options serving = server_options_of(run, from.step);
-  if (options.mode == "sync") {
+  if (options.updates == "local") {
+    serve_local_updates(link, local, serving, local_options_of(run), kept.tasks, std::move(from));
+  } else if (options.mode == "sync") {
     serve(link, local, serving, kept.tasks, std::move(from));
   } else {
     serve_asynchronously(link, local, serving, kept.tasks);
@@ -135,6 +139,10 @@ void train_as_worker(transport& ranks, const training& run, replica& local) {
   const worker_options options = worker_options_of(run, node, steps_done);
   const worker_tasks tasks = part.tasks(ranks);
   worker_link link(ranks, ranks.rank() == leader ? server : leader);
+  if (run.options.updates == "local") {
+    return work_on_local_updates(link, local, tasks, options, server_options_of(run, steps_done),
+                                 local_options_of(run));
+  }
   if (ranks.rank() != leader) return work_in_node(link, local, tasks, options);
   if (run.topology.nodes[node].size() == 1) return work(link, local, tasks, options);
   std::vector<client> members;
@@ -160,7 +168,10 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
   const worker_options working = worker_options_of(run, group.worker(), steps_done);
   const server_options serving = server_options_of(run, steps_done);
   const server_tasks recording = kept ? kept->tasks : server_tasks();
-  if (run.options.overlap == "none") {
+  if (run.options.updates == "local") {
+    train_on_local_updates(group, local, part.tasks(ranks), working, serving, local_options_of(run),
+                           recording, std::move(from));
+  } else if (run.options.overlap == "none") {
     train_by_allreduce(group, local, part.tasks(ranks), working, serving, recording, std::move(from));
   } else {
     const trace_file trace(run.options.timeline, group.worker(), local.model());

@@ -8,11 +8,11 @@
 #include <cmath>
 #include <lamina/frame.hpp>
 #include <lamina/partition.hpp>
-#include <map>
 #include <stdexcept>
 #include <string>
 
 #include "data/batches.hpp"
+#include "launch/local_updates.hpp"
 #include "launch/overlap.hpp"
 #include "model/network.hpp"
 #include "state/saved_run.hpp"
@@ -48,16 +48,13 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
     compression.decide = lamina::decision_timing::ahead;
   if (!run.layer_dropping) return compression;
 
-  static const std::map<std::string, lamina::payload_type> payloads = {
-      {"as_is", lamina::payload_type::as_is},       {"float16", lamina::payload_type::float16},
-      {"bfloat16", lamina::payload_type::bfloat16}, {"int8", lamina::payload_type::int8},
-      {"int4", lamina::payload_type::int4},
-  };
   compression.drop_ratio = options.drop_ratio;
   compression.warm_up_steps = options.drop_warm_up_steps;
   compression.byte_budget = options.byte_budget;
   compression.max_age = options.max_age_steps;
-  compression.payload = payloads.at(options.payload);
+  compression.payload = payload_named(options.payload);
+  if (options.priority == "value_times_waiting")
+    compression.priority = lamina::priority_rule::value_times_waiting;
   if (options.threshold) {
     compression.refresh = lamina::refresh_schedule::fixed(*options.threshold);
   } else if (options.refresh_steps == 0) {
@@ -98,7 +95,9 @@ std::size_t largest_message_bytes(const training& run, const replica& local) {
   for (const torch::Tensor& each : local.statistics()) statistics_bytes += each.nbytes();
   // The longest begins a resumed allreduce: parameters, velocity, and what its compressor keeps, a residual and its momentum.
   // That of a node has the statistics of all its workers.
-  const std::size_t states_bytes = 4 * local.model().elements() * sizeof(float) +
+  // A worker on local updates has its own parameters beside the shared ones, and what is under way.
+  const std::size_t copies = run.options.updates == "local" ? 6 + run.options.delay_steps : 4;
+  const std::size_t states_bytes = copies * local.model().elements() * sizeof(float) +
                                    run.topology.workers() * (statistics_bytes + 4096) +
                                    64 * local.model().layers();
   return lamina::largest_frame_bytes<float>(local.model()) + states_bytes + (std::size_t{1} << 20);
@@ -123,7 +122,9 @@ training_plan plan_of(const training& run, std::uint64_t steps_done) {
       .agrees_on_selection = run.layer_dropping && options.selection == "agreed",
       .evaluates = !options.no_evaluation,
       .evaluation_period_steps = options.evaluation_period_steps,
-      .hash_period_steps = options.mode == "sync" ? std::uint64_t{100} : std::uint64_t{0},
+      // A server is ahead of its workers where it does not wait for them, and where they apply what it sends later.
+      .hash_period_steps =
+          options.mode == "sync" && options.delay_steps == 0 ? std::uint64_t{100} : std::uint64_t{0},
       .checkpoint_period_steps = options.checkpoint_period_steps,
       .saves_model = !options.save.empty(),
       .losses = losses_of(options),
@@ -221,6 +222,7 @@ void check_training(const training& run, bool is_worker) {
   dropping.layer_dropping = options.runs != "without";
   lamina::gradient_compressor<float>(lamina::layout({{"any", {1}}}), compression_of(dropping, 0));
   sgd(lamina::layout({{"any", {1}}}), server.optimizer);
+  lamina::outer_step<float>(lamina::layout({{"any", {1}}}), local_options_of(dropping).outer);
   lamina::partition(lamina::layout({{"any", {1}}}), run.options.part_elements);
   const std::size_t test_images = run.data.test->size().value();
   if (test_images < run.topology.workers()) {

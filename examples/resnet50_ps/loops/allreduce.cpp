@@ -10,9 +10,6 @@
 namespace resnet50_ps {
 namespace {
 
-// Bounds the memory for layers on their way: 16 MiB.
-constexpr std::size_t chunk_elements = std::size_t{1} << 22;
-
 // Applies the mean of the layers that all have selected.
 class kept_layers {
  public:
@@ -86,37 +83,35 @@ const lamina::selection& select_together(worker_group& group,
 
 }  // namespace
 
-void begin_together(worker_group& group, replica& local, sgd& optimizer,
-                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                    server_state from) {
+beginning begin_alike(worker_group& group, replica& local, server_state from) {
   const std::vector<std::byte> bytes = group.scatter(message_kind::state, [&](std::size_t w) {
-    std::vector<std::vector<std::byte>> parts(4);
+    std::vector<std::vector<std::byte>> parts(3);
     for (std::size_t l = 0; l < local.model().layers(); ++l) {
       const auto layer = std::as_bytes(local[l]);
       parts[0].insert(parts[0].end(), layer.begin(), layer.end());
     }
-    const auto velocity = std::as_bytes(std::span(from.velocity));
-    parts[1].assign(velocity.begin(), velocity.end());
+    parts[1] = from.optimizer;
     if (from.step > 0) parts[2] = std::move(from.workers.at(w));
-    const auto updated_in = std::as_bytes(std::span(from.updated_in));
-    parts[3].assign(updated_in.begin(), updated_in.end());
     return pack(parts);
   });
-  const std::vector<std::vector<std::byte>> parts = unpack(bytes);
-  if (parts.size() != 4 || parts[0].size() != local.model().elements() * sizeof(float) ||
-      (!parts[1].empty() && parts[1].size() != optimizer.velocity().size_bytes()) ||
-      (!parts[3].empty() && parts[3].size() != optimizer.updated_in().size_bytes())) {
+  std::vector<std::vector<std::byte>> parts = unpack(bytes);
+  if (parts.size() != 3 || parts[0].size() != local.model().elements() * sizeof(float))
     throw link_error("worker 0 sent the beginning of another run");
-  }
   const std::byte* next = parts[0].data();
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
     std::memcpy(local[l].data(), next, local[l].size_bytes());
     next += local[l].size_bytes();
   }
   local.upload();
-  if (!parts[1].empty()) std::memcpy(optimizer.velocity().data(), parts[1].data(), parts[1].size());
-  if (!parts[3].empty()) std::memcpy(optimizer.updated_in().data(), parts[3].data(), parts[3].size());
-  if (!parts[2].empty()) load_state(parts[2], compressor, tasks);
+  return {std::move(parts[1]), std::move(parts[2])};
+}
+
+void begin_together(worker_group& group, replica& local, sgd& optimizer,
+                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
+                    server_state from) {
+  const beginning begun = begin_alike(group, local, std::move(from));
+  if (!begun.optimizer.empty()) take_up(begun.optimizer, optimizer);
+  if (!begun.own.empty()) load_state(begun.own, compressor, tasks);
 }
 
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
@@ -157,18 +152,16 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     log.finish_step(step, optimizer.learning_rate(), chosen);
 
     if (plan.makes_checkpoint_after(step)) {
-      save_together(group, step, optimizer, &compressor, tasks, records);
+      save_together(group, step, state_of(optimizer), save_state(&compressor, tasks), records);
       log.restart();
     }
   }
 }
 
-void save_together(worker_group& group, std::uint64_t step, const sgd& optimizer,
-                   const lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                   const server_tasks& records) {
-  const std::vector<message> states =
-      group.gather(message_kind::state, payload(save_state(compressor, tasks)));
-  server_state state = state_after(step, optimizer);
+void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
+                   std::vector<std::byte> own, const server_tasks& records) {
+  const std::vector<message> states = group.gather(message_kind::state, payload(std::move(own)));
+  server_state state{.step = step, .optimizer = std::move(optimizer), .workers = {}};
   for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
   if (records.save) records.save(state);
 }

@@ -19,15 +19,23 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from);
 
-/// All begin with the parameters and the velocity of worker 0, and each with its own state where a run resumes. Without a compressor it
-/// is that of the tasks alone.
+/// What a worker begins with beside the parameters; of a run that resumes, else empty.
+struct beginning {
+  std::vector<std::byte> optimizer;  ///< the same for all
+  std::vector<std::byte> own;
+};
+/// All begin with the parameters of worker 0, which gives each what the state has of it.
+beginning begin_alike(worker_group& group, replica& local, server_state from);
+/// The same with an optimizer that all have alike. Without a compressor a worker's own state is that of the tasks alone.
 void begin_together(worker_group& group, replica& local, sgd& optimizer,
                     lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
                     server_state from);
-/// A checkpoint after `step`, which worker 0 keeps.
-void save_together(worker_group& group, std::uint64_t step, const sgd& optimizer,
-                   const lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                   const server_tasks& records);
+/// A checkpoint after `step`, which worker 0 keeps, of what all have alike and of each one's own.
+void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
+                   std::vector<std::byte> own, const server_tasks& records);
+
+/// Of how many elements a sum is made at a time: bounds the memory for what is on its way to 16 MiB.
+inline constexpr std::size_t chunk_elements = std::size_t{1} << 22;
 
 /// Worker 0 tells the log what all of them report of `step`, in which so many bytes moved each way through each of them, and
 /// that the replicas are the same. All call it, at the step's end.

@@ -305,7 +305,8 @@ class overlapped_training {
     log_step(group_, report, step, exchange_.sent_bytes() / 2, log_);
     log_.finish_step(step, optimizer_.learning_rate(), compressor_ ? compressor_->chosen() : all);
     if (!plan_.makes_checkpoint_after(step)) return;
-    save_together(group_, step, optimizer_, compressor_ ? &*compressor_ : nullptr, tasks_, records_);
+    save_together(group_, step, state_of(optimizer_),
+                  save_state(compressor_ ? &*compressor_ : nullptr, tasks_), records_);
     log_.restart();
   }
 

@@ -12,7 +12,6 @@
 #include "loops/losses.hpp"
 
 namespace resnet50_ps {
-namespace {
 
 void send_states(server_link& workers, const server_state& from) {
   std::span<const std::vector<std::byte>> states = from.workers;
@@ -31,8 +30,6 @@ std::vector<std::vector<std::byte>> receive_states(server_link& workers) {
   return states;
 }
 
-}  // namespace
-
 void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
                     const server_link& workers) {
   std::uint64_t expected = 0;
@@ -43,16 +40,16 @@ void check_replicas(std::span<const pushed> reports, const replica& local, std::
   }
 }
 
-server_state state_after(std::uint64_t step, const sgd& optimizer) {
-  return {.step = step,
-          .velocity = {optimizer.velocity().begin(), optimizer.velocity().end()},
-          .updated_in = {optimizer.updated_in().begin(), optimizer.updated_in().end()},
-          .workers = {}};
+std::vector<std::byte> state_of(const sgd& optimizer) {
+  return pack(
+      std::vector{bytes_of_elements(optimizer.velocity()), bytes_of_elements(optimizer.updated_in())});
 }
 
-void take_up(const server_state& state, sgd& optimizer) {
-  std::ranges::copy(state.velocity, optimizer.velocity().begin());
-  std::ranges::copy(state.updated_in, optimizer.updated_in().begin());
+void take_up(std::span<const std::byte> state, sgd& optimizer) {
+  const auto parts = unpack(state);
+  if (parts.size() != 2) throw link_error("the state to resume from is that of another optimizer");
+  read_elements(parts[0], std::as_writable_bytes(optimizer.velocity()));
+  read_elements(parts[1], std::as_writable_bytes(optimizer.updated_in()));
 }
 
 void serve(server_link& workers, const replica& local, const server_options& options,
@@ -70,7 +67,7 @@ void serve(server_link& workers, const replica& local, const server_options& opt
   step_log log(model, tasks.records, workers.clock());
 
   if (from.step > 0) {
-    take_up(from, optimizer);
+    take_up(from.optimizer, optimizer);
     send_states(workers, from);
     from.workers.clear();
   }
@@ -112,8 +109,8 @@ void serve(server_link& workers, const replica& local, const server_options& opt
     aggregator.next_step();
 
     if (plan.makes_checkpoint_after(step)) {
-      server_state state = state_after(step, optimizer);
-      state.workers = receive_states(workers);
+      const server_state state{
+          .step = step, .optimizer = state_of(optimizer), .workers = receive_states(workers)};
       if (tasks.save) tasks.save(state);
       log.restart();
     }

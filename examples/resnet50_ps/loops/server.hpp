@@ -21,9 +21,8 @@ namespace resnet50_ps {
 
 /// What a checkpoint holds beside the parameters.
 struct server_state {
-  std::uint64_t step = 0;                 ///< steps done; 0 is the beginning
-  std::vector<float> velocity;            ///< of the optimizer; empty without momentum
-  std::vector<std::uint64_t> updated_in;  ///< the same: each layer's last step
+  std::uint64_t step = 0;            ///< steps done; 0 is the beginning
+  std::vector<std::byte> optimizer;  ///< as state_of() makes them
   std::vector<std::vector<std::byte>> workers;
 };
 
@@ -73,8 +72,12 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
 void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
                     const server_link& workers);
 
-/// The optimizer's part of a state, and back.
-server_state state_after(std::uint64_t step, const sgd& optimizer);
-void take_up(const server_state& state, sgd& optimizer);
+/// The optimizer's part of a state; and back. Throws link_error for that of another one.
+std::vector<std::byte> state_of(const sgd& optimizer);
+void take_up(std::span<const std::byte> state, sgd& optimizer);
+
+/// The workers' parts, of which each client gets those that it speaks for; and back.
+void send_states(server_link& workers, const server_state& from);
+std::vector<std::vector<std::byte>> receive_states(server_link& workers);
 
 }  // namespace resnet50_ps

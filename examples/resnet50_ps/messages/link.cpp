@@ -62,6 +62,11 @@ std::vector<std::vector<std::byte>> unpack(std::span<const std::byte> bytes) {
   return strings;
 }
 
+void read_elements(std::span<const std::byte> from, std::span<std::byte> into) {
+  if (from.size() != into.size()) throw link_error("the state to resume from is that of another model");
+  if (!from.empty()) std::memcpy(into.data(), from.data(), from.size());
+}
+
 pushed read_pushed(const message& arrived) {
   const std::size_t behind = std::min(report_bytes, arrived.bytes.size());
   return {.sender = arrived.sender,

@@ -42,6 +42,14 @@ void send_failure(transport& ranks, std::span<const std::size_t> to, const std::
 std::vector<std::byte> pack(std::span<const std::vector<std::byte>> strings);
 std::vector<std::vector<std::byte>> unpack(std::span<const std::byte> bytes);
 
+/// Elements as bytes; and back into as many. Throws link_error for another number.
+template <class T>
+std::vector<std::byte> bytes_of_elements(std::span<const T> elements) {
+  const auto bytes = std::as_bytes(elements);
+  return {bytes.begin(), bytes.end()};
+}
+void read_elements(std::span<const std::byte> from, std::span<std::byte> into);
+
 /// Gradients and what their worker tells beside them; of its last message there are no gradients.
 struct pushed {
   std::size_t sender = 0;

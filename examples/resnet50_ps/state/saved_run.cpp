@@ -14,6 +14,7 @@
 #include <lamina/state.hpp>
 #include <stdexcept>
 
+#include "launch/local_updates.hpp"
 #include "launch/overlap.hpp"
 #include "messages/link.hpp"
 #include "state/checkpoint.hpp"
@@ -155,7 +156,8 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
              steps_count ? fmt::format(" to step {}", options.steps) : "", options.warm_up_steps) +
          fmt::format("momentum {}, nesterov {}, weight decay {}", options.momentum, options.nesterov,
                      options.weight_decay) +
-         losses_in(options) + describe_overlap(options);
+         (options.priority == "value" ? "" : "; priority " + options.priority) + losses_in(options) +
+         describe_local_updates(options) + describe_overlap(options);
 }
 
 std::string workers_of(const topology& ranks) {
@@ -177,8 +179,7 @@ void save_checkpoint(const training& run, const replica& local, const server_sta
   std::vector<checkpoint_section> sections = {{"configuration", bytes_of(configuration)},
                                               {"workers", bytes_of(workers)},
                                               {"states", std::as_bytes(std::span(&states, 1))},
-                                              {"velocity", std::as_bytes(std::span(state.velocity))},
-                                              {"updated_in", std::as_bytes(std::span(state.updated_in))}};
+                                              {"optimizer", state.optimizer}};
   for (std::size_t l = 0; l < local.model().layers(); ++l)
     sections.push_back({"parameters/" + local.model()[l].name, std::as_bytes(local[l])});
   for (std::size_t w = 0; w < state.workers.size(); ++w)
@@ -213,10 +214,8 @@ server_state load_checkpoint(const training& run, const replica& local) {
   for (std::size_t l = 0; l < local.model().layers(); ++l) {
     newest->read_into("parameters/" + local.model()[l].name, std::as_writable_bytes(local[l]));
   }
-  state.velocity.resize(run.options.momentum > 0 ? local.model().elements() : 0);
-  newest->read_into("velocity", std::as_writable_bytes(std::span(state.velocity)));
-  state.updated_in.resize(local.model().layers());
-  newest->read_into("updated_in", std::as_writable_bytes(std::span(state.updated_in)));
+  const std::span<const std::byte> optimizer = (*newest)["optimizer"];
+  state.optimizer.assign(optimizer.begin(), optimizer.end());
   std::uint64_t states = 0;
   newest->read_into("states", std::as_writable_bytes(std::span(&states, 1)));
   for (std::size_t w = 0; w < states; ++w) {

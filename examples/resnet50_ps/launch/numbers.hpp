@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace resnet50_ps {
@@ -13,6 +14,15 @@ inline const CLI::Validator counted(
       const bool digits =
           !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
       return digits ? std::string() : text + " is not a whole number from 0 up";
+    },
+    "");
+
+/// Takes numbers. Ranges let NaN through, since it compares with nothing.
+inline const CLI::Validator finite(
+    [](const std::string& text) {
+      double value = 0;
+      const bool number = CLI::detail::lexical_cast(text, value);
+      return number && !std::isfinite(value) ? text + " is not a finite number" : std::string();
     },
     "");
 

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Workers that go on with steps of their own: local_updates_test.py PROGRAM MPIRUN..."""
+
+import itertools
+import json
+import pathlib
+import tempfile
+from functools import partial
+
+from runs import MPIRUN, PROGRAM, TRAINING, at_once, checkpoints, require, run
+
+LOCAL = ["--updates", "local", "--drop-ratio", "0.5"]
+LATER = [*LOCAL, "--delay", "2", "--outer-rate", "0.7", "--outer-momentum", "0.9", "--priority", "value_times_waiting"]
+IN_PROCESS = ["--transport", "inprocess"]
+TOGETHER = ["--topology", "allreduce"]
+SMALL = ["--payload", "int4", "--down-payload", "int8"]
+UNIQUE = itertools.count()
+
+
+def train(at: pathlib.Path, *options: str, steps: int = 5, ranks: int = 0) -> pathlib.Path:
+    """In one process, or of so many ranks."""
+    output = at / str(next(UNIQUE))
+    output.mkdir(parents=True)
+    way = [*MPIRUN, "-n", str(ranks), PROGRAM] if ranks else [PROGRAM, *IN_PROCESS]
+    ended = run([*way, *TRAINING, "--steps", str(steps), "--output", str(output), "--save", str(model(output)),
+                 *options])
+    require(ended.returncode == 0, f"{options}: {ended.stderr}")
+    return output
+
+
+def model(output: pathlib.Path) -> pathlib.Path:
+    return output / "model.pt"
+
+
+def metrics(output: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "with" / "metrics.jsonl").read_text().splitlines()]
+
+
+def learnt(output: pathlib.Path) -> tuple[list[dict], bytes]:
+    """What a run came to, and its model, without seconds, and without bytes, which each way counts for itself."""
+    return [{key: line[key] for key in line if not any(each in key for each in ("seconds", "bytes", "sent_"))}
+            for line in metrics(output)], model(output).read_bytes()
+
+
+def losses(output: pathlib.Path) -> list[float]:
+    return [line["loss"] for line in metrics(output) if "step" in line]
+
+
+def every_way(at: pathlib.Path) -> None:
+    """A server and sums among the workers, MPI and one process: the same, digit for digit. A delay is not the same."""
+    for options in (LOCAL, LATER):
+        server = learnt(train(at, *options))
+        require(learnt(train(at, *options, ranks=3)) == server, f"{options}: MPI differs")
+        require(learnt(train(at, *options, *TOGETHER)) == server, f"{options}: sums among the workers differ")
+        require(learnt(train(at, *options, *TOGETHER, ranks=2)) == server, f"{options}: these over MPI differ")
+    late = losses(train(at, *LATER))
+    in_time = losses(train(at, *(option if option != "2" else "0" for option in LATER)))
+    require(late[0] == in_time[0] and late[1] != in_time[1], f"what a delay changes: {in_time} {late}")
+
+
+def resumed(at: pathlib.Path) -> None:
+    """With parts under way, to the last byte of the last checkpoint, as if it had never ended."""
+    keeping = ["--checkpoint-every", "100"]
+    for more in (SMALL, TOGETHER, [*SMALL, "--selection", "local"]):
+        whole = train(at, *LATER, *more, *keeping, steps=6)
+        cut = train(at, *LATER, *more, *keeping, steps=3)
+        on = run([PROGRAM, *IN_PROCESS, *TRAINING, *LATER, *more, *keeping, "--steps", "6", "--output", str(cut), "--resume"])
+        require(on.returncode == 0 and "resumed after step 3" in on.stdout, on.stderr)
+        require(checkpoints(cut)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(), f"{more}: resumed differs")
+    other = run([PROGRAM, *IN_PROCESS, *TRAINING, *LOCAL, *SMALL, *keeping, "--steps", "9", "--output", str(cut), "--resume"])
+    require(other.returncode != 0 and "is of another run" in other.stderr, other.stderr)
+
+
+def alone(at: pathlib.Path) -> None:
+    """One worker whose updates are averaged trains as if nobody shared anything, whatever is held back, cut or late."""
+    one = ["--workers", "1"]
+    dense = losses(train(at, *one, "--drop-ratio", "0"))
+    held_back = losses(train(at, *one, *LOCAL, *SMALL, "--delay", "1"))
+    other = losses(train(at, *one, *LOCAL, *SMALL, "--outer-rate", "0.5"))
+    distance = max(abs(a - b) for a, b in zip(dense, held_back, strict=True))
+    require(distance < 1e-4, f"trains otherwise than alone, by {distance}")
+    require(max(abs(a - b) for a, b in zip(dense, other, strict=True)) > 10 * distance, "any run is like any other")
+
+
+def averaged(at: pathlib.Path) -> None:
+    """Everything sent in each step: the mean of the workers' steps is the step by their mean gradient, momentum and all."""
+    dense = losses(train(at, "--drop-ratio", "0"))
+    local = losses(train(at, "--drop-ratio", "0", "--updates", "local"))
+    require(max(abs(a - b) for a, b in zip(dense, local, strict=True)) < 1e-5, f"differ: {dense} {local}")
+
+
+def small(at: pathlib.Path) -> None:
+    """Four bits up, eight down."""
+    whole, cut = (metrics(train(at, "--updates", "local", "--drop-ratio", "0", *payload)) for payload in ((), SMALL))
+    for direction, least, most in (("bytes_up", 0.12, 0.2), ("bytes_down", 0.24, 0.35)):
+        shares = [b[direction] / a[direction] for a, b in zip(whole, cut, strict=True) if "step" in a]
+        require(all(least < share < most for share in shares), f"{direction}: {shares}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        at = pathlib.Path(directory)
+        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small)))
+
+
+main()
