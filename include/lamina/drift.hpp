@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/decision.hpp"
@@ -60,6 +61,7 @@ namespace lamina::inline LAMINA_ABI {
 /// fails would have sent is still in the drift:
 ///
 ///                        of this worker alone     of all workers: there is no update
+///     arrived in part    commit(delivery)
 ///     not committed yet  commit_lost()            abandon()
 ///     committed          forget(step)             abandon(step)
 ///
@@ -191,9 +193,24 @@ class drift_compressor {
   /// What was encoded, or packed, has left: its parts are under way until apply() or forget() of this step(). Throws
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
-    if (!detail::may_commit(phase_)) {
-      detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
-                                     "; call encode() before, and commit() once for it"));
+    check_encoded();
+    launch();
+  }
+  /// It has reached the outer step in part, which takes zeros for what was lost: that is not under way, and so stays in the
+  /// drift. Ages, allowance and the parts that are held until the update are as after commit(), so that agreed selection stays
+  /// agreed whatever each worker lost. Of a complete delivery it is commit().
+  ///
+  /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
+  /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
+  void commit(const delivery& arrived) {
+    check_encoded();
+    detail::check_delivery("commit", arrived, chosen(), options_.payload);
+    detail::flight<T>& next = flights_.next();
+    T* r = next.elements.data();
+    for (const std::size_t part : next.parts) {
+      arrived.for_each_lost(part,
+                            [r](std::size_t begin, std::size_t end) { std::fill(r + begin, r + end, T(0)); });
+      r += parts().sizes()[part];
     }
     launch();
   }
@@ -430,6 +447,11 @@ class drift_compressor {
     detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
   }
 
+  void check_encoded() const {
+    if (detail::may_commit(phase_)) return;
+    detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
+                                   "; call encode() before, and commit() once for it"));
+  }
   void launch() {
     selector_.commit(step_);
     flights_.launch();

@@ -53,6 +53,7 @@ enum class mistake {
   keeps_rounding_twice,  // of r
   takes_its_own_mean,    // each worker's outer step has what that worker sent
   abandons_alone,        // a step that only it could not send, though all agree
+  commits_lost_chunks,   // as if all had arrived
 };
 
 /// How a worker ends a step that it could not send.
@@ -70,6 +71,7 @@ struct run_options {
   mistake made = mistake::none;
   arrival when = arrival::after_commit;
   loss lost_by = loss::before_commit;
+  double chunk_loss = 0;  // share of the chunks of a frame, by chance
 };
 
 /// Chosen by value times waiting, and with a momentum that counts time.
@@ -130,7 +132,11 @@ class cluster {
         lose(compressor);
         continue;
       }
-      compressor.commit();
+      if (options_.chunk_loss > 0) {
+        lose_chunks(compressor, frames[w]);
+      } else {
+        compressor.commit();
+      }
       const auto view = lamina::decode<T>(frames[w], parts());
       aggregator.add(view);
       for (std::size_t part = 0; part < parts().layers(); ++part) {
@@ -193,6 +199,40 @@ class cluster {
     }
   }
 
+  std::uint32_t sender_of(const lamina::drift_compressor<T>& compressor) const {
+    const auto is_its = [&](const worker& each) { return &each.compressor == &compressor; };
+    return static_cast<std::uint32_t>(std::ranges::find_if(workers, is_its) - workers.begin());
+  }
+  // Commits what arrives of the frame, in which the rest becomes zeros, as at a receiver.
+  void lose_chunks(lamina::drift_compressor<T>& compressor, std::vector<std::byte>& frame) {
+    lamina::delivery arrived(compressor.chosen(), lamina::payload_block_elements);
+    tensors<T> r = zeros_of<T>(parts());
+    const auto whole = lamina::decode<T>(frame, parts());
+    std::bernoulli_distribution is_lost(options_.chunk_loss);
+    for (const std::size_t part : compressor.chosen().sent()) {
+      whole.restore(part, r[part]);
+      for (std::size_t chunk = 0; chunk < arrived.chunks(part); ++chunk) {
+        if (is_lost(random_)) arrived.lose(part, chunk);
+      }
+      arrived.for_each_lost(part, [&](std::size_t begin, std::size_t end) {
+        std::fill(r[part].begin() + static_cast<std::ptrdiff_t>(begin),
+                  r[part].begin() + static_cast<std::ptrdiff_t>(end), T(0));
+      });
+    }
+    if (options_.made == mistake::commits_lost_chunks) {
+      compressor.commit();
+    } else {
+      compressor.commit(arrived);
+    }
+    lamina::frame_encoder<T> encoder(parts());
+    frame =
+        encoder
+            .encode(
+                lamina::frame_kind::updates, compressor.step(), sender_of(compressor), compressor.chosen(),
+                [&](std::size_t part) -> const std::vector<T>& { return r[part]; }, options_.compress.payload)
+            .to_bytes();
+  }
+
   std::vector<std::byte> update_of(const lamina::gradient_aggregator<T>& aggregator,
                                    lamina::outer_step<T>& outer) {
     tensors<T> d = zeros_of<T>(parts());
@@ -237,6 +277,7 @@ class cluster {
   }
 
   run_options options_;
+  std::mt19937 random_{29};
   lamina::outer_step<T> outer_;
   std::vector<lamina::outer_step<T>> own_outer_;  // of takes_its_own_mean
   std::deque<std::vector<std::vector<std::byte>>>
@@ -453,6 +494,49 @@ TEST_CASE("drift: what a payload takes away, both ways, is not lost and not adde
   CHECK(run(mistake::none) == std::pair(true, true));
   CHECK(run(mistake::keeps_rounding_twice) == std::pair(false, true));
   CHECK(run(mistake::adds_rounding_twice) == std::pair(true, false));
+}
+
+TEST_CASE("drift: what is lost of a frame stays in the drift, to the bit, and all choose alike", "[oracle]") {
+  const auto run = [](lamina::payload_type payload, std::size_t delay, mistake made) {
+    std::mt19937 random(23);
+    run_options options{.delay = delay, .made = made, .chunk_loss = 0.3};
+    options.compress.drop_ratio = 0.6;
+    options.compress.max_age = 4;
+    options.compress.payload = payload;
+    options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
+    cluster<double> all(three_layers, options);
+    ledger<double> books(three_layers, delay);
+    for (std::size_t t = 0; t < 10; ++t) {
+      const auto moves = integer_moves<double>(random, three_layers, options.workers, 5000);
+      books.add_step(moves, all.step(moves));
+      if (!books.balances(all) || !all.agree()) return false;
+    }
+    return true;
+  };
+  for (const auto payload : payloads) {
+    for (const std::size_t delay : {0, 2}) CHECK(run(payload, delay, mistake::none));
+  }
+  CHECK_FALSE(run(lamina::payload_type::as_is, 0, mistake::commits_lost_chunks));
+}
+
+TEST_CASE("drift: a delivery that does not fit is refused, and what was encoded can still be committed") {
+  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> y = x;
+  y[0][7] = 1;
+  lamina::drift_compressor<float> compressor(three_layers,
+                                             {.drop_ratio = 0, .payload = lamina::payload_type::int8});
+  const lamina::selection none(three_layers);
+  CHECK_THROWS_WITH(compressor.commit(lamina::delivery(none, 64)),
+                    Catch::Matchers::Contains("nothing to commit"));
+  compressor.observe_all(x, y);
+  compressor.encode(x, y);
+  CHECK_THROWS_WITH(compressor.commit(lamina::delivery(none, 64)),
+                    Catch::Matchers::Contains("the delivery is of another frame"));
+  CHECK_THROWS_WITH(compressor.commit(lamina::delivery(compressor.chosen(), 65)),
+                    Catch::Matchers::Contains("64"));
+  CHECK(compressor.steps_under_way() == 0);
+  compressor.commit(lamina::delivery(compressor.chosen(), 64));
+  CHECK(compressor.steps_under_way() == 1);
 }
 
 TEST_CASE("drift: whoever overwrites in place of shifting loses what was done meanwhile", "[control]") {
