@@ -49,7 +49,7 @@ def losses(output: pathlib.Path) -> list[float]:
 
 def every_way(at: pathlib.Path) -> None:
     """A server and sums among the workers, MPI and one process: the same, digit for digit. A delay is not the same."""
-    for options in (LOCAL, LATER):
+    for options in (LOCAL, [*LATER, *SMALL]):
         server = learnt(train(at, *options))
         require(learnt(train(at, *options, ranks=3)) == server, f"{options}: MPI differs")
         require(learnt(train(at, *options, *TOGETHER)) == server, f"{options}: sums among the workers differ")
@@ -62,7 +62,7 @@ def every_way(at: pathlib.Path) -> None:
 def resumed(at: pathlib.Path) -> None:
     """With parts under way, to the last byte of the last checkpoint, as if it had never ended."""
     keeping = ["--checkpoint-every", "100"]
-    for more in (SMALL, TOGETHER, [*SMALL, "--selection", "local"]):
+    for more in (SMALL, [*SMALL, *TOGETHER], [*SMALL, "--selection", "local"]):
         whole = train(at, *LATER, *more, *keeping, steps=6)
         cut = train(at, *LATER, *more, *keeping, steps=3)
         on = run([PROGRAM, *IN_PROCESS, *TRAINING, *LATER, *more, *keeping, "--steps", "6", "--output", str(cut), "--resume"])
@@ -91,17 +91,25 @@ def averaged(at: pathlib.Path) -> None:
 
 
 def small(at: pathlib.Path) -> None:
-    """Four bits up, eight down."""
-    whole, cut = (metrics(train(at, "--updates", "local", "--drop-ratio", "0", *payload)) for payload in ((), SMALL))
-    for direction, least, most in (("bytes_up", 0.12, 0.2), ("bytes_down", 0.24, 0.35)):
+    """Four bits up, eight down. Without a server each of two workers sends a half of each."""
+    server, together = ([metrics(train(at, "--updates", "local", "--drop-ratio", "0", *more, *payload)) for payload in ((), SMALL)]
+                        for more in ((), TOGETHER))
+    for (whole, cut), direction, least, most in ((server, "bytes_up", 0.12, 0.2), (server, "bytes_down", 0.24, 0.35),
+                                                 (together, "bytes_up", 0.18, 0.3)):
         shares = [b[direction] / a[direction] for a, b in zip(whole, cut, strict=True) if "step" in a]
         require(all(least < share < most for share in shares), f"{direction}: {shares}")
+
+
+def three_workers(at: pathlib.Path) -> None:
+    """Whose slices are of different sizes, and some of nothing."""
+    three = [*LATER, *SMALL, "--workers", "3"]
+    require(learnt(train(at, *three)) == learnt(train(at, *three, *TOGETHER)), "sums among three workers differ")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
-        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small)))
+        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small, three_workers)))
 
 
 main()

@@ -199,7 +199,7 @@ TEST_CASE("refusals: local updates name what they cannot be with") {
   CHECK(refusal_of({"--updates", "local", "--delay", "64", "--down-payload", "int4", "--outer-momentum",
                     "0.9"}) == "");
   CHECK(refusal_of({"--updates", "local", "--topology", "allreduce", "--drop-ratio", "1", "--outer-momentum",
-                    "0.9"}) == "");
+                    "0.9", "--payload", "int8", "--down-payload", "int4"}) == "");
   require_refused({
       {{"--updates", "all"}, "--updates: all not in {gradients,local}"},
       {{"--delay", "1"}, "--delay needs --updates local"},
@@ -218,9 +218,6 @@ TEST_CASE("refusals: local updates name what they cannot be with") {
       {{"--updates", "local", "--transport", "inprocess", "--loss-bound", "0.1"},
        local + " needs frames that arrive whole"},
       {{"--updates", "local", "--output", "o", "--resume", "--merge-residuals"}, "not --merge-residuals"},
-      {{"--updates", "local", "--topology", "allreduce", "--down-payload", "int8"},
-       "it needs --down-payload as_is"},
-      {{"--updates", "local", "--topology", "allreduce", "--payload", "int8"}, "it needs --payload as_is"},
       {{"--updates", "local", "--delay", "65"}, "--delay"},
       {{"--updates", "local", "--delay", "-1"}, "-1 is not a whole number"},
       {{"--updates", "local", "--outer-rate", "0"}, "the outer rate must be a finite number above 0"},

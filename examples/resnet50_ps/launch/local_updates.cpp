@@ -63,7 +63,8 @@ void add_local_update_options(CLI::App& app, options& into) {
                  "the mean steps between two comings of a part")
       ->check(finite)
       ->group(group);
-  app.add_option("--down-payload", into.down_payload, "how what all apply is written, from the server")
+  app.add_option("--down-payload", into.down_payload,
+                 "how what all apply is written, from who has added it up")
       ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8", "int4"}))
       ->group(group);
 }
@@ -90,8 +91,6 @@ std::string mistake_in_local_updates(const options& given) {
     return local + " needs frames that arrive whole: not --loss-bound, --loss-bound-down or --inject-loss";
   if (given.merge_residuals)
     return local + " goes on with as many workers as there were: not --merge-residuals";
-  if (given.topology == "allreduce" && given.down_payload != "as_is")
-    return "--topology allreduce adds numbers up on the way: it needs --down-payload as_is";
   return "";
 }
 

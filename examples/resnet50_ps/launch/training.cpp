@@ -166,8 +166,8 @@ void check_training(const training& run, bool is_worker) {
   const bool is_agreed_allreduce = options.topology == "allreduce";
   refuse_if(is_agreed_allreduce && options.selection != "agreed",
             "--topology allreduce needs --selection agreed: all must send the same layers");
-  refuse_if(is_agreed_allreduce && options.payload != "as_is",
-            "--topology allreduce adds numbers up on the way: it needs --payload as_is");
+  refuse_if(is_agreed_allreduce && options.updates == "gradients" && options.payload != "as_is",
+            "--topology allreduce adds numbers up on the way: it needs --payload as_is, or --updates local");
   refuse_if(options.workers_per_node && options.topology != "hybrid",
             "--workers-per-node needs --topology hybrid");
   refuse_if(options.degraded && (options.topology != "ps" || options.mode == "async"),

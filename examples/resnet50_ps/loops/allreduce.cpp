@@ -10,6 +10,9 @@
 namespace resnet50_ps {
 namespace {
 
+// Bounds the memory for layers on their way: 16 MiB.
+constexpr std::size_t chunk_elements = std::size_t{1} << 22;
+
 // Applies the mean of the layers that all have selected.
 class kept_layers {
  public:

@@ -34,9 +34,6 @@ void begin_together(worker_group& group, replica& local, sgd& optimizer,
 void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
                    std::vector<std::byte> own, const server_tasks& records);
 
-/// Of how many elements a sum is made at a time: bounds the memory for what is on its way to 16 MiB.
-inline constexpr std::size_t chunk_elements = std::size_t{1} << 22;
-
 /// Worker 0 tells the log what all of them report of `step`, in which so many bytes moved each way through each of them, and
 /// that the replicas are the same. All call it, at the step's end.
 void log_step(worker_group& group, const step_report& report, std::uint64_t step, std::size_t moved_bytes,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "loops/allreduce.hpp"
+#include "loops/owned_slices.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -196,19 +197,6 @@ class updates_from_server {
   std::deque<message> arrived_;
 };
 
-// The mean over the workers takes the place of the elements.
-void average_elements(worker_group& group, std::span<float> elements) {
-  const auto chunk = std::make_shared<std::vector<float>>();
-  while (!elements.empty()) {
-    const std::span<float> part = elements.first(std::min(chunk_elements, elements.size()));
-    chunk->assign(part.begin(), part.end());
-    group.sum(chunk);
-    std::ranges::transform(*chunk, part.begin(),
-                           [&](float sum) { return sum / static_cast<float>(group.workers()); });
-    elements = elements.subspan(part.size());
-  }
-}
-
 }  // namespace
 
 void work_on_local_updates(worker_link& server, replica& local, const worker_tasks& tasks,
@@ -326,15 +314,17 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
                             const worker_options& worker, const server_options& server,
                             const local_options& how, const server_tasks& records, server_state from) {
   const training_plan& plan = worker.plan;
-  lamina::outer_step<float> outer(local.model(), how.outer);
+  owned_slices slices(group, local.model(), worker.compression.payload, how.outer, plan.steps_done);
   step_log log(local.model(), records.records, group.clock());
 
   const beginning begun = begin_alike(group, local, std::move(from));
   drifting_worker own(local, worker, server);
   std::deque<std::vector<float>> updates;  // of the steps under way
   if (plan.steps_done > 0) {
-    take_up(begun.optimizer, outer);
-    for (const auto& each : own.load(begun.own, tasks)) updates.push_back(elements_in<float>(each));
+    const auto states = unpack(begun.own);
+    if (states.size() != 2) throw link_error("the state to resume from is that of another kind of worker");
+    take_up(states[0], slices.outer());
+    for (const auto& each : own.load(states[1], tasks)) updates.push_back(elements_in<float>(each));
   }
   const auto apply_but = [&](std::uint64_t steps) {
     for (; updates.size() > steps; updates.pop_front())
@@ -357,25 +347,19 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
     report.threshold = own.compressor().threshold();
     std::vector<float>& update = updates.emplace_back(chosen.sent_elements());
     own.pack_into(update);
-    average_elements(group, update);
-    std::span<float> rest = update;
-    for (const std::size_t l : chosen.sent()) {
-      outer(l, 0, rest.first(local.model().sizes()[l]), step);
-      rest = rest.subspan(local.model().sizes()[l]);
-    }
+    const std::size_t bytes = slices.exchange(chosen, update);
     own.compressor().commit();
-    const std::size_t bytes = update.size() * sizeof(float);
     apply_but(how.delay_steps);
 
-    // Each worker sends all slices but its own, and then its own to all others.
-    log_step(group, report, step, bytes * (group.workers() - 1) / group.workers(), log);
+    // Half of what a worker sends goes to the owners of slices.
+    log_step(group, report, step, bytes / 2, log);
     log.finish_step(step, server.learning_rate.at(step), chosen);
 
     if (plan.makes_checkpoint_after(step)) {
       std::vector<std::vector<std::byte>> waiting;
       for (const auto& each : updates) waiting.push_back(bytes_of_elements(std::span<const float>(each)));
-      std::vector<std::byte> state = own.save(tasks, waiting);
-      own.with_shared([&] { save_together(group, step, state_of(outer), std::move(state), records); });
+      const std::vector states = {state_of(slices.outer()), own.save(tasks, waiting)};
+      own.with_shared([&] { save_together(group, step, {}, pack(states), records); });
       log.restart();
     }
   }

@@ -65,6 +65,13 @@ void worker_group::sum(const std::shared_ptr<std::vector<float>>& values) {
                     });
 }
 
+std::vector<message> worker_group::exchange(const std::function<payload(std::size_t)>& outgoing) {
+  const work_clock::pause exchanging(clock_);
+  std::vector<message> messages(workers());
+  exchange_with_all(outgoing, [&](std::size_t from, const message& theirs) { messages[from] = theirs; });
+  return messages;
+}
+
 // By worker 0, who hears all of them: few values, and it knows at once who is silent.
 void worker_group::average(std::span<double> values) {
   const work_clock::pause averaging(clock_);

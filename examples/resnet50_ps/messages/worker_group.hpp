@@ -29,6 +29,8 @@ class worker_group {
   /// and at every run: each worker sums one slice of them and sends it to the others. Moves 2 (W-1)/W of the bytes in
   /// and out of each worker, as few as an allreduce can.
   void sum(const std::shared_ptr<std::vector<float>>& values);
+  /// Each worker sends bytes to each other; gives what came, by worker, of this one nothing.
+  std::vector<message> exchange(const std::function<payload(std::size_t to)>& outgoing);
   /// Replaces `values` by their mean over the workers, the same bits on all of them.
   void average(std::span<double> values);
 
