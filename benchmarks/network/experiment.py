@@ -52,7 +52,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
     rate_bits = RATES[rate]
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
-    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits) as cluster:
+    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits, congestion=None) as cluster:
         before = cluster.counters(ranks[0])
         cluster.mpirun(ranks, [program, *options, "--output", directory], LONGEST_ROW_SECONDS)
         counted = cluster.counters(ranks[0]).since(before)
