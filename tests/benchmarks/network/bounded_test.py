@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The emulated cluster's classes, queues, paths, loss and TCP. Ends with 77 where no cluster can be built; a part that this
-machine's kernel has not is left out by name."""
+"""The emulated cluster's classes, queues, paths, loss and TCP, and ./incast over it: bounded_test.py INCAST_PROGRAM. Ends with 77 where no
+cluster can be built; a part that this machine's kernel has not is left out by name."""
 
 import contextlib
 import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
-from here import NETWORK, cluster, require, skip_without_clusters
+from here import NETWORK, cluster, python_with_matplotlib, require, skip_without_clusters
 
 import links
 
@@ -234,6 +235,24 @@ def a_kill_leaves_nothing() -> None:
     require(outside() == before, f"left behind: {outside()}, before {before}")
 
 
+def incast_runs(program: str) -> None:
+    transports = ["MPI, cubic", "MPI, cubic, rto_min 5 ms", "udp, p = 0.1"]
+    with tempfile.TemporaryDirectory() as directory:
+        done = subprocess.run([python_with_matplotlib(), "-B", str(NETWORK / "incast.py"), "--program", program, "--output", directory,
+                               "--rates", "1 Gb/s", "--rows", "4 to 1, 0.25 MB, queue 64 KiB", "--steps", "4", "--transports",
+                               *transports], capture_output=True, text=True, check=False)
+        require(done.returncode == 0, done.stderr)
+        with open(f"{directory}/results.json") as file:
+            results = json.load(file)["results"]
+    ran = [result["transport"] for result in results]
+    left_out = [name for name in transports if f"{name} is left out: " in done.stdout]
+    require("MPI, cubic" in ran and sorted(ran + left_out) == sorted(transports), f"{ran} ran, {left_out} were left out: {done.stdout}")
+    for result in results:
+        require(result["steps"] == 4 and result["seconds"]["most"] > 0 and result["missing_up"] <= 0.1, f"{result}")
+        # Four frames over one link: the bytes and the rate alone take 8 ms, and the bucket of a port lets through a quarter of a ms.
+        require(result["up_seconds"]["median"] > 0.0075, f"frames came faster than the link: {result}")
+
+
 def main() -> None:
     skip_without_clusters()
     what_cannot_be_meant_is_refused()
@@ -243,6 +262,7 @@ def main() -> None:
             part()
         except (cluster.Unsupported, FileNotFoundError) as error:
             print(f"{part.__name__} is left out: {error}")
+    incast_runs(sys.argv[1])
 
 
 main()
