@@ -27,6 +27,7 @@ inline lamina::layout read_layers(const std::string& path) {
     std::istringstream text(line);
     text >> layer.name;
     for (std::size_t extent; text >> extent; text.ignore()) layer.shape.push_back(extent);
+    if (!text.eof()) throw std::runtime_error(path + ": this is no layer: " + line);
     layers.push_back(std::move(layer));
   }
   return lamina::layout(std::move(layers));

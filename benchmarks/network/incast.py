@@ -20,7 +20,7 @@ from incast_rows import LAYER_ELEMENTS, LAYERS, QUICK_ROWS, QUICK_TRANSPORTS, RA
 from links import PACKET_BYTES, Unsupported
 
 TURN_STEPS = 50
-TURNS_AT_LEAST = 4
+TURNS_AT_LEAST = 2
 # At the beginning of a turn connections are new.
 WARM_UP_STEPS = 5
 LONGEST_TURN_SECONDS = 3600

@@ -3,46 +3,57 @@
 
 import pathlib
 
+from matplotlib.ticker import LogLocator
+
 from plots import COLOURS, MARKERS, finish, plt
 from incast_report import Result, groups_of
 from incast_rows import ROWS, TRANSPORTS, Row
 
 LIMITED = "#C8CBCE"
-STYLE = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(TRANSPORTS)}
-# What is varied: of a row, and how it is drawn.
-AXES = (("workers", lambda row: row.fan_in, "fan_in"), ("packets lost, %", lambda row: 100 * row.loss, "loss"),
-        ("queue, KiB", lambda row: row.queue_bytes / 1024, "queue_kib"), ("MB a worker", lambda row: row.megabytes, "megabytes"))
+# With more transports than colours the second of a colour has another marker.
+STYLE = {name: (COLOURS[i % len(COLOURS)], MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]) for i, name in enumerate(TRANSPORTS)}
+# What is varied: its name, its value of a row, the row's field, the scale.
+AXES = (("workers", lambda row: row.fan_in, "fan_in", "linear"), ("packets lost, %", lambda row: 100 * row.loss, "loss", "linear"),
+        ("queue, KiB", lambda row: row.queue_bytes / 1024, "queue_kib", "log"),
+        ("MB a worker", lambda row: row.megabytes, "megabytes", "log"))
+
+
+def _draw_bar(axes: plt.Axes, place: int, result: Result) -> None:
+    limited, whole = result.is_limited_by_cpu, result.seconds
+    colour = LIMITED if limited else STYLE[result.transport][0]
+    mean, median, p99, low, high = (1000 * each for each in (whole.mean, whole.median, whole.p99, *whole.p99_interval))
+    axes.barh(place, median, color=colour, height=0.6)
+    axes.errorbar(p99, place, xerr=[[p99 - low], [high - p99]], color=colour, fmt="o", markersize=3, capsize=2.5, linewidth=0.8)
+    axes.plot([median, p99], [place, place], color=colour, linewidth=1.5)
+    axes.plot([mean, mean], [place - 0.3, place + 0.3], color="#FFFFFF" if mean < median else "#000000", linewidth=1)
+    numbers = ", ".join(f"{each:.0f}" if each >= 100 else f"{each:.3g}" for each in (median, p99))
+    axes.text(high, place, f"  {numbers}{' (limited by CPU)' if limited else ''}", va="center", fontsize=7)
 
 
 def draw_steps(results: list[Result]) -> plt.Figure:
-    """A panel a row: of each transport the median as a bar, up to the 99th percentile a line with its interval, the mean a stroke.
-    What the processor limits is grey."""
+    """A panel a row and rate: of each transport the median as a bar, up to the 99th percentile a line with its interval, the mean a
+    stroke. What the processor limits is grey."""
     groups = groups_of(results)
-    figure, panels = plt.subplots(len(groups), 1, squeeze=False, layout="constrained",
-                                  figsize=(7, 0.6 + sum(0.7 + 0.24 * len(group) for group in groups.values())),
-                                  height_ratios=[1.5 + len(group) for group in groups.values()])
-    for ((rate, row), group), axes in zip(groups.items(), panels[:, 0]):
-        for place, result in enumerate(group):
-            limited, whole = result.is_limited_by_cpu, result.seconds
-            colour = LIMITED if limited else STYLE[result.transport][0]
-            median, p99 = 1000 * whole.median, 1000 * whole.p99
-            axes.barh(place, median, color=colour, height=0.6)
-            axes.plot([median, p99], [place, place], color=colour, linewidth=1.5)
-            low, high = (1000 * end for end in whole.p99_interval)
-            axes.errorbar(p99, place, xerr=[[p99 - low], [high - p99]], color=colour, fmt="o", markersize=3, capsize=2.5, linewidth=0.8)
-            axes.plot([1000 * whole.mean] * 2, [place - 0.3, place + 0.3], color="#FFFFFF" if whole.mean < whole.median else "#000000",
-                      linewidth=1)
-            note = "  limited by CPU" if limited else ""
-            axes.text(max(high, p99), place, f"  {median:.0f}, {p99:.0f}{note}", va="center", fontsize=7)
-        axes.set_yticks(range(len(group)), [result.transport for result in group])
-        axes.invert_yaxis()
-        axes.set_title(f"{rate}, {row}", fontsize=9, loc="left")
-        finish(axes, "", "")
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set_xlim(left=0)
-        axes.margins(x=0.15)
-    panels[-1, 0].set_xlabel("ms of the communication of a step: bar median, stroke mean, dot 99th percentile and its 95 % interval",
-                             fontsize=8)
+    rates, rows = (list(dict.fromkeys(group[i] for group in groups)) for i in (0, 1))
+    bars_of = [max(len(groups.get((rate, row), ())) for rate in rates) for row in rows]
+    figure, panels = plt.subplots(len(rows), len(rates), squeeze=False, layout="constrained",
+                                  figsize=(1 + 6 * len(rates), 0.7 + sum(0.6 + 0.22 * bars for bars in bars_of)),
+                                  height_ratios=[1.5 + bars for bars in bars_of])
+    for place_of_rate, rate in enumerate(rates):
+        for axes, row in zip(panels[:, place_of_rate], rows):
+            group = groups.get((rate, row), [])
+            axes.set_visible(bool(group))
+            for place, result in enumerate(group):
+                _draw_bar(axes, place, result)
+            axes.set_yticks(range(len(group)), [result.transport for result in group])
+            axes.invert_yaxis()
+            axes.set_title(f"{rate}, {row}", fontsize=9, loc="left")
+            finish(axes, "", "")
+            axes.tick_params(axis="y", labelsize=7)
+            axes.margins(x=0.2)
+            axes.set_xlim(left=0)
+    figure.supxlabel("Milliseconds of the communication of a step. Bar: median; stroke: mean; dot: 99th percentile with its 95 % interval.\n"
+                     "Numbers: median, 99th percentile.", fontsize=8)
     return figure
 
 
@@ -60,14 +71,14 @@ def _varied(results: list[Result], field: str) -> dict[str, list[tuple[Row, Resu
 
 def draw_varied(results: list[Result]) -> plt.Figure | None:
     """The mean, and dotted the 99th percentile, over what is varied from the base. None where nothing is."""
-    panels_of = [(rate, pairs, label, value) for label, value, field in AXES for rate, pairs in _varied(results, field).items()]
+    panels_of = [(rate, pairs, label, value, scale) for label, value, field, scale in AXES for rate, pairs in _varied(results, field).items()]
     if not panels_of:
         return None
     columns = min(2, len(panels_of))
     lines = -(-len(panels_of) // columns)
     figure, panels = plt.subplots(lines, columns, squeeze=False, layout="constrained", figsize=(0.6 + 3.4 * columns, 0.9 + 2.6 * lines))
     drawn = {}
-    for axes, (rate, pairs, label, value) in zip(panels.flat, panels_of):
+    for axes, (rate, pairs, label, value, scale) in zip(panels.flat, panels_of):
         for name in TRANSPORTS:
             points = sorted((value(row), 1000 * result.seconds.mean, 1000 * result.seconds.p99) for row, result in pairs
                             if result.transport == name)
@@ -77,7 +88,12 @@ def draw_varied(results: list[Result]) -> plt.Figure | None:
             colour, marker = STYLE[name]
             drawn[name], = axes.plot(x, mean, color=colour, marker=marker, markersize=4, linewidth=1.2)
             axes.plot(x, p99, ":", color=colour, marker=marker, markersize=2.5, linewidth=1)
+        axes.set_xscale(scale)
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis) if scale == "log" else (axes.yaxis,):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
         axes.set_title(rate, fontsize=9, loc="left")
         finish(axes, label, "ms a step: mean, dotted p99")
     for axes in panels.flat[len(panels_of):]:

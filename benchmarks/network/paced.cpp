@@ -48,10 +48,24 @@ class udp {
   int socket_;
 };
 
+double number(const std::string& text) {
+  std::size_t end = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::logic_error&) {
+  }
+  if (end == 0 || end != text.size() || !(value > 0))
+    throw std::invalid_argument(text + " is no number above 0");
+  return value;
+}
+
 sockaddr_in address_of(const char* address, const char* port) {
+  const double at_port = number(port);
+  if (at_port > 65535) throw std::invalid_argument(std::string(port) + " is no port");
   sockaddr_in at{};
   at.sin_family = AF_INET;
-  at.sin_port = htons(static_cast<std::uint16_t>(std::stoul(port)));
+  at.sin_port = htons(static_cast<std::uint16_t>(at_port));
   if (::inet_pton(AF_INET, address, &at.sin_addr) != 1)
     throw std::invalid_argument(std::string(address) + " is no address");
   return at;
@@ -123,7 +137,7 @@ int main(int argc, char** argv) {
     if (words.size() == 3 && words[1] == "receive") {
       std::printf("%llu\n", static_cast<unsigned long long>(receive(argv[2])));
     } else if (words.size() == 6 && words[1] == "send") {
-      std::printf("%.6f\n", send(address_of(argv[2], argv[3]), std::stod(words[4]), std::stod(words[5])));
+      std::printf("%.6f\n", send(address_of(argv[2], argv[3]), number(words[4]), number(words[5])));
     } else {
       std::fprintf(stderr, "paced receive PORT | paced send ADDRESS PORT RATE SECONDS\n");
       return EXIT_FAILURE;

@@ -160,10 +160,10 @@ def the_program_is_asked(program: str, at: pathlib.Path) -> None:
                           (["--layers", str(at / "none")], "--layers"), (["--share", "nan"], "--share")):
         done = subprocess.run([program, "--layers", str(given.layers), *words, "--check"], capture_output=True, text=True, check=False)
         require(done.returncode != 0 and reason in done.stderr, f"{words}: {done.returncode}, {done.stderr}")
-    empty = at / "empty.txt"
-    empty.write_text("# nothing\n")
-    done = subprocess.run([program, "--layers", str(empty), "--check"], capture_output=True, text=True, check=False)
-    require(done.returncode != 0 and "has no layers" in done.stderr, done.stderr)
+    for text, reason in (("# nothing\n", "has no layers"), ("a 4xq\n", "this is no layer: a 4xq")):
+        (at / "bad.txt").write_text(text)
+        done = subprocess.run([program, "--layers", str(at / "bad.txt"), "--check"], capture_output=True, text=True, check=False)
+        require(done.returncode != 0 and reason in done.stderr, done.stderr)
 
 
 def main() -> None:
