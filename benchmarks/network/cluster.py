@@ -3,12 +3,15 @@
 
 import contextlib
 import dataclasses
+import fcntl
+import io
 import json
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -20,6 +23,7 @@ MASK_BITS = 24
 PREFIX = "lamina-m"
 SWITCH = "lamina-switch"
 MOST_PATHS = 256
+LOCK = pathlib.Path("/run/lamina-cluster.lock")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Counters:
 
 
 class Cluster:
-    """`with Cluster(machines, rate_bits)` builds it and takes it down again, whatever happens.
+    """`with Cluster(machines, rate_bits)` builds it and takes it down again, whatever happens. There is one at a time on a machine: who
+    comes second waits.
 
     rate_bits    of every link, each way; None: no limit; a sequence: of each path
     queue_bytes  of the switch's ports; machines keep theirs of 50 ms, which is the default of both. Where it is given, the buckets of
@@ -70,16 +75,20 @@ class Cluster:
         self._set(queue_bytes, tags, congestion, rto_min)
 
     def __enter__(self) -> "Cluster":
-        remove_leftovers()
+        self._lock = only_one()
         try:
+            remove_leftovers()
             self._build()
         except BaseException:
-            remove_leftovers()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_) -> None:
-        remove_leftovers()
+        try:
+            remove_leftovers()
+        finally:
+            self._lock.close()
 
     def reconfigure(self, queue_bytes: int | None = None, tags: bool = False, congestion: str | None = "cubic",
                     rto_min: str | None = None) -> None:
@@ -215,6 +224,17 @@ def run_in_group(command: list[str], seconds: float) -> subprocess.CompletedProc
     if process.returncode != 0:
         raise RuntimeError(f"the run ended with status {process.returncode}: {errors.strip() or output.strip()}")
     return subprocess.CompletedProcess(command, 0, output, errors)
+
+
+def only_one() -> io.TextIOWrapper:
+    """Returns when no other process has a cluster: what a living one has is no leftover. The kernel frees it with the process."""
+    lock = LOCK.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another emulated cluster on this machine to go", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def remove_leftovers() -> None:

@@ -235,6 +235,17 @@ def a_kill_leaves_nothing() -> None:
     require(outside() == before, f"left behind: {outside()}, before {before}")
 
 
+def one_waits_for_another() -> None:
+    inside = ("import os, sys, time; sys.path.insert(0, sys.argv[1]); import cluster\n"
+              "mine = lambda: os.stat('/run/netns/' + cluster.SWITCH).st_ino\n"
+              "with cluster.Cluster(1, 1e9):\n  before = mine()\n  print('up', flush=True)\n  time.sleep(1.5)\n"
+              "  sys.exit(mine() != before)\n")
+    first = subprocess.Popen([sys.executable, "-c", inside, str(NETWORK)], stdout=subprocess.PIPE, text=True)
+    require(first.stdout.readline() == "up\n", "the cluster did not come up")
+    with cluster.Cluster(1, 1e9):
+        require(first.wait(timeout=60) == 0, "a second cluster took the first one down")
+
+
 def incast_runs(program: str) -> None:
     transports = ["MPI, cubic", "MPI, cubic, rto_min 5 ms", "udp, p = 0.1"]
     with tempfile.TemporaryDirectory() as directory:
@@ -257,7 +268,7 @@ def main() -> None:
     skip_without_clusters()
     what_cannot_be_meant_is_refused()
     for part in (classes_prioritise, queues_have_their_size, loss_is_what_was_asked_for, tcp_is_tuned, paths_are_apart,
-                 a_kill_leaves_nothing):
+                 a_kill_leaves_nothing, one_waits_for_another):
         try:
             part()
         except (cluster.Unsupported, FileNotFoundError) as error:
