@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The pictures of ./incast: what a step takes with each transport, and what fan-in, queue, loss and size do to it."""
 
+import itertools
 import pathlib
 
 from matplotlib.ticker import LogLocator
@@ -31,18 +32,17 @@ def _draw_bar(axes: plt.Axes, place: int, result: Result) -> None:
 
 
 def draw_steps(results: list[Result]) -> plt.Figure:
-    """A panel a row and rate: of each transport the median as a bar, up to the 99th percentile a line with its interval, the mean a
-    stroke. What the processor limits is grey."""
-    groups = groups_of(results)
-    rates, rows = (list(dict.fromkeys(group[i] for group in groups)) for i in (0, 1))
-    bars_of = [max(len(groups.get((rate, row), ())) for rate in rates) for row in rows]
-    figure, panels = plt.subplots(len(rows), len(rates), squeeze=False, layout="constrained",
-                                  figsize=(1 + 6 * len(rates), 0.7 + sum(0.6 + 0.22 * bars for bars in bars_of)),
-                                  height_ratios=[1.5 + bars for bars in bars_of])
-    for place_of_rate, rate in enumerate(rates):
-        for axes, row in zip(panels[:, place_of_rate], rows):
-            group = groups.get((rate, row), [])
-            axes.set_visible(bool(group))
+    """A column a rate, a panel a row: of each transport the median as a bar, up to the 99th percentile a line with its interval, the mean
+    a stroke. What the processor limits is grey."""
+    columns: dict[str, list[tuple[str, list[Result]]]] = {}
+    for (rate, row), group in groups_of(results).items():
+        columns.setdefault(rate, []).append((row, group))
+    bars_of = [max(len(group) for _, group in panels) for panels in itertools.zip_longest(*columns.values(), fillvalue=("", []))]
+    figure, grid = plt.subplots(len(bars_of), len(columns), squeeze=False, layout="constrained",
+                                figsize=(1 + 6 * len(columns), 0.7 + sum(0.6 + 0.22 * bars for bars in bars_of)),
+                                height_ratios=[1.5 + bars for bars in bars_of])
+    for (rate, rows), column in zip(columns.items(), grid.T):
+        for axes, (row, group) in zip(column, rows):
             for place, result in enumerate(group):
                 _draw_bar(axes, place, result)
             axes.set_yticks(range(len(group)), [result.transport for result in group])
@@ -52,6 +52,8 @@ def draw_steps(results: list[Result]) -> plt.Figure:
             axes.tick_params(axis="y", labelsize=7)
             axes.margins(x=0.2)
             axes.set_xlim(left=0)
+        for axes in column[len(rows):]:
+            axes.set_visible(False)
     figure.supxlabel("Milliseconds of the communication of a step. Bar: median; stroke: mean; dot: 99th percentile with its 95 % interval.\n"
                      "Numbers: median, 99th percentile.", fontsize=8)
     return figure

@@ -150,7 +150,7 @@ def groups_of(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 HEAD = ("", "mean", "median", "p99", "most", "p99 / median", "up mean", "up p99", "down mean", "down p99", "missing up", "packets",
-        "repeated", "late", "dropped up", "dropped down", "lost", "CPU s a GB", "of the cores", "paced")
+        "repeated", "late", "dropped up", "dropped down", "lost", "CPU s a GB", "of the cores", "paced", "load")
 
 
 def _ms(seconds: float) -> str:
@@ -169,7 +169,7 @@ def cells_of(result: Result) -> tuple[str, ...]:
             _with_interval(whole.p99, whole.p99_interval), _ms(whole.most), f"{whole.p99 / whole.median:.2f}", _ms(up.mean),
             _with_interval(up.p99, up.p99_interval), _ms(down.mean), _ms(down.p99), f"{100 * result.missing_up:.2f} %", *counts,
             str(result.dropped_up), str(result.dropped_down), str(result.lost), f"{result.cpu_seconds_a_gb:.2f}",
-            f"{100 * result.cores_share:.0f} %", f"{100 * result.paced_share:.1f} %")
+            f"{100 * result.cores_share:.0f} %", f"{100 * result.paced_share:.1f} %", f"{max(result.load):.1f}")
 
 
 def line_of(result: Result) -> str:
