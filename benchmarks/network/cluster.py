@@ -128,7 +128,8 @@ class Cluster:
         sh("ip", "-n", name, "link", "set", device, "up")
         # Packets as on a wire: else the kernel counts, and limits, segments of 64 KiB that no wire carries.
         for namespace, end in ((name, device), (SWITCH, port)):
-            sh("ip", "netns", "exec", namespace, "ethtool", "-K", end, "tso", "off", "gso", "off", "gro", "off")
+            sh("ip", "netns", "exec", namespace, "ethtool", "-K", end, "tso", "off", "gso", "off", "gro", "off",
+               "tx-udp-segmentation", "off")
 
     def _configure(self, machine: int, path: int) -> None:
         name, device, port, rate = PREFIX + str(machine), f"eth{path}", self.port(machine, path), self.rates[path]

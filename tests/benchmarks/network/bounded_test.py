@@ -42,6 +42,13 @@ for tos in classes:
   for _ in range(int(count)):
     s.sendto(bytes(1400), (address, int(port)))
 """
+# Twenty packets that the kernel gets as one.
+SEND_TOGETHER = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_UDP, 103, 1400)
+s.sendto(bytes(20 * 1400), (sys.argv[1], int(sys.argv[2])))
+"""
 TCP_RECEIVE = """
 import socket, sys
 s = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -108,6 +115,15 @@ def classes_prioritise() -> None:
             received()
         dropped = links.classes(cluster.SWITCH, port)["1:90"][1]
         require(dropped > 100, f"what no filter takes passes without a limit: {dropped} of 800 dropped")
+
+
+def packets_are_those_of_a_wire() -> None:
+    with cluster.Cluster(3, 1e8, queue_bytes=16384) as machines:
+        before = machines.counters(0)
+        with receiving(machines, RECEIVE) as received:
+            subprocess.run(machines.command_on(1, "python3", "-c", SEND_TOGETHER, machines.address(0), str(PORT)), check=True, timeout=60)
+            require(received() == 20, "what is sent together does not fit into a queue for eleven that are sent one by one")
+        require(machines.counters(0).since(before).received_packets >= 20, "the link carries packets of 28 KB")
 
 
 def queues_have_their_size() -> None:
@@ -267,8 +283,8 @@ def incast_runs(program: str) -> None:
 def main() -> None:
     skip_without_clusters()
     what_cannot_be_meant_is_refused()
-    for part in (classes_prioritise, queues_have_their_size, loss_is_what_was_asked_for, tcp_is_tuned, paths_are_apart,
-                 a_kill_leaves_nothing, one_waits_for_another):
+    for part in (classes_prioritise, packets_are_those_of_a_wire, queues_have_their_size, loss_is_what_was_asked_for, tcp_is_tuned,
+                 paths_are_apart, a_kill_leaves_nothing, one_waits_for_another):
         try:
             part()
         except (cluster.Unsupported, FileNotFoundError) as error:
