@@ -16,9 +16,8 @@
 /// What the benchmarks measure with: the layers of real models, and gradients.
 namespace lamina_benchmark {
 
-/// The layers of models/NAME.txt: a line a layer, its name and its shape as 64x3x7x7.
-inline lamina::layout read_model(const std::string& name) {
-  const std::string path = std::string(LAMINA_BENCHMARK_MODELS) + "/" + name + ".txt";
+/// The layers of a file: a line a layer, its name and its shape as 64x3x7x7.
+inline lamina::layout read_layers(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cannot read " + path);
   std::vector<lamina::layer> layers;
@@ -28,10 +27,18 @@ inline lamina::layout read_model(const std::string& name) {
     std::istringstream text(line);
     text >> layer.name;
     for (std::size_t extent; text >> extent; text.ignore()) layer.shape.push_back(extent);
+    if (!text.eof()) throw std::runtime_error(path + ": this is no layer: " + line);
     layers.push_back(std::move(layer));
   }
   return lamina::layout(std::move(layers));
 }
+
+#ifdef LAMINA_BENCHMARK_MODELS
+/// Those of models/NAME.txt.
+inline lamina::layout read_model(const std::string& name) {
+  return read_layers(std::string(LAMINA_BENCHMARK_MODELS) + "/" + name + ".txt");
+}
+#endif
 
 /// `count` layers of as many elements each.
 inline lamina::layout equal_layers(std::size_t count, std::size_t elements) {

@@ -52,7 +52,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
     rate_bits = RATES[rate]
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
-    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits) as cluster:
+    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits, congestion=None) as cluster:
         before = cluster.counters(ranks[0])
         cluster.mpirun(ranks, [program, *options, "--output", directory], LONGEST_ROW_SECONDS)
         counted = cluster.counters(ranks[0]).since(before)
@@ -125,16 +125,23 @@ def commit() -> str:
     return first_line("git", "-C", str(pathlib.Path(__file__).resolve().parent), "describe", "--always", "--dirty")
 
 
-def environment(given: argparse.Namespace) -> dict:
+def machine() -> dict:
+    """What results were measured with, and when."""
     model = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
              if line.startswith("model name")]
-    shown = [f'"{each}"' if " " in each else each for each in given.shown]
     return {
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "processor": f"{len(model)} x {model[0] if model else platform.processor()}",
         "kernel": platform.release(),
         "mpi": first_line("mpirun", "--version"),
+    }
+
+
+def environment(given: argparse.Namespace) -> dict:
+    shown = [f'"{each}"' if " " in each else each for each in given.shown]
+    return {
+        **machine(),
         "compute": "trained" if given.train else "replayed at the paper's pace",
         "command": " ".join(["./benchmarks/network/run", *shown]),
     }

@@ -85,7 +85,7 @@ def run_once(program: str, row: Row, cell: Cell, steps: int, recording: pathlib.
     machines = list(range(1 if row.is_alone else cell.workers))
     options = [*row.options, "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording), "--by-layer",
                "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6", "--classes", str(MODEL_CLASSES)]
-    with tempfile.TemporaryDirectory() as directory, Cluster(len(machines), RATES[cell.rate]) as cluster:
+    with tempfile.TemporaryDirectory() as directory, Cluster(len(machines), RATES[cell.rate], congestion=None) as cluster:
         cluster.mpirun(machines, [program, *options, "--output", directory], LONGEST_RUN_SECONDS)
         lines = (pathlib.Path(directory) / row.directory / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if "step" in line][WARM_UP_STEPS:]

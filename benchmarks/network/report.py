@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 
 from settings import PAPER, RATES, ROWS, TOPOLOGIES
 
@@ -39,13 +40,13 @@ HEAD = ("", "worker s", "server s", "communication s", "in the node s", "model s
         "sent down", "counted up", "counted down")
 
 
-def read(directory: pathlib.Path) -> list[Result]:
+def read(directory: pathlib.Path, result_of: Callable[[dict], object] = lambda fields: Result(**fields)) -> list:
     """Those written there before, none if there are none."""
     file = directory / "results.json"
     if not file.exists():
         return []
     try:
-        return [Result(**each) for each in json.loads(file.read_text())["results"]]
+        return [result_of(each) for each in json.loads(file.read_text())["results"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RuntimeError(f"{file} is not what this version writes ({error}): remove it, or give another --output") from error
 
@@ -112,7 +113,7 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def write(directory: pathlib.Path, results: list[Result], environment: dict) -> None:
+def write(directory: pathlib.Path, results: list, environment: dict, table_of: Callable[[list], str] = table) -> None:
     """After each row, so that what an interruption cuts short is not lost."""
     file = directory / "results.json"
     runs = json.loads(file.read_text()).get("runs", []) if file.exists() else []
@@ -122,4 +123,4 @@ def write(directory: pathlib.Path, results: list[Result], environment: dict) -> 
     new = directory / "results.json.new"
     new.write_text(text + "\n")
     new.replace(file)
-    (directory / "table.md").write_text(table(results))
+    (directory / "table.md").write_text(table_of(results))

@@ -3,12 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <lamina/bounded/bounded.hpp>
+#include <lamina/codec.hpp>
+#include <lamina/error.hpp>
 #include <lamina/server.hpp>
 #include <lamina/worker.hpp>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "loops/plan.hpp"
@@ -85,6 +89,29 @@ class parameter_way {
  private:
   frame_cutter cutter_;
 };
+
+/// Writes the parameters that came for `step` into `layers(l)`, a std::span<float> of each layer: what was lost of them stays as it is.
+/// Throws link_error, naming the sender, for a bad frame.
+template <class Layers>
+void write_parameters(const message& parameters, const std::string& sender, const lamina::layout& model,
+                      std::uint64_t step, Layers&& layers) {
+  const auto frame = read_from(sender, [&] {
+    auto decoded = lamina::decode<float>(parameters.bytes, model);
+    lamina::expect(decoded, lamina::frame_kind::parameters, step);
+    return decoded;
+  });
+  const arrived_frame* const lossy = parameters.transfer.get();
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (lossy == nullptr) {
+      frame.apply_to(l, layers(l));
+    } else {
+      frame.restore(l, layers(l), lossy->arrived);
+    }
+  }
+  if (lossy == nullptr) return;
+  for (const arrived_frame::repair& each : lossy->repairs)
+    std::memcpy(&layers(each.layer)[each.begin], each.elements.data(), each.elements.size());
+}
 
 /// The last frame for this client has arrived, but for what was lost.
 void commit(lamina::parameter_publisher<float>& frames, std::size_t client, const sent_frame& sent);

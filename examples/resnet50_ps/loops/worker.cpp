@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "loops/worker.hpp"
 
-#include <cstring>
-#include <lamina/codec.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,24 +45,7 @@ void send_gradients(worker_link& server,
 
 void apply_parameters(const message& parameters, const std::string& sender, replica& local,
                       std::uint64_t step) {
-  const auto frame = read_from(sender, [&] {
-    auto decoded = lamina::decode<float>(parameters.bytes, local.model());
-    lamina::expect(decoded, lamina::frame_kind::parameters, step);
-    return decoded;
-  });
-  const arrived_frame* const lossy = parameters.transfer.get();
-  for (std::size_t l = 0; l < local.model().layers(); ++l) {
-    if (lossy == nullptr) {
-      frame.apply_to(l, local[l]);
-    } else {
-      frame.restore(l, local[l], lossy->arrived);  // what was lost stays as it is
-    }
-  }
-  if (lossy != nullptr) {
-    for (const arrived_frame::repair& each : lossy->repairs) {
-      std::memcpy(&local[each.layer][each.begin], each.elements.data(), each.elements.size());
-    }
-  }
+  write_parameters(parameters, sender, local.model(), step, [&](std::size_t l) { return local[l]; });
   local.upload();
 }
 

@@ -20,7 +20,7 @@ def ranks_stand_on_their_machines() -> None:
         said = machines.mpirun([0, 1, 1, 2], ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"], 60).stdout
         require(sorted(said.split("\n"))[-4:] == ["0 lamina-m0", "1 lamina-m1", "2 lamina-m1", "3 lamina-m2"], said)
         for machine in range(3):
-            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, f"port{machine}")):
+            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, machines.port(machine))):
                 limit = cluster.sh("tc", "-n", namespace, "qdisc", "show", "dev", device)
                 require("tbf" in limit and "rate 100Mbit" in limit, f"no limit both ways: {limit}")
     require(is_gone(), "a cluster was left behind")
