@@ -18,7 +18,7 @@
 
 #include "common/model.hpp"
 #include "exchange_steps.hpp"
-#include "launch/counted.hpp"
+#include "launch/numbers.hpp"
 #include "messages/in_process_transport.hpp"
 #include "messages/mpi_transport.hpp"
 
