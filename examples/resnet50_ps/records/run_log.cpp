@@ -83,6 +83,7 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
         {"wire_bytes_up", up.wire_bytes},
         {"wire_bytes_down", down.wire_bytes},
         {"rounds", both.rounds},
+        {"rate", both.rate()},
     });
   }
   if (!step.overlap) return line;
