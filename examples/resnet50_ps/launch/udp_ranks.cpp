@@ -81,9 +81,8 @@ std::unique_ptr<transport> meet_over_udp(const training& run, const replica& loc
   check_mpi(MPI_Comm_rank(run.communicator, &number), "MPI_Comm_rank");
   const auto rank = static_cast<std::size_t>(number);
   const rank_names name_of = [&run](std::size_t each) { return run.topology.name_of(each); };
-  open_sockets here = open_paths(run.paths, {.most_datagram_bytes = std::max<std::size_t>(2048, options.mtu),
-                                             .inject_loss = options.inject_loss,
-                                             .inject_seed = options.inject_seed << 8U | rank});
+  open_sockets here = open_paths(
+      run.paths, {.inject_loss = options.inject_loss, .inject_seed = options.inject_seed << 8U | rank});
   const rendezvous met = exchange_addresses(run.communicator, addresses_of(here), name_of);
 
   udp_transport_options how = options_of(run, local, rank, met.secret);

@@ -2,6 +2,7 @@
 // What becomes of a rank whose peer dies at any point of a transfer, falls silent, or breaks the protocol. It is driven by hand, so that
 // each of these points is met.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -219,27 +220,41 @@ TEST_CASE("udp faults: a peer that breaks the protocol ends the run by its name,
       Contains("worker 0 sent a bad control message: message is not as long as its type and fields say"));
 }
 
-TEST_CASE("udp faults: a receiver that says STOP beyond the bound is not believed") {
-  const ranks_given given;
+TEST_CASE(
+    "udp faults: a receiver that says STOP beyond the bound is not believed, and the frame is let go at "
+    "once") {
+  ranks_given given;
+  given.link_bits = 1'000'000;  // so that the other's transfer is under way for a second
   const auto said = run_with_raw_peer(
       given,
       [&](udp_transport& ranks) {
-        const test_frame down(given, lamina::frame_kind::parameters, 1, 1);
-        ranks.send_frame({&raw, 1}, message_kind::parameters, down.outgoing(), {});
+        if (ranks.rank() != server_rank) return receive_one_of_server(ranks);
+        const std::vector<std::size_t> to = {1, 2};
+        std::optional<test_frame> down;
+        down.emplace(given, lamina::frame_kind::parameters, 1, 1);
+        std::string why;
+        try {
+          ranks.send_frame(to, message_kind::parameters, down->outgoing(), {});
+        } catch (const link_error& error) {
+          why = error.what();
+        }
+        down.reset();  // a sanitizer sees whoever still reads it
+        std::this_thread::sleep_for(100ms);
+        throw link_error(why);
       },
       [](raw_peer& peer) {
         peer.run_until(control_type::begin);
         const std::uint32_t transfer = peer.channel.message().header.transfer;
         peer.say(control_type::ready, transfer, 0, {0, 0, 1});
-        std::vector<std::uint32_t> body(7);  // a report, and one part of which nothing has come
-        body.push_back(1);
-        body.push_back(0);
         peer.writer.clear();
-        for (const std::uint32_t each : body) peer.writer.put(each);
+        // A report, and one part of which nothing has come.
+        for (const std::uint32_t each : {0, 0, 0, 0, 0, 0, 0, 1, 0}) peer.writer.put(each);
         peer.writer.put(std::vector<std::byte>(peer.grid.bitmap_bytes(0)));
         peer.channel.put(peer.writer.finish(control_type::stop, transfer, 0));
         peer.channel.write();
         peer.run_until_closed();
-      });
+      },
+      1);
   CHECK(said[0] == "transfer from the server to worker 0: transfer ended with a part beyond its bound");
+  CHECK_THAT(said[2], Contains("the server has given up"));
 }

@@ -51,6 +51,7 @@ struct ranks_given {
   std::chrono::seconds timeout{20};
   std::uint64_t link_bits = 10'000'000'000;
   std::size_t mtu = 1500;
+  bool has_tags = true;
   std::size_t max_message_bytes = std::size_t{1} << 28U;
 };
 
@@ -72,9 +73,7 @@ struct rank_start {
 };
 inline rank_start start_rank(const ranks_given& given, std::size_t rank) {
   open_sockets sockets =
-      open_paths(given.paths, {.most_datagram_bytes = std::max<std::size_t>(2048, given.mtu),
-                               .inject_loss = given.inject_loss,
-                               .inject_seed = given.seed << 8U | rank});
+      open_paths(given.paths, {.inject_loss = given.inject_loss, .inject_seed = given.seed << 8U | rank});
   const rank_addresses addresses = addresses_of(sockets);
   return {std::move(sockets), addresses};
 }
@@ -128,7 +127,8 @@ inline std::unique_ptr<udp_transport> join(rank_start here, const std::vector<ra
                                            .parameters = grid,
                                            .most_bound_up_ppm = given.most_bound_ppm,
                                            .most_bound_down_ppm = given.most_bound_ppm,
-                                           .stop = given.stop},
+                                           .stop = given.stop,
+                                           .has_tags = given.has_tags},
                                 .secret = run_secret,
                                 .link_bits = given.link_bits,
                                 .senders = rank == 0 ? 1 : static_cast<std::uint32_t>(all.size() - 1),

@@ -85,8 +85,9 @@ void forbid_segments(const udp_socket& at) {
 
 TEST_CASE("udp_socket: packets arrive as they were put, joined or each by itself") {
   const bool joins = GENERATE(true, false);
+  const bool takes_joined = GENERATE(true, false);
   udp_socket from(loopback(), {.joins_segments = joins});
-  udp_socket to(loopback(), {});
+  udp_socket to(loopback(), {.takes_joined = takes_joined});
   const packets sent(300, {1408, 1408, 28, 1408});
   send_all(from, to, sent);
   const auto come = receive_all(to, from.local());
@@ -133,7 +134,7 @@ TEST_CASE("udp_socket: IPv6") {
 
 TEST_CASE("udp_socket: each packet carries its class") {
   udp_socket from(loopback(), {});
-  udp_socket to(loopback(), {});
+  udp_socket to(loopback(), {.takes_joined = false});
   const int yes = 1;
   REQUIRE(setsockopt(to.descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
   const packets sent(6, {100});
@@ -208,7 +209,7 @@ TEST_CASE("udp_socket: what waits for one receiver is dropped, and the other's g
 
 TEST_CASE("udp_socket: what this end does not take in time is told apart from what the network loses") {
   udp_socket from(loopback(), {});
-  udp_socket to(loopback(), {});
+  udp_socket to(loopback(), {.takes_joined = false});  // they are counted as they came
   const packets sent(20'000, {1408});
   send_all(from, to, sent);
   std::size_t come = receive_all(to, from.local()).size();

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <future>
 #include <map>
 #include <string>
 #include <vector>
@@ -186,6 +188,35 @@ TEST_CASE("udp_transport: what one rank sends another arrives in order, frames a
     for (const char* what : {"before ", "frame ", "behind "}) expected.push_back(what + std::to_string(step));
   }
   CHECK(order == expected);
+}
+
+TEST_CASE(
+    "udp_transport: a frame is taken while its receiver computes, and the next one waits until it is asked "
+    "for") {
+  const ranks_given given;
+  std::promise<void> first_is_sent;
+  std::atomic<bool> second_is_sent = false;
+  std::atomic<bool> was_early = false;
+  require_no_error(run_ranks(2, given, [&](udp_transport& ranks) {
+    const std::size_t other = 1 - ranks.rank();
+    const test_frame up(given, lamina::frame_kind::gradients, 1, 1);
+    if (ranks.rank() == 1) {
+      ranks.send_frame({&other, 1}, message_kind::gradients, up.outgoing(), {});
+      first_is_sent.set_value();
+      ranks.send_frame({&other, 1}, message_kind::gradients, up.outgoing(), {});
+      second_is_sent = true;
+      return;
+    }
+    if (first_is_sent.get_future().wait_for(10s) != std::future_status::ready)
+      throw std::logic_error("nobody answers");
+    const message first = ranks.receive_from_each({&other, 1})[0];
+    std::this_thread::sleep_for(100ms);
+    was_early = second_is_sent.load();
+    if (!std::ranges::equal(first.bytes, up.bytes())) throw std::logic_error("the frame does not stand");
+    ranks.receive_from_each({&other, 1});
+  }));
+  CHECK_FALSE(was_early);
+  CHECK(second_is_sent);
 }
 
 TEST_CASE("udp_transport: long messages, both ways at once, and an exchange") {

@@ -167,7 +167,7 @@ void set_control_options(int connection, unsigned timeout_ms) {
     if (setsockopt(connection, level, option, &value, sizeof value) != 0) throw_system_error(name);
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout_ms), "TCP_USER_TIMEOUT");
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(timeout_ms, 0x7fffffffU)), "TCP_USER_TIMEOUT");
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   if (getsockname(connection, reinterpret_cast<sockaddr*>(&local), &length) != 0) {

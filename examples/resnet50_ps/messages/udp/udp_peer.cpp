@@ -55,6 +55,11 @@ void udp_peer::begin_frame(const outgoing_frame& what, const bounded::obligation
   to_tell_ = {};
 }
 
+void udp_peer::abandon_frame() {
+  sending_.machine().abandon();
+  after_events();
+}
+
 sent_frame udp_peer::take_sent() {
   is_framing_ = false;
   sent_frame sent = sending_.result();
@@ -243,7 +248,7 @@ instant udp_peer::deadline(bool packets_have_gone) const {
   if (!is_here()) return bounded::never;
   instant next = std::min(receiving_.machine().deadline(), ping_at_);
   if (packets_have_gone && !is_streaming()) next = std::min(next, sending_.machine().deadline());
-  if (is_awaited_) next = std::min(next, beat_.lost_at());
+  if (is_awaited_ && !is_held_) next = std::min(next, beat_.lost_at());
   return next;
 }
 

@@ -61,6 +61,8 @@ class udp_peer {
   void send_message(message_kind kind, const payload& what);
   /// The frame stays as it is until is_sending() is false.
   void begin_frame(const outgoing_frame& what, const lamina::bounded::obligations& owed);
+  /// The rank gives it up, and with it this peer; nothing where none is under way.
+  void abandon_frame();
   bool is_sending() const { return channel_.unsent_messages() > 0 || sending_.machine().is_under_way(); }
   /// Whether a frame has gone of which take_sent() was not asked.
   bool has_sent_frame() const {

@@ -21,7 +21,7 @@ constexpr int buffer_bytes = 4 << 20;
 // What one call may hand the kernel in one message: the most that UDP carries.
 constexpr std::size_t most_joined_bytes = 65'000;
 // Of what is sent, size and class; of what comes, drops and the time of arrival.
-constexpr std::size_t control_bytes = CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(timespec));
+constexpr std::size_t control_bytes = 2 * CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(timespec));
 
 void set(int socket, int level, int option, int value, const char* name) {
   if (setsockopt(socket, level, option, &value, sizeof value) != 0) throw_system_error(name);
@@ -107,12 +107,15 @@ class udp_socket::call {
   struct said {
     std::optional<std::uint32_t> overrun;  // how many the system has dropped before this one
     std::optional<timespec> arrived_at;
+    std::optional<int> datagram_bytes;  // of several in one message
   };
   /// What the system says of a datagram.
   said read_control(std::size_t index) {
     said all;
     msghdr& message = messages_[index].msg_hdr;
     for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
+      if (at->cmsg_level == SOL_UDP && at->cmsg_type == UDP_GRO)
+        std::memcpy(&all.datagram_bytes.emplace(), CMSG_DATA(at), sizeof(int));
       if (at->cmsg_level != SOL_SOCKET) continue;
       if (at->cmsg_type == SO_RXQ_OVFL)
         std::memcpy(&all.overrun.emplace(), CMSG_DATA(at), sizeof(std::uint32_t));
@@ -142,11 +145,10 @@ udp_socket::udp_socket(udp_socket&&) noexcept = default;
 
 udp_socket::udp_socket(const endpoint& local, const udp_socket_options& options)
     : joins_segments_(options.joins_segments),
-      slot_bytes_(options.most_datagram_bytes),
       inject_loss_(options.inject_loss),
       random_(options.inject_seed),
       call_(std::make_unique<call>()),
-      buffer_(std::make_unique_for_overwrite<std::byte[]>(messages_a_call * slot_bytes_)) {
+      buffer_(std::make_unique_for_overwrite<std::byte[]>(messages_a_read * slot_bytes)) {
   const bool is_v6 = local.is_v6 != 0;
   socket_ = descriptor(::socket(is_v6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket_.is_open()) throw_system_error("a UDP socket");
@@ -155,6 +157,10 @@ udp_socket::udp_socket(const endpoint& local, const udp_socket_options& options)
   set_buffer(number, SO_SNDBUFFORCE, SO_SNDBUF, "SO_SNDBUF");
   set(number, SOL_SOCKET, SO_RXQ_OVFL, 1, "SO_RXQ_OVFL");
   set(number, SOL_SOCKET, SO_TIMESTAMPNS, 1, "SO_TIMESTAMPNS");
+  if (options.takes_joined) {
+    const int yes = 1;  // where the system does not know it, datagrams come one by one
+    setsockopt(number, SOL_UDP, UDP_GRO, &yes, sizeof yes);
+  }
   if (is_v6) {
     set(number, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, "IPV6_MTU_DISCOVER");
   } else {
@@ -271,10 +277,11 @@ void udp_socket::refuse_size(const queued& packet) const {
                    ": give --mtu so much or less");
 }
 
-std::size_t udp_socket::fill(std::size_t most) {
-  for (std::size_t i = 0; i < most; ++i) call_->receive_into(i, buffer_.get() + i * slot_bytes_, slot_bytes_);
+std::size_t udp_socket::fill() {
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    call_->receive_into(i, buffer_.get() + i * slot_bytes, most_message_bytes);
   const int count =
-      recvmmsg(socket_.get(), call_->begin(0), static_cast<unsigned>(most), MSG_DONTWAIT, nullptr);
+      recvmmsg(socket_.get(), call_->begin(0), static_cast<unsigned>(slots_.size()), MSG_DONTWAIT, nullptr);
   if (count < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || is_transient(errno)) return 0;
     throw_system_error("UDP on the address " + text_of(local_));
@@ -283,8 +290,12 @@ std::size_t udp_socket::fill(std::size_t most) {
   clock_gettime(CLOCK_REALTIME, &now);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
     const call::said said = call_->read_control(i);
-    slots_[i] = {call_->address(i), call_->begin(i)->msg_len,
-                 said.arrived_at ? between(*said.arrived_at, now) : 0ns};
+    const std::size_t bytes = call_->begin(i)->msg_len;
+    slots_[i] = {
+        .from = call_->address(i),
+        .bytes = bytes,
+        .datagram_bytes = said.datagram_bytes ? static_cast<std::size_t>(*said.datagram_bytes) : bytes,
+        .age = said.arrived_at ? between(*said.arrived_at, now) : 0ns};
     if (said.overrun)
       counters_.overrun += *said.overrun - static_cast<std::uint32_t>(counters_.overrun);  // it wraps
   }

@@ -20,10 +20,10 @@
 namespace resnet50_ps {
 
 struct udp_socket_options {
-  std::size_t most_datagram_bytes = 2048;  ///< what is longer is cut when it comes
-  double inject_loss = 0;                  ///< share of the packets that are counted as sent, and are not
-  std::uint64_t inject_seed = 1;           ///< of which ones
-  bool joins_segments = true;  ///< false: each datagram by itself, as where the system cannot segment
+  double inject_loss = 0;         ///< share of the packets that are counted as sent, and are not
+  std::uint64_t inject_seed = 1;  ///< of which ones
+  bool joins_segments = true;     ///< false: each datagram by itself, as where the system cannot segment
+  bool takes_joined = true;       ///< the same of what comes
 };
 
 struct udp_counters {
@@ -43,7 +43,7 @@ struct udp_counters {
 
 /// One path of packets: a socket of one local address. What is sent is not copied: it goes from where the elements lie, 64 messages
 /// a call, each of up to 16 datagrams of one size, tag and receiver that the kernel cuts apart (UDP_SEGMENT). Where that
-/// fails once, each datagram goes by itself from then on.
+/// fails once, each datagram goes by itself from then on. What comes is taken joined as well, where the kernel has it so (UDP_GRO).
 class udp_socket {
  public:
   /// The port is the system's choice. Throws link_error.
@@ -67,26 +67,36 @@ class udp_socket {
   /// do not fit the path.
   bool flush();
 
-  /// Hands at most `most` datagrams to `consume(from, bytes, age)`, which are gone when it returns; the number of them. Their age is how long
+  /// Hands about `most` datagrams to `consume(from, bytes, age)`, which are gone when it returns; the number of them. Their age is how long
   /// they have waited here: a thread that gets no core must not look like a queue in the network.
   template <class Consume>
   std::size_t receive(std::size_t most, Consume&& consume) {
     std::size_t taken = 0;
     while (taken < most) {
-      const std::size_t count = fill(std::min(most - taken, messages_a_call));
-      for (std::size_t i = 0; i < count; ++i)
-        consume(slots_[i].from.to_endpoint(), received(i), slots_[i].age);
-      taken += count;
-      if (count < messages_a_call) break;
+      const std::size_t count = fill();
+      for (std::size_t i = 0; i < count; ++i) {
+        const endpoint from = slots_[i].from.to_endpoint();
+        for (auto rest = received(i); !rest.empty(); ++taken) {
+          const std::size_t bytes = std::min(slots_[i].datagram_bytes, rest.size());
+          consume(from, rest.first(bytes), slots_[i].age);
+          rest = rest.subspan(bytes);
+        }
+      }
+      if (count < slots_.size()) break;
     }
     return taken;
   }
 
   static constexpr std::size_t messages_a_call = 64;
+  /// Fewer, as each holds 16 datagrams where they come from such a socket.
+  static constexpr std::size_t messages_a_read = 32;
   static constexpr std::size_t most_segments = 16;
 
  private:
   static constexpr std::size_t most_queued = 512;
+  static constexpr std::size_t most_message_bytes = std::size_t{1} << 16U;  // that the kernel hands over
+  // No power of two, or the beginnings of all would lie in the same lines of the cache.
+  static constexpr std::size_t slot_bytes = most_message_bytes + 4160;
 
   struct queued {
     lamina::bounded::outgoing_packet packet;
@@ -102,6 +112,7 @@ class udp_socket {
   struct slot {
     socket_address from;
     std::size_t bytes = 0;
+    std::size_t datagram_bytes = 0;  // of each but the last
     std::chrono::nanoseconds age{};
   };
   class call;
@@ -110,22 +121,21 @@ class udp_socket {
   bool take_error(const joined& refused, int error);
   void finish(const joined& sent, std::uint64_t udp_counters::*count);
   [[noreturn]] void refuse_size(const queued& packet) const;
-  std::size_t fill(std::size_t most);
+  std::size_t fill();
   std::span<const std::byte> received(std::size_t index) const {
-    return {buffer_.get() + index * slot_bytes_, slots_[index].bytes};
+    return {buffer_.get() + index * slot_bytes, slots_[index].bytes};
   }
 
   descriptor socket_;
   endpoint local_;
   bool joins_segments_;
-  std::size_t slot_bytes_;
   double inject_loss_;
   std::mt19937_64 random_;
   udp_counters counters_;
   std::vector<queued> queue_;
   std::unique_ptr<call> call_;
   std::unique_ptr<std::byte[]> buffer_;
-  std::array<slot, messages_a_call> slots_;
+  std::array<slot, messages_a_read> slots_;
 };
 
 }  // namespace resnet50_ps

@@ -174,11 +174,6 @@ std::vector<sent_frame> udp_transport::send_frame(std::span<const std::size_t> t
     // The others are to have it all the same: what is lost is said at the end.
     if (loss.ranks().size() == to.size()) throw;
   }
-  for (std::size_t i = 0; i < to.size(); ++i) {
-    if (peer(to[i]).is_here())
-      peer(to[i]).begin_frame(what, of_each.empty() ? bounded::obligations() : of_each[i]);
-  }
-  wake();
   const auto has_gone = [](const udp_peer& each) { return each.has_sent_frame(); };
   const auto collect = [&] {
     for (std::size_t i = 0; i < to.size(); ++i) {
@@ -186,10 +181,18 @@ std::vector<sent_frame> udp_transport::send_frame(std::span<const std::size_t> t
     }
   };
   try {
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      const bounded::obligations owed = of_each.empty() ? bounded::obligations() : of_each[i];
+      if (peer(to[i]).is_here()) peer(to[i]).begin_frame(what, owed);
+    }
+    wake();
     wait(held, to, "sending to", until::all_settled, has_gone);
   } catch (const peers_lost& loss) {
     collect();
     throw frame_lost(loss, std::move(sent));
+  } catch (...) {
+    for (const std::size_t rank : to) peer(rank).abandon_frame();  // the frame may be gone from here on
+    throw;
   }
   collect();
   return sent;
