@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Packets carry the class of their tag, and control has its own.
 #include <netinet/in.h>
+#include <netinet/udp.h>
 #include <poll.h>
 
 #include <array>
@@ -18,7 +19,7 @@ using bounded::control_type;
 
 constexpr std::size_t raw = 1;
 
-/// The next message of a socket: its first packet's tag, and its class. False if nothing comes.
+/// The next packet of a socket: its tag, and its class. False if nothing comes.
 bool read_class(const udp_socket& at, std::uint8_t& tag, std::uint8_t& type_of_service) {
   std::array<std::byte, 65536> bytes{};
   alignas(cmsghdr) std::array<std::byte, 256> control{};
@@ -58,6 +59,9 @@ TEST_CASE(
       [&](raw_peer& peer) {
         const int yes = 1;
         REQUIRE(setsockopt(peer.path().descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
+        const int no =
+            0;  // packets one by one: joined ones need not have the same tag where all have one class
+        REQUIRE(setsockopt(peer.path().descriptor_number(), SOL_UDP, UDP_GRO, &no, sizeof no) == 0);
         peer.run_until(control_type::begin);
         peer.say(control_type::ready, peer.channel.message().header.transfer, 0, {0, 0, 1});
         std::uint8_t tag = 0;

@@ -177,6 +177,7 @@ TEST_CASE("udp_transport: what one rank sends another arrives in order, frames a
       }
       return;
     }
+    std::this_thread::sleep_for(50ms);  // until a message and a frame behind it are there
     for (int i = 0; i < 15; ++i) {
       const message got =
           i % 2 == 0 ? ranks.receive_from_any({&other, 1}) : ranks.receive_from_each({&other, 1})[0];

@@ -23,6 +23,12 @@ constexpr std::size_t most_joined_bytes = 65'000;
 // Of what is sent, size and class; of what comes, drops and the time of arrival.
 constexpr std::size_t control_bytes = 2 * CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(timespec));
 
+descriptor datagram_socket(const endpoint& of) {
+  descriptor made(::socket(of.is_v6 != 0 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!made.is_open()) throw_system_error("a UDP socket");
+  return made;
+}
+
 void set(int socket, int level, int option, int value, const char* name) {
   if (setsockopt(socket, level, option, &value, sizeof value) != 0) throw_system_error(name);
 }
@@ -144,14 +150,13 @@ udp_socket::~udp_socket() = default;
 udp_socket::udp_socket(udp_socket&&) noexcept = default;
 
 udp_socket::udp_socket(const endpoint& local, const udp_socket_options& options)
-    : joins_segments_(options.joins_segments),
+    : socket_(datagram_socket(local)),
+      joins_segments_(options.joins_segments),
       inject_loss_(options.inject_loss),
       random_(options.inject_seed),
       call_(std::make_unique<call>()),
       buffer_(std::make_unique_for_overwrite<std::byte[]>(messages_a_read * slot_bytes)) {
   const bool is_v6 = local.is_v6 != 0;
-  socket_ = descriptor(::socket(is_v6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!socket_.is_open()) throw_system_error("a UDP socket");
   const int number = socket_.get();
   set_buffer(number, SO_RCVBUFFORCE, SO_RCVBUF, "SO_RCVBUF");
   set_buffer(number, SO_SNDBUFFORCE, SO_SNDBUF, "SO_SNDBUF");
@@ -243,8 +248,8 @@ bool udp_socket::flush() {
 bool udp_socket::take_error(const joined& refused, int error) {
   const bool is_joined = refused.count > 1;
   if (is_joined && (error == EIO || error == EINVAL || error == EOPNOTSUPP || error == EMSGSIZE)) {
-    joins_segments_ =
-        false;  // where the device or the system cannot, or where one is too long, which is then seen
+    // The device or the system cannot; or one of them is too long, which is seen when it goes by itself.
+    joins_segments_ = false;
     return true;
   }
   const queued& first = queue_[refused.packets[0]];
