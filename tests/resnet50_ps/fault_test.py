@@ -14,6 +14,8 @@ from runs import (DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, at_once, checkpoi
                   steps_done, wait_for)
 
 
+UDP = ["--transport", "udp", "--link-rate", "10000000000"]
+BOUNDED = [*UDP, "--loss-bound", "0.1", "--loss-bound-down", "0.1", "--inject-loss", "0.1"]
 OVERLAP = ["--topology", "allreduce", "--selection", "agreed", "--decide", "ahead", "--overlap"]
 
 
@@ -54,21 +56,21 @@ def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str, ranks: 
     require(mpirun.returncode != 0, "a run with a silent rank ended with status 0")
 
 
-def pauses(output: pathlib.Path, undisturbed: pathlib.Path) -> None:
+def pauses(output: pathlib.Path, undisturbed: pathlib.Path, seconds: float, *more: str) -> None:
     """A worker that stops for a while and goes on changes nothing but the time."""
-    mpirun = start(command(output))
+    mpirun = start(command(output, *more))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
     worker = ranks_of(mpirun)[1]
     os.kill(worker, signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(seconds)
     os.kill(worker, signal.SIGCONT)
     _, errors = mpirun.communicate(timeout=DEADLINE_SECONDS)
     require(mpirun.returncode == 0, errors)
 
-    require(run(command(undisturbed)).returncode == 0, "the undisturbed run failed")
-    losses = [[line.split('"accuracy"')[0] for line in (each / "with" / "metrics.jsonl").read_text().splitlines()]
-              for each in (output, undisturbed)]
-    require(losses[0][:-1] == losses[1][:-1], "a pause changed what was computed")
+    require(run(command(undisturbed, *more)).returncode == 0, "the undisturbed run failed")
+    losses = [[line.split('"accuracy"')[0] for line in (each / "with" / "metrics.jsonl").read_text().splitlines()
+               if line.startswith('{"step"')] for each in (output, undisturbed)]
+    require(len(losses[0]) == 5 and losses[0] == losses[1], "a pause changed what was computed")
 
 
 def diverges(output: pathlib.Path, *more: str) -> None:
@@ -81,10 +83,10 @@ def diverges(output: pathlib.Path, *more: str) -> None:
     require(time.monotonic() - begun_at < 60, "the others waited for one that had failed")
 
 
-def goes_on_without(output: pathlib.Path, number: signal.Signals) -> None:
+def goes_on_without(output: pathlib.Path, number: signal.Signals, *more: str) -> None:
     """--degraded: the others finish without a worker that died, or fell silent for a while, and say so."""
     done = output.with_suffix(".done")
-    mpirun = start(degraded(output, "--timeout", "4", "--done-file", str(done)))
+    mpirun = start(degraded(output, "--timeout", "4", "--done-file", str(done), *more))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
     worker = ranks_of(mpirun)[2]
     os.kill(worker, number)
@@ -144,7 +146,12 @@ def main() -> None:
             partial(goes_on_without, at / "late", signal.SIGSTOP),
             partial(falls_silent, at / "silent_server", 0, "the server"),
             partial(goes_on_without, at / "dead", signal.SIGKILL),
-            partial(pauses, at / "paused", at / "undisturbed"),
+            partial(goes_on_without, at / "late_over_udp", signal.SIGSTOP, *BOUNDED),
+            partial(falls_silent, at / "silent_server_over_udp", 0, "the server", *UDP),
+            partial(goes_on_without, at / "dead_over_udp", signal.SIGKILL, *BOUNDED),
+            partial(pauses, at / "paused_over_udp", at / "undisturbed_over_udp", 3, *UDP, "--inject-loss", "0.1"),
+            partial(falls_silent, at / "silent_worker_over_udp", 2, "worker 1", *BOUNDED),
+            partial(pauses, at / "paused", at / "undisturbed", 2),
             partial(falls_silent, at / "silent_worker", 2, "worker 1"),  # sent to or waited for, as it happens
             partial(falls_silent, at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed"),
             # Of three, one may name the one that waits for the silent one: their timeouts end together.
@@ -153,6 +160,8 @@ def main() -> None:
             partial(dies, at / "dies_in_overlap", 0, 0.1, *OVERLAP, "step"),
             partial(diverges, at / "diverges_in_overlap", *OVERLAP, "backward"),
             partial(dies, at / "server", 0, 0),
+            partial(dies, at / "server_over_udp", 0, 0.1, *UDP),
+            partial(dies, at / "worker_over_udp", 1, 0.22, *BOUNDED),
             partial(dies, at / "early", 1, 0.05),
             partial(dies, at / "later", 2, 0.15),
             partial(fails_degraded, at / "diverging"))

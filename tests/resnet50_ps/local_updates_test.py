@@ -52,6 +52,7 @@ def every_way(at: pathlib.Path) -> None:
     for options in (LOCAL, [*LATER, *SMALL]):
         server = learnt(train(at, *options))
         require(learnt(train(at, *options, ranks=3)) == server, f"{options}: MPI differs")
+        require(learnt(train(at, *options, "--transport", "udp", ranks=3)) == server, f"{options}: sockets differ")
         require(learnt(train(at, *options, *TOGETHER)) == server, f"{options}: sums among the workers differ")
         require(learnt(train(at, *options, *TOGETHER, ranks=2)) == server, f"{options}: these over MPI differ")
     late = losses(train(at, *LATER))

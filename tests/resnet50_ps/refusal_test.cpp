@@ -65,6 +65,9 @@ TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--loss-bound-down", "0.1",
                     "--loss-bound-warm-up", "5", "--inject-loss", "0.7", "--stop", "on-probe"}) == "");
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "hybrid"}) == "");
+  CHECK(refusal_of({"--transport", "udp", "--loss-bound", "0.1", "--loss-bound-down", "0.1", "--inject-loss",
+                    "0.2", "--link-rate", "1000000000", "--mtu", "1400", "--interface", "127.0.0.1",
+                    "--degraded", "--runs", "with"}) == "");
 }
 
 TEST_CASE("refusals: options that do not exist, or are out of range, are named") {
@@ -88,6 +91,9 @@ TEST_CASE("refusals: options that do not exist, or are out of range, are named")
       {{"--on-loss", "ignore"}, "--on-loss: ignore not in"},
       {{"--max-losses", "256"}, "--max-losses: Value 256 not in range"},
       {{"--inject-loss", "0.71"}, "--inject-loss: Value 0.71 not in range"},
+      {{"--mtu", "575"}, "--mtu: Value 575 not in range"},
+      {{"--link-rate", "fast"}, "--link-rate: fast is not a whole number"},
+      {{"--transport", "tcp"}, "--transport: tcp not in"},
       {{"--inject-seed", "4294967296"}, "--inject-seed: Value 4294967296 not in range"},
   });
 }
@@ -116,14 +122,22 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--selection", "agreed", "--mode", "async"}, "--selection agreed needs workers in step"},
       {{"--staleness", "2"}, "--staleness needs --mode async"},
       {{"--mode", "async", "--staleness", "-1"}, "--staleness: -1 is not a whole number"},
-      {{"--loss-bound", "0.1"}, "--loss-bound needs --transport inprocess"},
+      {{"--loss-bound", "0.1"}, "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound-down", "0.1"}, "--loss-bound-down needs --transport inprocess"},
       {{"--inject-loss", "0.1"}, "--inject-loss needs --transport inprocess"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--selection",
         "agreed"},
        "--loss-bound needs a server: not --topology allreduce"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--degraded", "--runs", "with"},
-       "--loss-bound needs workers that all stay: not --degraded"},
+       "--loss-bound needs workers that all stay in one process: not --degraded"},
+      {{"--transport", "udp", "--topology", "allreduce", "--selection", "agreed"},
+       "--transport udp needs a server: not --topology allreduce"},
+      {{"--transport", "udp", "--runs", "all"}, "--runs all needs --transport mpi"},
+      {{"--transport", "udp", "--loss-bound-down", "0.1", "--topology", "hybrid"},
+       "--loss-bound-down needs workers that hear the server themselves"},
+      {{"--interface", "10.0.0.0/8"}, "--interface needs --transport udp"},
+      {{"--link-rate", "1000000", "--transport", "inprocess"}, "--link-rate needs --transport udp"},
+      {{"--mtu", "1400"}, "--mtu needs --transport udp"},
       {{"--loss-bound-down", "0.1", "--transport", "inprocess", "--topology", "hybrid"},
        "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid"},
       {{"--loss-bound-warm-up", "5"}, "--loss-bound-warm-up needs a bound"},

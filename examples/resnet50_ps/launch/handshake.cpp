@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/udp_ranks.hpp"
 #include "messages/link.hpp"
 #include "state/saved_run.hpp"
 
@@ -27,7 +28,7 @@ std::string introduction(const training& run, const lamina::layout& model) {
       (options.degraded ? "degraded; " : std::string()) + (options.no_evaluation ? "not evaluated; " : "") +
           (options.save.empty() ? "" : "saved; ") +
           (options.staleness_steps ? fmt::format("staleness {}; ", *options.staleness_steps) : "") +
-          (options.load.empty() ? "" : "from " + options.load + "; "),
+          (options.load.empty() ? "" : "from " + options.load + "; ") + describe_udp(options),
       options.experiment, configuration_of(run, model));
 }
 

@@ -153,10 +153,11 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(at_least_one)
       ->needs(topology)
       ->group(server);
-  app.add_option("--transport", options.transport,
-                 "mpi, or inprocess: server and workers in turn in one process, with the same bits at the "
-                 "same --threads")
-      ->check(CLI::IsMember({"mpi", "inprocess"}))
+  app.add_option(
+         "--transport", options.transport,
+         "mpi; udp: frames as packets over UDP, whose ranks mpirun starts as well; or inprocess: server "
+         "and workers in turn in one process, with the same bits at the same --threads")
+      ->check(CLI::IsMember({"mpi", "udp", "inprocess"}))
       ->group(server);
   app.add_option("--learning-rate", options.learning_rate,
                  "of SGD; 0: 0.02 for synthetic, 0.01 for photographs")
@@ -187,7 +188,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->excludes(evaluations)
       ->group(server);
 
-  const std::string losses = "Lost packets (with --transport inprocess, whose network is simulated)";
+  const std::string losses = "Lost packets (with --transport udp, or inprocess, whose network is simulated)";
   app.add_option("--loss-bound", options.loss_bound,
                  "share of each layer's gradients that may be missing when a transfer ends")
       ->check(finite)
@@ -228,6 +229,23 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(counted)
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{0xffffffff}))
       ->group(losses);
+
+  const std::string sockets = "Sockets (with --transport udp)";
+  app.add_option(
+         "--interface", options.interfaces,
+         "network of the addresses to use, as 10.77.0.0/24; several, with commas, are as many paths that "
+         "packets take in turns; without it the first address that is not loopback, or loopback on one "
+         "machine")
+      ->group(sockets);
+  app.add_option("--link-rate", options.link_rate_bits,
+                 "bits a second of each machine's link; 0: not known, and found out by loss")
+      ->check(counted)
+      ->group(sockets);
+  app.add_option("--mtu", options.mtu,
+                 "largest packet of the network, in bytes with its headers of IP and UDP")
+      ->check(counted)
+      ->check(CLI::Range(576, 65535))
+      ->group(sockets);
   add_local_update_options(app, options);
   add_overlap_options(app, options);
 

@@ -42,7 +42,7 @@ struct options {
   std::optional<std::uint64_t> staleness_steps;  ///< of async; none: any
   std::string topology = "ps";                   ///< ps, hybrid, allreduce or mpi_allreduce
   std::optional<std::size_t> workers_per_node;   ///< of a hybrid one; none: those of each machine
-  std::string transport = "mpi";                 ///< mpi or inprocess
+  std::string transport = "mpi";                 ///< mpi, udp or inprocess
   float learning_rate = 0;                       ///< 0: what suits the data set
   std::string schedule = "constant";
   std::uint64_t warm_up_steps = 20;
@@ -62,6 +62,11 @@ struct options {
   std::string loss_tags = "on";    ///< on or off
   double inject_loss = 0;          ///< share of the packets
   std::uint64_t inject_seed = 1;
+
+  // Sockets.
+  std::string interfaces;            ///< networks, with commas between them; empty: any
+  std::uint64_t link_rate_bits = 0;  ///< a second; 0: not known
+  std::size_t mtu = 1500;            ///< bytes
 
   // Sums beside the computation.
   std::string overlap = "none";          ///< none, backward or step
@@ -107,9 +112,14 @@ inline bool needs_server(const resnet50_ps::options& options) {
   return options.topology != "allreduce" && options.topology != "mpi_allreduce";
 }
 
-/// Whether frames are cut into packets, of which some may be lost.
+/// Whether packets may be lost: on purpose, or for good.
 inline bool may_lose(const resnet50_ps::options& options) {
   return options.loss_bound > 0 || options.loss_bound_down > 0 || options.inject_loss > 0;
+}
+
+/// Whether frames are cut into packets.
+inline bool cuts_frames(const resnet50_ps::options& options) {
+  return may_lose(options) || options.transport == "udp";
 }
 
 /// Whether it trains more than once, to compare.

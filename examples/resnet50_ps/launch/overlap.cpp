@@ -118,6 +118,7 @@ std::string mistake_in_overlap(const options& given) {
   if (given.degraded) return overlap + ": not --degraded";
   if (given.device != "cpu")
     return overlap + " needs --device cpu: gradients come to the CPU's memory after backward alone";
+  if (given.transport == "udp") return overlap + " needs --transport mpi: sums go as messages, not as frames";
   if (given.transport != "mpi")
     return overlap +
            " needs --transport mpi: in one process workers take turns, and nothing runs beside them";

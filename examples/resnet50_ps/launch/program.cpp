@@ -10,6 +10,7 @@
 #include <exception>
 #include <fstream>
 #include <lamina/error.hpp>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,7 @@
 
 #include "launch/launch_info.hpp"
 #include "launch/roles.hpp"
+#include "launch/udp_ranks.hpp"
 #include "messages/in_process_transport.hpp"
 #include "messages/mpi_transport.hpp"
 #include "records/run_log.hpp"
@@ -56,7 +58,7 @@ run_result train_in_process(const training& run) {
   run_result result;
   in_process_options ends{.name_of = [&](std::size_t rank) { return run.topology.name_of(rank); },
                           .on_death = {},
-                          .losses = network_of(run.options)};
+                          .losses = network_of(run)};
   if (run.options.degraded) {
     ends.on_death = [&](std::size_t rank, const std::exception& error) {
       fmt::print(stderr, "resnet50_ps: {}: {}\n", run.topology.name_of(rank), reason_for(error));
@@ -78,21 +80,27 @@ std::size_t rank_in(MPI_Comm communicator) {
   return static_cast<std::size_t>(rank);
 }
 
+std::unique_ptr<transport> meet_over_mpi(const training& run, const replica& local, std::size_t rank) {
+  const auto timeout_of = [&](std::size_t awaited) {
+    return std::chrono::seconds(run.options.timeout_seconds) * run.topology.patience(rank, awaited);
+  };
+  return std::make_unique<mpi_transport>(
+      run.communicator,
+      mpi_transport_options{.max_message_bytes = largest_message_bytes(run, local),
+                            .timeout_of = timeout_of,
+                            .exchange_timeout = std::chrono::seconds(2 * run.options.timeout_seconds),
+                            .name_of = [&](std::size_t each) { return run.topology.name_of(each); },
+                            .above = run.topology.above(rank),
+                            .life_period = std::chrono::milliseconds(250 * run.options.timeout_seconds)});
+}
+
 // Rank 0 of the run knows the result.
-run_result train_over_mpi(const training& run, replica& local) {
+run_result train_over_ranks(const training& run, replica& local) {
   const std::size_t rank = rank_in(run.communicator);
   try {
-    const auto timeout_of = [&](std::size_t awaited) {
-      return std::chrono::seconds(run.options.timeout_seconds) * run.topology.patience(rank, awaited);
-    };
-    mpi_transport ranks(run.communicator,
-                        {.max_message_bytes = largest_message_bytes(run, local),
-                         .timeout_of = timeout_of,
-                         .exchange_timeout = std::chrono::seconds(2 * run.options.timeout_seconds),
-                         .name_of = [&](std::size_t each) { return run.topology.name_of(each); },
-                         .above = run.topology.above(rank),
-                         .life_period = std::chrono::milliseconds(250 * run.options.timeout_seconds)});
-    return train(ranks, run, local);
+    const std::unique_ptr<transport> ranks =
+        run.options.transport == "udp" ? meet_over_udp(run, local) : meet_over_mpi(run, local, rank);
+    return train(*ranks, run, local);
   } catch (const std::exception& error) {
     // Here, where the reason is known; the other ranks may wait for this one for ever.
     if (!run.options.degraded) end_all_ranks(run.topology.name_of(rank), reason_for(error));
@@ -129,7 +137,7 @@ std::optional<run_result> train_plainly(const training& compared, const launch_i
             "MPI_Comm_split");
   run_result result = {plain.name(), {}};
   if (!is_server) {
-    result = train_over_mpi(plain, *local);
+    result = train_over_ranks(plain, *local);
     check_mpi(MPI_Comm_free(&plain.communicator), "MPI_Comm_free");
   }
   if (compared.topology.has_server && here.rank <= 1) hand_to_server(result.summary, is_server);
@@ -146,6 +154,7 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
     described.topology = find_topology(options, here);
     torch::set_num_threads(thread_count(options, described.topology, here));
     described.data = open_data(options.data, {options.image_size_pixels, options.seed});
+    if (options.transport == "udp") described.paths = udp_paths_of(options, here);
     if (here.rank == 0) check_output(described);  // the files are on its machine
     described.place_on_machine = workers_here(described.topology, here, here.this_rank());
     check_training(described,
@@ -181,13 +190,13 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
     if (!all_succeed(
             here, [&] { local = make_replica(described, !described.topology.is_server(here.this_rank())); }))
       return EXIT_FAILURE;
-    results.push_back(train_over_mpi(described, *local));
+    results.push_back(train_over_ranks(described, *local));
   }
   if (here.rank == 0) {
     print_table(results);
     make_file(options.done_file);
   }
-  if (options.degraded && options.transport == "mpi") end_alone(EXIT_SUCCESS);
+  if (options.degraded && options.transport != "inprocess") end_alone(EXIT_SUCCESS);
   return EXIT_SUCCESS;
 }
 

@@ -126,6 +126,7 @@ run_result train_as_server(transport& ranks, const training& run, const replica&
   } else {
     serve_asynchronously(link, local, serving, kept.tasks);
   }
+  kept.log.record_counters(ranks.counters());
   return kept.log.result();
 }
 

@@ -41,6 +41,19 @@ std::size_t topology::above(std::size_t rank) const {
   return leader == rank ? 0 : leader;
 }
 
+std::vector<std::size_t> topology::peers_of(std::size_t rank) const {
+  std::vector<std::size_t> peers = below(rank);
+  if (rank == 0) {
+    peers.resize(ranks() - 1);
+    std::iota(peers.begin(), peers.end(), std::size_t{1});
+    return peers;
+  }
+  peers.push_back(0);
+  if (above(rank) != 0) peers.push_back(above(rank));
+  std::ranges::sort(peers);
+  return peers;
+}
+
 int topology::patience(std::size_t rank, std::size_t awaited) const {
   const std::vector<std::size_t> heard = below(rank);
   if (std::ranges::find(heard, awaited) != heard.end()) return below(awaited).empty() ? 1 : 2;

@@ -24,14 +24,22 @@ std::uint32_t in_ppm(double share) {
   return static_cast<std::uint32_t>(std::llround(share * 1e6));
 }
 
-loss_plan losses_of(const resnet50_ps::options& options) {
-  return {.is_lossy = may_lose(options),
+// Without the headers of IP, UDP and the packet.
+std::size_t packet_data_bytes(const training& run) {
+  const bool is_v6 = !run.paths.empty() && run.paths[0].is_v6 != 0;
+  return run.options.mtu - (is_v6 ? 48 : 28) - lamina::bounded::packet_header_bytes;
+}
+
+loss_plan losses_of(const training& run) {
+  const resnet50_ps::options& options = run.options;
+  return {.is_lossy = cuts_frames(options),
           .bound_up_ppm = in_ppm(options.loss_bound),
           .bound_down_ppm = in_ppm(options.loss_bound_down),
           .warm_up_steps = options.loss_bound_warm_up_steps,
           .returns_lost = options.on_loss == "return",
           .max_losses = options.max_losses,
-          .has_tags = options.loss_tags == "on"};
+          .has_tags = options.loss_tags == "on",
+          .packet_data_bytes = packet_data_bytes(run)};
 }
 
 lamina::compressor_options compression_of(const training& run, std::size_t sender) {
@@ -41,7 +49,7 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   compression.part_elements = options.part_elements;
   compression.momentum = options.residual_momentum;
   compression.drop_ratio = 0;
-  compression.frame_checksum = checksum_of(losses_of(options));
+  compression.frame_checksum = checksum_of(losses_of(run));
   // Where nothing is held back, gradients are summed as they are, unless the residual is to correct for momentum.
   const bool overlaps = options.overlap != "none" && options.residual_momentum > 0;
   if (options.decide == "ahead" ? run.layer_dropping : overlaps)
@@ -103,13 +111,18 @@ std::size_t largest_message_bytes(const training& run, const replica& local) {
   return lamina::largest_frame_bytes<float>(local.model()) + states_bytes + (std::size_t{1} << 20);
 }
 
-std::optional<lossy_options> network_of(const resnet50_ps::options& options) {
+lamina::bounded::stop_policy stop_of(const resnet50_ps::options& options) {
+  return options.stop == "eager" ? lamina::bounded::stop_policy::eager
+                                 : lamina::bounded::stop_policy::on_probe;
+}
+
+std::optional<lossy_options> network_of(const training& run) {
+  const resnet50_ps::options& options = run.options;
   if (!may_lose(options)) return std::nullopt;
-  const loss_plan plan = losses_of(options);
+  const loss_plan plan = losses_of(run);
   return lossy_options{.loss = options.inject_loss,
                        .seed = options.inject_seed,
-                       .stop = options.stop == "eager" ? lamina::bounded::stop_policy::eager
-                                                       : lamina::bounded::stop_policy::on_probe,
+                       .stop = stop_of(options),
                        .most_bound_up_ppm = plan.bound_up_ppm,
                        .most_bound_down_ppm = plan.bound_down_ppm};
 }
@@ -127,7 +140,7 @@ training_plan plan_of(const training& run, std::uint64_t steps_done) {
           options.mode == "sync" && options.delay_steps == 0 ? std::uint64_t{100} : std::uint64_t{0},
       .checkpoint_period_steps = options.checkpoint_period_steps,
       .saves_model = !options.save.empty(),
-      .losses = losses_of(options),
+      .losses = losses_of(run),
   };
 }
 
@@ -193,14 +206,24 @@ void check_training(const training& run, bool is_worker) {
     const std::string what = options.loss_bound > 0        ? "--loss-bound"
                              : options.loss_bound_down > 0 ? "--loss-bound-down"
                                                            : "--inject-loss";
-    refuse_if(options.transport != "inprocess",
-              what + " needs --transport inprocess: over MPI nothing can be lost");
+    refuse_if(options.transport == "mpi",
+              what + " needs --transport inprocess or udp: over MPI nothing can be lost");
     refuse_if(!needs_server(options), what + " needs a server: not --topology " + options.topology);
-    refuse_if(options.degraded, what + " needs workers that all stay: not --degraded");
+    refuse_if(options.degraded && options.transport == "inprocess",
+              what + " needs workers that all stay in one process: not --degraded");
   }
   refuse_if(options.loss_bound_down > 0 && options.topology == "hybrid",
             "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid");
+  refuse_if(options.transport == "udp" && !needs_server(options),
+            "--transport udp needs a server: not --topology " + options.topology);
   const resnet50_ps::options usual;
+  for (const auto& [is_given, name] : {
+           std::pair(!options.interfaces.empty(), "--interface"),
+           std::pair(options.link_rate_bits > 0, "--link-rate"),
+           std::pair(options.mtu != usual.mtu, "--mtu"),
+       }) {
+    refuse_if(is_given && options.transport != "udp", name + std::string(" needs --transport udp"));
+  }
   const bool has_bound = options.loss_bound > 0 || options.loss_bound_down > 0;
   for (const auto& [is_given, name] : {
            std::pair(options.loss_bound_warm_up_steps > 0, "--loss-bound-warm-up"),

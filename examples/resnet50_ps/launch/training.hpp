@@ -8,6 +8,7 @@
 #include <lamina/layout.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/data.hpp"
 #include "launch/options.hpp"
@@ -15,6 +16,7 @@
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
 #include "messages/lossy_way.hpp"
+#include "messages/udp/address.hpp"
 #include "model/replica.hpp"
 
 namespace resnet50_ps {
@@ -43,6 +45,7 @@ struct training {
   resnet50_ps::topology topology;
   std::size_t place_on_machine = 0;        ///< of this rank, among the workers there
   MPI_Comm communicator = MPI_COMM_WORLD;  ///< of its ranks, unless they are all in this process
+  std::vector<endpoint> paths = {};  ///< local addresses of this rank's packets, with --transport udp alone
   bool layer_dropping = true;
   experiment added = {};
 
@@ -64,7 +67,8 @@ replica make_replica(const training& run, bool is_worker);
 std::size_t largest_message_bytes(const training& run, const replica& local);
 
 /// The network of a run in one process that loses packets; none: it loses nothing.
-std::optional<lossy_options> network_of(const resnet50_ps::options& options);
+std::optional<lossy_options> network_of(const training& run);
+lamina::bounded::stop_policy stop_of(const resnet50_ps::options& options);
 
 /// What the options mean to the loops.
 training_plan plan_of(const training& run, std::uint64_t steps_done);

@@ -2,20 +2,19 @@
 #include "loops/losses.hpp"
 
 namespace resnet50_ps {
-namespace {
 
 namespace bounded = lamina::bounded;
 
-// Of a packet, in a network whose frames have 1,500 bytes: without the headers of IP, UDP and the packet.
-constexpr std::size_t packet_data_bytes = 1416;
-
-}  // namespace
+bounded::chunk_grid frame_grid(const lamina::layout& parts, lamina::payload_type payload,
+                               std::size_t packet_data_bytes) {
+  return bounded::chunk_grid::of<float>(parts, payload,
+                                        bounded::chunk_elements<float>(payload, packet_data_bytes));
+}
 
 frame_cutter::frame_cutter(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload)
     : has_tags_(plan.has_tags) {
   if (!plan.is_lossy) return;
-  grid_ = bounded::chunk_grid::of<float>(parts, payload,
-                                         bounded::chunk_elements<float>(payload, packet_data_bytes));
+  grid_ = frame_grid(parts, payload, plan.packet_data_bytes);
 }
 
 std::optional<bounded::frame_chunks> frame_cutter::cut(const lamina::encoded_frame& frame,

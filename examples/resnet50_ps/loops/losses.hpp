@@ -22,6 +22,10 @@
 /// remember nothing.
 namespace resnet50_ps {
 
+/// How frames of these parts are cut, for packets of so many bytes of data.
+lamina::bounded::chunk_grid frame_grid(const lamina::layout& parts, lamina::payload_type payload,
+                                       std::size_t packet_data_bytes);
+
 /// Cuts the frames of one kind.
 class frame_cutter {
  public:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace resnet50_ps {
@@ -16,6 +17,7 @@ struct loss_plan {
       true;  ///< gradients that were lost stay in the residual of their sender; false: they are gone
   unsigned max_losses = 3;  ///< a chunk of gradients that was lost so often in a row must arrive; 0: never
   bool has_tags = true;     ///< the smallest of each layer are dropped first
+  std::size_t packet_data_bytes = 1416;  ///< what a packet has room for
 
   std::uint32_t bound_up(std::uint64_t step) const { return grown(bound_up_ppm, step); }
   std::uint32_t bound_down(std::uint64_t step) const { return grown(bound_down_ppm, step); }

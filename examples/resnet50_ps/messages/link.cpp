@@ -68,6 +68,13 @@ void read_elements(std::span<const std::byte> from, std::span<std::byte> into) {
 }
 
 pushed read_pushed(const message& arrived) {
+  if (!arrived.behind.empty()) {
+    return {.sender = arrived.sender,
+            .report = decode_report(arrived.behind),
+            .bytes = arrived.bytes,
+            .owner = arrived.owner,
+            .transfer = arrived.transfer};
+  }
   const std::size_t behind = std::min(report_bytes, arrived.bytes.size());
   return {.sender = arrived.sender,
           .report = decode_report(arrived.bytes.last(behind)),
@@ -153,9 +160,14 @@ std::vector<sent_frame> server_link::send_frame_to_all(
     for (const std::size_t each : numbers_left_) of_those_left.push_back(of_clients[each]);
   }
   std::vector<sent_frame> all(clients());
+  const auto keep = [&](const std::vector<sent_frame>& sent) {
+    for (std::size_t i = 0; i < sent.size(); ++i) all[numbers_left_[i]] = sent[i];
+  };
   try {
-    std::vector<sent_frame> sent = transport_.send_frame(ranks_left_, kind, what, of_those_left);
-    for (std::size_t i = 0; i < sent.size(); ++i) all[numbers_left_[i]] = std::move(sent[i]);
+    keep(transport_.send_frame(ranks_left_, kind, what, of_those_left));
+  } catch (const frame_lost& loss) {
+    keep(loss.sent());
+    lose(loss);
   } catch (const peers_lost& loss) {
     lose(loss);
   }

@@ -43,56 +43,45 @@ lossy_way::lossy_way(const bounded::chunk_grid& grid, lamina::frame_kind kind, c
       check_(secret) {}
 
 sent_frame lossy_way::transfer(const bounded::frame_chunks& frame, const bounded::obligations& beside) {
-  const transfer_cost before = cost_so_far();
-  receiver_.release(now_);
+  bounded::bounded_sender& sender = sender_.machine();
+  bounded::bounded_receiver& receiver = receiver_.machine();
+  receiver.release(now_);
   sender_.begin(frame, {}, beside);
-  for (send(); sender_.is_under_way(); send()) {
-    now_ = std::max(now_, std::min({packets_.next(), forth_.next(), back_.next(), sender_.deadline(),
-                                    receiver_.deadline()}));
+  for (send(); sender.is_under_way(); send()) {
+    now_ = std::max(now_, std::min({packets_.next(), forth_.next(), back_.next(), sender.deadline(),
+                                    receiver.deadline()}));
     take();
   }
-  if (sender_.state() != bounded::sender_state::done) {
-    const std::error_code why = receiver_.failure() ? receiver_.failure() : sender_.failure();
+  if (sender.state() != bounded::sender_state::done) {
+    const std::error_code why = receiver.failure() ? receiver.failure() : sender.failure();
     throw link_error("a transfer to " + ranks_.name + " has failed: " + why.message());
   }
-  const lamina::delivery& arrived = sender_.arrived();
-  last_ = cost_so_far();
-  last_.packets -= before.packets;
-  last_.repeated -= before.repeated;
-  last_.duplicate -= before.duplicate;
-  last_.late -= before.late;
-  last_.wire_bytes -= before.wire_bytes;
-  last_.rounds = sender_.round() + std::uint64_t{1};
-  last_.elements = arrived.sent().sent_elements();
-  last_.lost_elements = arrived.lost_elements();
-  return {arrived, last_};
-}
-
-arrived_frame lossy_way::arrived() const {
-  arrived_frame all{receiver_.arrived(), {}, last_};
-  receiver_.for_each_repair([&](std::size_t layer, std::size_t begin, std::span<const std::byte> elements) {
-    all.repairs.push_back({layer, begin, {elements.begin(), elements.end()}});
-  });
-  return all;
+  const sent_frame sent = sender_.result();
+  const transfer_cost at_receiver = receiver_.take_cost();
+  last_ = sent.cost;
+  last_.duplicate = at_receiver.duplicate;
+  last_.late = at_receiver.late;
+  return {sent.arrived, last_};
 }
 
 // What both ends have to send goes out. Behind the last packet of a round there is a PROBE.
 void lossy_way::send() {
-  const auto say = [this](auto& end, bounded::lossy_channel& way) {
-    for (auto said = end.poll_control(now_); !said.empty(); said = end.poll_control(now_))
-      way.send(0, {said}, now_);
+  bounded::bounded_sender& sender = sender_.machine();
+  const auto into = [this](bounded::lossy_channel& way) {
+    return [this, &way](std::span<const std::byte> said) { way.send(0, {said}, now_); };
   };
-  say(sender_, forth_);
-  while (const auto packet = sender_.next_packet(now_))
+  say_all(sender, now_, into(forth_));
+  while (const auto packet = sender.next_packet(now_))
     packets_.send(0, {packet->header, packet->data[0], packet->data[1]}, now_);
-  say(sender_, forth_);
-  say(receiver_, back_);
+  say_all(sender, now_, into(forth_));
+  say_all(receiver_.machine(), now_, into(back_));
 }
 
 void lossy_way::take() {
-  while (const auto packet = packets_.receive(now_)) receiver_.on_datagram(packet->bytes, now_);
-  while (const auto message = forth_.receive(now_)) receiver_.on_control(read(message->bytes), now_);
-  while (const auto message = back_.receive(now_)) sender_.on_control(read(message->bytes));
+  while (const auto packet = packets_.receive(now_)) receiver_.machine().on_datagram(packet->bytes, now_);
+  while (const auto message = forth_.receive(now_))
+    receiver_.machine().on_control(read(message->bytes), now_);
+  while (const auto message = back_.receive(now_)) sender_.machine().on_control(read(message->bytes));
 }
 
 bounded::control_message lossy_way::read(std::span<const std::byte> bytes) {
@@ -100,19 +89,6 @@ bounded::control_message lossy_way::read(std::span<const std::byte> bytes) {
   const bounded::control_message message = bounded::read_control(bytes, limits_, check_, error);
   if (error) throw link_error("a control message to " + ranks_.name + " is bad: " + error.message());
   return message;
-}
-
-transfer_cost lossy_way::cost_so_far() const {
-  transfer_cost cost;
-  const bounded::sender_counters& sent = sender_.counters();
-  const bounded::receiver_counters& received = receiver_.counters();
-  cost.packets = sent.packets;
-  cost.repeated = sent.repeated;
-  cost.wire_bytes = sent.wire_bytes;
-  cost.duplicate = received.of(bounded::packet_fate::duplicate);
-  // Those that come when the next transfer has begun are stale to it.
-  cost.late = received.of(bounded::packet_fate::late) + received.of(bounded::packet_fate::stale);
-  return cost;
 }
 
 }  // namespace resnet50_ps

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "messages/transfer.hpp"
+#include "messages/transfer_ends.hpp"
 
 namespace resnet50_ps {
 
@@ -39,18 +39,17 @@ class lossy_way {
   sent_frame transfer(const lamina::bounded::frame_chunks& frame, const lamina::bounded::obligations& beside);
 
   /// What has arrived by it: the frame, holes being zeros, and what is known of it.
-  std::span<const std::byte> frame() const { return receiver_.frame(); }
-  arrived_frame arrived() const;
+  std::span<const std::byte> frame() const { return receiver_.machine().frame(); }
+  arrived_frame arrived() const { return receiver_.result(last_); }
 
  private:
   void send();
   void take();
   lamina::bounded::control_message read(std::span<const std::byte> bytes);
-  transfer_cost cost_so_far() const;
 
   ends ranks_;
-  lamina::bounded::bounded_sender sender_;
-  lamina::bounded::bounded_receiver receiver_;
+  sending_end sender_;
+  receiving_end receiver_;
   lamina::bounded::lossy_channel packets_;
   lamina::bounded::lossy_channel forth_;  // control messages
   lamina::bounded::lossy_channel back_;

@@ -21,6 +21,8 @@ struct transfer_cost {
   std::uint64_t late = 0;        ///< arrived when the transfer had ended
   std::uint64_t wire_bytes = 0;  ///< of all packets, with all headers
   std::uint64_t rounds = 0;      ///< of the transfer that had the most
+  std::uint64_t transfers = 0;   ///< of which the rates are
+  double rate_bits = 0;          ///< bits a second at which each was sent at its end: their sum
 
   transfer_cost& operator+=(const transfer_cost& more) {
     elements += more.elements;
@@ -31,11 +33,15 @@ struct transfer_cost {
     late += more.late;
     wire_bytes += more.wire_bytes;
     rounds = std::max(rounds, more.rounds);
+    transfers += more.transfers;
+    rate_bits += more.rate_bits;
     return *this;
   }
   double lost_share() const {
     return elements == 0 ? 0 : static_cast<double>(lost_elements) / static_cast<double>(elements);
   }
+  /// Bits a second, mean over the transfers.
+  double rate() const { return transfers == 0 ? 0 : rate_bits / static_cast<double>(transfers); }
 };
 
 /// What its sender knows of a frame that was sent. Over a way that loses nothing there is nothing to know.

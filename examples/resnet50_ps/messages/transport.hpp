@@ -36,6 +36,18 @@ class peers_lost : public link_error {
   std::vector<std::size_t> ranks_;
 };
 
+/// The same of a frame: what became of it where others were to get it as well.
+class frame_lost : public peers_lost {
+ public:
+  frame_lost(const peers_lost& loss, std::vector<sent_frame> sent)
+      : peers_lost(loss), sent_(std::move(sent)) {}
+  /// As send_frame() would have said it; of the lost ones nothing.
+  const std::vector<sent_frame>& sent() const noexcept { return sent_; }
+
+ private:
+  std::vector<sent_frame> sent_;
+};
+
 /// What a message is.
 enum class message_kind : std::uint64_t {
   sign_of_life,  ///< the transport's own, see show_life(): nobody receives it
@@ -56,7 +68,7 @@ const char* describe(message_kind kind);
 
 using byte_segments = std::span<const std::span<const std::byte>>;
 
-/// What arrived from a peer, in memory that this shares.
+/// What arrived from a peer, in memory that this shares; without an owner it stands until the next message of this peer is asked for.
 struct message {
   std::size_t sender = 0;  ///< its place in the list of ranks that the message was asked of
   message_kind kind = message_kind::sign_of_life;
@@ -64,6 +76,8 @@ struct message {
   std::shared_ptr<const void> owner;
   /// What is known of a frame that came over a way which loses some of it, where holes are zeros; nullptr: all of it is there.
   std::shared_ptr<const arrived_frame> transfer = {};
+  /// What was sent behind a frame, where that comes apart from it.
+  std::span<const std::byte> behind = {};
 };
 
 /// What is to be sent: segments anywhere in memory, and a share in that memory. A send to a rank that is lost may never end,
@@ -117,7 +131,7 @@ class transport {
   /// The same to each; returns when all have been sent, after which only the sends to lost ranks still need the memory.
   virtual void send(std::span<const std::size_t> to, message_kind kind, const payload& what) = 0;
   /// The same frame to each; returns when each has as much of it as it must, and says what that is. Of a transport that loses
-  /// nothing, as this one, it is send(), and all of it.
+  /// nothing, as this one, it is send(), and all of it. A receiver that is lost ends its own transfer alone: frame_lost.
   ///
   /// \param of_each  what each receiver must get whatever the bound says: none, or one a receiver; without chunks of the frame all of
   ///                 them are empty, or it throws std::logic_error
@@ -134,6 +148,8 @@ class transport {
   /// A message to one rank and one from another, or the same, both on their way at once: for ranks of which none could
   /// take what comes while it waits for its own to go.
   virtual message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) = 0;
+  /// What this end counted of its packets, by name, for the records; nothing where there are none.
+  virtual std::vector<std::pair<std::string, std::uint64_t>> counters() { return {}; }
   /// For a rank that is long at work, to be called now and then: whoever waits for it does not take it for lost.
   virtual void show_life() {}
 };

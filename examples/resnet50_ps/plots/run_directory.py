@@ -6,7 +6,7 @@ A run directory holds two files:
 config.json: an object with "name" (what to call the run in legends), "options" (object of the command line),
 "workers" (int) and "model": {"elements": N, "layers": [{"name": "conv1.weight", "elements": 9408}, ...]}.
 
-metrics.jsonl: one JSON object a line, of two kinds. A step:
+metrics.jsonl: one JSON object a line, of two kinds, and at the end of a run over UDP one of "counters", of no picture. A step:
   {"step": 1, "loss": 6.9, "accuracy": 0.01, "sent_up": 0.066, "sent_down": 0.12, "worker_seconds": 0.4,
    "server_seconds": 0.05, "communication_seconds": 0.2, "total_seconds": 0.65, "learning_rate": 0.01,
    "threshold": 0.002, "arrived": [0, 5, 7], "staleness": 0.0}
@@ -106,7 +106,7 @@ def _add(run: Run, entry: Any, where: str) -> None:
     elif isinstance(entry, dict) and "evaluation_after_step" in entry:
         point = {name: _number(entry, name, where) for name in EVALUATION}
         run.evaluations.append({"step": _whole(entry, "evaluation_after_step", where), **point})
-    else:
+    elif not (isinstance(entry, dict) and "counters" in entry):
         raise BadRun(f"{where} is neither a step nor an evaluation")
 
 

@@ -83,6 +83,7 @@ nlohmann::ordered_json json_of(const step_metrics& step) {
         {"wire_bytes_up", up.wire_bytes},
         {"wire_bytes_down", down.wire_bytes},
         {"rounds", both.rounds},
+        {"rate", both.rate()},
     });
   }
   if (!step.overlap) return line;
@@ -157,7 +158,7 @@ void run_log::take_up_metrics() {
     std::ifstream before(path);
     for (std::string line; std::getline(before, line);) {
       const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (json.is_discarded()) continue;
+      if (json.is_discarded() || json.contains("counters")) continue;
       // The evaluation after the last of them is made anew.
       const bool is_step = json.contains("step");
       if (is_step ? json["step"] > run_.steps_done : json["evaluation_after_step"] >= run_.steps_done)
@@ -216,6 +217,13 @@ void run_log::record_evaluation(std::uint64_t step, const evaluation& seen) {
                                        {"top1", seen.top1_accuracy()},
                                        {"top5", seen.top5_accuracy()},
                                        {"elapsed_seconds", elapsed_seconds_}};
+  write_line(line.dump());
+}
+
+void run_log::record_counters(const std::vector<std::pair<std::string, std::uint64_t>>& counters) {
+  if (counters.empty()) return;
+  nlohmann::ordered_json line;
+  for (const auto& [name, count] : counters) line["counters"][name] = count;
   write_line(line.dump());
 }
 

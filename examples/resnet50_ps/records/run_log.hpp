@@ -7,6 +7,7 @@
 #include <lamina/layout.hpp>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "records/metrics.hpp"
@@ -35,7 +36,7 @@ struct run_result {
 
 /// Prints steps as they come, on a terminal above a line that says how far the run is, and writes them into a run
 /// directory where one is asked for: config.json says what was run, metrics.jsonl has a line for each step and each
-/// evaluation. `./examples/resnet50_ps/plot DIRECTORY` draws them.
+/// evaluation, and one of counters at the end where packets were counted. `./examples/resnet50_ps/plot DIRECTORY` draws them.
 class run_log {
  public:
   struct run {
@@ -54,6 +55,9 @@ class run_log {
 
   void record(const step_metrics& step);
   void record_evaluation(std::uint64_t step, const evaluation& seen);
+
+  /// What was counted in the whole run, by name; nothing if there is nothing.
+  void record_counters(const std::vector<std::pair<std::string, std::uint64_t>>& counters);
 
   run_result result() const;
 

@@ -24,13 +24,19 @@ class keyed_check {
 
   /// Of these bytes as if they were joined.
   [[nodiscard]] std::uint64_t of(std::initializer_list<std::span<const std::byte>> pieces) noexcept {
+    begin();
+    for (const auto piece : pieces) add(piece);
+    return value();
+  }
+  /// The same in steps, for who has any number of pieces.
+  void begin() noexcept {
     // The same seed as before, so that xxHash derives its own secret from it but once.
     XXH3_64bits_reset_withSeed(&state_, secret_);
-    for (const auto piece : pieces) {
-      if (!piece.empty()) XXH3_64bits_update(&state_, piece.data(), piece.size());
-    }
-    return XXH3_64bits_digest(&state_);
   }
+  void add(std::span<const std::byte> piece) noexcept {
+    if (!piece.empty()) XXH3_64bits_update(&state_, piece.data(), piece.size());
+  }
+  [[nodiscard]] std::uint64_t value() noexcept { return XXH3_64bits_digest(&state_); }
 
  private:
   std::uint64_t secret_;
