@@ -34,7 +34,8 @@ def model(output: pathlib.Path) -> pathlib.Path:
 
 
 def metrics(output: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (output / "with" / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (output / "with" / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "counters" not in line]
 
 
 def learnt(output: pathlib.Path) -> tuple[list[dict], bytes]:
