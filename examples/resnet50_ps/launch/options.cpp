@@ -20,7 +20,7 @@ const CLI::Validator at_least_one(
 
 // What depends on other options.
 void set_defaults(resnet50_ps::options& options) {
-  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.02F : 0.01F;
+  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.1F : 0.01F;
   if (options.selection.empty()) options.selection = options.mode == "async" ? "local" : "agreed";
   if (!options.runs.empty()) return;
   const bool has_checkpoints = options.checkpoint_period_steps > 0 || options.resume;
@@ -160,7 +160,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->check(CLI::IsMember({"mpi", "udp", "inprocess"}))
       ->group(server);
   app.add_option("--learning-rate", options.learning_rate,
-                 "of SGD; 0: 0.02 for synthetic, 0.01 for photographs")
+                 "of SGD; 0: 0.1 for synthetic, 0.01 for photographs")
       ->check(finite)
       ->check(CLI::NonNegativeNumber)
       ->group(server);
@@ -239,7 +239,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
       ->group(sockets);
   app.add_option("--link-rate", options.link_rate_bits,
                  "bits a second of each machine's link; 0: not known, and found out by loss")
-      ->check(counted)
+      ->check(link_rate)
       ->group(sockets);
   app.add_option("--mtu", options.mtu,
                  "largest packet of the network, in bytes with its headers of IP and UDP")

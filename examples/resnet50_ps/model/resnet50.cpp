@@ -36,6 +36,8 @@ class bottleneck_impl : public torch::nn::Module {
         bn2_(register_module("bn2", normalisation_layer(open_gate, width))),
         conv3_(register_module("conv3", convolution(width, width * bottleneck_expansion, 1, 1))),
         bn3_(register_module("bn3", normalisation_layer(open_gate, width * bottleneck_expansion))) {
+    // A block begins as its shortcut: else the loss rises at first (Goyal et al. 2017, section 5.1).
+    torch::nn::init::zeros_(bn3_->weight);
     const std::int64_t out = width * bottleneck_expansion;
     if (stride == 1 && in == out) return;
     downsample_ = register_module("downsample", torch::nn::Sequential(convolution(in, out, 1, stride),
