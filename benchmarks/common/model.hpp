@@ -26,8 +26,14 @@ inline lamina::layout read_layers(const std::string& path) {
     lamina::layer layer;
     std::istringstream text(line);
     text >> layer.name;
-    for (std::size_t extent; text >> extent; text.ignore()) layer.shape.push_back(extent);
-    if (!text.eof()) throw std::runtime_error(path + ": this is no layer: " + line);
+    bool goes_on = true;
+    while (goes_on && (text >> std::ws).peek() != '-') {
+      std::size_t extent = 0;
+      if (!(text >> extent)) break;
+      layer.shape.push_back(extent);
+      goes_on = text.get() == 'x';
+    }
+    if (goes_on || !text.eof()) throw std::runtime_error(path + ": this is no layer: " + line);
     layers.push_back(std::move(layer));
   }
   return lamina::layout(std::move(layers));

@@ -239,6 +239,7 @@ TEST_CASE("refusals: local updates name what they cannot be with") {
       {{"--updates", "local", "--outer-momentum", "1"}, "the outer momentum must lie in [0, 1)"},
       {{"--updates", "local", "--outer-momentum", "0.9", "--outer-period", "0.5"},
        "the outer period must be 0, or lie in [1, 65536]"},
+      {{"--updates", "local", "--outer-period", "5"}, "--outer-period needs --outer-momentum"},
       {{"--updates", "local", "--payload", "int5"}, "--payload"},
   });
 }

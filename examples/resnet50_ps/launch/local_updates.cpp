@@ -79,6 +79,8 @@ std::string mistake_in_local_updates(const options& given) {
     return local + " needs --topology ps or allreduce, not --topology " + given.topology;
   if (given.mode != "sync") return local + " needs --mode sync";
   if (given.degraded) return local + " needs workers that all stay: not --degraded";
+  if (given.outer_period_steps && given.outer_momentum == 0)
+    return "--outer-period needs --outer-momentum, which stands for so many steps";
   if (given.residual_momentum > 0)
     return local +
            ": a drift has no momentum of its own; use --momentum, of the workers' SGD, in place of "

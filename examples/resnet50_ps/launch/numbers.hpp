@@ -26,4 +26,14 @@ inline const CLI::Validator finite(
     },
     "");
 
+/// Takes bits a second of a link. So slow a one as 1 b/s has a packet under way for hours.
+inline const CLI::Validator link_rate(
+    [](const std::string& text) {
+      const std::string mistake = counted(text);
+      if (!mistake.empty() || text.find_first_not_of('0') == std::string::npos) return mistake;
+      return text.size() - text.find_first_not_of('0') < 7 ? text + " is neither 0 nor at least 1000000"
+                                                           : std::string();
+    },
+    "");
+
 }  // namespace resnet50_ps

@@ -5,19 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <lamina/bounded/bounded.hpp>
-#include <utility>
 #include <vector>
 
 #include "loops/losses.hpp"
 #include "messages/mpi_transport.hpp"
-#include "messages/udp/rendezvous.hpp"
 #include "messages/udp/udp_transport.hpp"
+#include "messages/udp/whole_meeting.hpp"
 
 namespace resnet50_ps {
 namespace {
-
-namespace bounded = lamina::bounded;
 
 frame_options frames_of(const training& run, const replica& local) {
   const loss_plan losses = plan_of(run, 0).losses;
@@ -30,19 +26,7 @@ frame_options frames_of(const training& run, const replica& local) {
           .has_tags = losses.has_tags};
 }
 
-bounded::hello_body hello_of(const frame_options& frames, std::size_t rank, std::size_t ranks,
-                             std::size_t mtu) {
-  return {.rank = static_cast<std::uint32_t>(rank),
-          .ranks = static_cast<std::uint32_t>(ranks),
-          .element_type = 1,
-          .payload_type = static_cast<std::uint8_t>(frames.gradients.type()),
-          .fingerprint = frames.gradients.parts().fingerprint(),
-          .chunk_elements = static_cast<std::uint32_t>(frames.gradients.chunk_elements()),
-          .mtu = static_cast<std::uint32_t>(mtu)};
-}
-
-udp_transport_options options_of(const training& run, const replica& local, std::size_t rank,
-                                 std::uint64_t secret) {
+udp_transport_options options_of(const training& run, const replica& local, std::size_t rank) {
   const resnet50_ps::options& options = run.options;
   const topology& who = run.topology;
   return {
@@ -51,7 +35,6 @@ udp_transport_options options_of(const training& run, const replica& local, std:
       .takes_gradients = who.is_server(rank),
       .peers = who.peers_of(rank),
       .frames = frames_of(run, local),
-      .secret = secret,
       .link_bits = options.link_rate_bits,
       // The clients send to the server at the same time; it sends to all of them over one link, which they share in turns.
       .senders =
@@ -80,29 +63,8 @@ std::unique_ptr<transport> meet_over_udp(const training& run, const replica& loc
   int number = 0;
   check_mpi(MPI_Comm_rank(run.communicator, &number), "MPI_Comm_rank");
   const auto rank = static_cast<std::size_t>(number);
-  const rank_names name_of = [&run](std::size_t each) { return run.topology.name_of(each); };
-  open_sockets here = open_paths(
-      run.paths, {.inject_loss = options.inject_loss, .inject_seed = options.inject_seed << 8U | rank});
-  const rendezvous met = exchange_addresses(run.communicator, addresses_of(here), name_of);
-
-  udp_transport_options how = options_of(run, local, rank, met.secret);
-  std::vector<endpoint> listeners;
-  for (const rank_addresses& each : met.ranks) listeners.push_back(each.control);
-  std::vector<descriptor> connections = meet(here.control, how.peers, listeners,
-                                             {.rank = rank,
-                                              .hello = hello_of(how.frames, rank, how.ranks, options.mtu),
-                                              .secret = met.secret,
-                                              .name_of = name_of,
-                                              .timeout = std::chrono::seconds(2 * options.timeout_seconds)});
-  std::vector<met_rank> peers;
-  for (std::size_t i = 0; i < connections.size(); ++i) {
-    const rank_addresses& theirs = met.ranks[how.peers[i]];
-    const unsigned timeout_ms =
-        static_cast<unsigned>(std::chrono::milliseconds(how.timeout_of(how.peers[i])).count());
-    set_control_options(connections[i].get(), timeout_ms);
-    peers.push_back({std::move(connections[i]), {theirs.data.begin(), theirs.data.begin() + theirs.paths}});
-  }
-  return std::make_unique<udp_transport>(std::move(how), std::move(here.paths), std::move(peers));
+  return meet_over_udp(run.communicator, options_of(run, local, rank), run.paths,
+                       {.inject_loss = options.inject_loss, .inject_seed = options.inject_seed << 8U | rank});
 }
 
 std::string describe_udp(const resnet50_ps::options& options) {

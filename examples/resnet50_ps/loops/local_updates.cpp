@@ -163,10 +163,10 @@ class updates_from_server {
  public:
   updates_from_server(worker_link& server, drifting_worker& own) : server_(server), own_(own) {}
 
-  /// Takes those that are on their way.
+  /// Takes those that are on their way. The clock of the step goes on.
   void take() {
     while (arrived_.size() < own_.compressor().steps_under_way())
-      arrived_.push_back(server_.receive_parameters());
+      arrived_.push_back(server_.receive(message_kind::parameters));
   }
   /// Applies all but the last so many.
   void apply(std::uint64_t but) {

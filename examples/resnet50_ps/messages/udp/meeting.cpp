@@ -18,6 +18,8 @@ namespace {
 namespace bounded = lamina::bounded;
 using clock = std::chrono::steady_clock;
 
+// A HELLO is sent at once: who has not said it by then may have to make room.
+constexpr std::chrono::milliseconds shortest_stay{250};
 constexpr std::size_t hello_bytes = bounded::control_header_bytes + 40;
 
 descriptor stream_socket(const endpoint& of) {
@@ -133,7 +135,8 @@ class round_table {
   }
 
   void wait() {
-    std::vector<pollfd> ready = {{here_.descriptor_number(), POLLIN, 0}};
+    if (is_full()) make_room();
+    std::vector<pollfd> ready = {{here_.descriptor_number(), static_cast<short>(is_full() ? 0 : POLLIN), 0}};
     for (const guest& each : guests_) {
       const bool must_greet = each.called && !each.is_greeted;
       ready.push_back({each.connection.get(), static_cast<short>(must_greet ? POLLOUT : POLLIN), 0});
@@ -144,17 +147,20 @@ class round_table {
   }
 
   void accept_all() {
-    for (;;) {
+    while (!is_full()) {
       descriptor come(accept4(here_.descriptor_number(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!come.is_open()) return;
-      // The oldest that says nothing makes room.
-      if (guests_.size() >= 2 * std::size_t{options_.hello.ranks}) {
-        const auto silent = std::ranges::find_if(guests_, [](const guest& each) { return !each.called; });
-        if (silent == guests_.end()) return;
-        guests_.erase(silent);
-      }
       guests_.emplace_back().connection = std::move(come);
     }
+  }
+
+  bool is_full() const { return guests_.size() >= 2 * std::size_t{options_.hello.ranks}; }
+
+  // The oldest that says nothing leaves. Whoever has just come has not been listened to yet: a crowd must not push it out.
+  void make_room() {
+    const auto silent = std::ranges::find_if(
+        guests_, [](const guest& each) { return !each.called && clock::now() > each.since + shortest_stay; });
+    if (silent != guests_.end()) guests_.erase(silent);
   }
 
   // Whether it is still to be listened to.
