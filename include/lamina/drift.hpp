@@ -142,7 +142,8 @@ class drift_compressor {
   /// The last selection.
   [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
 
-  /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack() or apply().
+  /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack(), apply() or
+  /// commit(delivery).
   /// x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
   template <detail::indexed Shared, detail::indexed Local>
   const encoded_frame& encode(const Shared& shared, const Local& local) {
@@ -198,13 +199,16 @@ class drift_compressor {
   }
   /// It has reached the outer step in part, which takes zeros for what was lost: that is not under way, and so stays in the
   /// drift. Ages, allowance and the parts that are held until the update are as after commit(), so that agreed selection stays
-  /// agreed whatever each worker lost. Of a complete delivery it is commit().
+  /// agreed whatever each worker lost. Of a complete delivery it is commit(); else the frame is gone with it, as its segments may point
+  /// to what was lost.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
   /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
   void commit(const delivery& arrived) {
     check_encoded();
     detail::check_delivery("commit", arrived, chosen(), options_.payload);
+    if (arrived.is_complete()) return commit();
+    encoder_.forget();
     detail::flight<T>& next = flights_.next();
     T* r = next.elements.data();
     for (const std::size_t part : next.parts) {

@@ -52,6 +52,15 @@ def other_workers(at: pathlib.Path) -> None:
     require(merged.returncode == 0 and "resumed after step 2" in merged.stdout, merged.stderr)
 
 
+def all_damaged(at: pathlib.Path) -> None:
+    """Where no checkpoint is good, a run that was to go on does not begin anew."""
+    require(run(command(at, *AT_THE_END, steps=2)).returncode == 0, "the run fails")
+    for each in checkpoints(at):
+        each.write_bytes(each.read_bytes()[:-1000])
+    refused = run(command(at, *AT_THE_END, "--resume", steps=4))
+    require(refused.returncode != 0 and "can be taken up" in refused.stderr, refused.stderr)
+
+
 def killed_run(at: pathlib.Path) -> None:
     """A run that is killed and resumed equals an uninterrupted one."""
     whole, killed = at / "whole", at / "killed"
@@ -87,7 +96,7 @@ def main() -> None:
                 partial(other_topology, at / "allreduce", 2, "--topology", "allreduce", "--selection", "agreed"),
                 partial(other_topology, at / "overlap", 2, "--topology", "allreduce", "--selection", "agreed", "--decide", "ahead",
                         "--overlap", "step"),
-                partial(other_workers, at / "other_workers"))
+                partial(other_workers, at / "other_workers"), partial(all_damaged, at / "all_damaged"))
 
 
 main()

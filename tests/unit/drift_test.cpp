@@ -529,14 +529,17 @@ TEST_CASE("drift: a delivery that does not fit is refused, and what was encoded 
   CHECK_THROWS_WITH(compressor.commit(lamina::delivery(none, 64)),
                     Catch::Matchers::Contains("nothing to commit"));
   compressor.observe_all(x, y);
-  compressor.encode(x, y);
+  const lamina::encoded_frame& frame = compressor.encode(x, y);
   CHECK_THROWS_WITH(compressor.commit(lamina::delivery(none, 64)),
                     Catch::Matchers::Contains("the delivery is of another frame"));
   CHECK_THROWS_WITH(compressor.commit(lamina::delivery(compressor.chosen(), 65)),
                     Catch::Matchers::Contains("64"));
   CHECK(compressor.steps_under_way() == 0);
-  compressor.commit(lamina::delivery(compressor.chosen(), 64));
+  lamina::delivery arrived(compressor.chosen(), 64);
+  arrived.lose(0, 0);
+  compressor.commit(arrived);
   CHECK(compressor.steps_under_way() == 1);
+  CHECK(frame.segments().empty());
 }
 
 TEST_CASE("drift: whoever overwrites in place of shifting loses what was done meanwhile", "[control]") {

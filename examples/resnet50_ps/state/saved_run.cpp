@@ -198,6 +198,8 @@ bool has_checkpoints(const training& run) {
 server_state load_checkpoint(const training& run, const replica& local) {
   const auto newest = newest_checkpoint(
       directory_of(run), [](const std::string& why) { fmt::print(stderr, "resnet50_ps: {}\n", why); });
+  if (!newest && has_checkpoints(run))
+    throw std::runtime_error("no checkpoint in " + directory_of(run) + " can be taken up");
   if (!newest) return {};
   const std::string file = newest->file().string();
   if (const std::string now = configuration_of(run, local.model()),
@@ -226,8 +228,9 @@ server_state load_checkpoint(const training& run, const replica& local) {
   const std::string before = text_in(*newest, "workers");
   if (const std::string now = workers_of(run.topology); now != before) {
     if (!run.options.merge_residuals) {
-      const std::string hint =
-          run.options.topology == "hybrid" ? "" : "; --merge-residuals takes it up with others";
+      const std::string hint = run.options.topology == "hybrid" || run.options.updates == "local"
+                                   ? ""
+                                   : "; --merge-residuals takes it up with others";
       throw std::runtime_error(
           fmt::format("the checkpoint {} is of {}, not of {}{}", file, before, now, hint));
     }
