@@ -85,7 +85,9 @@ TEST_CASE("ResNet-50 v1 has its strides in the first convolution of a stage") {
   }
 }
 
-TEST_CASE("ResNet-50 starts with He-normal convolutions and neutral batch norms") {
+TEST_CASE(
+    "ResNet-50 starts with He-normal convolutions, neutral batch norms, and blocks that are their "
+    "shortcuts") {
   torch::manual_seed(1);
   resnet50 model(model_options{10, stem::standard});
   const torch::OrderedDict<std::string, torch::Tensor> parameters = model->named_parameters();
@@ -93,7 +95,8 @@ TEST_CASE("ResNet-50 starts with He-normal convolutions and neutral batch norms"
   const torch::Tensor convolution = parameters["layer4.1.conv2.weight"];
   REQUIRE(std::abs(convolution.std().item<double>() - std::sqrt(2 / fan_out)) <
           1e-3 * std::sqrt(2 / fan_out));
-  REQUIRE((parameters["layer4.1.bn3.weight"] == 1).all().item<bool>());
+  REQUIRE((parameters["layer4.1.bn2.weight"] == 1).all().item<bool>());
+  REQUIRE((parameters["layer4.1.bn3.weight"] == 0).all().item<bool>());
   REQUIRE((parameters["layer4.1.bn3.bias"] == 0).all().item<bool>());
 }
 
@@ -110,8 +113,12 @@ TEST_CASE("both stems of ResNet-50 give one row of logits for each image") {
   }
 }
 
-TEST_CASE("every parameter of ResNet-50 gets a gradient") {
+TEST_CASE("every parameter of ResNet-50 gets a gradient once blocks are more than their shortcuts") {
   resnet50 model(model_options{10, stem::standard});
+  for (const auto& item : model->named_parameters()) {
+    const torch::NoGradGuard no_grad;
+    if (item.key().ends_with("bn3.weight")) torch::nn::init::ones_(item.value());
+  }
   model->forward(torch::rand({2, 3, 64, 64})).square().sum().backward();
   for (const auto& item : model->named_parameters()) {
     INFO(item.key());

@@ -235,5 +235,15 @@ TEST_CASE("addresses: networks are read, and others refused by name") {
       local_paths("203.0.113.0/24", false),
       Contains("--interface 203.0.113.0/24: no address of this machine lies in it") && Contains("127.0.0.1"));
   CHECK(local_paths("127.0.0.0/8,127.0.0.1", false).size() == 2);
+  std::vector<endpoint> own;
+  try {
+    own = local_paths("", false);
+  } catch (const std::invalid_argument&) {  // a machine that has loopback alone
+  }
+  if (!own.empty() && own[0].is_v6 == 0) {
+    const std::string text = text_of(own[0]).substr(0, text_of(own[0]).find(':'));
+    CHECK_THROWS_WITH(local_paths(text + "," + text + "/8", false),
+                      Contains("is the address of a path already"));
+  }
   CHECK_THROWS_WITH(local_paths("127.0.0.1,::1", true), Contains("IPv6"));
 }

@@ -148,7 +148,8 @@ std::vector<endpoint> local_paths(const std::string& interfaces, bool is_one_mac
       throw std::invalid_argument("--interface " + text +
                                   ": no address of this machine lies in it; its own are: " + list_of(own));
     }
-    if (std::ranges::find(paths, *found) != paths.end()) {
+    // Loopback has one address for any number of paths, to try them on one machine.
+    if (!is_loopback(*found) && std::ranges::find(paths, *found) != paths.end()) {
       throw std::invalid_argument("--interface " + text + ": " + text_of(*found) +
                                   " is the address of a path already");
     }
