@@ -24,6 +24,18 @@ def study_parser(name: str, description: str | None, steps: int, output: str) ->
     return parser
 
 
+def recorded(name: str) -> str:
+    """The command line as results keep it: without where the program lies and where the results go, which are of one machine."""
+    shown = []
+    words = iter(sys.argv[1:])
+    for word in words:
+        if word in ("--program", "--output"):
+            next(words, None)
+        elif not word.startswith(("--program=", "--output=")):
+            shown.append(f'"{word}"' if " " in word else word)
+    return " ".join([f"./benchmarks/network/{name}", *shown])
+
+
 def run(name: str, main: Callable[[], None]) -> None:
     """Runs main; what a user can mend is said in one line, and a termination tidies up as an error does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -107,7 +107,6 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     if given.output is None:
         given.output = pathlib.Path("build/network-trained" if given.train else "build/network")
-    given.shown = [each for each in sys.argv[1:] if each not in ("--program", given.program)]
     if given.steps < WARM_UP_STEPS + 3:
         parser.error(f"--steps needs at least {WARM_UP_STEPS + 3}")
     if given.quick:
@@ -139,11 +138,10 @@ def machine() -> dict:
 
 
 def environment(given: argparse.Namespace) -> dict:
-    shown = [f'"{each}"' if " " in each else each for each in given.shown]
     return {
         **machine(),
         "compute": "trained" if given.train else "replayed at the paper's pace",
-        "command": " ".join(["./benchmarks/network/run", *shown]),
+        "command": command.recorded("run"),
     }
 
 

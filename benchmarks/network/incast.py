@@ -134,7 +134,6 @@ def parse() -> argparse.Namespace:
     if not chosen:
         parser.error("none of these rows is run at these rates")
     given.chosen = chosen
-    given.shown = [each for each in sys.argv[1:] if each not in ("--program", given.program)]
     return given
 
 
@@ -144,8 +143,7 @@ def main() -> None:
     given.layers = given.output / "layers.txt"
     write_layers(given.layers)
     results, done = incast_report.read(given.output), set()
-    shown = [f'"{each}"' if " " in each else each for each in given.shown]
-    environment = {**machine(), "command": " ".join(["./benchmarks/network/incast", *shown])}
+    environment = {**machine(), "command": command.recorded("incast")}
     running = those_that_run(given, given.chosen)
     if not running:
         raise RuntimeError("none of these transports runs here")

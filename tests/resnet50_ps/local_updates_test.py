@@ -48,6 +48,12 @@ def losses(output: pathlib.Path) -> list[float]:
     return [line["loss"] for line in metrics(output) if "step" in line]
 
 
+def timed(at: pathlib.Path) -> None:
+    """With a delay the server's answer comes behind the computation, of 0.2 s at least, which stays the worker's."""
+    steps = [line for line in metrics(train(at, *LATER)) if "step" in line]
+    require(all(step["worker_seconds"] >= 0.2 for step in steps), f"computation is not the worker's: {steps}")
+
+
 def every_way(at: pathlib.Path) -> None:
     """A server and sums among the workers, MPI and one process: the same, digit for digit. A delay is not the same."""
     for options in (LOCAL, [*LATER, *SMALL]):
@@ -111,7 +117,7 @@ def three_workers(at: pathlib.Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
-        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small, three_workers)))
+        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small, three_workers, timed)))
 
 
 main()

@@ -208,6 +208,13 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
   CHECK_THAT(refusal_of(halves, 3), Catch::Matchers::Contains("needs a power of two of workers, not 3"));
 }
 
+TEST_CASE("refusals: a link that is too slow for packets is named") {
+  require_refused(
+      {{{"--transport", "udp", "--link-rate", "1"}, "--link-rate: 1 is neither 0 nor at least 1000000"},
+       {{"--transport", "udp", "--link-rate", "000999999"}, "is neither 0 nor at least 1000000"},
+       {{"--transport", "udp", "--link-rate", "-1"}, "-1 is not a whole number"}});
+}
+
 TEST_CASE("refusals: local updates name what they cannot be with") {
   const std::string local = "--updates local";
   CHECK(refusal_of({"--updates", "local", "--delay", "64", "--down-payload", "int4", "--outer-momentum",

@@ -2,7 +2,6 @@
 #include "loops/local_updates.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <lamina/aggregator.hpp>
 #include <lamina/codec.hpp>
@@ -263,20 +262,10 @@ void serve_local_updates(server_link& workers, const replica& local, const serve
   }
   for (std::uint64_t step = from.step + 1;; ++step) {
     if (plan.averages_statistics_before(step)) workers.average();
-    if (plan.is_over(step)) {
-      const std::vector<pushed> last = workers.receive_last_reports();
-      check_replicas(last, local, step, workers);
-      return log.finished(last, step);
-    }
+    if (plan.is_over(step)) return finish(workers, local, step, log);
     if (plan.agrees_on_selection) workers.average();
 
-    const std::vector<pushed> updates = workers.receive_gradients();
-    check_replicas(updates, local, step, workers);
-    log.received(updates, step);
-    for (const pushed& each : updates) {
-      read_from(workers.name_of(each.sender),
-                [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
-    }
+    const std::vector<pushed> updates = take_frames(workers, local, step, log, aggregator);
     for (const std::size_t l : aggregator.arrived().sent()) {
       const std::span<float> mean = std::span(changes).subspan(model.offset(l), model.sizes()[l]);
       aggregator.mean(l, [&](std::size_t begin, std::span<const float> block) {

@@ -40,6 +40,25 @@ void check_replicas(std::span<const pushed> reports, const replica& local, std::
   }
 }
 
+std::vector<pushed> take_frames(server_link& workers, const replica& local, std::uint64_t step, step_log& log,
+                                lamina::gradient_aggregator<float>& into) {
+  std::vector<pushed> frames = workers.receive_gradients();
+  check_replicas(frames, local, step, workers);
+  log.received(frames, step);
+  for (const pushed& each : frames) {
+    read_from(workers.name_of(each.sender),
+              [&] { into.add(lamina::decode<float>(each.bytes, local.model())); });
+  }
+  if (frames.size() < workers.clients()) into.close();
+  return frames;
+}
+
+void finish(server_link& workers, const replica& local, std::uint64_t step, step_log& log) {
+  const std::vector<pushed> last = workers.receive_last_reports();
+  check_replicas(last, local, step, workers);
+  log.finished(last, step);
+}
+
 std::vector<std::byte> state_of(const sgd& optimizer) {
   return pack(
       std::vector{bytes_of_elements(optimizer.velocity()), bytes_of_elements(optimizer.updated_in())});
@@ -80,21 +99,10 @@ void serve(server_link& workers, const replica& local, const server_options& opt
     log.lost(sent);
 
     if (plan.averages_statistics_before(step)) workers.average();
-    if (plan.is_over(step)) {
-      const std::vector<pushed> last = workers.receive_last_reports();
-      check_replicas(last, local, step, workers);
-      return log.finished(last, step);
-    }
+    if (plan.is_over(step)) return finish(workers, local, step, log);
     if (plan.agrees_on_selection) workers.average();
 
-    const std::vector<pushed> gradients = workers.receive_gradients();
-    check_replicas(gradients, local, step, workers);
-    log.received(gradients, step);
-    for (const pushed& each : gradients) {
-      read_from(workers.name_of(each.sender),
-                [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
-    }
-    if (gradients.size() < workers.clients()) aggregator.close();  // without those that were lost
+    const std::vector<pushed> gradients = take_frames(workers, local, step, log, aggregator);
     optimizer.set_learning_rate(options.learning_rate.at(step));
     for (std::size_t l = 0; l < model.layers(); ++l) {
       // Blocks of the mean go straight into the update; a layer that did not arrive has none and stays untouched.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <lamina/aggregator.hpp>
 #include <lamina/server.hpp>
 #include <optional>
 #include <span>
@@ -71,6 +72,13 @@ void serve_asynchronously(server_link& workers, const replica& local, const serv
 /// Throws link_error, naming the worker, for a report whose hash is of other parameters than the server's; 0 is none.
 void check_replicas(std::span<const pushed> reports, const replica& local, std::uint64_t step,
                     const server_link& workers);
+
+/// Takes the frames of a step from all clients that are left; without those that were lost the step is closed. What comes back is to
+/// be kept until the next step: the aggregator points into it. Throws link_error for a bad frame and for another replica.
+[[nodiscard]] std::vector<pushed> take_frames(server_link& workers, const replica& local, std::uint64_t step,
+                                              step_log& log, lamina::gradient_aggregator<float>& into);
+/// The end of a run: the last reports go into the log. Throws link_error for another replica.
+void finish(server_link& workers, const replica& local, std::uint64_t step, step_log& log);
 
 /// The optimizer's part of a state; and back. Throws link_error for that of another one.
 std::vector<std::byte> state_of(const sgd& optimizer);

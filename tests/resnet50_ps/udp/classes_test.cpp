@@ -2,14 +2,12 @@
 // Packets carry the class of their tag, and control has its own.
 #include <netinet/in.h>
 #include <netinet/udp.h>
-#include <poll.h>
 
-#include <array>
-#include <cstring>
 #include <map>
 #include <string>
 
 #include "catch.hpp"
+#include "classed_datagram.hpp"
 #include "raw_peer.hpp"
 
 namespace {
@@ -18,28 +16,6 @@ using namespace lamina_test;
 using bounded::control_type;
 
 constexpr std::size_t raw = 1;
-
-/// The next packet of a socket: its tag, and its class. False if nothing comes.
-bool read_class(const udp_socket& at, std::uint8_t& tag, std::uint8_t& type_of_service) {
-  std::array<std::byte, 65536> bytes{};
-  alignas(cmsghdr) std::array<std::byte, 256> control{};
-  iovec piece{bytes.data(), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  pollfd ready{at.descriptor_number(), POLLIN, 0};
-  if (poll(&ready, 1, 500) != 1) return false;
-  const ssize_t length = recvmsg(at.descriptor_number(), &message, 0);
-  std::error_code error;
-  tag = bounded::read_packet_header(std::span(bytes).first(static_cast<std::size_t>(length)), error).tag;
-  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr; each = CMSG_NXTHDR(&message, each)) {
-    if (each->cmsg_level == IPPROTO_IP && each->cmsg_type == IP_TOS)
-      std::memcpy(&type_of_service, CMSG_DATA(each), 1);
-  }
-  return !error;
-}
 
 }  // namespace
 
@@ -64,9 +40,12 @@ TEST_CASE(
         REQUIRE(setsockopt(peer.path().descriptor_number(), SOL_UDP, UDP_GRO, &no, sizeof no) == 0);
         peer.run_until(control_type::begin);
         peer.say(control_type::ready, peer.channel.message().header.transfer, 0, {0, 0, 1});
-        std::uint8_t tag = 0;
-        std::uint8_t type_of_service = 0;
-        while (read_class(peer.path(), tag, type_of_service)) classes[tag] = type_of_service;
+        while (const auto packet = next_datagram(peer.path(), 500)) {
+          std::error_code error;
+          const auto header = bounded::read_packet_header(packet->bytes, error);
+          REQUIRE(!error);
+          classes[header.tag] = packet->type_of_service;
+        }
         int control = 0;
         socklen_t length = sizeof control;
         getsockopt(peer.channel.descriptor_number(), IPPROTO_IP, IP_TOS, &control, &length);

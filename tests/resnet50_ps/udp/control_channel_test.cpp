@@ -218,6 +218,20 @@ TEST_CASE("meeting: connections that say nothing are not hoarded, and keep nobod
   CHECK(met.get().size() == 1);
 }
 
+TEST_CASE("meeting: a crowd that comes behind a rank does not push it out before it is heard") {
+  const ranks_given given;
+  const rank_start server = start_rank(given, 0);
+  const rank_start worker = start_rank(given, 1);
+  const std::vector<rank_addresses> all = {server.addresses, worker.addresses};
+  auto other =
+      std::async(std::launch::async, [&] { return meet_all(worker, all, meeting_of(given, 1, 2)).size(); });
+  std::this_thread::sleep_for(200ms);  // it has called, and waits for the server to listen
+  std::vector<descriptor> crowd;
+  for (int i = 0; i < 8; ++i) crowd.push_back(call(server.addresses.control));
+  CHECK(meet_all(server, all, meeting_of(given, 0, 2)).size() == 1);
+  CHECK(other.get() == 1);
+}
+
 TEST_CASE("meeting: both ends name what differs") {
   const ranks_given given;
   const rank_start server = start_rank(given, 0);

@@ -140,9 +140,10 @@ inline std::unique_ptr<udp_transport> join(rank_start here, const std::vector<ra
   return std::make_unique<udp_transport>(std::move(options), std::move(here.sockets.paths), std::move(met));
 }
 
-/// Runs `body` for each rank in a thread of its own. What each threw, as text; empty if nothing.
-inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& given,
-                                          const std::function<void(udp_transport&)>& body) {
+/// Runs `body(rank, here, all)` for each rank in a thread of its own, with what it has opened and where all are. What each
+/// threw, as text; empty if nothing.
+template <class Body>
+std::vector<std::string> run_started(std::size_t ranks, const ranks_given& given, Body body) {
   std::vector<rank_start> starts;
   std::vector<rank_addresses> all;
   for (std::size_t r = 0; r < ranks; ++r) {
@@ -153,8 +154,7 @@ inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& 
   for (std::size_t r = 0; r < ranks; ++r) {
     ends.push_back(std::async(std::launch::async, [&, r, here = std::move(starts[r])]() mutable {
       try {
-        const auto transport = join(std::move(here), all, r, given);
-        body(*transport);
+        body(r, std::move(here), all);
       } catch (const std::exception& error) {
         return std::string(error.what());
       }
@@ -164,6 +164,14 @@ inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& 
   std::vector<std::string> said;
   for (auto& each : ends) said.push_back(each.get());
   return said;
+}
+
+/// The same with a transport of each.
+inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& given,
+                                          const std::function<void(udp_transport&)>& body) {
+  return run_started(ranks, given, [&](std::size_t r, rank_start here, const auto& all) {
+    body(*join(std::move(here), all, r, given));
+  });
 }
 
 /// A frame of small whole numbers, cut.

@@ -124,32 +124,14 @@ inline std::vector<std::string> run_with_raw_peer(const ranks_given& given,
                                                   const std::function<void(udp_transport&)>& body,
                                                   const std::function<void(raw_peer&)>& peer_body,
                                                   std::size_t good_workers = 0) {
-  std::vector<rank_start> starts;
-  std::vector<rank_addresses> all;
-  for (std::size_t r = 0; r < 2 + good_workers; ++r) {
-    starts.push_back(start_rank(given, r));
-    all.push_back(starts.back().addresses);
-  }
-  std::vector<std::future<std::string>> ends;
-  for (std::size_t r = 0; r < starts.size(); ++r) {
-    ends.push_back(std::async(std::launch::async, [&, r, here = std::move(starts[r])]() mutable {
-      try {
-        if (r == 1) {
-          raw_peer peer(given, std::move(here), all);
-          peer_body(peer);
-        } else {
-          const auto transport = join(std::move(here), all, r, given);
-          body(*transport);
-        }
-      } catch (const std::exception& error) {
-        return std::string(error.what());
-      }
-      return std::string();
-    }));
-  }
-  std::vector<std::string> said;
-  for (auto& each : ends) said.push_back(each.get());
-  return said;
+  return run_started(2 + good_workers, given, [&](std::size_t r, rank_start here, const auto& all) {
+    if (r == 1) {
+      raw_peer peer(given, std::move(here), all);
+      peer_body(peer);
+    } else {
+      body(*join(std::move(here), all, r, given));
+    }
+  });
 }
 
 }  // namespace lamina_test

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "classed_datagram.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -142,25 +143,12 @@ TEST_CASE("udp_socket: each packet carries its class") {
     from.put(to.local(), sent.all[i], i % 2 == 0 ? 0x88 : 0x38);
   REQUIRE(from.flush());
   for (std::size_t i = 0; i < sent.all.size(); ++i) {
-    std::array<std::byte, 2048> bytes{};
-    alignas(cmsghdr) std::array<std::byte, 256> control{};
-    iovec piece{bytes.data(), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    pollfd ready{to.descriptor_number(), POLLIN, 0};
-    REQUIRE(poll(&ready, 1, 1000) == 1);
-    REQUIRE(recvmsg(to.descriptor_number(), &message, 0) == 156);
-    std::uint8_t type_of_service = 0;
-    for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
-      if (at->cmsg_level == IPPROTO_IP && at->cmsg_type == IP_TOS)
-        std::memcpy(&type_of_service, CMSG_DATA(at), 1);
-    }
+    const auto come = lamina_test::next_datagram(to, 1000);
+    REQUIRE(come);
+    REQUIRE(come->bytes.size() == 156);
     std::size_t number = 0;
-    std::memcpy(&number, bytes.data(), sizeof number);
-    CHECK(type_of_service == (number % 2 == 0 ? 0x88 : 0x38));
+    std::memcpy(&number, come->bytes.data(), sizeof number);
+    CHECK(come->type_of_service == (number % 2 == 0 ? 0x88 : 0x38));
   }
 }
 
