@@ -48,6 +48,7 @@ struct exchange_options {
   std::uint64_t inject_seed = 1;
   std::string interfaces;
   std::uint64_t link_rate_bits = 0;
+  std::string rate_control = "on";
   std::size_t mtu = 1500;
   bool check = false;
 };
@@ -91,6 +92,9 @@ void add_options(CLI::App& app, exchange_options& options) {
       "it loopback");
   app.add_option("--link-rate", options.link_rate_bits, "with --transport udp: bits a second; 0: not known")
       ->check(link_rate);
+  app.add_option("--rate-control", options.rate_control,
+                 "with --transport udp: on, or off, to see what it is good for: always at the link's rate")
+      ->check(CLI::IsMember({"on", "off"}));
   app.add_option("--mtu", options.mtu, "with --transport udp: bytes")->check(CLI::Range(576, 65535));
   app.add_flag("--check", options.check, "only says whether these options can be meant");
 }
@@ -189,6 +193,7 @@ std::unique_ptr<transport> meet_over_sockets(const exchange_options& options, co
                                    .has_tags = plan.losses.has_tags},
                         .link_bits = options.link_rate_bits,
                         .senders = static_cast<std::uint32_t>(rank == 0 ? 1 : ranks - 1),
+                        .controls_rate = options.rate_control == "on",
                         .mtu = options.mtu,
                         .max_message_bytes = max_message_bytes,
                         .timeout_of = [timeout](std::size_t) { return timeout; },

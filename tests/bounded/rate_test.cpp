@@ -87,6 +87,14 @@ TEST_CASE("rate: it begins at the share of the link, and stays between its bound
   CHECK(unknown.bits() == 10e9);
 }
 
+TEST_CASE("rate: without control it is the link's, whatever is lost or granted") {
+  rate_control rate({.link_bits = 1'000'000'000, .senders = 2, .is_controlled = false});
+  rate.report(report_of(10, 100, 9000));
+  rate.silence();
+  rate.grant(1'000'000);
+  CHECK(rate.bits() == 1e9);
+}
+
 TEST_CASE("rate: a loss is congestion where there is a delay, or where it is large beyond chance") {
   const auto after = [](const bounded::transfer_report& report) {
     rate_control rate({.link_bits = 1'000'000'000, .senders = 2});

@@ -343,15 +343,32 @@ TEST_CASE("times: a quiet is twice the round trip, and at least 3 ms") {
   beats.pong(1s, 1s + 10ms);
   CHECK(beats.quiet() == 20ms);
   beats.pong(2s, 2s + 2ms);
-  CHECK(beats.round_trip() == 9ms);
+  CHECK(beats.round_trip() == 2ms);
   beats.pong(9s, 3s);  // of the future
-  CHECK(beats.round_trip() == 9ms);
+  CHECK(beats.round_trip() == 2ms);
   beats.ping_sent(3s);
-  CHECK(beats.ping_at() == 4s);
+  CHECK(beats.ping_at() == 3s + 50ms);  // until eight have come
   CHECK_FALSE(beats.is_lost(5s - 1ns));
   CHECK(beats.is_lost(5s));
   beats.heard(5s);
   CHECK_FALSE(beats.is_lost(6s));
+}
+
+TEST_CASE(
+    "times: a PING that was lost does not make a quiet long, and one round trip does not stay for ever") {
+  bounded::heartbeat beats(2s, 500ms);
+  beats.pong(1s, 1s + 840ms);
+  beats.pong(1s + 50ms, 1s + 840ms);
+  beats.pong(1s + 800ms, 1s + 840ms);
+  CHECK(beats.quiet() == 80ms);
+  for (int k = 0; k < 7; ++k) {
+    CHECK(beats.round_trip() == 40ms);
+    beats.pong(2s, 2s + 50ms);
+  }
+  beats.pong(2s, 2s + 60ms);
+  CHECK(beats.round_trip() == 50ms);  // the least of eight
+  beats.ping_sent(3s);
+  CHECK(beats.ping_at() == 3s + 500ms);
 }
 
 TEST_CASE("times: a way that lets no packet through ends by itself, and says how") {

@@ -8,13 +8,14 @@ import pathlib
 import tempfile
 from functools import partial
 
-from runs import MPIRUN, PROGRAM, TRAINING, at_once, checkpoints, require, run
+from runs import COUNTED, MPIRUN, PROGRAM, TRAINING, at_once, checkpoints, require, run
 
 LOCAL = ["--updates", "local", "--drop-ratio", "0.5"]
 LATER = [*LOCAL, "--delay", "2", "--outer-rate", "0.7", "--outer-momentum", "0.9", "--priority", "value_times_waiting"]
 IN_PROCESS = ["--transport", "inprocess"]
 TOGETHER = ["--topology", "allreduce"]
 SMALL = ["--payload", "int4", "--down-payload", "int8"]
+EVERY_FIFTH = ["--inject-loss", "0.2"]
 UNIQUE = itertools.count()
 
 
@@ -39,18 +40,23 @@ def metrics(output: pathlib.Path) -> list[dict]:
 
 
 def learnt(output: pathlib.Path) -> tuple[list[dict], bytes]:
-    """What a run came to, and its model, without seconds, and without bytes, which each way counts for itself."""
-    return [{key: line[key] for key in line if not any(each in key for each in ("seconds", "bytes", "sent_"))}
+    """What a run came to, and its model, without seconds, and without bytes and packets, which each way counts for itself."""
+    return [{key: line[key] for key in line
+             if key not in COUNTED and not any(each in key for each in ("seconds", "bytes", "sent_", "lost_"))}
             for line in metrics(output)], model(output).read_bytes()
 
 
+def steps_of(output: pathlib.Path) -> list[dict]:
+    return [line for line in metrics(output) if "step" in line]
+
+
 def losses(output: pathlib.Path) -> list[float]:
-    return [line["loss"] for line in metrics(output) if "step" in line]
+    return [step["loss"] for step in steps_of(output)]
 
 
 def timed(at: pathlib.Path) -> None:
     """With a delay the server's answer comes behind the computation, of 0.2 s at least, which stays the worker's."""
-    steps = [line for line in metrics(train(at, *LATER)) if "step" in line]
+    steps = steps_of(train(at, *LATER))
     require(all(step["worker_seconds"] >= 0.2 for step in steps), f"computation is not the worker's: {steps}")
 
 
@@ -65,6 +71,25 @@ def every_way(at: pathlib.Path) -> None:
     late = losses(train(at, *LATER))
     in_time = losses(train(at, *(option if option != "2" else "0" for option in LATER)))
     require(late[0] == in_time[0] and late[1] != in_time[1], f"what a delay changes: {in_time} {late}")
+
+
+def lossy(at: pathlib.Path) -> None:
+    """With a bound of 0 nothing is lost, in one process and over sockets; with one what is lost changes the run, and replicas stay alike."""
+    for options in (LOCAL, [*LATER, "--payload", "float16"]):
+        whole = learnt(train(at, *options))
+        for way in ({}, {"ranks": 3}):
+            over = ["--transport", "udp"] if way else []
+            reliable = train(at, *options, *over, *EVERY_FIFTH, **way)
+            require(learnt(reliable) == whole, f"{options}: with a bound of 0 {over} differs")
+            require(any(step["repeated"] > 0 for step in steps_of(reliable)), "no packet was lost")
+            require(all(step["lost_up"] == 0 for step in steps_of(reliable)), "lost beyond a bound of 0")
+            some = train(at, *options, *over, *EVERY_FIFTH, "--loss-bound", "0.2", **way)
+            require(all(step["lost_up"] <= 0.2 and step["lost_down"] == 0 for step in steps_of(some)), "more is lost than may be")
+            require(any(step["lost_up"] > 0 for step in steps_of(some)) and learnt(some) != whole, f"{options}: {over} loses nothing")
+    bounded = [*LATER, *EVERY_FIFTH, "--loss-bound", "0.2"]
+    returned = learnt(train(at, *bounded))
+    require(learnt(train(at, *bounded)) == returned, "a run in one process does not repeat")
+    require(learnt(train(at, *bounded, "--on-loss", "zero")) != returned, "what is lost is gone either way")
 
 
 def resumed(at: pathlib.Path) -> None:
@@ -117,7 +142,7 @@ def three_workers(at: pathlib.Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         at = pathlib.Path(directory)
-        at_once(*(partial(case, at / case.__name__) for case in (every_way, resumed, alone, averaged, small, three_workers, timed)))
+        at_once(*(partial(case, at / case.__name__) for case in (every_way, lossy, resumed, alone, averaged, small, three_workers, timed)))
 
 
 main()

@@ -7,11 +7,10 @@ import pathlib
 import tempfile
 from functools import partial
 
-from runs import PROGRAM, TRAINING, at_once, require, run
+from runs import COUNTED, PROGRAM, TRAINING, at_once, require, run
 
 EVERY_FIFTH = ["--inject-loss", "0.2"]
 BOUNDED = ["--loss-bound", "0.2", "--loss-bound-down", "0.2", *EVERY_FIFTH]
-COUNTED = ("packets", "repeated", "duplicate", "late", "wire_bytes_up", "wire_bytes_down", "rounds", "rate")
 
 
 def train(output: pathlib.Path, *options: str, steps: int = 4) -> list[dict]:

@@ -26,6 +26,8 @@ write_images(IMAGES.name)
 TRAINING = ["--data", f"cifar10:{IMAGES.name}", "--runs", "with", "--batch", "4", "--image-size", "16", "--momentum", "0.9",
             "--learning-rate", "0.001", "--threads", "1", "--interval", "1"]
 DEADLINE_SECONDS = 120
+# Of a step whose frames went as packets: what depends on which were lost, and when.
+COUNTED = ("packets", "repeated", "duplicate", "late", "wire_bytes_up", "wire_bytes_down", "rounds", "rate")
 
 
 def command(output: pathlib.Path, *more: str, steps: int = 5, ranks: int = 3) -> list[str]:

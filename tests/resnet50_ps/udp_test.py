@@ -7,11 +7,10 @@ import pathlib
 import tempfile
 from functools import partial
 
-from runs import at_once, command, require, run
+from runs import COUNTED, at_once, command, require, run
 
 UDP = ["--transport", "udp", "--link-rate", "10000000000"]
 EVERY_FIFTH = ["--inject-loss", "0.2"]
-COUNTED = ("packets", "repeated", "duplicate", "late", "wire_bytes_up", "wire_bytes_down", "rounds", "rate")
 COUNTERS = {"sent", "injected_loss", "unsent", "overrun", "placed", "duplicate", "late", "stale", "malformed", "foreign",
             "bad_check", "inconsistent"}
 

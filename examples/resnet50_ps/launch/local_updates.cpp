@@ -89,8 +89,7 @@ std::string mistake_in_local_updates(const options& given) {
     return local + " needs --decide at_end: a drift is complete at the end of a step";
   if (given.overlap != "none")
     return local + " needs --overlap none; --delay 1 hides what is sent behind the next step";
-  if (may_lose(given))
-    return local + " needs frames that arrive whole: not --loss-bound, --loss-bound-down or --inject-loss";
+  if (given.loss_bound_down > 0) return local + " needs all to apply the same: not --loss-bound-down";
   if (given.merge_residuals)
     return local + " goes on with as many workers as there were: not --merge-residuals";
   return "";

@@ -116,6 +116,10 @@ lamina::bounded::stop_policy stop_of(const resnet50_ps::options& options) {
                                  : lamina::bounded::stop_policy::on_probe;
 }
 
+lamina::frame_kind frames_up(const resnet50_ps::options& options) {
+  return options.updates == "local" ? lamina::frame_kind::updates : lamina::frame_kind::gradients;
+}
+
 std::optional<lossy_options> network_of(const training& run) {
   const resnet50_ps::options& options = run.options;
   if (!may_lose(options)) return std::nullopt;
@@ -123,6 +127,7 @@ std::optional<lossy_options> network_of(const training& run) {
   return lossy_options{.loss = options.inject_loss,
                        .seed = options.inject_seed,
                        .stop = stop_of(options),
+                       .up = frames_up(options),
                        .most_bound_up_ppm = plan.bound_up_ppm,
                        .most_bound_down_ppm = plan.bound_down_ppm};
 }

@@ -69,6 +69,8 @@ std::size_t largest_message_bytes(const training& run, const replica& local);
 /// The network of a run in one process that loses packets; none: it loses nothing.
 std::optional<lossy_options> network_of(const training& run);
 lamina::bounded::stop_policy stop_of(const resnet50_ps::options& options);
+/// What goes to the server.
+lamina::frame_kind frames_up(const resnet50_ps::options& options);
 
 /// What the options mean to the loops.
 training_plan plan_of(const training& run, std::uint64_t steps_done);

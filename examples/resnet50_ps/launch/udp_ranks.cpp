@@ -20,6 +20,7 @@ frame_options frames_of(const training& run, const replica& local) {
   const lamina::payload_type payload = worker_options_of(run, 0, 0).compression.payload;
   return {.gradients = frame_grid(local.model(), payload, losses.packet_data_bytes),
           .parameters = frame_grid(local.model(), lamina::payload_type::as_is, losses.packet_data_bytes),
+          .up = frames_up(run.options),
           .most_bound_up_ppm = losses.bound_up_ppm,
           .most_bound_down_ppm = losses.bound_down_ppm,
           .stop = stop_of(run.options),

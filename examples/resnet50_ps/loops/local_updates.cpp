@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "loops/allreduce.hpp"
+#include "loops/losses.hpp"
 #include "loops/owned_slices.hpp"
 
 namespace resnet50_ps {
@@ -205,6 +206,8 @@ void work_on_local_updates(worker_link& server, replica& local, const worker_tas
   apply_parameters(server.receive_parameters(), server.name_of_server(), local, plan.steps_done + 1);
   // Shared with the frames on their way.
   const auto own = std::make_shared<drifting_worker>(local, options, serving);
+  const std::shared_ptr<lamina::drift_compressor<float>> compressor(own, &own->compressor());
+  gradient_way way(plan.losses, local.model(), options.compression.payload);
   updates_from_server updates(server, *own);
   if (plan.steps_done > 0) updates.load(own->load(server.receive_states(1)[0], tasks));
   const auto average = [&](std::span<double> values) { server.average(values); };
@@ -221,12 +224,11 @@ void work_on_local_updates(worker_link& server, replica& local, const worker_tas
     if (plan.agrees_on_selection) {
       std::vector<double> values(own->values().begin(), own->values().end());
       server.average(values);
-      own->compressor().select(values);
+      compressor->select(values);
     }
     const lamina::encoded_frame& frame = own->encode();
-    report.threshold = own->compressor().threshold();
-    server.push(report, payload(frame.segments(), own));
-    own->compressor().commit();
+    report.threshold = compressor->threshold();
+    way.send(server, compressor, frame, step, report);
     updates.apply(how.delay_steps);
 
     if (plan.makes_checkpoint_after(step)) {

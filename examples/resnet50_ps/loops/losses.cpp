@@ -29,24 +29,6 @@ gradient_way::gradient_way(const loss_plan& plan, const lamina::layout& parts, l
   if (cutter_.grid()) memory_.emplace(*cutter_.grid());
 }
 
-void gradient_way::send(worker_link& server,
-                        const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
-                        const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report) {
-  const auto chunks = cutter_.cut(frame, compressor->chosen(), plan_.bound_up(step));
-  std::vector<bounded::chunk> required;
-  // What was lost is not in the residual where it is gone: others stand in its place.
-  if (chunks && plan_.returns_lost) required = memory_->required(compressor->chosen(), plan_.max_losses);
-  const sent_frame sent =
-      server.push(report, {.frame = {frame.segments(), compressor}, .chunks = chunks ? &*chunks : nullptr},
-                  {.required = required});
-  if (sent.arrived && plan_.returns_lost) {
-    memory_->note(*sent.arrived);
-    compressor->commit(*sent.arrived);
-  } else {
-    compressor->commit();
-  }
-}
-
 void commit(lamina::parameter_publisher<float>& frames, std::size_t client, const sent_frame& sent) {
   if (sent.arrived) {
     frames.commit(client, *sent.arrived);

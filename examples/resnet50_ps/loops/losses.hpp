@@ -42,15 +42,31 @@ class frame_cutter {
   std::optional<lamina::bounded::chunk_grid> grid_;
 };
 
-/// A worker's gradients on their way to the server: what is lost of them stays in the residual, unless the plan wants it gone.
+/// A worker's gradients, or local updates, on their way to the server: what is lost of them stays in the residual, or in the drift, unless
+/// the plan wants it gone.
 class gradient_way {
  public:
   /// `parts` and `payload` are the compressor's.
   gradient_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload);
 
-  /// Sends the frame that the compressor has encoded for `step`, and commits what of it has arrived.
-  void send(worker_link& server, const std::shared_ptr<lamina::gradient_compressor<float>>& compressor,
-            const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report);
+  /// Sends the frame that the compressor, of gradients or drifts, has encoded for `step`, and commits what of it has arrived.
+  template <class Compressor>
+  void send(worker_link& server, const std::shared_ptr<Compressor>& compressor,
+            const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report) {
+    const auto chunks = cutter_.cut(frame, compressor->chosen(), plan_.bound_up(step));
+    std::vector<lamina::bounded::chunk> required;
+    // What was lost is not in the residual where it is gone: others stand in its place.
+    if (chunks && plan_.returns_lost) required = memory_->required(compressor->chosen(), plan_.max_losses);
+    const sent_frame sent =
+        server.push(report, {.frame = {frame.segments(), compressor}, .chunks = chunks ? &*chunks : nullptr},
+                    {.required = required});
+    if (sent.arrived && plan_.returns_lost) {
+      memory_->note(*sent.arrived);
+      compressor->commit(*sent.arrived);
+    } else {
+      compressor->commit();
+    }
+  }
 
  private:
   loss_plan plan_;

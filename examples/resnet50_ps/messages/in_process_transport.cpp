@@ -168,7 +168,7 @@ lossy_way& in_process_run::way(std::size_t from, std::size_t to, message_kind ki
   const auto found = ways_.find({from, to});
   if (found != ways_.end()) return found->second;
   const lamina::frame_kind frames =
-      kind == message_kind::parameters ? lamina::frame_kind::parameters : lamina::frame_kind::gradients;
+      kind == message_kind::parameters ? lamina::frame_kind::parameters : options_.losses->up;
   return ways_
       .try_emplace({from, to}, grid, frames, *options_.losses,
                    lossy_way::ends{static_cast<std::uint16_t>(from), static_cast<std::uint16_t>(to),

@@ -16,8 +16,9 @@ struct lossy_options {
   double loss = 0;         ///< share of the packets, at random; control messages all arrive
   std::uint64_t seed = 1;  ///< of which ones
   lamina::bounded::stop_policy stop = lamina::bounded::stop_policy::eager;
-  std::uint32_t most_bound_up_ppm = 0;    ///< of gradients
-  std::uint32_t most_bound_down_ppm = 0;  ///< of parameters
+  lamina::frame_kind up = lamina::frame_kind::gradients;  ///< what goes to the server: gradients or updates
+  std::uint32_t most_bound_up_ppm = 0;                    ///< of that
+  std::uint32_t most_bound_down_ppm = 0;                  ///< of parameters
 };
 
 /// The way of frames from one rank to another: both ends of bounded transfers, one after the other, over a network in simulated

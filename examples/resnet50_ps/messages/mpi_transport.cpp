@@ -78,33 +78,39 @@ mpi_session::~mpi_session() {
   MPI_Finalize();
 }
 
-// Shares the memory of what it sends, and makes the datatypes of its pieces once for all receivers.
+// Shares the memory of what it sends, and makes the datatypes of its pieces once for all receivers. These get it one behind the other:
+// who has it first computes and answers while others get theirs. All at once would have it at the end, and answer at once. Who
+// takes none of it for a while holds up nobody.
 class mpi_transport::outgoing {
  public:
   outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what)
       : communicator_(communicator), announced_{kind, what.size_bytes()}, what_(std::move(what)) {
     for (const segments& piece : pieces_of(what_.segments())) pieces_.emplace_back(piece);
     receivers_.reserve(to.size());
-    for (const std::size_t rank : to) {
-      receiver& each = receivers_.emplace_back(receiver{.rank = rank, .posted = 0, .requests = {}});
-      check_mpi(MPI_Isend(&announced_, sizeof announced_, MPI_BYTE, static_cast<int>(rank), announcement_tag,
-                          communicator_, &each.requests.emplace_back(MPI_REQUEST_NULL)),
-                "MPI_Isend");
-      post_pieces(each);
-    }
+    for (const std::size_t rank : to) receivers_.push_back({.rank = rank, .posted = 0, .requests = {}});
+    begin_next();
   }
   outgoing(const outgoing&) = delete;
   outgoing& operator=(const outgoing&) = delete;
 
   progress advance() {
+    using clock = std::chrono::steady_clock;
     progress all = progress::done;
-    for (receiver& each : receivers_) {
+    for (receiver& each : std::span(receivers_).first(begun_)) {
       const bool advanced = complete_some(each.requests) > 0;
       std::erase(each.requests, MPI_REQUEST_NULL);
       post_pieces(each);
+      if (advanced) advanced_at_ = clock::now();
       all = both(all, is_sent(each) ? progress::done : advanced ? progress::advanced : progress::moving);
     }
-    return all;
+    if (begun_ == receivers_.size()) return all;
+    if (all == progress::done || clock::now() > advanced_at_ + longest_turn) begin_next();
+    return both(all, progress::moving);
+  }
+
+  bool is_sent_to(std::size_t rank) const {
+    const auto found = std::ranges::find(receivers_, rank, &receiver::rank);
+    return found != receivers_.end() && is_sent(*found);
   }
 
   /// The ranks that have not taken all of it.
@@ -157,7 +163,22 @@ class mpi_transport::outgoing {
     std::vector<MPI_Request> requests;  // on their way
   };
 
-  bool is_sent(const receiver& to) const { return to.posted == pieces_.size() && to.requests.empty(); }
+  static constexpr std::chrono::milliseconds longest_turn{100};
+
+  // The announcement is its first request.
+  bool is_sent(const receiver& to) const {
+    return &to < receivers_.data() + begun_ && to.posted == pieces_.size() && to.requests.empty();
+  }
+
+  void begin_next() {
+    if (begun_ == receivers_.size()) return;
+    receiver& next = receivers_[begun_++];
+    check_mpi(MPI_Isend(&announced_, sizeof announced_, MPI_BYTE, static_cast<int>(next.rank),
+                        announcement_tag, communicator_, &next.requests.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Isend");
+    post_pieces(next);
+    advanced_at_ = std::chrono::steady_clock::now();
+  }
 
   void post_pieces(receiver& to) {
     for (; to.posted < pieces_.size() && to.requests.size() < pieces_in_flight; ++to.posted) {
@@ -172,6 +193,8 @@ class mpi_transport::outgoing {
   payload what_;
   std::deque<piece_type> pieces_;
   std::vector<receiver> receivers_;
+  std::size_t begun_ = 0;  // of the receivers
+  std::chrono::steady_clock::time_point advanced_at_;
 };
 
 mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
@@ -388,8 +411,15 @@ message mpi_transport::take(std::span<const std::size_t> from, std::size_t sende
 
 void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, const payload& what) {
   post(outgoing_, to, kind, what);
-  wait_until(
-      timeout_of(to), [&] { return sending(); }, [&] { lose(abandon(), "sending to", timeout_of(to)); });
+  const auto look = [&] {
+    const progress seen = sending();
+    // What the first answer comes while others get theirs.
+    for (const std::size_t rank : to) {
+      if (outgoing_.back().is_sent_to(rank)) advance(incoming_[rank]);
+    }
+    return seen;
+  };
+  wait_until(timeout_of(to), look, [&] { lose(abandon(), "sending to", timeout_of(to)); });
   outgoing_.clear();
   for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
 }

@@ -68,7 +68,8 @@ const char* describe(message_kind kind);
 
 using byte_segments = std::span<const std::span<const std::byte>>;
 
-/// What arrived from a peer, in memory that this shares; without an owner it stands until the next message of this peer is asked for.
+/// What arrived from a peer, in memory that this shares; without an owner it stands until the next message of this peer
+/// is asked for, or a frame is sent to it: the peer's next may then come while others still get theirs.
 struct message {
   std::size_t sender = 0;  ///< its place in the list of ranks that the message was asked of
   message_kind kind = message_kind::sign_of_life;

@@ -2,18 +2,24 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
 
 #include "lamina/bounded/rate.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::bounded {
 
-/// Signs of life of one peer, and the round trip to it, of one control connection: a PING each second.
+/// Signs of life of one peer, and the round trip to it, of one control connection.
 class heartbeat {
  public:
-  /// \param timeout  without a byte of the peer, after which it counts as lost
-  explicit heartbeat(instant timeout) : timeout_(timeout) {}
+  /// \param timeout     without a byte of the peer, after which it counts as lost
+  /// \param ping_every  from one PING to the next; the first come sooner
+  explicit heartbeat(instant timeout, instant ping_every = std::chrono::seconds(1))
+      : timeout_(timeout), ping_every_(ping_every) {
+    newest_.fill(never);
+  }
 
   /// Something has come from the peer, whatever it is. The first call begins.
   void heard(instant now) noexcept { lost_at_ = now + timeout_; }
@@ -23,31 +29,36 @@ class heartbeat {
 
   /// When the next PING is due, whose body is the time of it.
   [[nodiscard]] instant ping_at() const noexcept { return ping_at_; }
-  void ping_sent(instant now) noexcept { ping_at_ = now + std::chrono::seconds(1); }
+  void ping_sent(instant now) noexcept {
+    ping_at_ = now + (pongs_ < newest_.size() ? std::min(ping_every_, first_pings_every) : ping_every_);
+  }
   /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not
   /// counted.
   void pong(instant sent_at, instant now) noexcept {
     heard(now);
     if (sent_at > now || sent_at < now - timeout_)
       return;  // compared, since a difference of any two may not be a number
-    const instant took = now - sent_at;
-    // As TCP smooths it (RFC 6298): an eighth of the new one.
-    round_trip_ = has_round_trip_ ? round_trip_ + (took - round_trip_) / 8 : took;
-    has_round_trip_ = true;
+    newest_[pongs_++ % newest_.size()] = now - sent_at;
   }
-  /// Smoothed; 0 before the first PONG.
-  [[nodiscard]] instant round_trip() const noexcept { return round_trip_; }
+  /// The least of the last eight; 0 before the first PONG. Not their mean: a PING that was lost, or whose peer still read its data,
+  /// takes a hundred times as long and says nothing of the way.
+  [[nodiscard]] instant round_trip() const noexcept {
+    return pongs_ == 0 ? instant(0) : *std::ranges::min_element(newest_);
+  }
   /// How long a receiver waits for packets that may still be under way before it answers a PROBE.
   [[nodiscard]] instant quiet() const noexcept {
-    return std::max<instant>(std::chrono::milliseconds(3), 2 * round_trip_);
+    return std::max<instant>(std::chrono::milliseconds(3), 2 * round_trip());
   }
 
  private:
+  static constexpr instant first_pings_every = std::chrono::milliseconds(50);
+
   instant timeout_;
+  instant ping_every_;
   instant lost_at_ = never;
   instant ping_at_{};
-  instant round_trip_{};
-  bool has_round_trip_ = false;
+  std::array<instant, 8> newest_{};
+  std::size_t pongs_ = 0;
 };
 
 /// Messages after one that has nothing behind it. If that one is lost, TCP waits at least 200 ms before it sends it again; a few bytes

@@ -29,6 +29,7 @@ inline constexpr instant never = instant::max() / 2;
 struct rate_options {
   std::uint64_t link_bits = 0;  ///< a second; 0: not known
   std::uint32_t senders = 1;    ///< ranks that send into the same link at the same time
+  bool is_controlled = true;    ///< false: always r_max, whatever is lost, to see what control is good for
 };
 
 /// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its
@@ -43,13 +44,17 @@ struct rate_options {
 class rate_control {
  public:
   explicit rate_control(const rate_options& options = {})
-      : is_link_known_(options.link_bits > 0),
+      : is_controlled_(options.is_controlled),
+        is_link_known_(options.link_bits > 0),
         most_(is_link_known_ ? std::max(static_cast<double>(options.link_bits), least_of_all) : 10e9),
         least_(is_link_known_ ? std::max(least_of_all, most_ / 100) : least_of_all),
         rate_(is_link_known_ ? std::max(most_ / std::max(options.senders, 1U), least_) : 100e6) {}
 
   /// What may be sent now: the rate, or the receiver's grant if that is less.
-  [[nodiscard]] double bits() const noexcept { return granted_ > 0 ? std::min(rate_, granted_) : rate_; }
+  [[nodiscard]] double bits() const noexcept {
+    if (!is_controlled_) return most_;
+    return granted_ > 0 ? std::min(rate_, granted_) : rate_;
+  }
   [[nodiscard]] double least_bits() const noexcept { return least_; }
 
   /// A grant of 0 is none.
@@ -83,6 +88,7 @@ class rate_control {
   static constexpr double least_of_all = 1e6;
   static constexpr double usual_link = 1e9;
 
+  bool is_controlled_;
   bool is_link_known_;
   double most_;
   double least_;
@@ -92,7 +98,7 @@ class rate_control {
 };
 
 /// A token bucket of max(8 packets, 1 ms of the rate), in bits. It never cuts a packet in two. A rank that sends to several receivers
-/// has one for each, and one more of the link for all, which they share packet by packet.
+/// has one for each, and one more of the link for all.
 class pacer {
  public:
   /// \param packet_bits  of the largest packet, on the wire

@@ -804,6 +804,34 @@ TEST_CASE("mpi: a worker that does not take its parameters holds up no other of 
   REQUIRE(is_equal == 1);
 }
 
+TEST_CASE(
+    "mpi: who has a message answers while others get theirs, and who does not take it holds up nobody") {
+  if (ranks() < 3) return;
+  constexpr std::size_t server = 0;
+  const std::size_t late =
+      GENERATE(std::size_t{1}, std::size_t{2});  // takes nothing until the other has been heard
+  const std::size_t other = 3 - late;
+  constexpr std::size_t long_bytes = std::size_t{4} << 20;  // more than MPI takes before the receiver asks
+  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = long_bytes,
+                                           .timeout_of = [](std::size_t) { return std::chrono::seconds(10); },
+                                           .exchange_timeout = std::chrono::seconds(10),
+                                           .name_of = name_of});
+  const payload long_one{std::vector<std::byte>(long_bytes)};
+  if (transport.rank() == server) {
+    const std::array<std::size_t, 2> workers = {1, 2};
+    transport.send(workers, message_kind::parameters, long_one);
+    for (const message& each : transport.receive_from_each(workers)) REQUIRE(each.bytes.size() == long_bytes);
+  } else if (transport.rank() == other) {
+    REQUIRE(transport.receive_from_each({&server, 1})[0].bytes.size() == long_bytes);
+    transport.send({&server, 1}, message_kind::gradients, long_one);
+    transport.send({&late, 1}, message_kind::report, {});
+  } else if (transport.rank() == late) {
+    transport.receive_from_each({&other, 1});
+    REQUIRE(transport.receive_from_each({&server, 1})[0].bytes.size() == long_bytes);
+    transport.send({&server, 1}, message_kind::gradients, long_one);
+  }
+}
+
 TEST_CASE("mpi: a message that goes slowly is progress to who waits for its end, and for the answer") {
   if (ranks() != 2) return;
   using clock = std::chrono::steady_clock;

@@ -14,19 +14,21 @@
 
 namespace lamina_test {
 
-/// Rank 1, driven by hand: it has met the server, knows the secret, and says whatever a test wants.
+/// A worker, driven by hand: it has met the server, knows the secret, and says whatever a test wants.
 class raw_peer {
  public:
-  raw_peer(const ranks_given& given, rank_start here, const std::vector<rank_addresses>& all)
+  raw_peer(const ranks_given& given, rank_start here, const std::vector<rank_addresses>& all,
+           std::uint16_t rank = 1)
       : grid(grid_of(given)),
         sockets(std::move(here.sockets)),
         server(all[0].data[0]),
-        channel(std::move(
-                    meet_all({{{}, std::move(sockets.control)}, {}}, all, meeting_of(given, 1, all.size()))[0]
-                        .control),
+        channel(std::move(meet_all({{{}, std::move(sockets.control)}, {}}, all,
+                                   meeting_of(given, rank, all.size()))[0]
+                              .control),
                 run_secret, {bounded::control_limits(grid, 1 << 20), bounded::control_limits(grid, 1 << 20)}),
-        sender(grid, {.rank = 1, .receiver = 0, .secret = run_secret, .rate = {.link_bits = 10'000'000'000}}),
-        receiver(grid, {.rank = 1,
+        sender(grid,
+               {.rank = rank, .receiver = 0, .secret = run_secret, .rate = {.link_bits = 10'000'000'000}}),
+        receiver(grid, {.rank = rank,
                         .sender = 0,
                         .secret = run_secret,
                         .takes = {.kind = lamina::frame_kind::parameters, .most_bound_ppm = 500'000}}),

@@ -10,16 +10,19 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "catch.hpp"
 #include "classed_datagram.hpp"
+#include "messages/udp/clock.hpp"
 #include "ranks.hpp"
 
 namespace {
 
 using namespace lamina_test;
 using Catch::Matchers::Contains;
+using resnet50_ps::clock_now;
 using datagram = std::vector<std::byte>;
 
 /// Packets whose bytes lie here: packet i has its number in its header, and data of two pieces.
@@ -63,8 +66,9 @@ std::vector<datagram> receive_all(udp_socket& at, const endpoint& expected_from)
   std::vector<datagram> come;
   pollfd ready{at.descriptor_number(), POLLIN, 0};
   while (poll(&ready, 1, 200) > 0) {
-    at.receive(512, [&](const endpoint& from, std::span<const std::byte> bytes, bounded::instant age) {
-      CHECK(age < 1s);
+    at.receive(512, [&](const endpoint& from, std::span<const std::byte> bytes, bounded::instant arrived_at) {
+      CHECK(arrived_at <= clock_now());
+      CHECK(arrived_at > clock_now() - 1s);
       CHECK(from == expected_from);
       come.emplace_back(bytes.begin(), bytes.end());
     });
@@ -117,6 +121,18 @@ TEST_CASE("udp_socket: a single packet is no message of several, so that nothing
   send_all(from, to, packets(1, {1408}));
   CHECK(from.joins_segments());
   CHECK(receive_all(to, from.local()).size() == 1);
+}
+
+TEST_CASE("udp_socket: packets have arrived when the system got them, not when they were read") {
+  udp_socket from(loopback(), {});
+  udp_socket to(loopback(), {});
+  const bounded::instant sent_at = clock_now();
+  send_all(from, to, packets(1, {100}));
+  std::this_thread::sleep_for(300ms);
+  to.receive(1, [&](const endpoint&, std::span<const std::byte>, bounded::instant arrived_at) {
+    CHECK(arrived_at >= sent_at);
+    CHECK(arrived_at < clock_now() - 200ms);
+  });
 }
 
 TEST_CASE("udp_socket: IPv6") {

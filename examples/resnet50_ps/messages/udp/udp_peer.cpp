@@ -35,7 +35,7 @@ udp_peer::udp_peer(const peer_options& options, const bounded::chunk_grid& incom
       sending_(outgoing, options.sends),
       receiving_(incoming, options.receives),
       writer_(options.sends.secret, sizeof(std::uint64_t)),
-      beat_(options.timeout) {
+      beat_(options.timeout, options.ping_every) {
   beat_.heard(now);
 }
 
@@ -93,7 +93,7 @@ message udp_peer::take_letter() {
           .behind = receiver.report().first(report_bytes_)};
 }
 
-void udp_peer::ask(instant now) {
+void udp_peer::release(instant now) {
   if (!is_frame_taken_) return;
   is_frame_taken_ = is_frame_posted_ = false;
   receiving_.machine().release(now);
@@ -216,8 +216,8 @@ void udp_peer::post_frame() {
   arrived_cost_.rate_bits = told.rate_bits;
   told_.duplicate += told.duplicate;
   told_.late += told.late;
-  const bool is_gradients = options_.receives.takes.kind == lamina::frame_kind::gradients;
-  inbox_.push_back({is_gradients ? message_kind::gradients : message_kind::parameters, nullptr});
+  const bool is_down = options_.receives.takes.kind == lamina::frame_kind::parameters;
+  inbox_.push_back({is_down ? message_kind::parameters : message_kind::gradients, nullptr});
 }
 
 void udp_peer::say(instant now, bool packets_have_gone) {
@@ -227,9 +227,9 @@ void udp_peer::say(instant now, bool packets_have_gone) {
   if (packets_have_gone) say_all(sending_.machine(), now, put_all);
   after_events();
   if (!is_here()) return;
-  if (now >= ping_at_) {
+  if (now >= beat_.ping_at()) {
     put(control_type::ping, now);
-    ping_at_ = now + options_.ping_every;
+    beat_.ping_sent(now);
   }
   if (!channel_.write()) lose(presence::lost, "connection closed");
 }
@@ -246,7 +246,7 @@ void udp_peer::judge(instant read_at) {
 
 instant udp_peer::deadline(bool packets_have_gone) const {
   if (!is_here()) return bounded::never;
-  instant next = std::min(receiving_.machine().deadline(), ping_at_);
+  instant next = std::min(receiving_.machine().deadline(), beat_.ping_at());
   if (packets_have_gone && !is_streaming()) next = std::min(next, sending_.machine().deadline());
   if (is_awaited_ && !is_held_) next = std::min(next, beat_.lost_at());
   return next;

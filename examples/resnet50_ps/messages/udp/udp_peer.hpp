@@ -71,8 +71,8 @@ class udp_peer {
   sent_frame take_sent();
   bool has_letter() const { return !inbox_.empty(); }
   message take_letter();
-  /// The rank asks for the next message: of the frame that it took last nothing is read any more.
-  void ask(lamina::bounded::instant now);
+  /// Of the frame that the rank took last nothing is read any more: the next may come.
+  void release(lamina::bounded::instant now);
   void set_awaited(bool is_awaited) { is_awaited_ = is_awaited; }
   void say_bye();
 
@@ -131,7 +131,6 @@ class udp_peer {
   receiving_end receiving_;
   lamina::bounded::control_writer writer_;
   lamina::bounded::heartbeat beat_;
-  lamina::bounded::instant ping_at_{};
   presence at_ = presence::here;
   std::string why_;
   bool is_awaited_ = false;

@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 
+#include "messages/udp/clock.hpp"
+
 namespace resnet50_ps {
 namespace {
 
@@ -291,8 +293,11 @@ std::size_t udp_socket::fill() {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || is_transient(errno)) return 0;
     throw_system_error("UDP on the address " + text_of(local_));
   }
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
+  // In this order. If something comes between the two, these datagrams seem to have come late; the other way round they would seem to
+  // have come before they were sent, and all the others, for 10 s, to have waited in a queue.
+  timespec system_now{};
+  clock_gettime(CLOCK_REALTIME, &system_now);
+  const lamina::bounded::instant now = clock_now();
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
     const call::said said = call_->read_control(i);
     const std::size_t bytes = call_->begin(i)->msg_len;
@@ -300,7 +305,7 @@ std::size_t udp_socket::fill() {
         .from = call_->address(i),
         .bytes = bytes,
         .datagram_bytes = said.datagram_bytes ? static_cast<std::size_t>(*said.datagram_bytes) : bytes,
-        .age = said.arrived_at ? between(*said.arrived_at, now) : 0ns};
+        .arrived_at = now - (said.arrived_at ? between(*said.arrived_at, system_now) : 0ns)};
     if (said.overrun)
       counters_.overrun += *said.overrun - static_cast<std::uint32_t>(counters_.overrun);  // it wraps
   }

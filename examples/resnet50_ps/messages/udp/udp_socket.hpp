@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <lamina/bounded/packet.hpp>
+#include <lamina/bounded/rate.hpp>
 #include <memory>
 #include <random>
 #include <span>
@@ -67,8 +68,8 @@ class udp_socket {
   /// do not fit the path.
   bool flush();
 
-  /// Hands about `most` datagrams to `consume(from, bytes, age)`, which are gone when it returns; the number of them. Their age is how long
-  /// they have waited here: a thread that gets no core must not look like a queue in the network.
+  /// Hands about `most` datagrams to `consume(from, bytes, arrived_at)`, which are gone when it returns; the number of them. They arrived
+  /// when the system got them: a thread that gets no core must not look like a queue in the network.
   template <class Consume>
   std::size_t receive(std::size_t most, Consume&& consume) {
     std::size_t taken = 0;
@@ -78,7 +79,7 @@ class udp_socket {
         const endpoint from = slots_[i].from.to_endpoint();
         for (auto rest = received(i); !rest.empty(); ++taken) {
           const std::size_t bytes = std::min(slots_[i].datagram_bytes, rest.size());
-          consume(from, rest.first(bytes), slots_[i].age);
+          consume(from, rest.first(bytes), slots_[i].arrived_at);
           rest = rest.subspan(bytes);
         }
       }
@@ -113,7 +114,7 @@ class udp_socket {
     socket_address from;
     std::size_t bytes = 0;
     std::size_t datagram_bytes = 0;  // of each but the last
-    std::chrono::nanoseconds age{};
+    lamina::bounded::instant arrived_at{};
   };
   class call;
 

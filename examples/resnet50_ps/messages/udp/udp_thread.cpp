@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "messages/udp/clock.hpp"
@@ -97,21 +98,22 @@ void udp_transport::read(std::span<const epoll_event> ready, instant now) {
     } else if (key == event_key) {
       drain(event_.get());
     } else if (key >= peers_.size()) {
-      if ((each.events & EPOLLIN) != 0) read_path(paths_[key - peers_.size()], now);
+      if ((each.events & EPOLLIN) != 0) read_path(paths_[key - peers_.size()]);
     } else {
       peers_[key].read_control(now);
     }
   }
 }
 
-void udp_transport::read_path(udp_socket& path, instant now) {
-  path.receive(most_datagrams, [&](const endpoint& from, std::span<const std::byte> bytes, instant age) {
+void udp_transport::read_path(udp_socket& path) {
+  path.receive(most_datagrams, [&](const endpoint& from, std::span<const std::byte> bytes,
+                                   instant arrived_at) {
     const auto found = std::ranges::lower_bound(senders_, from, {}, &std::pair<endpoint, std::size_t>::first);
     if (found == senders_.end() || found->first != from) {
       ++foreign_;
       return;
     }
-    peers_[found->second].on_datagram(bytes, now - age);
+    peers_[found->second].on_datagram(bytes, arrived_at);
   });
 }
 
@@ -138,33 +140,29 @@ bool udp_transport::packets_have_gone() const {
   return std::ranges::all_of(paths_, [](const udp_socket& each) { return each.is_empty(); });
 }
 
-// Packet by packet, a peer after the other. Whether all that were let go have gone.
+// The transfer that began first has the link, and others what it leaves: who has its parameters first computes and answers while
+// others get theirs. With a packet of each in turn all would have them at the end, and answer at once. Whether all that
+// were let go have gone.
 bool udp_transport::send_packets(instant now) {
   const double rate = options_.link_bits > 0 ? static_cast<double>(options_.link_bits) : 10e9;
   const auto has_room = [](const udp_socket& each) { return each.has_room(); };
-  std::size_t idle = 0;
-  link_at_ = now;
-  for (std::size_t count = 0; count < most_packets && idle < peers_.size();
-       turn_of_ = (turn_of_ + 1) % peers_.size()) {
-    udp_peer& each = peers_[turn_of_];
-    if (!std::ranges::all_of(paths_, has_room)) break;
-    if (!each.is_streaming()) {
-      ++idle;
-      continue;
-    }
+  const auto next_of = [&](std::size_t place) -> std::optional<bounded::outgoing_packet> {
+    if (!peers_[place].is_streaming()) return std::nullopt;
     link_at_ = link_.when(now, rate, largest_bits_);
-    if (link_at_ > now) break;
-    const auto packet = each.next_packet(now);
-    if (!packet) {
-      ++idle;
-      continue;
+    return link_at_ > now ? std::nullopt : peers_[place].next_packet(now);
+  };
+  link_at_ = now;
+  std::size_t count = 0;
+  for (const std::size_t place : sending_order_) {
+    while (count < most_packets && std::ranges::all_of(paths_, has_room)) {
+      const auto packet = next_of(place);
+      if (!packet) break;
+      link_.spend(8 * (packet->size_bytes() + bounded::packet_overhead_bytes));
+      const std::size_t path = next_path_[place]++ % paths_.size();
+      paths_[path].put(peers_[place].paths()[path], *packet,
+                       options_.frames.has_tags ? type_of_service(packet->tag) : std::uint8_t{0});
+      ++count;
     }
-    link_.spend(8 * (packet->size_bytes() + bounded::packet_overhead_bytes));
-    const std::size_t path = next_path_[turn_of_]++ % paths_.size();
-    paths_[path].put(each.paths()[path], *packet,
-                     options_.frames.has_tags ? type_of_service(packet->tag) : std::uint8_t{0});
-    idle = 0;
-    ++count;
   }
   bool have_gone = true;
   for (udp_socket& each : paths_) have_gone = each.flush() && have_gone;

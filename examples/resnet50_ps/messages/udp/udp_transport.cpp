@@ -2,6 +2,7 @@
 #include "messages/udp/udp_transport.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -16,7 +17,7 @@ namespace bounded = lamina::bounded;
 constexpr std::size_t nobody = static_cast<std::size_t>(-1);
 
 peer_options options_for(const udp_transport_options& options, std::size_t rank) {
-  const auto kind = options.takes_gradients ? lamina::frame_kind::gradients : lamina::frame_kind::parameters;
+  const auto kind = options.takes_gradients ? options.frames.up : lamina::frame_kind::parameters;
   const frame_options& frames = options.frames;
   const auto mine = static_cast<std::uint16_t>(options.rank);
   const auto other = static_cast<std::uint16_t>(rank);
@@ -26,7 +27,9 @@ peer_options options_for(const udp_transport_options& options, std::size_t rank)
           .sends = {.rank = mine,
                     .receiver = other,
                     .secret = options.secret,
-                    .rate = {.link_bits = options.link_bits, .senders = options.senders}},
+                    .rate = {.link_bits = options.link_bits,
+                             .senders = options.senders,
+                             .is_controlled = options.controls_rate}},
           .receives = {.rank = mine,
                        .sender = other,
                        .secret = options.secret,
@@ -56,6 +59,7 @@ udp_transport::udp_transport(udp_transport_options options, std::vector<udp_sock
     : options_(std::move(options)),
       paths_(std::move(paths)),
       place_of_(options_.ranks, nobody),
+      sending_order_(options_.peers.size()),
       next_path_(options_.peers.size(), 0),
       largest_bits_(largest_packet_bits(options_.frames)),
       link_(largest_bits_) {
@@ -71,6 +75,7 @@ udp_transport::udp_transport(udp_transport_options options, std::vector<udp_sock
                         std::move(met[i].paths), now);
   }
   std::ranges::sort(senders_);
+  std::iota(sending_order_.begin(), sending_order_.end(), std::size_t{0});
   prepare_thread();
   thread_ = std::thread([this] { run(); });
 }
@@ -183,7 +188,11 @@ std::vector<sent_frame> udp_transport::send_frame(std::span<const std::size_t> t
   try {
     for (std::size_t i = 0; i < to.size(); ++i) {
       const bounded::obligations owed = of_each.empty() ? bounded::obligations() : of_each[i];
-      if (peer(to[i]).is_here()) peer(to[i]).begin_frame(what, owed);
+      if (!peer(to[i]).is_here()) continue;
+      peer(to[i]).release(clock_now());
+      peer(to[i]).begin_frame(what, owed);
+      const auto place = std::ranges::find(sending_order_, place_of_[to[i]]);
+      std::rotate(place, place + 1, sending_order_.end());
     }
     wake();
     wait(held, to, "sending to", until::all_settled, has_gone);
@@ -200,7 +209,7 @@ std::vector<sent_frame> udp_transport::send_frame(std::span<const std::size_t> t
 
 std::vector<message> udp_transport::receive_from_each(std::span<const std::size_t> from) {
   lock held(mutex_);
-  for (const std::size_t rank : from) peer(rank).ask(clock_now());
+  for (const std::size_t rank : from) peer(rank).release(clock_now());
   wait(held, from, "waiting for", until::first_loss, [](const udp_peer& each) { return each.has_letter(); });
   std::vector<message> messages;
   for (std::size_t sender = 0; sender < from.size(); ++sender) messages.push_back(take(from, sender));
@@ -217,7 +226,7 @@ message udp_transport::receive_from_any(std::span<const std::size_t> from) {
     }
     return from.size();
   };
-  for (const std::size_t rank : from) peer(rank).ask(clock_now());
+  for (const std::size_t rank : from) peer(rank).release(clock_now());
   wait(held, from, "waiting for", until::first_loss, [&](const udp_peer&) { return next() < from.size(); });
   const std::size_t sender = next();
   any_after_ = sender + 1;
@@ -227,7 +236,7 @@ message udp_transport::receive_from_any(std::span<const std::size_t> from) {
 
 message udp_transport::exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) {
   lock held(mutex_);
-  peer(from).ask(clock_now());
+  peer(from).release(clock_now());
   post(held, {&to, 1}, kind, what);
   wait_sent(held, {&to, 1});  // the other's message comes meanwhile
   wait(held, {&from, 1}, "exchanging with", until::first_loss,

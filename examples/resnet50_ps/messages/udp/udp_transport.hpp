@@ -28,8 +28,9 @@ namespace resnet50_ps {
 struct frame_options {
   lamina::bounded::chunk_grid gradients;
   lamina::bounded::chunk_grid parameters;
-  std::uint32_t most_bound_up_ppm = 0;    ///< of gradients
-  std::uint32_t most_bound_down_ppm = 0;  ///< of parameters
+  lamina::frame_kind up = lamina::frame_kind::gradients;  ///< what goes to the server: gradients or updates
+  std::uint32_t most_bound_up_ppm = 0;                    ///< of that
+  std::uint32_t most_bound_down_ppm = 0;                  ///< of parameters
   lamina::bounded::stop_policy stop = lamina::bounded::stop_policy::eager;
   bool has_tags = true;  ///< packets have their class and precedence (DSCP); false: all are alike
 };
@@ -43,6 +44,7 @@ struct udp_transport_options {
   std::uint64_t secret = 0;
   std::uint64_t link_bits = 0;  ///< a second, of each rank's link; 0: not known
   std::uint32_t senders = 1;    ///< ranks that send to the same one at the same time
+  bool controls_rate = true;    ///< false: sends at the link's rate, whatever is lost
   std::size_t mtu = 1500;
   std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce, and what waits of each
   std::function<std::chrono::seconds(std::size_t rank)> timeout_of;
@@ -106,7 +108,7 @@ class udp_transport : public transport {
   void run();
   void turn();
   void read(std::span<const epoll_event> ready, lamina::bounded::instant now);
-  void read_path(udp_socket& path, lamina::bounded::instant now);
+  void read_path(udp_socket& path);
   void say_and_send(lamina::bounded::instant now);
   bool send_packets(lamina::bounded::instant now);
   void tell_load();
@@ -136,11 +138,11 @@ class udp_transport : public transport {
   lamina::bounded::instant end_at_{};
   bool has_said_bye_ = false;
   std::size_t any_after_ = 0;
-  std::size_t turn_of_ = 0;             // which peer's packet goes next
-  std::vector<std::size_t> next_path_;  // of each peer
-  std::size_t largest_bits_;            // of a packet, on the wire
-  lamina::bounded::pacer link_;         // that all transfers share
-  lamina::bounded::instant link_at_{};  // when it has room again
+  std::vector<std::size_t> sending_order_;  // places of the peers, who began a frame last at the end
+  std::vector<std::size_t> next_path_;      // of each peer
+  std::size_t largest_bits_;                // of a packet, on the wire
+  lamina::bounded::pacer link_;             // that all transfers share
+  lamina::bounded::instant link_at_{};      // when it has room again
   std::uint64_t foreign_ = 0;
   std::thread thread_;
 };
