@@ -243,6 +243,8 @@ void print(const step_seen& seen, bool is_lossy) {
     line["late"] = both.late;
     line["wire_bytes"] = both.wire_bytes;
     line["rounds"] = both.rounds;
+    line["missing_chunks"] = seen.missing_chunks;
+    line["missing_droppable"] = seen.missing_droppable_chunks;
   }
   std::printf("%s\n", line.dump().c_str());
 }

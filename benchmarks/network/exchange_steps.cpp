@@ -40,10 +40,12 @@ double processor_seconds(clockid_t clock) {
 
 // When a rank did what, in a step. A worker hands its own in when all is over, so that they are in nobody's way.
 struct marks {
-  double came = 0;   // of a worker: the parameters
-  double began = 0;  // to send
-  double ended = 0;  // of the server: the last frame has come
-  double cpu = 0;    // spent until `began`
+  double came = 0;                      // of a worker: the parameters
+  double began = 0;                     // to send
+  double ended = 0;                     // of the server: the last frame has come
+  double cpu = 0;                       // spent until `began`
+  std::uint64_t missing = 0;            // chunks of what was sent then
+  std::uint64_t missing_droppable = 0;  // of these
 };
 
 // One replica of the parameters, all zeros at first, so that nobody has to send them.
@@ -116,6 +118,8 @@ void join(std::vector<step_seen>& seen, const std::vector<marks>& server,
       last_came = std::max(last_came, worker[s].came);
       first_began = std::min(first_began, worker[s].began);
       seen[s].cpu_seconds += worker[s + 1].cpu - worker[s].cpu;
+      seen[s].missing_chunks += worker[s].missing;
+      seen[s].missing_droppable_chunks += worker[s].missing_droppable;
     }
     seen[s].down_seconds = last_came - server[s].began;
     seen[s].up_seconds = server[s].ended - first_began;
@@ -250,7 +254,14 @@ void work(transport& ranks, const exchange_plan& plan) {
     const sent_frame sent =
         server.push({}, {.frame = {frame.segments(), own}, .chunks = chunks ? &*chunks : nullptr},
                     {.required = required});
-    if (sent.arrived) memory->note(*sent.arrived);
+    if (!sent.arrived) continue;
+    memory->note(*sent.arrived);
+    for (const bounded::chunk& each : chunks->in_sending_order()) {
+      const bool is_missing = sent.arrived->is_lost(each.part, each.index);
+      const bool is_droppable = (each.tag & bounded::droppable_tag) != 0;
+      mine.back().missing += is_missing ? 1 : 0;
+      mine.back().missing_droppable += is_missing && is_droppable ? 1 : 0;
+    }
   }
   step_report last;
   last.replica_hash = local.hash();

@@ -38,7 +38,9 @@ struct step_seen {
   std::uint64_t bytes_up = 0;
   resnet50_ps::transfer_cost down = {};  ///< of a transport that may lose something
   resnet50_ps::transfer_cost up = {};
-  double cpu_seconds = 0;  ///< of all ranks, in the period
+  double cpu_seconds = 0;            ///< of all ranks, in the period
+  std::uint64_t missing_chunks = 0;  ///< of gradients, when their transfers had ended
+  std::uint64_t missing_droppable_chunks = 0;
 };
 
 /// Which layers go in each step: as many as make the share, on the average to the element, from all over the layout. All layers have

@@ -15,7 +15,7 @@ RESAMPLES = 1000
 PACED_SHARE_AT_LEAST = 0.95
 CORES_SHARE_BELOW = 0.9
 WAYS = ("seconds", "up_seconds", "down_seconds")
-COUNTS = ("packets", "repeated", "duplicate", "late")
+COUNTS = ("packets", "repeated", "duplicate", "late", "missing_chunks", "missing_droppable")
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -92,6 +92,8 @@ class Result:
     paced_share: float  # that one paced sender delivered of the link's rate
     load: list[float]
     commit: str
+    missing_chunks: float | None = None  # of gradients, a step
+    missing_droppable: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -149,7 +151,7 @@ def groups_of(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     return groups
 
 
-HEAD = ("", "mean", "median", "p99", "most", "p99 / median", "up mean", "up p99", "down mean", "down p99", "missing up", "packets",
+HEAD = ("", "mean", "median", "p99", "most", "p99 / median", "up mean", "up p99", "down mean", "down p99", "missing up", "droppable", "packets",
         "repeated", "late", "dropped up", "dropped down", "lost", "CPU s a GB", "of the cores", "paced", "load")
 
 
@@ -164,10 +166,11 @@ def _with_interval(seconds: float, interval: tuple[float, float]) -> str:
 def cells_of(result: Result) -> tuple[str, ...]:
     whole, up, down = result.seconds, result.up_seconds, result.down_seconds
     counts = ["" if getattr(result, key) is None else f"{getattr(result, key):.0f}" for key in ("packets", "repeated", "late")]
+    droppable = f"{100 * result.missing_droppable / result.missing_chunks:.0f} %" if result.missing_chunks else ""
     name = result.transport + (" *(limited by CPU)*" if result.is_limited_by_cpu else "")
     return (name, _with_interval(whole.mean, whole.mean_interval), _ms(whole.median),
             _with_interval(whole.p99, whole.p99_interval), _ms(whole.most), f"{whole.p99 / whole.median:.2f}", _ms(up.mean),
-            _with_interval(up.p99, up.p99_interval), _ms(down.mean), _ms(down.p99), f"{100 * result.missing_up:.2f} %", *counts,
+            _with_interval(up.p99, up.p99_interval), _ms(down.mean), _ms(down.p99), f"{100 * result.missing_up:.2f} %", droppable, *counts,
             str(result.dropped_up), str(result.dropped_down), str(result.lost), f"{result.cpu_seconds_a_gb:.2f}",
             f"{100 * result.cores_share:.0f} %", f"{100 * result.paced_share:.1f} %", f"{max(result.load):.1f}")
 

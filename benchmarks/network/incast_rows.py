@@ -83,7 +83,7 @@ class Transport:
         if not self.is_bounded:
             return list(self.options)
         interfaces = ",".join(f"10.77.{path}.0/24" for path in range(len(row.path_shares)))
-        return [*self.options, "--link-rate", f"{RATES[row.rate]:.0f}", "--interface", interfaces]
+        return [*self.options, "--link-rate", f"{sum(row.rates):.0f}", "--interface", interfaces]
 
     def runs_in(self, row: Row) -> bool:
         usual = (row.megabytes, row.queue_kib, row.loss, row.path_shares) == (1.0, 64, 0.0, (1.0,))

@@ -152,6 +152,7 @@ def the_program_is_asked(program: str, at: pathlib.Path) -> None:
     require([line["step"] for line in lines] == [1, 2, 3], said)
     for line in lines:
         require(0 < line["missing_up"] <= 0.1 and line["missing_down"] == 0, f"{line}")
+        require(0 < line["missing_droppable"] <= line["missing_chunks"], f"{line}")
         require(250_000 < line["bytes_up"] / 2 < 250_400, f"frames of {line['bytes_up'] / 2} bytes")
         require(line["packets"] >= 2 * 4 * 40 and line["repeated"] >= 0 and line["cpu_seconds"] > 0, f"{line}")
     result = report.result_of("200 Mb/s", QUICK_ROWS[0].name, "udp, p = 0.1", [turn(lines)], 1, 2, "")
