@@ -3,6 +3,7 @@
 #include "messages/udp/control_channel.hpp"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -230,6 +231,22 @@ TEST_CASE("meeting: a crowd that comes behind a rank does not push it out before
   for (int i = 0; i < 8; ++i) crowd.push_back(call(server.addresses.control));
   CHECK(meet_all(server, all, meeting_of(given, 0, 2)).size() == 1);
   CHECK(other.get() == 1);
+}
+
+TEST_CASE("meeting: without a file descriptor left for who calls, it says so") {
+  const ranks_given given;
+  const rank_start server = start_rank(given, 0);
+  const rank_start worker = start_rank(given, 1);
+  const std::vector<rank_addresses> all = {server.addresses, worker.addresses};
+  const descriptor caller = call(server.addresses.control);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const descriptor next(dup(caller.get()));
+  const rlimit none{static_cast<rlim_t>(next.get()) + 1, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK_THROWS_WITH(meet_all(server, all, meeting_of(given, 0, 2)),
+                    Catch::Matchers::Contains("cannot accept a connection of control"));
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
 TEST_CASE("meeting: both ends name what differs") {

@@ -249,5 +249,6 @@ TEST_CASE("addresses: networks are read, and others refused by name") {
     CHECK_THROWS_WITH(local_paths(text + "," + text + "/8", false),
                       Contains("is the address of a path already"));
   }
+  CHECK_THROWS_WITH(local_paths("127.0.0.1,", true), Contains("--interface: ''"));
   CHECK_THROWS_WITH(local_paths("127.0.0.1,::1", true), Contains("IPv6"));
 }

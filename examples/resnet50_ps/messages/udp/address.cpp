@@ -155,6 +155,7 @@ std::vector<endpoint> local_paths(const std::string& interfaces, bool is_one_mac
     }
     paths.push_back(*found);
   }
+  if (interfaces.ends_with(',')) parse_network("");  // which it has behind the comma
   if (paths.size() > most_paths) {
     throw std::invalid_argument("--interface: at most " + std::to_string(most_paths) + " networks");
   }

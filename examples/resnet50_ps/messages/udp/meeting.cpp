@@ -149,7 +149,12 @@ class round_table {
   void accept_all() {
     while (!is_full()) {
       descriptor come(accept4(here_.descriptor_number(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!come.is_open()) return;
+      if (!come.is_open()) {
+        // It would go on waiting to be accepted, and every poll would return at once.
+        const bool lacks_room = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (lacks_room) throw_system_error("cannot accept a connection of control");
+        return;
+      }
       guests_.emplace_back().connection = std::move(come);
     }
   }
@@ -187,14 +192,14 @@ class round_table {
     socklen_t length = sizeof error;
     getsockopt(who.connection.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) throw_system_error("cannot connect to " + options_.name_of(*who.called), error);
-    greet(who);
+    greet(who, *who.called);
   }
 
-  void greet(guest& who) {
+  void greet(guest& who, std::size_t rank) {
     // The buffer of a new connection has room for it.
     if (send(who.connection.get(), hello_.data(), hello_.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(hello_.size())) {
-      throw_system_error("HELLO");
+      throw_system_error("HELLO to " + options_.name_of(rank));
     }
     who.is_greeted = true;
   }
@@ -214,8 +219,8 @@ class round_table {
       throw link_error("rank " + std::to_string(rank) + " says HELLO where another belongs");
     }
     descriptor& seat = seats_[static_cast<std::size_t>(place - peers_.begin())];
-    if (seat.is_open()) return true;  // one connection a pair
-    if (!who.is_greeted) greet(who);  // before the check: both say what differs
+    if (seat.is_open()) return true;        // one connection a pair
+    if (!who.is_greeted) greet(who, rank);  // before the check: both say what differs
     check_alike(options_.hello, *hello, options_.name_of(rank));
     seat = std::move(who.connection);
     return true;
