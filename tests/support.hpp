@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -13,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
 
 /// What several tests share: random models and gradients, and references that are written as literally as
@@ -120,11 +123,47 @@ inline double literal_algorithm_1(const std::vector<double>& values, const std::
   return -1;
 }
 
+/// The order of the totals of blocks in reduction.hpp, one level after the other.
+template <class Combine>
+double literal_total_of_totals(std::vector<double> totals, Combine combine) {
+  do {
+    std::vector<double> runs;
+    for (std::size_t i = 0; i < totals.size(); ++i) {
+      if (i % 64 == 0) runs.push_back(0);
+      runs.back() = combine(runs.back(), totals[i]);
+    }
+    totals = runs;
+  } while (totals.size() > 1);
+  return totals.empty() ? 0 : totals[0];
+}
+
+/// What it combines gives other bits in another order, and with one zero more.
+struct tells_order {
+  LAMINA_HOST_DEVICE static double map(double x) { return x; }
+  LAMINA_HOST_DEVICE static double combine(double a, double b) {
+    const std::uint64_t mixed =
+        ((std::bit_cast<std::uint64_t>(a) * 0x9e3779b97f4a7c15) ^ std::bit_cast<std::uint64_t>(b)) *
+        0xbf58476d1ce4e5b9;
+    return static_cast<double>(mixed >> 11U);  // exact
+  }
+  LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return total; }
+};
+
+/// How many totals there may be: none, up to some runs, and around what completes a run of a higher level. Ascending.
+inline std::vector<std::size_t> telling_counts_of_totals() {
+  std::vector<std::size_t> counts(200);
+  std::iota(counts.begin(), counts.end(), std::size_t{0});
+  for (const std::size_t around : {64 * 64, 64 * 65, 2 * 64 * 64, 64 * 64 * 64, 64 * 64 * 65, 64 * 65 * 65}) {
+    counts.insert(counts.end(), {around - 1, around, around + 1});
+  }
+  return counts;
+}
+
 /// The summation order of reduction.hpp, one element after the other.
 template <class T, class Map, class Combine>
 double literal_total(std::span<const T> elements, Map map, Combine combine) {
   using lane_type = decltype(map(T{}));
-  double total = 0;
+  std::vector<double> totals;
   for (std::size_t begin = 0; begin < elements.size(); begin += 4096) {
     std::array<lane_type, 64> lane{};
     const std::size_t end = std::min(elements.size(), begin + 4096);
@@ -135,9 +174,9 @@ double literal_total(std::span<const T> elements, Map map, Combine combine) {
     for (std::size_t h = 32; h > 0; h /= 2) {
       for (std::size_t j = 0; j < h; ++j) lane[j] = combine(lane[j], lane[j + h]);
     }
-    total = combine(total, static_cast<double>(lane[0]));
+    totals.push_back(static_cast<double>(lane[0]));
   }
-  return total;
+  return literal_total_of_totals(std::move(totals), combine);
 }
 
 template <class T>

@@ -492,10 +492,9 @@ class drift_compressor {
     for (std::size_t part = first_part; part < last_part; ++part) check_finite(part);
     if (detail::begins_step(phase_)) begin();
     for (std::size_t part = first_part; part < last_part; ++part) {
-      double total = 0;
-      for (const block_total& each : totals_of(part)) total = functor_.combine(total, each.sum);
-      const std::size_t elements = parts().sizes()[part];
-      values_[part] = elements == 0 ? 0.0 : functor_.finish(total, elements);
+      detail::totals_in_runs totals(functor_);
+      for (const block_total& each : totals_of(part)) totals.add(each.sum);
+      values_[part] = totals.value(parts().sizes()[part]);
     }
     std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
               is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});

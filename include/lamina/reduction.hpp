@@ -26,7 +26,8 @@
 ///  - a tensor is cut into blocks of 4,096 elements (the last may be shorter);
 ///  - within a block, element i goes to lane i mod 64, in order, in the type that the functor's map gives;
 ///  - the lanes fold as lane[j] = combine(lane[j], lane[j + h]) for h = 32, 16, 8, 4, 2, 1;
-///  - the block totals are combined in order, in double.
+///  - the block totals are combined in runs of 64, each from 0 and in order, in double; so are the totals of the runs,
+///    and theirs, until one is left (docs/decisions/0033-order-of-totals.md has why).
 ///
 /// Scalar code, SSE2, AVX2 and AVX-512 give identical results because each lane is one sequence of operations
 /// that none of them may reorder.
@@ -73,15 +74,55 @@ detail::simd<T> min(const detail::simd<T>& a, const detail::simd<T>& b) {
 
 namespace detail {
 
+/// The value of a layer from the totals of its blocks, which come one after the other: the order above, for all that
+/// runs on the host. Keeps one run of each level, in constant memory.
+template <representative F>
+class totals_in_runs {
+ public:
+  explicit totals_in_runs(const F& functor) : functor_(functor) {}
+
+  void add(double total) { add_at(0, total, count_++); }
+
+  /// The value, of so many elements, once all totals are added; 0 of none.
+  double value(std::size_t elements) {
+    if (elements == 0) return 0;
+    std::size_t level = 0;
+    for (std::size_t count = count_; count > totals_per_run; ++level) {
+      count = count / totals_per_run + (count % totals_per_run != 0);
+      add_at(level + 1, runs_[level], count - 1);
+    }
+    return functor_.finish(runs_[level], elements);
+  }
+
+ private:
+  // 64^9 totals are more than 2^64 elements have.
+  static constexpr std::size_t levels = 9;
+
+  // The next total of a level that has had `before` of them. A run that is complete goes up only when another one begins: the last
+  // one of all goes nowhere.
+  void add_at(std::size_t level, double total, std::size_t before) {
+    std::size_t top = level;
+    for (; before != 0 && before % totals_per_run == 0; before = before / totals_per_run - 1) ++top;
+    for (; top > level; --top) {
+      runs_[top] = functor_.combine(runs_[top], runs_[top - 1]);
+      runs_[top - 1] = 0;
+    }
+    runs_[level] = functor_.combine(runs_[level], total);
+  }
+
+  const F& functor_;
+  std::array<double, levels> runs_{};
+  std::size_t count_ = 0;
+};
+
 template <element T, representative F, class G>
 double reduce_contiguous(const F& functor, std::span<const G> elements) {
-  double total = 0;
+  totals_in_runs totals(functor);
   for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
     const std::size_t count = std::min(block_elements, elements.size() - begin);
-    total = functor.combine(total,
-                            reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
+    totals.add(reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
   }
-  return elements.empty() ? 0.0 : functor.finish(total, elements.size());
+  return totals.value(elements.size());
 }
 
 /// The total of one block with zeros in the place of elements that are not finite.
@@ -94,29 +135,29 @@ double reduce_finite_block(const F& functor, const T* elements, std::size_t coun
   return reduce_block<T>(functor, count, read_only<T>{finite.data()}).total;
 }
 
-/// The value of a layer from the totals of its blocks, combined in order.
-template <representative F, class Totals>
-double finished_value(const F& functor, const Totals& totals, std::size_t elements) {
-  double total = 0;
-  for (const double each : totals) total = functor.combine(total, each);
-  return elements == 0 ? 0.0 : functor.finish(total, elements);
+/// The value of a layer from the totals of its blocks, where they lie in memory.
+template <representative F>
+double finished_value(const F& functor, std::span<const double> block_totals, std::size_t elements) {
+  totals_in_runs totals(functor);
+  for (const double each : block_totals) totals.add(each);
+  return totals.value(elements);
 }
 
-/// The same for a range that is not contiguous: block by block through a buffer, hence the same bits.
+/// That of a range that is not contiguous: block by block through a buffer, hence the same bits.
 template <representative F, class Range>
 double reduce_range(const F& functor, const Range& range) {
   using T = std::remove_cvref_t<decltype(*begin_of(range))>;
   std::array<T, block_elements> block;
-  double total = 0;
+  totals_in_runs totals(functor);
   std::size_t elements = 0;
   const auto last = end_of(range);
   for (auto it = begin_of(range); it != last;) {
     std::size_t count = 0;
     for (; count < block.size() && it != last; ++it) block[count++] = *it;
-    total = functor.combine(total, reduce_block<T>(functor, count, read_only<T>{block.data()}).total);
+    totals.add(reduce_block<T>(functor, count, read_only<T>{block.data()}).total);
     elements += count;
   }
-  return elements == 0 ? 0.0 : functor.finish(total, elements);
+  return totals.value(elements);
 }
 
 template <class Range>

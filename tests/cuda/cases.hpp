@@ -167,6 +167,32 @@ void searches_as_the_cpu(const Execution& execution, std::size_t layers) {
   }
 }
 
+/// The values of layers whose blocks have any number of totals, without elements behind them.
+template <class F, class Execution>
+void combines_totals_in_runs(const Execution& execution) {
+  std::vector<std::size_t> sizes;
+  for (const std::size_t blocks : telling_counts_of_totals()) sizes.push_back(4096 * blocks);
+  const lamina::layout model = model_of(sizes);
+  lamina::cuda::detail::device_layout tables(model);
+  const auto at = tables.template view<float>();
+  std::mt19937 random(43);
+  const auto totals = random_fractions<double>(random, at.blocks);
+  thrust::copy(totals.begin(), totals.end(), thrust::device_ptr<double>(at.block_totals));
+  thrust::device_vector<double> values(model.layers());
+  execution.run(lamina::cuda::detail::finish_kernel<float, F>{at, F{}, values.data().get(), nullptr});
+  execution.wait();
+  auto first = totals.begin();
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const auto last = first + static_cast<std::ptrdiff_t>(sizes[l] / 4096);
+    const double total = literal_total_of_totals(std::vector<double>(first, last),
+                                                 [](double a, double b) { return F::combine(a, b); });
+    const double expected = sizes[l] == 0 ? 0.0 : F::finish(total, sizes[l]);
+    require(same_bits(static_cast<double>(values[l]), expected),
+            "the value of " + std::to_string(sizes[l] / 4096) + " totals differs");
+    first = last;
+  }
+}
+
 /// Tensors of every kind that can be bound, and their values without a residual.
 template <class Execution>
 void takes_tensors_of_each_kind(const Execution& execution) {
@@ -365,6 +391,9 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   visit("a layer of more than 1,024 blocks", [&] {
     follows_the_cpu<float, float>(execution, {4'500'000, 1, 70'000}, {.drop_ratio = 0.5}, 2);
   });
+  visit("totals in runs", [&] { combines_totals_in_runs<lamina::l1_norm>(execution); });
+  visit("totals in runs, max_abs", [&] { combines_totals_in_runs<lamina::max_abs>(execution); });
+  visit("totals in runs, whatever combines them", [&] { combines_totals_in_runs<tells_order>(execution); });
   for (const std::size_t skipped : {1U, 2U, 3U}) {
     visit("gradients " + std::to_string(skipped) + " elements off", [&, skipped] {
       follows_the_cpu<float, float>(execution, sizes, plain, 3, skipped);

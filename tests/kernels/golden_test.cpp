@@ -10,12 +10,14 @@
 #include <random>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "kernel_cases.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/payload.hpp"
+#include "lamina/reduction.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
@@ -67,30 +69,70 @@ constexpr std::size_t column = std::is_same_v<G, float>             ? 0
                                : std::is_same_v<G, lamina::float16> ? 2
                                                                     : 3;
 
-// Two whole blocks and 1,808 elements: 28 rows of lanes and 16 lanes.
-constexpr std::size_t golden_elements = 10'000;
+// A column for each type that elements have.
+using golden_row = std::array<std::uint64_t, 4>;
+struct golden_table {
+  std::size_t elements;
+  std::array<golden_row, functor_names.size()> expected;
+};
+
+constexpr golden_table golden_tables[] = {
+    // Two whole blocks and 1,808 elements: 28 rows of lanes and 16 lanes.
+    {10'000,
+     {{
+         {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07, 0x3f97dd59652bd3c3},  // mean_abs
+         {0x40e9916e90000000, 0x40eae877a2e3c810, 0x409eaa77a0000000, 0x406d21b3a0000000},  // l1_norm
+         {0x4092e77f2c4c0f4c, 0x4093d44ea3a4c027, 0x404699901d4de4c6, 0x402e761a33511dfd},  // l2_norm
+         {0x4028328e4d2e280f, 0x402961ac569570d5, 0x3fdced85443abe6f,
+          0x3fc37ec9169a50a2},  // root_mean_square
+         {0x404fee3380000000, 0x404ffe6164bac63c, 0x3ffff80000000000, 0x3fffc00000000000},  // max_abs
+         {0xbfd29bfded288ce7, 0x3fbd82a70f6f09b2, 0x3f5695706f694467, 0x3f3644a31f8a0903},  // signed_mean
+         {0x413655f398000000, 0x4138933bea1a5850, 0x409fec0e28000000, 0x406cff2500000000},  // own_square_sum
+         {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07,
+          0x3f97dd59652bd3c3},  // own_scalar_mean_abs
+     }}},
+    // A run of 64 blocks, and one of nine whole blocks and 992 elements.
+    {300'000,
+     {{
+         {0x40157685164f3e73, 0x40157e380d29c3bf, 0x3fc80f40397406aa, 0x3f98108156191149},  // mean_abs
+         {0x41388ffa9e600000, 0x413898ca355063bc, 0x40eb88b407c00000, 0x40bb8a2383800000},  // l1_norm
+         {0x40ba6e17e6550a8b, 0x40ba7ddc0b4b5784, 0x406e3eeceefcd5b9, 0x40555a1b303cf113},  // l2_norm
+         {0x4028b4cebf7af1c2, 0x4028c38ba7829260, 0x3fdc45ee3cbc8f33,
+          0x3fc3f59b18217052},  // root_mean_square
+         {0x404fffe9c0000000, 0x404ffff7162c37c8, 0x3ffffc0000000000, 0x3fffe00000000000},  // max_abs
+         {0xbfa2b8a0a5966eb4, 0xbf8afbe3d3f2d8cd, 0xbf3f8e1975c60e25, 0x3f33d899c15bc718},  // signed_mean
+         {0x4185d46194800000, 0x4185ee74975bc622, 0x40ec9677e8e00000, 0x40bc7e82cd400000},  // own_square_sum
+         {0x40157685164f3e73, 0x40157e380d29c3bf, 0x3fc80f40397406aa,
+          0x3f98108156191149},  // own_scalar_mean_abs
+     }}},
+};
 
 }  // namespace
 
 TEMPLATE_TEST_CASE("golden: the value of each functor", "", float, double, lamina::float16,
                    lamina::bfloat16) {
-  // A column for each type of this test.
-  constexpr std::uint64_t expected[functor_names.size()][4] = {
-      {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07, 0x3f97dd59652bd3c3},  // mean_abs
-      {0x40e9916e90000000, 0x40eae877a2e3c810, 0x409eaa77a0000000, 0x406d21b3a0000000},  // l1_norm
-      {0x4092e77f2c4c0f4c, 0x4093d44ea3a4c027, 0x404699901d4de4c6, 0x402e761a33511dfd},  // l2_norm
-      {0x4028328e4d2e280f, 0x402961ac569570d5, 0x3fdced85443abe6f, 0x3fc37ec9169a50a2},  // root_mean_square
-      {0x404fee3380000000, 0x404ffe6164bac63c, 0x3ffff80000000000, 0x3fffc00000000000},  // max_abs
-      {0xbfd29bfded288ce7, 0x3fbd82a70f6f09b2, 0x3f5695706f694467, 0x3f3644a31f8a0903},  // signed_mean
-      {0x413655f398000000, 0x4138933bea1a5850, 0x409fec0e28000000, 0x406cff2500000000},  // own_square_sum
-      {0x4014f2048e8a71de, 0x40160b084dbbd3d0, 0x3fc91f1a5119ce07,
-       0x3f97dd59652bd3c3},  // own_scalar_mean_abs
-  };
-  const auto values = golden<TestType>(2020, golden_elements);
-  for_each_functor([&](std::size_t f, const auto& functor) {
-    INFO(functor_names[f]);
-    CHECK(std::bit_cast<std::uint64_t>(functor(values)) == expected[f][column<TestType>]);
-  });
+  for (const golden_table& table : golden_tables) {
+    const auto values = golden<TestType>(2020, table.elements);
+    for_each_functor([&](std::size_t f, const auto& functor) {
+      INFO(functor_names[f] << " of " << table.elements);
+      CHECK(std::bit_cast<std::uint64_t>(functor(values)) == table.expected[f][column<TestType>]);
+    });
+  }
+}
+
+// As from a layer of a thousand million elements, and from smaller ones.
+TEST_CASE("golden: the sum of many totals") {
+  constexpr std::pair<std::size_t, std::uint64_t> expected[] = {{64, 0x40462b3255ba4550},
+                                                                {65, 0x40408ba3a48038c7},
+                                                                {4096, 0xc07c92a57881d05e},
+                                                                {4097, 0xc07c96315cd8f3d0},
+                                                                {270'401, 0x4082213757a54924}};
+  const auto totals = golden<double>(2021, 270'401);
+  for (const auto& [count, bits] : expected) {
+    const double sum = lamina::detail::finished_value(lamina::l1_norm{}, std::span(totals).first(count), 1);
+    INFO(count << " totals");
+    CHECK(std::bit_cast<std::uint64_t>(sum) == bits);
+  }
 }
 
 // Frames of three steps, and the residual that they leave, with momentum: a threshold between the layers, rounding, and

@@ -20,6 +20,7 @@
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
+#include "lamina/reduction.hpp"
 #include "lamina/residual.hpp"
 #include "support.hpp"
 
@@ -32,7 +33,7 @@ namespace {
 #define LAMINA_KERNEL_TEST_SHARE 1
 #endif
 
-// 0 to 300, around one block and around sixteen; and some with a last block of their own.
+// 0 to 300, around one block and around sixteen; some with a last block of their own, and one of more blocks than a run has.
 std::vector<std::size_t> all_lengths() {
   std::vector<std::size_t> lengths;
   const auto add = [&](std::size_t first, std::size_t last, std::size_t step = LAMINA_KERNEL_TEST_SHARE) {
@@ -41,7 +42,7 @@ std::vector<std::size_t> all_lengths() {
   add(0, 300, 1);
   add(4090, 4102);
   add(65530, 65542);
-  lengths.insert(lengths.end(), {8191, 8192, 8193, 8255, 12289});
+  lengths.insert(lengths.end(), {8191, 8192, 8193, 8255, 12289, 64 * 4096 + 8200});
   return lengths;
 }
 
@@ -100,14 +101,14 @@ std::vector<T> scaled(const std::vector<T>& values, T scale) {
 // The value of a tensor whose blocks are those of the source that `source_at` gives for the element at which they begin.
 template <class T>
 double value_by_blocks(const auto& functor, std::size_t length, const auto& source_at) {
-  double total = 0;
+  std::vector<double> totals;
   for (std::size_t begin = 0; begin < length; begin += 4096) {
     const std::size_t count = std::min<std::size_t>(4096, length - begin);
     const auto block = lamina::detail::reduce_block<T>(functor, count, source_at(begin));
     if (block.taken != count) FAIL("a block was refused");
-    total = functor.combine(total, block.total);
+    totals.push_back(block.total);
   }
-  return length == 0 ? 0.0 : functor.finish(total, length);
+  return lamina::detail::finished_value(functor, totals, length);
 }
 
 // Lengths for what has no order of its own: around a cache line, a row of lanes, and some rows.

@@ -243,17 +243,17 @@ struct accumulate_kernel {
   }
 };
 
-/// The value of each layer from the totals of its blocks, combined in order: a team a layer. After gradients were added it
-/// writes down that the step has them.
+/// The value of each layer from the totals of its blocks, in the order of reduction.hpp: a team a layer, a thread a run. What is
+/// in block_totals is used up. After gradients were added it writes down that the step has them.
 template <element T, representative F>
 struct finish_kernel {
-  static constexpr unsigned threads = 128;
+  // A layer of 67 million elements has a run for each.
+  static constexpr unsigned threads = 256;
   static constexpr unsigned teams_at_once = 1;
-  static constexpr unsigned staged = 1024;
+  // Loads on their way at a time: a thread that adds would wait for each by itself.
+  static constexpr unsigned totals_at_once = 16;
 
-  struct shared_memory {
-    double total[staged];
-  };
+  struct shared_memory {};
 
   model_view<T> at;
   F functor;
@@ -266,29 +266,44 @@ struct finish_kernel {
   std::size_t teams() const { return at.layers; }
 
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
     const std::size_t layer = team.index();
-    const std::size_t last = at.first_block[layer + 1];
-    double total = 0;
-    for (std::size_t first = at.first_block[layer]; first < last; first += staged) {
-      // Through shared memory, since the one thread that adds would wait for each load by itself.
-      const auto count = static_cast<unsigned>(last - first < staged ? last - first : staged);
-      for (unsigned i = team.thread(); i < count; i += team.threads())
-        shared.total[i] = at.block_totals[first + i];
-      team.barrier();
-      if (team.thread() == 0) {
-        for (unsigned i = 0; i < count; ++i) total = functor.combine(total, shared.total[i]);
+    const std::size_t first_block = at.first_block[layer];
+    std::size_t count = at.first_block[layer + 1] - first_block;
+    double* const totals = at.block_totals + first_block;
+    for (std::size_t distance = 1; count > 0; distance *= totals_per_run) {
+      const std::size_t runs = (count + totals_per_run - 1) / totals_per_run;
+      for (std::size_t run = team.thread(); run < runs; run += team.threads()) {
+        // The total takes the place of the first in its run, which no other thread reads before the barrier.
+        double* const first = totals + run * totals_per_run * distance;
+        const std::size_t rest = count - run * totals_per_run;
+        *first =
+            total_of(first, distance, static_cast<unsigned>(rest < totals_per_run ? rest : totals_per_run));
       }
+      if (runs == 1) break;
       team.barrier();
+      count = runs;
     }
-    if (team.thread() == 0) {
-      values[layer] = at.sizes[layer] == 0 ? 0.0 : functor.finish(total, at.sizes[layer]);
+    if (team.thread() == 0) {  // whose run was the last
+      values[layer] = at.sizes[layer] == 0 ? 0.0 : functor.finish(totals[0], at.sizes[layer]);
       if (is_clear != nullptr) is_clear[layer] = 0;
       if (layer == 0 && at.state != nullptr) note_phase(*at.state);
     }
   }
 
  private:
+  LAMINA_HOST_DEVICE double total_of(const double* run, std::size_t distance, unsigned count) const {
+    double total = 0;
+    for (unsigned i = 0; i < count; i += totals_at_once) {
+      double loaded[totals_at_once];
+      for (unsigned k = 0; k < totals_at_once; ++k) loaded[k] = i + k < count ? run[(i + k) * distance] : 0.0;
+      for (unsigned k = 0; k < totals_at_once; ++k) {
+        if (i + k < count) total = functor.combine(total, loaded[k]);
+      }
+    }
+    return total;
+  }
+
   LAMINA_HOST_DEVICE void note_phase(step_state& state) const {
     if (is_clear != nullptr) {
       state.store_phase(step_phase::accumulating);

@@ -18,6 +18,7 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 using lamina::detail::block_elements;
 using lamina::detail::lanes;
+using lamina::detail::totals_per_run;
 
 using lamina::detail::step_phase;
 
