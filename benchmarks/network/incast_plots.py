@@ -96,6 +96,8 @@ def draw_varied(results: list[Result]) -> plt.Figure | None:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter("")
+        if scale == "linear":  # no half of a worker
+            axes.set_xticks(sorted({value(row) for row, _ in pairs}))
         axes.set_title(rate, fontsize=9, loc="left")
         finish(axes, label, "ms a step: mean, dotted p99")
     for axes in panels.flat[len(panels_of):]:
