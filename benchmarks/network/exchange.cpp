@@ -117,6 +117,8 @@ exchange_plan plan_of(const exchange_options& options) {
   if (can_lose(options) && options.transport == "mpi")
     throw std::invalid_argument(
         "--loss-bound, --loss-bound-down and --inject-loss: over MPI nothing can be lost");
+  if (options.rate_control == "off" && options.transport != "udp")
+    throw std::invalid_argument("--rate-control off needs --transport udp");
   exchange_plan plan{.layers = lamina_benchmark::read_layers(options.layers),
                      .share = options.share,
                      .steps = options.steps,
@@ -223,7 +225,7 @@ std::vector<step_seen> exchange_over_mpi(const exchange_options& options, const 
   return take_part(over, plan);
 }
 
-void print(const step_seen& seen, bool is_lossy) {
+void print(const step_seen& seen, bool is_lossy, bool has_tags) {
   nlohmann::ordered_json line = {{"step", seen.step},
                                  {"down_seconds", seen.down_seconds},
                                  {"up_seconds", seen.up_seconds},
@@ -243,8 +245,10 @@ void print(const step_seen& seen, bool is_lossy) {
     line["late"] = both.late;
     line["wire_bytes"] = both.wire_bytes;
     line["rounds"] = both.rounds;
-    line["missing_chunks"] = seen.missing_chunks;
-    line["missing_droppable"] = seen.missing_droppable_chunks;
+    if (has_tags) {
+      line["missing_chunks"] = seen.missing_chunks;
+      line["missing_droppable"] = seen.missing_droppable_chunks;
+    }
   }
   std::printf("%s\n", line.dump().c_str());
 }
@@ -280,7 +284,7 @@ int main(int argc, char** argv) {
         end_all_ranks(error);
       }
     }
-    for (const step_seen& each : seen) print(each, plan.losses.is_lossy);
+    for (const step_seen& each : seen) print(each, plan.losses.is_lossy, plan.losses.has_tags);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "exchange: %s\n", error.what());
     return EXIT_FAILURE;

@@ -80,32 +80,46 @@ mpi_session::~mpi_session() {
 
 // Shares the memory of what it sends, and makes the datatypes of its pieces once for all receivers. These get it one behind the other:
 // who has it first computes and answers while others get theirs. All at once would have it at the end, and answer at once. Who
-// takes none of it for a while holds up nobody.
+// takes none of it for a while holds up the others by that while, once.
 class mpi_transport::outgoing {
  public:
   outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what)
       : communicator_(communicator), announced_{kind, what.size_bytes()}, what_(std::move(what)) {
     for (const segments& piece : pieces_of(what_.segments())) pieces_.emplace_back(piece);
     receivers_.reserve(to.size());
-    for (const std::size_t rank : to) receivers_.push_back({.rank = rank, .posted = 0, .requests = {}});
+    for (const std::size_t rank : to)
+      receivers_.push_back({.rank = rank, .posted = 0, .requests = {}, .advanced_at = {}});
     begin_next();
   }
   outgoing(const outgoing&) = delete;
   outgoing& operator=(const outgoing&) = delete;
 
   progress advance() {
-    using clock = std::chrono::steady_clock;
+    const auto now = std::chrono::steady_clock::now();
     progress all = progress::done;
+    bool is_turn_over = true;
+    bool have_advanced = false;
     for (receiver& each : std::span(receivers_).first(begun_)) {
       const bool advanced = complete_some(each.requests) > 0;
       std::erase(each.requests, MPI_REQUEST_NULL);
       post_pieces(each);
-      if (advanced) advanced_at_ = clock::now();
-      all = both(all, is_sent(each) ? progress::done : advanced ? progress::advanced : progress::moving);
+      if (advanced) each.advanced_at = now;
+      have_advanced = have_advanced || advanced;
+      is_turn_over = is_turn_over && (is_sent(each) || now > each.advanced_at + longest_turn);
+      all = both(all, is_sent(each) ? progress::done : progress::moving);
     }
-    if (begun_ == receivers_.size()) return all;
-    if (all == progress::done || clock::now() > advanced_at_ + longest_turn) begin_next();
-    return both(all, progress::moving);
+    if (begun_ < receivers_.size()) {
+      if (is_turn_over) begin_next();
+      all = progress::moving;
+    }
+    return all == progress::done ? all : have_advanced ? progress::advanced : progress::moving;
+  }
+
+  /// Those whose turn is still to come.
+  std::vector<std::size_t> waiting() const {
+    std::vector<std::size_t> ranks;
+    for (const receiver& each : std::span(receivers_).subspan(begun_)) ranks.push_back(each.rank);
+    return ranks;
   }
 
   bool is_sent_to(std::size_t rank) const {
@@ -161,6 +175,7 @@ class mpi_transport::outgoing {
     std::size_t rank = 0;
     std::size_t posted = 0;             // pieces
     std::vector<MPI_Request> requests;  // on their way
+    std::chrono::steady_clock::time_point advanced_at;
   };
 
   static constexpr std::chrono::milliseconds longest_turn{100};
@@ -177,7 +192,7 @@ class mpi_transport::outgoing {
                         announcement_tag, communicator_, &next.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Isend");
     post_pieces(next);
-    advanced_at_ = std::chrono::steady_clock::now();
+    next.advanced_at = std::chrono::steady_clock::now();
   }
 
   void post_pieces(receiver& to) {
@@ -194,7 +209,6 @@ class mpi_transport::outgoing {
   std::deque<piece_type> pieces_;
   std::vector<receiver> receivers_;
   std::size_t begun_ = 0;  // of the receivers
-  std::chrono::steady_clock::time_point advanced_at_;
 };
 
 mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
@@ -413,13 +427,24 @@ void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, con
   post(outgoing_, to, kind, what);
   const auto look = [&] {
     const progress seen = sending();
+    if (seen == progress::done) return seen;
+    const outgoing& all = outgoing_.back();
+    if (const auto now = std::chrono::steady_clock::now(); now >= told_waiting_at_ + options_.life_period) {
+      told_waiting_at_ = now;
+      for (const std::size_t rank : all.waiting()) post_sign_of_life(rank);
+    }
     // What the first answer comes while others get theirs.
     for (const std::size_t rank : to) {
-      if (outgoing_.back().is_sent_to(rank)) advance(incoming_[rank]);
+      if (all.is_sent_to(rank)) advance(incoming_[rank]);
     }
     return seen;
   };
-  wait_until(timeout_of(to), look, [&] { lose(abandon(), "sending to", timeout_of(to)); });
+  try {
+    wait_until(timeout_of(to), look, [&] { lose(abandon(), "sending to", timeout_of(to)); });
+  } catch (...) {
+    abandoned_.splice(abandoned_.end(), outgoing_);  // as where what a receiver answers is too long
+    throw;
+  }
   outgoing_.clear();
   for (const std::size_t rank : to) heard_at_[rank] = std::chrono::steady_clock::now();
 }

@@ -49,7 +49,7 @@ struct mpi_transport_options {
 /// at a time to each receiver. A piece that arrives or has gone is a sign of progress, so a slow network does
 /// not look like a lost peer, and so is a sign of life. That goes to the rank above, which passes it on
 /// upwards and to those below that wait for its answer meanwhile; a message that receive_from_any() takes is
-/// passed on as one. Every wait sleeps between looks, since Open MPI's own waits spin and would take the
+/// passed on as one. Several receivers get a message one after the other, and signs of life until their turn. Every wait sleeps between looks, since Open MPI's own waits spin and would take the
 /// cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
@@ -116,6 +116,7 @@ class mpi_transport : public transport {
   std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
   std::list<outgoing> signs_;      // of life, on their way
   std::chrono::steady_clock::time_point showed_life_at_;
+  std::chrono::steady_clock::time_point told_waiting_at_;
   std::chrono::steady_clock::time_point passed_life_on_at_;
 };
 

@@ -50,7 +50,7 @@ struct receiver_options {
 /// Takes frames of one grid from one sender, one after the other.
 ///
 /// on_control() and on_datagram() as they come, poll_control() after every event and at deadline(). When the state is frozen, frame(),
-/// arrived() and report() stand until release(), with which the caller asks for the next frame. An error that a call returns is for
+/// arrived() and report() stand until release(), after which the next frame may come. An error that a call returns is for
 /// good: poll_control() then gives an ABORT, after which the connection is to be closed.
 class bounded_receiver {
  public:

@@ -832,6 +832,42 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("mpi: who waits for its turn hears that the sender lives") {
+  if (ranks() != 3) return;
+  constexpr std::size_t server = 0;
+  constexpr std::size_t slow = 1;  // takes its pieces one by one, for longer than the other waits
+  constexpr int pieces = 30;
+  constexpr std::size_t piece_bytes = std::size_t{1} << 20;
+  if (rank_of_this() == static_cast<int>(slow)) {
+    // With MPI alone, which leaves it to this rank when a piece moves: the communicator is the transport's.
+    MPI_Comm of_transport = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
+    std::array<std::uint64_t, 2> announced{};
+    check_mpi(MPI_Recv(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport, MPI_STATUS_IGNORE),
+              "MPI_Recv");
+    std::vector<std::byte> piece(piece_bytes);
+    for (int k = 0; k < pieces; ++k) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(80));
+      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, 2, of_transport,
+                         MPI_STATUS_IGNORE),
+                "MPI_Recv");
+    }
+    check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
+    return;
+  }
+  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = pieces * piece_bytes,
+                                           .timeout_of = [](std::size_t) { return std::chrono::seconds(1); },
+                                           .exchange_timeout = std::chrono::seconds(1),
+                                           .name_of = name_of,
+                                           .life_period = std::chrono::milliseconds(250)});
+  if (transport.rank() == server) {
+    const std::array<std::size_t, 2> workers = {slow, 2};
+    transport.send(workers, message_kind::parameters, payload{std::vector<std::byte>(pieces * piece_bytes)});
+  } else {
+    REQUIRE(transport.receive_from_each({&server, 1})[0].bytes.size() == pieces * piece_bytes);
+  }
+}
+
 TEST_CASE("mpi: a message that goes slowly is progress to who waits for its end, and for the answer") {
   if (ranks() != 2) return;
   using clock = std::chrono::steady_clock;

@@ -2,6 +2,7 @@
 // Control messages over a stream, and the meeting before it: what is taken, and what is refused.
 #include "messages/udp/control_channel.hpp"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -231,6 +232,22 @@ TEST_CASE("meeting: a crowd that comes behind a rank does not push it out before
   for (int i = 0; i < 8; ++i) crowd.push_back(call(server.addresses.control));
   CHECK(meet_all(server, all, meeting_of(given, 0, 2)).size() == 1);
   CHECK(other.get() == 1);
+}
+
+TEST_CASE("control: where the system knows of it, TCP's least timeout is short") {
+  const descriptor here(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  constexpr int least_timeout_us = 45;  // TCP_RTO_MIN_US, which older headers do not name
+  int microseconds = 0;
+  socklen_t length = sizeof microseconds;
+  if (getsockopt(here.get(), IPPROTO_TCP, least_timeout_us, &microseconds, &length) != 0) {
+    WARN("skipped: this system has no TCP_RTO_MIN_US");
+    return;
+  }
+  REQUIRE(microseconds >= 100'000);
+  set_control_options(here.get(), 1000);
+  length = sizeof microseconds;
+  REQUIRE(getsockopt(here.get(), IPPROTO_TCP, least_timeout_us, &microseconds, &length) == 0);
+  CHECK(microseconds <= 40'000);
 }
 
 TEST_CASE("meeting: without a file descriptor left for who calls, it says so") {

@@ -24,9 +24,8 @@ constexpr std::size_t growth_bytes = std::size_t{16} << 20;
 constexpr std::size_t most_bytes_a_read = std::size_t{4} << 20;
 constexpr int class_selector_5 = 0xa0;
 
-// TCP_RTO_MIN_US and TCP_DELACK_MAX_US of Linux, which older headers do not name.
+// TCP_RTO_MIN_US of Linux, which older headers do not name.
 constexpr int least_timeout_us = 45;
-constexpr int longest_delay_us = 46;
 
 }  // namespace
 
@@ -173,12 +172,13 @@ void set_control_options(int connection, unsigned timeout_ms) {
   set(IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(timeout_ms, 0x7fffffffU)), "TCP_USER_TIMEOUT");
   // A TICK behind a message shows that it was lost, but not that it was lost again: until something is acknowledged TCP lets no third
-  // segment out, and waits for its timer, 200 ms at least. Older systems than Linux 6.15 have no other; the route's rto_min helps there.
-  const auto set_where_known = [&](int option, int value) {
-    setsockopt(connection, IPPROTO_TCP, option, &value, sizeof value);
-  };
-  set_where_known(least_timeout_us, 5000);
-  set_where_known(longest_delay_us, 1000);
+  // segment out, and waits for its timer, 200 ms at least. Systems before Linux 6.15 have no other; the route's rto_min helps there.
+  // Two ticks of the system's clock are the least that it takes.
+  const int least_of_most = 5000;
+  const int least_of_slow_clocks = 20'000;
+  for (const int microseconds : {least_of_most, least_of_slow_clocks}) {
+    if (setsockopt(connection, IPPROTO_TCP, least_timeout_us, &microseconds, sizeof microseconds) == 0) break;
+  }
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   if (getsockname(connection, reinterpret_cast<sockaddr*>(&local), &length) != 0) {
