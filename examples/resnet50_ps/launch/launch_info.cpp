@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "messages/mpi_transport.hpp"
+#include "messages/mpi_session.hpp"
 
 namespace resnet50_ps {
 namespace {

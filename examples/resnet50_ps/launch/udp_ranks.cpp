@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "loops/losses.hpp"
-#include "messages/mpi_transport.hpp"
+#include "messages/mpi_session.hpp"
 #include "messages/udp/udp_transport.hpp"
 #include "messages/udp/whole_meeting.hpp"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "messages/mpi_transport.hpp"
+#include "messages/mpi_session.hpp"
 
 namespace resnet50_ps {
 namespace {

@@ -3,213 +3,17 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <exception>
 #include <thread>
 
 namespace resnet50_ps {
 namespace {
 
-constexpr int announcement_tag = 1;
-constexpr int piece_tag = 2;
-// MPI 3.1 counts in int, so long messages must go in pieces; these are small enough to show that a slow one moves.
-constexpr std::size_t piece_bytes = std::size_t{1} << 20;
-// To one receiver at a time: enough to keep a link busy, and few for MPI to look through.
-constexpr std::size_t pieces_in_flight = 8;
-
-using segments = std::vector<std::span<const std::byte>>;
-
-// The segments, cut wherever a piece is full.
-std::vector<segments> pieces_of(byte_segments bytes) {
-  std::vector<segments> pieces;
-  std::size_t room = 0;
-  for (auto rest : bytes) {
-    while (!rest.empty()) {
-      if (room == 0) {
-        pieces.emplace_back();
-        room = piece_bytes;
-      }
-      const std::size_t count = std::min(room, rest.size());
-      pieces.back().push_back(rest.first(count));
-      rest = rest.subspan(count);
-      room -= count;
-    }
-  }
-  return pieces;
-}
-
-// How many of them have completed since the last look; those that have are MPI_REQUEST_NULL.
-int complete_some(std::vector<MPI_Request>& requests) {
-  int count = 0;
-  std::vector<int> indices(requests.size());
-  check_mpi(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, indices.data(),
-                         MPI_STATUSES_IGNORE),
-            "MPI_Testsome");
-  return count == MPI_UNDEFINED ? 0 : count;
-}
-
 bool all_complete(const std::vector<MPI_Request>& requests) {
   return std::ranges::all_of(requests, [](MPI_Request each) { return each == MPI_REQUEST_NULL; });
 }
 
 }  // namespace
-
-void check_mpi(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> text{};
-  int length = 0;
-  MPI_Error_string(code, text.data(), &length);
-  throw link_error(std::string(call) + ": " + text.data());
-}
-
-mpi_session::mpi_session(int& argc, char**& argv, int threads) {
-  int provided = MPI_THREAD_SINGLE;  // libtorch has threads of its own
-  check_mpi(MPI_Init_thread(&argc, &argv, threads, &provided), "MPI_Init_thread");
-  if (provided < threads) {
-    throw link_error(threads == MPI_THREAD_FUNNELED
-                         ? "this MPI does not bear programs with threads"
-                         : "this MPI gives threads level " + std::to_string(provided) + "; --overlap needs " +
-                               std::to_string(threads) + " (multiple)");
-  }
-  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-}
-
-mpi_session::~mpi_session() {
-  MPI_Finalize();
-}
-
-// Shares the memory of what it sends, and makes the datatypes of its pieces once for all receivers. These get it one behind the other:
-// who has it first computes and answers while others get theirs. All at once would have it at the end, and answer at once. Who
-// takes none of it for a while holds up the others by that while, once.
-class mpi_transport::outgoing {
- public:
-  outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what)
-      : communicator_(communicator), announced_{kind, what.size_bytes()}, what_(std::move(what)) {
-    for (const segments& piece : pieces_of(what_.segments())) pieces_.emplace_back(piece);
-    receivers_.reserve(to.size());
-    for (const std::size_t rank : to)
-      receivers_.push_back({.rank = rank, .posted = 0, .requests = {}, .advanced_at = {}});
-    begin_next();
-  }
-  outgoing(const outgoing&) = delete;
-  outgoing& operator=(const outgoing&) = delete;
-
-  progress advance() {
-    const auto now = std::chrono::steady_clock::now();
-    progress all = progress::done;
-    bool is_turn_over = true;
-    bool have_advanced = false;
-    for (receiver& each : std::span(receivers_).first(begun_)) {
-      const bool advanced = complete_some(each.requests) > 0;
-      std::erase(each.requests, MPI_REQUEST_NULL);
-      post_pieces(each);
-      if (advanced) each.advanced_at = now;
-      have_advanced = have_advanced || advanced;
-      is_turn_over = is_turn_over && (is_sent(each) || now > each.advanced_at + longest_turn);
-      all = both(all, is_sent(each) ? progress::done : progress::moving);
-    }
-    if (begun_ < receivers_.size()) {
-      if (is_turn_over) begin_next();
-      all = progress::moving;
-    }
-    return all == progress::done ? all : have_advanced ? progress::advanced : progress::moving;
-  }
-
-  /// Those whose turn is still to come.
-  std::vector<std::size_t> waiting() const {
-    std::vector<std::size_t> ranks;
-    for (const receiver& each : std::span(receivers_).subspan(begun_)) ranks.push_back(each.rank);
-    return ranks;
-  }
-
-  bool is_sent_to(std::size_t rank) const {
-    const auto found = std::ranges::find(receivers_, rank, &receiver::rank);
-    return found != receivers_.end() && is_sent(*found);
-  }
-
-  /// The ranks that have not taken all of it.
-  std::vector<std::size_t> missing() const {
-    std::vector<std::size_t> ranks;
-    for (const receiver& each : receivers_) {
-      if (!is_sent(each)) ranks.push_back(each.rank);
-    }
-    return ranks;
-  }
-
-  /// Whether MPI may still look at its memory.
-  bool is_in_flight() {
-    return std::ranges::any_of(receivers_, [](receiver& each) {
-      int all_done = 0;
-      const int code = MPI_Testall(static_cast<int>(each.requests.size()), each.requests.data(), &all_done,
-                                   MPI_STATUSES_IGNORE);
-      return code != MPI_SUCCESS || all_done == 0;
-    });
-  }
-
- private:
-  // Segments anywhere in memory as one MPI message.
-  class piece_type {
-   public:
-    explicit piece_type(const segments& parts) {
-      std::vector<int> lengths;
-      std::vector<MPI_Aint> addresses;
-      for (const auto part : parts) {
-        lengths.push_back(static_cast<int>(part.size()));
-        check_mpi(MPI_Get_address(part.data(), &addresses.emplace_back()), "MPI_Get_address");
-      }
-      check_mpi(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), addresses.data(),
-                                         MPI_BYTE, &type_),
-                "MPI_Type_create_hindexed");
-      check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
-    }
-    ~piece_type() { MPI_Type_free(&type_); }  // MPI keeps what a send on its way needs
-    piece_type(const piece_type&) = delete;
-    piece_type& operator=(const piece_type&) = delete;
-    MPI_Datatype get() const { return type_; }
-
-   private:
-    MPI_Datatype type_ = MPI_DATATYPE_NULL;
-  };
-
-  struct receiver {
-    std::size_t rank = 0;
-    std::size_t posted = 0;             // pieces
-    std::vector<MPI_Request> requests;  // on their way
-    std::chrono::steady_clock::time_point advanced_at;
-  };
-
-  static constexpr std::chrono::milliseconds longest_turn{100};
-
-  // The announcement is its first request.
-  bool is_sent(const receiver& to) const {
-    return &to < receivers_.data() + begun_ && to.posted == pieces_.size() && to.requests.empty();
-  }
-
-  void begin_next() {
-    if (begun_ == receivers_.size()) return;
-    receiver& next = receivers_[begun_++];
-    check_mpi(MPI_Isend(&announced_, sizeof announced_, MPI_BYTE, static_cast<int>(next.rank),
-                        announcement_tag, communicator_, &next.requests.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Isend");
-    post_pieces(next);
-    next.advanced_at = std::chrono::steady_clock::now();
-  }
-
-  void post_pieces(receiver& to) {
-    for (; to.posted < pieces_.size() && to.requests.size() < pieces_in_flight; ++to.posted) {
-      check_mpi(MPI_Isend(MPI_BOTTOM, 1, pieces_[to.posted].get(), static_cast<int>(to.rank), piece_tag,
-                          communicator_, &to.requests.emplace_back(MPI_REQUEST_NULL)),
-                "MPI_Isend");
-    }
-  }
-
-  MPI_Comm communicator_;
-  announcement announced_;
-  payload what_;
-  std::deque<piece_type> pieces_;
-  std::vector<receiver> receivers_;
-  std::size_t begun_ = 0;  // of the receivers
-};
 
 mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options options)
     : options_(std::move(options)) {
@@ -229,13 +33,13 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
 mpi_transport::~mpi_transport() {
   abandoned_.splice(abandoned_.end(), signs_);
   abandoned_.splice(abandoned_.end(), outgoing_);
-  for (std::list<outgoing>& each : begun_) abandoned_.splice(abandoned_.end(), each);
-  abandoned_.remove_if([](outgoing& each) { return !each.is_in_flight(); });
+  for (std::list<mpi_outgoing>& each : begun_) abandoned_.splice(abandoned_.end(), each);
+  abandoned_.remove_if([](mpi_outgoing& each) { return !each.is_in_flight(); });
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
   if (is_open) static_cast<void>(std::make_unique<std::vector<incoming>>(std::move(incoming_)).release());
   if (!abandoned_.empty())
-    static_cast<void>(std::make_unique<std::list<outgoing>>(std::move(abandoned_)).release());
+    static_cast<void>(std::make_unique<std::list<mpi_outgoing>>(std::move(abandoned_)).release());
   else if (!is_open && std::uncaught_exceptions() == 0)
     MPI_Comm_free(&communicator_);  // in which all take part: not where one has failed
 }
@@ -280,7 +84,7 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
   return longest;
 }
 
-void mpi_transport::post(std::list<outgoing>& among, std::span<const std::size_t> to, message_kind kind,
+void mpi_transport::post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,
                          const payload& what) {
   // One behind the other: the pieces of two messages to the same rank would mix.
   wait_until(
@@ -293,7 +97,7 @@ void mpi_transport::post(std::list<outgoing>& among, std::span<const std::size_t
 }
 
 void mpi_transport::post_sign_of_life(std::size_t to) {
-  signs_.remove_if([](outgoing& each) { return each.advance() == progress::done; });
+  signs_.remove_if([](mpi_outgoing& each) { return each.advance() == progress::done; });
   signs_.emplace_back(communicator_, std::span(&to, 1), message_kind::sign_of_life, payload());
 }
 
@@ -323,7 +127,7 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
   if (from.at == phase::arrived) return progress::done;
   if (from.at == phase::idle) {
     from.requests.assign(1, MPI_REQUEST_NULL);
-    check_mpi(MPI_Irecv(&from.announced, sizeof from.announced, MPI_BYTE, rank, announcement_tag,
+    check_mpi(MPI_Irecv(&from.announced, sizeof from.announced, MPI_BYTE, rank, mpi_announcement_tag,
                         communicator_, from.requests.data()),
               "MPI_Irecv");
     from.at = phase::announcing;
@@ -352,11 +156,11 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
   if (!from.bytes || from.bytes.use_count() > 1) from.bytes = std::make_shared<std::vector<std::byte>>();
   from.bytes->resize(total);
   from.requests.clear();
-  for (std::size_t begin = 0; begin < total; begin += piece_bytes) {
-    check_mpi(
-        MPI_Irecv(from.bytes->data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)),
-                  MPI_BYTE, rank, piece_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
-        "MPI_Irecv");
+  for (std::size_t begin = 0; begin < total; begin += mpi_piece_bytes) {
+    check_mpi(MPI_Irecv(from.bytes->data() + begin,
+                        static_cast<int>(std::min(mpi_piece_bytes, total - begin)), MPI_BYTE, rank,
+                        mpi_piece_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
+              "MPI_Irecv");
   }
   from.at = total == 0 ? phase::arrived : phase::arriving;
   return total == 0 ? progress::done : progress::advanced;
@@ -388,7 +192,7 @@ mpi_transport::progress mpi_transport::finishing(std::span<const std::size_t> to
 
 mpi_transport::progress mpi_transport::sending() {
   progress all = progress::done;
-  for (outgoing& each : outgoing_) all = both(all, each.advance());
+  for (mpi_outgoing& each : outgoing_) all = both(all, each.advance());
   return all;
 }
 
@@ -401,7 +205,7 @@ mpi_transport::progress mpi_transport::receiving(std::span<const std::size_t> fr
 // Gives up what is not yet sent, and says to whom.
 std::vector<std::size_t> mpi_transport::abandon() {
   std::vector<std::size_t> lost;
-  for (const outgoing& each : outgoing_) {
+  for (const mpi_outgoing& each : outgoing_) {
     for (const std::size_t rank : each.missing()) lost.push_back(rank);
   }
   abandoned_.splice(abandoned_.end(), outgoing_);
@@ -428,7 +232,7 @@ void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, con
   const auto look = [&] {
     const progress seen = sending();
     if (seen == progress::done) return seen;
-    const outgoing& all = outgoing_.back();
+    const mpi_outgoing& all = outgoing_.back();
     if (const auto now = std::chrono::steady_clock::now(); now >= told_waiting_at_ + options_.life_period) {
       told_waiting_at_ = now;
       for (const std::size_t rank : all.waiting()) post_sign_of_life(rank);

@@ -13,22 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "messages/mpi_outgoing.hpp"
+#include "messages/mpi_session.hpp"
 #include "messages/transport.hpp"
 
 namespace resnet50_ps {
-
-/// Throws link_error with MPI's own words, naming `call`, unless `code` is MPI_SUCCESS.
-void check_mpi(int code, const char* call);
-
-/// MPI_Init_thread and MPI_Finalize, with errors returned instead of fatal. Throws link_error if this MPI does not bear threads as
-/// wanted: by default other ones, which leave MPI to the first.
-class mpi_session {
- public:
-  mpi_session(int& argc, char**& argv, int threads = MPI_THREAD_FUNNELED);
-  ~mpi_session();
-  mpi_session(const mpi_session&) = delete;
-  mpi_session& operator=(const mpi_session&) = delete;
-};
 
 struct mpi_transport_options {
   std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce
@@ -68,25 +57,18 @@ class mpi_transport : public transport {
   void show_life() override;
 
  private:
-  /// Goes ahead of a message's bytes.
-  struct announcement {
-    message_kind kind = message_kind::sign_of_life;
-    std::uint64_t bytes = 0;
-  };
   /// The next message from one rank.
   struct incoming {
     std::size_t rank = 0;
-    announcement announced;
+    mpi_announcement announced;
     std::shared_ptr<std::vector<std::byte>> bytes;
     std::vector<MPI_Request> requests;
     bool is_unanswered = false;  // since the last message that was taken, none was sent there
     enum class phase { idle, announcing, arriving, arrived } at = phase::idle;
   };
-  /// One message, to one or more ranks.
-  class outgoing;
-  enum class progress { none, moving, advanced, done };
+  using progress = mpi_progress;
 
-  void post(std::list<outgoing>& among, std::span<const std::size_t> to, message_kind kind,
+  void post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,
             const payload& what);
   void post_sign_of_life(std::size_t to);
   void pass_on_life(std::size_t from);
@@ -111,10 +93,10 @@ class mpi_transport : public transport {
   std::size_t any_after_ = 0;
   std::vector<std::chrono::steady_clock::time_point> heard_at_;  // of each rank, or sent to
   std::vector<incoming> incoming_;                               // of every rank
-  std::list<outgoing> outgoing_;                                 // on their way, waited for
-  std::vector<std::list<outgoing>> begun_;                       // on their way to each rank: at most one
-  std::list<outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
-  std::list<outgoing> signs_;      // of life, on their way
+  std::list<mpi_outgoing> outgoing_;                             // on their way, waited for
+  std::vector<std::list<mpi_outgoing>> begun_;                   // on their way to each rank: at most one
+  std::list<mpi_outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
+  std::list<mpi_outgoing> signs_;      // of life, on their way
   std::chrono::steady_clock::time_point showed_life_at_;
   std::chrono::steady_clock::time_point told_waiting_at_;
   std::chrono::steady_clock::time_point passed_life_on_at_;

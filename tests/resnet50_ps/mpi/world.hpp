@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "messages/mpi_transport.hpp"
+#include "messages/mpi_session.hpp"
 
 namespace resnet50_ps {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <type_traits>
 
-#include "messages/mpi_transport.hpp"
+#include "messages/mpi_session.hpp"
 
 namespace resnet50_ps {
 
