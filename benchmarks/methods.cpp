@@ -4,7 +4,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +22,10 @@
 
 #include "baselines/adacomp.hpp"
 #include "baselines/block_sparse.hpp"
+#include "baselines/fp8.hpp"
 #include "baselines/one_bit.hpp"
+#include "baselines/one_pass_threshold.hpp"
+#include "baselines/power_sgd.hpp"
 #include "baselines/random_k.hpp"
 #include "baselines/terngrad.hpp"
 #include "baselines/top_k.hpp"
@@ -36,9 +38,7 @@ namespace {
 using lamina_baselines::method;
 
 const lamina::layout model = lamina_benchmark::read_model("resnet50");
-// Two gradients, of which the first is used again only after the second: the caches are cold, as after a backward pass.
-const std::array<std::vector<float>, 2> gradients = {lamina_benchmark::gradient_of_step(model, 1),
-                                                     lamina_benchmark::gradient_of_step(model, 2)};
+const std::vector<std::vector<float>> gradients = lamina_benchmark::gradients_in_turn(model);
 
 struct contestant {
   std::string name;
@@ -49,14 +49,16 @@ struct contestant {
     if (!kept) {
       kept = make();
       for (std::size_t t = 0; t < 4; ++t)
-        kept->step(gradients[t % 2]);  // memory has grown, residuals are not empty
+        kept->step(gradients[t % gradients.size()]);  // memory has grown, residuals are not empty
     }
     return *kept;
   }
 };
 
-void set_counters(benchmark::State& state, double sent_bytes, double touched_bytes) {
+void set_counters(benchmark::State& state, double sent_bytes, double touched_bytes,
+                  double entropy_bytes = 0) {
   const auto elements = static_cast<double>(model.elements());
+  if (entropy_bytes > 0) state.counters["entropy_percent"] = 100 * entropy_bytes / (elements * sizeof(float));
   state.counters["sent_percent"] = 100 * sent_bytes / (elements * sizeof(float));
   state.counters["touched_bytes_per_element"] = touched_bytes / elements;
 }
@@ -68,7 +70,7 @@ void step(benchmark::State& state, contestant& of) {
   double touched = 0;
   worker.step(gradients[1]);  // takes pages from the system, which no later step does
   for (auto _ : state) {
-    worker.step(gradients[turn++ % 2]);
+    worker.step(gradients[turn++ % gradients.size()]);
     sent += static_cast<double>(worker.message_bytes());
     touched += static_cast<double>(worker.bytes_touched());
   }
@@ -85,6 +87,7 @@ struct gradient_source {
 // What the receiver has after some steps: its distance from the sum of the gradients, relative to that sum. Untimed.
 void quality(benchmark::State& state, const contestant& of, const gradient_source& source) {
   double sent = 0;
+  double entropy = 0;
   double error = 0;
   double norm = 0;
   for (auto _ : state) {
@@ -97,6 +100,7 @@ void quality(benchmark::State& state, const contestant& of, const gradient_sourc
       worker->step(gradient);
       worker->receive(received);
       sent += static_cast<double>(worker->message_bytes());
+      entropy += worker->entropy_bytes();
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
     }
     for (std::size_t i = 0; i < sum.size(); ++i) {
@@ -105,16 +109,17 @@ void quality(benchmark::State& state, const contestant& of, const gradient_sourc
       norm += double{sum[i]} * sum[i];
     }
   }
-  set_counters(state, sent / static_cast<double>(source.steps), 0);
+  const auto steps = static_cast<double>(source.steps);
+  set_counters(state, sent / steps, 0, entropy / steps);
   state.counters["relative_error"] = std::sqrt(error / norm);
-  state.counters["steps"] = static_cast<double>(source.steps);
+  state.counters["steps"] = steps;
 }
 
 void plain_copy(benchmark::State& state) {
   std::vector<float> to(model.elements());
   std::size_t turn = 0;
   for (auto _ : state) {
-    std::memcpy(to.data(), gradients[turn++ % 2].data(), to.size() * sizeof(float));
+    std::memcpy(to.data(), gradients[turn++ % gradients.size()].data(), to.size() * sizeof(float));
     benchmark::ClobberMemory();
   }
   set_counters(state, 0, 2.0 * sizeof(float) * static_cast<double>(model.elements()));
@@ -124,7 +129,7 @@ void plain_add(benchmark::State& state) {
   std::vector<float> sum(model.elements());
   std::size_t turn = 0;
   for (auto _ : state) {
-    const float* from = gradients[turn++ % 2].data();
+    const float* from = gradients[turn++ % gradients.size()].data();
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += from[i];
     benchmark::ClobberMemory();
   }
@@ -147,10 +152,18 @@ std::vector<contestant> contestants() {
     add("lamina_parts",
         [share] { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 65'536); });
     add("top_k", [share] { return std::make_unique<top_k>(model, share); });
+    add("one_pass_threshold", [share] { return std::make_unique<one_pass_threshold>(model, share); });
     add("sampled_top_k", [share] { return std::make_unique<sampled_top_k>(model, share); });
     add("random_k", [share] { return std::make_unique<random_k>(model, share); });
     add("block_sparse", [share] { return std::make_unique<block_sparse>(model, share); });
   }
+  for (const std::size_t rank : {1, 2, 4, 8})
+    all.push_back(
+        {"power_sgd_" + std::to_string(rank), [rank] { return std::make_unique<power_sgd>(model, rank); }});
+  all.push_back(
+      {"lamina_int4",
+       [] { return std::make_unique<lamina_benchmark::lamina_method>(model, lamina::payload_type::int4); }});
+  all.push_back({"fp8", [] { return std::make_unique<fp8>(model); }});
   all.push_back({"one_bit", [] { return std::make_unique<one_bit>(model); }});
   all.push_back({"terngrad", [] { return std::make_unique<terngrad>(model); }});
   all.push_back({"adacomp", [] { return std::make_unique<adacomp>(model); }});

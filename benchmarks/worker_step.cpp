@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What does a step of a worker cost beside the addition that has to happen anyway?
 
-#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -18,15 +17,13 @@ namespace {
 using lamina_benchmark::layer_of;
 
 const lamina::layout model = lamina_benchmark::read_model("resnet50");
-// Two gradients, of which the first is used again only after the second: the caches are cold, as after a backward pass.
-const std::array<std::vector<float>, 2> gradients = {lamina_benchmark::gradient_of_step(model, 1),
-                                                     lamina_benchmark::gradient_of_step(model, 2)};
+const std::vector<std::vector<float>> gradients = lamina_benchmark::gradients_in_turn(model);
 
 void plain_add(benchmark::State& state) {
   std::vector<float> sum(model.elements());
   std::size_t turn = 0;
   for (auto _ : state) {
-    const std::vector<float>& gradient = gradients[turn++ % 2];
+    const std::vector<float>& gradient = gradients[turn++ % gradients.size()];
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const float* from = gradient.data() + model.offset(l);
       float* to = sum.data() + model.offset(l);
@@ -43,7 +40,7 @@ void plain_add_in_threads(benchmark::State& state) {
   const int threads = static_cast<int>(state.range(0));
   std::size_t turn = 0;
   for (auto _ : state) {
-    const float* from = gradients[turn++ % 2].data();
+    const float* from = gradients[turn++ % gradients.size()].data();
     float* to = sum.data();
 #pragma omp parallel for simd num_threads(threads)
     for (std::size_t i = 0; i < sum.size(); ++i) to[i] += from[i];
@@ -56,7 +53,7 @@ void accumulate(benchmark::State& state, lamina::finite_check check) {
   for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(gradients[0], model, l));
   std::size_t turn = 0;
   for (auto _ : state) {
-    const std::vector<float>& gradient = gradients[turn++ % 2];
+    const std::vector<float>& gradient = gradients[turn++ % gradients.size()];
     double values = 0;
     for (std::size_t l = 0; l < model.layers(); ++l)
       values += residual.accumulate(l, layer_of(gradient, model, l));
@@ -67,15 +64,15 @@ void accumulate(benchmark::State& state, lamina::finite_check check) {
 // Of gradients of half the width.
 template <class Half>
 void accumulate_half(benchmark::State& state) {
-  std::array<std::vector<Half>, 2> halves;
-  for (std::size_t k = 0; k < 2; ++k) {
+  std::vector<std::vector<Half>> halves(gradients.size());
+  for (std::size_t k = 0; k < gradients.size(); ++k) {
     for (const float each : gradients[k]) halves[k].push_back(lamina::saturating_round<Half>(each));
   }
   lamina::residual_accumulator<float> residual(model);
   for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(halves[0], model, l));
   std::size_t turn = 0;
   for (auto _ : state) {
-    const std::vector<Half>& gradient = halves[turn++ % 2];
+    const std::vector<Half>& gradient = halves[turn++ % halves.size()];
     double values = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       values += residual.accumulate(l, std::span<const Half>(layer_of(gradient, model, l)));
@@ -90,7 +87,7 @@ void assign(benchmark::State& state) {
   for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(gradients[0], model, l));
   std::size_t turn = 0;
   for (auto _ : state) {
-    const std::vector<float>& gradient = gradients[turn++ % 2];
+    const std::vector<float>& gradient = gradients[turn++ % gradients.size()];
     for (std::size_t l = 0; l < model.layers(); ++l) {
       residual.clear(l);
       benchmark::DoNotOptimize(residual.accumulate(l, layer_of(gradient, model, l)));
@@ -101,14 +98,14 @@ void assign(benchmark::State& state) {
 // All layers in one call; the model in as many threads as the benchmark's argument says.
 void accumulate_all(benchmark::State& state, lamina::finite_check check) {
   lamina::gradient_compressor<float> compressor(model, {.check = check});
-  std::array<std::vector<std::span<const float>>, 2> layers;
-  for (std::size_t k = 0; k < 2; ++k) {
+  std::vector<std::vector<std::span<const float>>> layers(gradients.size());
+  for (std::size_t k = 0; k < gradients.size(); ++k) {
     for (std::size_t l = 0; l < model.layers(); ++l) layers[k].push_back(layer_of(gradients[k], model, l));
   }
   const lamina::openmp threads{static_cast<int>(state.range(0))};
   compressor.accumulate_all(layers[0], threads);
   std::size_t turn = 0;
-  for (auto _ : state) compressor.accumulate_all(layers[turn++ % 2], threads);
+  for (auto _ : state) compressor.accumulate_all(layers[turn++ % layers.size()], threads);
 }
 
 // The same with a model that the caches of two cores hold, so that memory sets no limit to the threads.
@@ -140,7 +137,7 @@ void step(benchmark::State& state, lamina::finite_check check, double drop_ratio
   std::size_t turn = 0;
   std::size_t sent_bytes = 0;
   for (auto _ : state) {
-    const std::vector<float>& gradient = gradients[turn++ % 2];
+    const std::vector<float>& gradient = gradients[turn++ % gradients.size()];
     for (std::size_t l = 0; l < model.layers(); ++l) compressor.accumulate(l, layer_of(gradient, model, l));
     sent_bytes += compressor.encode().size_bytes();
     compressor.commit();
@@ -153,14 +150,14 @@ void step(benchmark::State& state, lamina::finite_check check, double drop_ratio
 void step_by_default(benchmark::State& state) {
   lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.97});
   touch(compressor);
-  std::array<std::vector<std::span<const float>>, 2> layers;
-  for (std::size_t k = 0; k < 2; ++k) {
+  std::vector<std::vector<std::span<const float>>> layers(gradients.size());
+  for (std::size_t k = 0; k < gradients.size(); ++k) {
     for (std::size_t l = 0; l < model.layers(); ++l) layers[k].push_back(layer_of(gradients[k], model, l));
   }
   std::size_t turn = 0;
   std::size_t sent_bytes = 0;
   for (auto _ : state) {
-    compressor.accumulate_all(layers[turn++ % 2]);
+    compressor.accumulate_all(layers[turn++ % layers.size()]);
     sent_bytes += compressor.encode().size_bytes();
     compressor.commit();
   }
@@ -173,13 +170,13 @@ void observe(benchmark::State& state) {
   lamina::drift_compressor<float> compressor(model);
   const std::vector<float> shared(model.elements(), 0.01F);
   std::vector<std::span<const float>> x;
-  std::array<std::vector<std::span<const float>>, 2> y;
+  std::vector<std::vector<std::span<const float>>> y(gradients.size());
   for (std::size_t l = 0; l < model.layers(); ++l) {
     x.push_back(layer_of(shared, model, l));
-    for (std::size_t k = 0; k < 2; ++k) y[k].push_back(layer_of(gradients[k], model, l));
+    for (std::size_t k = 0; k < gradients.size(); ++k) y[k].push_back(layer_of(gradients[k], model, l));
   }
   std::size_t turn = 0;
-  for (auto _ : state) benchmark::DoNotOptimize(compressor.observe_all(x, y[turn++ % 2]).data());
+  for (auto _ : state) benchmark::DoNotOptimize(compressor.observe_all(x, y[turn++ % y.size()]).data());
 }
 
 using enum lamina::finite_check;

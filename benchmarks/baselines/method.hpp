@@ -27,6 +27,8 @@ class method {
   /// One step, from the gradient (N elements) to a message that is ready to be sent.
   virtual void step(std::span<const float> gradient) = 0;
   virtual std::size_t message_bytes() const = 0;
+  /// Of elements: what the last message would be if its positions were coded as well as their share allows. The same where there are none.
+  virtual double entropy_bytes() const { return static_cast<double>(message_bytes()); }
   /// Reads the last message as its receiver does, and adds the gradient it stands for to `sum` (N elements).
   virtual void receive(std::span<float> sum) const = 0;
   /// What the messages so far have not said, N elements; empty for a method that forgets it.
@@ -38,6 +40,14 @@ class method {
  protected:
   method() = default;
 };
+
+/// Of a layer of which `kept` elements are sent: their numbers, and positions at the entropy of a coin that falls so often.
+inline double sparse_entropy_bytes(std::size_t elements, std::size_t kept) {
+  const auto bits_of = [](double share) { return share > 0 ? -share * std::log2(share) : 0.0; };
+  const double share = elements == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(elements);
+  return sizeof(float) * static_cast<double>(kept) +
+         static_cast<double>(elements) * (bits_of(share) + bits_of(1 - share)) / 8;
+}
 
 /// A method that keeps what it did not send and adds it to the next gradient (Seide et al. 2014; Stich et al. 2018).
 class error_feedback : public method {

@@ -13,11 +13,14 @@
 
 namespace lamina_baselines {
 
-/// Elements with their indices: what the methods below send of each layer, count, then an index and a number for each.
+/// Elements with their indices: what the methods below write of each layer, count, then an index and a number for each. It counts as
+/// what is smaller, this or a bitmap and the numbers.
 class sparse_method : public error_feedback {
  public:
   void step(std::span<const float> gradient) final {
     begin_message();
+    best_bytes_ = 0;
+    entropy_bytes_ = 0;
     for (std::size_t l = 0; l < model().layers(); ++l) {
       const std::span<float> residual = add(l, gradient);
       if (!residual.empty()) select(residual, share_of(residual.size(), fraction_));
@@ -29,9 +32,16 @@ class sparse_method : public error_feedback {
         residual[each.index] = 0;
       }
       touch(chosen_.size() * (3 * sizeof(pair) + sizeof(float)));
+      best_bytes_ +=
+          sizeof(std::uint32_t) +
+          std::min(chosen_.size() * sizeof(pair), chosen_.size() * sizeof(float) + (residual.size() + 7) / 8);
+      entropy_bytes_ += sparse_entropy_bytes(residual.size(), chosen_.size());
       chosen_.clear();
     }
   }
+
+  std::size_t message_bytes() const final { return best_bytes_; }
+  double entropy_bytes() const final { return entropy_bytes_; }
 
   void receive(std::span<float> sum) const final {
     message_reader reader(message());
@@ -69,6 +79,8 @@ class sparse_method : public error_feedback {
 
  private:
   double fraction_;
+  std::size_t best_bytes_ = 0;
+  double entropy_bytes_ = 0;
 };
 
 /// The k elements of each layer that are largest in magnitude, exactly.

@@ -19,6 +19,10 @@ class lamina_method final : public lamina_baselines::method {
       : compressor_(model, {.byte_budget = share,
                             .part_elements = part_elements,
                             .check = lamina::finite_check::each_element}) {}
+  /// Everything, as that payload.
+  lamina_method(const lamina::layout& model, lamina::payload_type payload)
+      : compressor_(model,
+                    {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = payload}) {}
 
   void step(std::span<const float> gradient) override {
     if (frame_ != nullptr) {
@@ -37,7 +41,8 @@ class lamina_method final : public lamina_baselines::method {
     const auto frame = lamina::decode<float>(bytes, parts);
     for (std::size_t p = 0; p < parts.layers(); ++p) {
       if (frame.is_dropped(p)) continue;
-      const std::span<const float> from = frame.layer(p);
+      std::vector<float> from(parts.sizes()[p]);
+      frame.copy(p, 0, std::span(from));
       float* to = sum.data() + parts.offset(p);
       for (std::size_t i = 0; i < from.size(); ++i) to[i] += from[i];
     }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +107,19 @@ inline std::vector<float> gradient_of_step(const lamina::layout& model, std::uin
   std::vector<float> gradient(model.elements());
   write_gradient(model, step, gradient);
   return gradient;
+}
+
+/// Gradients to be used in turn, so many that the last-level cache has none of one when its turn comes, as after a backward pass: two at
+/// least, and one and a half times that cache beside the one that is read.
+inline std::vector<std::vector<float>> gradients_in_turn(const lamina::layout& model) {
+  const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 where it is not known
+  const double cache_bytes = found > 0 ? static_cast<double>(found) : 0;
+  const double bytes = static_cast<double>(model.elements() * sizeof(float));
+  const auto others = static_cast<std::uint64_t>(std::ceil(1.5 * cache_bytes / bytes));
+  std::vector<std::vector<float>> gradients;
+  for (std::uint64_t step = 1; step <= std::max<std::uint64_t>(2, 1 + others); ++step)
+    gradients.push_back(gradient_of_step(model, step));
+  return gradients;
 }
 
 /// Layer l of N numbers: const if they are.

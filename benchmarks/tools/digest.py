@@ -6,7 +6,9 @@ import math
 from suite import Benchmark, Results, variant, variant_title
 
 METHODS = {"lamina": "lamina, whole layers", "lamina_parts": "lamina, parts of 65,536", "top_k": "top-k",
-           "sampled_top_k": "top-k of a sample (DGC)", "random_k": "random-k", "block_sparse": "blocks of 256 (OmniReduce)",
+           "one_pass_threshold": "last step's threshold, one pass (Ok-Topk)", "sampled_top_k": "top-k of a sample (DGC)", "random_k": "random-k", "block_sparse": "blocks of 256 (OmniReduce)",
+           **{f"power_sgd_{rank}": f"PowerSGD, rank {rank}" for rank in (1, 2, 4, 8)},
+           "lamina_int4": "everything in 4 bits (lamina's payload)", "fp8": "everything in 8 bits (FP8 E4M3)",
            "one_bit": "1-bit", "terngrad": "TernGrad", "adacomp": "AdaComp"}
 MODELS = {"resnet50": ("ResNet-50", 25_557_032), "vgg16": ("VGG-16", 138_357_544), "bert_base": ("BERT-base", 109_482_240),
           "gpt2": ("GPT-2", 124_439_808), "1e9": ("1,000 layers of 10⁶", 1_000_000_000)}
@@ -75,7 +77,7 @@ def methods(measured: dict[str, Benchmark]) -> str:
     header = ["step of a worker, ResNet-50", "ns / element", "over a += g", "bytes touched / element"]
     for gradients, qualities in (("drawn", drawn), ("recorded", recorded)):
         for each in list(qualities.values())[:1]:
-            header += [f"% of the bytes, {gradients}", f"error after {each.counters['steps']:.0f} steps"]
+            header += [f"% of the bytes, {gradients}", "% with the places at their entropy", f"error after {each.counters['steps']:.0f} steps"]
     return grid(header, rows)
 
 
@@ -84,7 +86,8 @@ def _method_row(title: str, step: Benchmark, plain: float, qualities: list[dict[
            f"{step.counters['touched_bytes_per_element']:.1f}"]
     for quality in filter(None, qualities):
         counters = quality[key].counters if key in quality else None
-        row += [f"{counters['sent_percent']:.2f}", f"{counters['relative_error']:.3f}"] if counters else ["", ""]
+        row += [f"{counters['sent_percent']:.2f}", f"{counters.get('entropy_percent', counters['sent_percent']):.2f}",
+                f"{counters['relative_error']:.3f}"] if counters else ["", "", ""]
     return row
 
 
@@ -194,7 +197,9 @@ def tables(results: Results, more: dict) -> dict[str, str]:
         found["The pass of a worker at each instruction set, at -O3 and -O2"] = worker_step(results)
     for program, title in QUESTIONS.items():
         if program in results:
-            found[title] = globals()[program](results[program])
+            widest = next(name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in results)
+            at = f", {variant_title(variant(widest))}" if widest != program and program == "methods" else ""
+            found[title + at] = globals()[program](results[widest if at else program])
     if "compile_cost" in more:
         found["Compiling"] = compile_cost(more["compile_cost"])
     if more.get("instructions"):

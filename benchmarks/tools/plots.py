@@ -13,8 +13,9 @@ import digest  # noqa: E402
 import suite  # noqa: E402
 
 # Okabe and Ito's colours, told apart with any colour vision.
-COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#009E73", "#000000", "#8C8C8C", "#B8A500")
-MARKERS = "osD^vP*Xh"
+COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#7A3E00", "#56B4E9", "#CC79A7", "#009E73", "#5B8C00", "#5B8C00", "#5B8C00", "#5B8C00", "#C000C0",
+           "#00A0A0", "#000000", "#8C8C8C", "#B8A500")
+MARKERS = "osDp^vP1234dH*Xh"
 
 
 def finish(axes, x_label: str, y_label: str, logarithmic: str = "xy") -> None:
