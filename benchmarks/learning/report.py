@@ -115,6 +115,7 @@ def title(row: Row) -> str:
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
         words += [f"{row.delay} steps later"] if row.delay else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
+    words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
     words += ["each clipped"] if row.clipped != Row.clipped else []
     words += ["state stands still"] if row.held_back != Row.held_back else []

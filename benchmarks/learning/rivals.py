@@ -11,10 +11,10 @@ from training import Replicas, Shared, Step
 class PowerSgd(Shared):
     """PowerSGD (Vogels, Karimireddy and Jaggi, arXiv 1905.13727, algorithms 1 and 2): of each matrix, one step of power iteration from the
     last one's result, and what that leaves stays with the worker. Vectors go out as they are. The optimizer steps on the mean, as under
-    DDP with PyTorch's hook, of whose starting steps without compression there are none here."""
+    DDP with PyTorch's hook; so many steps at the beginning are without compression as the row says."""
 
     def __init__(self, task, row):
-        self.task = task
+        self.task, self.dense_steps = task, row.dense_steps
         self.replicas = Replicas(task, row, 1)
         self.shapes = list(task.shapes().values())
         self.left = torch.zeros(row.workers, self.replicas.y.shape[1])
@@ -26,6 +26,9 @@ class PowerSgd(Shared):
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y.expand(len(self.left), -1), step)
+        if step <= self.dense_steps:
+            self.replicas.step(gradients.mean(0, keepdim=True), rate)
+            return Step(float(losses.mean()), 4 * self.left.shape[1], 4 * self.left.shape[1])
         self.left += gradients
         arrived = torch.empty(1, self.left.shape[1])
         sizes = [math.prod(shape) for shape in self.shapes]

@@ -20,6 +20,7 @@ class Row:
     clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
     held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
+    dense_steps: int = 0  #: of powersgd: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
     top: int = 64  #: of sparseloco: the elements that are sent of each 4,096
     choice: str = "value"  #: of local, of choices.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
@@ -34,7 +35,7 @@ class Row:
 
     def __post_init__(self):
         for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096),
-                             ("rank", 1), ("interval", 1), ("top", 1), ("max_age", 0), ("age_power", 0)):
+                             ("rank", 1), ("dense_steps", 0), ("interval", 1), ("top", 1), ("max_age", 0), ("age_power", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if self.part % 4096:

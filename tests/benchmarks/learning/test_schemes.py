@@ -447,6 +447,17 @@ def test_powersgd_sends_two_factors_and_the_vectors():
     assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
 
 
+def test_powersgd_sends_everything_in_its_dense_steps():
+    scheme = power("dense_steps=3")
+    for step in range(1, 4):
+        before = scheme.parameters().clone()
+        assert scheme.step(step, 1.0).up_bytes == 4 * 330
+        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-5)
+        assert not scheme.left.any()
+    assert scheme.step(4, 1.0).up_bytes == 4 * (15 + 20 + 30)
+    assert scheme.left.any()
+
+
 def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
     scheme = made("scheme=sparseloco interval=3 top=8 outer_rate=1")
     scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))  # so that none are alike
