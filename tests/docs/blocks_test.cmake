@@ -4,7 +4,7 @@ cmake_minimum_required(VERSION 3.22)
 include("${CMAKE_CURRENT_LIST_DIR}/blocks.cmake")
 
 if(PAGE)  # this script calls itself for a page that is to be refused
-  lamina_cpp_blocks("${PAGE}" "docs/page.md" block)
+  lamina_cpp_blocks("${PAGE}" "page.md" block)
   return()
 endif()
 
@@ -15,7 +15,7 @@ set(program "#include <array>\nint main() { std::array<int, 2> a{}; return a[0];
 foreach(opening IN ITEMS "```cpp" "```c++" "```C++" "``` cpp" "~~~cc" "````cxx" "```cpp title=\"x\"" "```{.cpp}" "  ```hpp")
   string(REGEX MATCH "[`~]+" closing "${opening}")
   file(WRITE "${page}" "# Page\n\n\n${opening}\n${program}${closing}\n")
-  lamina_cpp_blocks("${page}" "docs/page.md" found)
+  lamina_cpp_blocks("${page}" "page.md" found)
   if(NOT found_count EQUAL 1 OR NOT found_1_text STREQUAL program OR NOT found_1_line EQUAL 4 OR NOT found_1_reason STREQUAL "")
     message(FATAL_ERROR "${opening}: found ${found_count} blocks, of line ${found_1_line}:\n${found_1_text}")
   endif()
@@ -23,7 +23,7 @@ endforeach()
 
 # Two blocks, of which one is marked; a block of another language; C++ within a block of text.
 file(WRITE "${page}" "```sh\nls\n```\n<!-- not compiled: needs CUDA -->\n```c++\nx;\n```\n````text\n```cpp\nx;\n```\n````\n```cpp\n${program}```\n")
-lamina_cpp_blocks("${page}" "docs/page.md" found)
+lamina_cpp_blocks("${page}" "page.md" found)
 if(NOT found_count EQUAL 2 OR NOT found_1_reason STREQUAL "needs CUDA" OR NOT found_2_reason STREQUAL "")
   message(FATAL_ERROR "found ${found_count} blocks; the reasons are '${found_1_reason}' and '${found_2_reason}'")
 endif()
@@ -34,7 +34,7 @@ function(expect_refusal text line words)
   execute_process(COMMAND "${CMAKE_COMMAND}" "-DPAGE=${page}" -P "${CMAKE_CURRENT_LIST_FILE}"
     RESULT_VARIABLE status ERROR_VARIABLE error)
   string(REGEX REPLACE "[ \n]+" " " error "${error}")
-  string(FIND "${error}" "docs/page.md:${line}: " place)
+  string(FIND "${error}" "page.md:${line}: " place)
   string(FIND "${error}" "${words}" said)
   if(status EQUAL 0 OR place EQUAL -1 OR said EQUAL -1)
     message(FATAL_ERROR "expected '${words}' of line ${line}, but the status is ${status}:\n${error}")
