@@ -8,7 +8,7 @@
 #include "lamina/detail/abi.hpp"
 
 /// The names of the library without their definitions, for headers that only mention them. They cannot be declared by hand:
-/// the library lies in an inline namespace, see docs/guide.md, "One program for many machines".
+/// the library lies in an inline namespace, see docs/guide/many-machines.md.
 namespace lamina::inline LAMINA_ABI {
 
 // What is described.

@@ -62,10 +62,10 @@ void serve(server_link& workers, const replica& local, const server_options& opt
 /// are heard, one to a client at a time: a client that takes it slowly holds up nobody. One that is more than
 /// `staleness_steps` ahead of the slowest gets its answer when that has caught up; with 0 all begin each step
 /// together. The last answer waits for the last frames of all: the replicas end equal, which is checked, and
-/// the last means are over all clients. A frame counts as its workers of all W, so that a frame of each
-/// client moves the parameters as far as a step of the synchronous server, momentum and decay included, and
-/// the same learning rate suits both; a step, to the optimizer, the schedule and the metrics, is that many
-/// frames. Makes no checkpoints.
+/// the last means are over all clients. A frame's weight is its workers / W. One frame of each client therefore
+/// moves the parameters as far as a step of the synchronous server, momentum and decay included, and the same
+/// learning rate suits both. To the optimizer, the schedule and the metrics a step is one frame for each client.
+/// Makes no checkpoints.
 void serve_asynchronously(server_link& workers, const replica& local, const server_options& options,
                           const server_tasks& tasks);
 

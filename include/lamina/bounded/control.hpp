@@ -16,7 +16,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/wire_header.hpp"
 
-/// Control messages, as docs/bounded-loss.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
+/// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.
 namespace lamina::inline LAMINA_ABI::bounded {
 

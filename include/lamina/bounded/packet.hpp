@@ -14,7 +14,7 @@
 #include "lamina/bounded/keyed_check.hpp"
 #include "lamina/detail/abi.hpp"
 
-/// The data packet, as docs/bounded-loss.md gives it: 56 bytes of header, then the elements of one chunk.
+/// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {
 
 inline constexpr std::size_t packet_header_bytes = 56;

@@ -9,8 +9,8 @@
 /// the version, LAMINA_NO_SIMD, xxHash where it is used, exceptions, -ffast-math, the standard library and the instruction set.
 /// One program may then hold several configurations, and two versions: their functions have different names, so that the
 /// linker cannot put one in the place of the other. An object of one configuration that is passed to another is an error of
-/// the linker, and no crash. docs/guide.md has "One program for many machines", with the names;
-/// docs/decisions/0011-one-namespace-a-configuration.md, why.
+/// the linker, and no crash. docs/guide/many-machines.md has the names, and
+/// docs/decisions/0011-one-namespace-a-configuration.md the reasons.
 ///
 /// LAMINA_ABI_TAG, defined before the first header of lamina, is one more piece of the name: for what is not in it, such as
 /// two versions of xxHash, or flags of a single machine.

@@ -58,7 +58,7 @@ struct met_rank {
   std::vector<endpoint> paths;
 };
 
-/// Frames as packets over UDP, of which some may be lost, and all other messages over a TCP connection a pair: docs/bounded-loss.md.
+/// Frames as packets over UDP, of which some may be lost, and all other messages over a TCP connection a pair: docs/bounded-loss/sockets.md.
 ///
 /// One thread does all input and output, so that packets are taken and questions answered while the rank computes. The rank hands over
 /// what is to be sent and sleeps until it has gone or was lost. A frame lies where its packets were put until the rank asks for
