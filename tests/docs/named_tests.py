@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Every test that docs/reliability.md names is one that runs: named_tests.py CTEST BUILD."""
+"""Every test that docs/reliability.md and docs/adoption.md name is one that runs: named_tests.py CTEST BUILD."""
 
+import fnmatch
 import json
 import pathlib
 import re
 import subprocess
 import sys
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reliability.md"
-# Of Catch2 with its description, and of ctest with dots.
-NAME = re.compile(r"`((?:[a-z0-9]+(?: frames)?: |property )[^`]+|[a-z0-9_]+(?:\.[a-z0-9_]+)+|fast_math)`")
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+# How many tests each names at least, so that a page of another form is noticed.
+PAGES = {"reliability.md": 40, "adoption.md": 20}
+# Of Catch2 with its description, and of ctest with dots; a star stands for anything.
+NAME = re.compile(r"`((?:[a-z0-9]+(?: frames)?: |property )[^`]+|[a-z0-9_]+(?:\.[a-z0-9_*]+)+|fast_math)`")
 # Left out where the machine lacks what they need; ctest's configuration says so.
 OPTIONAL = {"fast_math.clang", "lint.clang_tidy", "lint.cppcheck", "lint.clang_format", "fuzz.checkpoint"}
 
@@ -18,15 +21,20 @@ def main() -> None:
     ctest, build = sys.argv[1:]
     listed = subprocess.run([ctest, "--test-dir", build, "--show-only=json-v1"], check=True, capture_output=True, text=True)
     known = [test["name"] for test in json.loads(listed.stdout)["tests"]]
-    named = [" ".join(name.split()) for name in NAME.findall(PAGE.read_text())]
+    for page, least in PAGES.items():
+        check(DOCS / page, least, known)
+
+
+def check(page: pathlib.Path, least: int, known: list[str]) -> None:
+    named = [" ".join(name.split()) for name in NAME.findall(page.read_text())]
     named = [name for name in named if not name.endswith((".hpp", ".cpp", ".md", ".txt", ".py"))]
-    if len(named) < 40:
-        sys.exit(f"only {len(named)} tests found in {PAGE}: is its form another?")
+    if len(named) < least:
+        sys.exit(f"only {len(named)} tests found in {page}: is its form another?")
     # A test of several types has the type behind its name.
-    missing = [name for name in named
-               if name not in OPTIONAL and not any(each == name or each.startswith(name + " - ") for each in known)]
+    missing = [name for name in named if name not in OPTIONAL
+               and not any(fnmatch.fnmatchcase(each, name) or each.startswith(name + " - ") for each in known)]
     if missing:
-        sys.exit(f"{PAGE} names tests that do not exist:\n" + "\n".join(f"  {name}" for name in missing))
+        sys.exit(f"{page} names tests that do not exist:\n" + "\n".join(f"  {name}" for name in missing))
 
 
 main()

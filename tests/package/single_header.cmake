@@ -23,6 +23,14 @@ foreach(optional IN ITEMS "" "-DLAMINA_NO_SIMD;-DLAMINA_NO_XXHASH")
   endif()
 endforeach()
 
+# The example for it, as docs/install.md has it.
+file(COPY "${SOURCE_DIR}/examples/single_header/main.cpp" DESTINATION "${WORK_DIR}/alone")
+run("${CXX_COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror "${WORK_DIR}/alone/main.cpp" -o "${WORK_DIR}/example")
+run("${WORK_DIR}/example")
+if(NOT output MATCHES "step 1: [0-9]+ bytes instead of 274944; embedding waits hidden [a-z]+ head goes\n")
+  message(FATAL_ERROR "the example of lamina_single.hpp says: ${output}")
+endif()
+
 # An include under a condition cannot be inlined, and the generator says so.
 file(COPY "${SOURCE_DIR}/include/lamina" DESTINATION "${WORK_DIR}/conditional")
 file(APPEND "${WORK_DIR}/conditional/lamina/version.hpp" "#if 0\n#include \"lamina/other.hpp\"\n#endif\n")
