@@ -24,8 +24,8 @@ namespace lamina_test {
 /// or with the first piece, and the step is decided by itself or with the last one.
 template <class T, class G, class F = lamina::mean_abs, class Execution>
 void together_follows_the_cpu(const Execution& execution, lamina::compressor_options options,
-                              std::size_t steps) {
-  const lamina::layout model = model_of(telling_sizes());
+                              std::size_t steps, const std::vector<std::size_t>& sizes = telling_sizes()) {
+  const lamina::layout model = model_of(sizes);
   options.check = lamina::finite_check::each_element;
   lamina::gradient_compressor<T, F> cpu(model, options);
   lamina::cuda::gradient_compressor<T, F> device(model, options);
@@ -105,6 +105,11 @@ void for_each_together_case(const Execution& execution, const visitor& visit) {
         [&] { together_follows_the_cpu<double, lamina::bfloat16>(execution, plain, 8); });
   visit("together, l2_norm",
         [&] { together_follows_the_cpu<float, float, lamina::l2_norm>(execution, plain, 8); });
+  for (const std::size_t layers : {1024U, 1025U}) {
+    visit("together, " + std::to_string(layers) + " layers", [&, layers] {
+      together_follows_the_cpu<float, float>(execution, plain, 3, std::vector<std::size_t>(layers, 3));
+    });
+  }
   visit("together, max_abs",
         [&] { together_follows_the_cpu<double, double, lamina::max_abs>(execution, heavy, 8); });
 }

@@ -111,8 +111,8 @@ class gradient_compressor {
 
   /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch, another one before it where the threshold
   /// is searched over fresh gradients; moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum. With
-  /// `also` it does first what commit() does, and last what select(execution) does, in the same launch: values, frames and residual are
-  /// those of the three calls. The first call after select(), encode() or commit() begins the next step; more calls before
+  /// `also` it does first what commit() does, and last what select(execution) does, in the same launch; beyond 1,024 parts
+  /// selecting is a launch of its own, which has more threads. Values, frames and residual are those of the three calls. The first call after select(), encode() or commit() begins the next step; more calls before
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
   /// the first bind(), with also.commit unless encode() came last, and for a second piece in a step that searches its threshold
   /// over fresh gradients: at once where all steps do, and in the next last_step() where the device alone knows which do.
@@ -130,14 +130,19 @@ class gradient_compressor {
           at, functor_, fresh_values_.data().get(), {at.state, options_.refresh, options_.drop_ratio}});
     }
     // Before the launch: if it fails, no commit may discard what it may have added.
-    phase_ = also.select ? step_phase::selected : step_phase::accumulating;
-    selected_by_ = selection_kind::own_values;
+    phase_ = step_phase::accumulating;
     has_frame_ = false;
-    if (velocity_.empty()) {
-      add<detail::reduction_of::residuals>(execution, at, also);
-    } else {
-      add<detail::reduction_of::corrected_residuals>(execution, at, also);
+    const bool selects = also.select && parts().layers() <= detail::most_selected_by_last_team;
+    if (selects) {
+      phase_ = step_phase::selected;
+      selected_by_ = selection_kind::own_values;
     }
+    if (velocity_.empty()) {
+      add<detail::reduction_of::residuals>(execution, at, also.commit, selects);
+    } else {
+      add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, selects);
+    }
+    if (also.select && !selects) select(execution);
   }
 
   /// Decides the step; called again, leaves it as it is. A layer whose value is NaN goes out first, and one whose value is 0
@@ -292,10 +297,10 @@ class gradient_compressor {
   }
 
   template <detail::reduction_of Of, class Execution>
-  void add(const Execution& execution, const detail::model_view<T>& at, const accumulate_options& also) {
-    const detail::frame_before before = {also.commit, options_.payload};
+  void add(const Execution& execution, const detail::model_view<T>& at, bool commits, bool selects) {
+    const detail::frame_before before = {commits, options_.payload};
     const detail::end_of_gradients<T> end = {
-        at.state, before, also.select,
+        at.state, before, selects,
         selection(at, selection_kind::own_values, values(), own_search_values(), nullptr)};
     execution.run(detail::accumulate_kernel<T, F, Of, detail::end_of_gradients<T>>{
         at, functor_, values(), end, static_cast<T>(options_.momentum), before});

@@ -61,10 +61,13 @@ class thread_block {
     __syncthreads();
     bool is_last = false;
     if (threadIdx.x == 0) {
-      __threadfence();
-      is_last = atomicAdd(&counter, 1U) + 1 == count;
-      if (is_last) counter = 0;
-      __threadfence();
+      std::uint32_t before = 0;
+      asm volatile("atom.release.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&counter) : "memory");
+      is_last = before + 1 == count;
+      if (is_last) {
+        __threadfence();  // acquires
+        counter = 0;
+      }
     }
     return __syncthreads_or(is_last) != 0;
   }

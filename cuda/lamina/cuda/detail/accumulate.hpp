@@ -198,7 +198,7 @@ struct accumulate_kernel {
     team.end_group();
   }
 
-  // One by one where the gradient is not aligned or ends.
+  // One by one where the gradient is not aligned or ends; beyond its end there are zeros, for the rest of a unit of residual.
   LAMINA_ANY_CALLER template <class Team, class G>
   LAMINA_HOST_DEVICE static void copy_gradient(const Team& team, std::byte* to, const G* from,
                                                unsigned rest) {
@@ -207,11 +207,14 @@ struct accumulate_kernel {
       team.template copy_ahead<bytes>(to, from);
       return;
     }
-    for (unsigned k = 0; k < per_unit && k < rest; ++k) {
-      if constexpr (sizeof(G) >= 4) {
-        team.template copy_ahead<static_cast<unsigned>(sizeof(G))>(to + k * sizeof(G), from + k);
+    for (unsigned k = 0; k < per_unit; ++k) {
+      G* const element = reinterpret_cast<G*>(to) + k;
+      if (k >= rest) {
+        *element = G{};
+      } else if constexpr (sizeof(G) >= 4) {
+        team.template copy_ahead<static_cast<unsigned>(sizeof(G))>(element, from + k);
       } else {
-        reinterpret_cast<G*>(to)[k] = from[k];
+        *element = from[k];
       }
     }
   }
@@ -223,13 +226,7 @@ struct accumulate_kernel {
     with_gradient(from, [&]<class G>(const G*) {
       for (unsigned item = team.thread(); item < units_per_stage; item += team.threads()) {
         if (item * per_unit >= count) break;
-        const unsigned rest = count - item * per_unit;
-        // So that the compiler knows the number but at the end of a layer.
-        if (rest >= per_unit) {
-          add_unit<G>(shared, facts, from, first, item, slot, per_unit, left_out);
-        } else {
-          add_unit<G>(shared, facts, from, first, item, slot, rest, left_out);
-        }
+        add_unit<G>(shared, facts, from, first, item, slot, left_out);
       }
     });
     if (has_residual && left_out > 0) count_left_out(left_out);
@@ -238,16 +235,13 @@ struct accumulate_kernel {
   // The sums take the place of the gradients.
   template <class G>
   LAMINA_HOST_DEVICE void add_unit(shared_memory& shared, const step_facts& facts, const block_source& from,
-                                   unsigned first, unsigned item, unsigned slot, unsigned count,
-                                   unsigned& left_out) const {
+                                   unsigned first, unsigned item, unsigned slot, unsigned& left_out) const {
     using operands = unit<T, per_unit>;
     auto& ring = shared.pass.ring[slot];
     const auto gradient = *reinterpret_cast<const unit<G, per_unit>*>(ring[0][item]);
     auto* const sums = reinterpret_cast<operands*>(ring[0][item]);
     if constexpr (!has_residual) {
-      for (unsigned k = 0; k < per_unit; ++k) {
-        if (k < count) sums->at[k] = sum(T(0), widened<T>(gradient.at[k]), left_out);
-      }
+      for (unsigned k = 0; k < per_unit; ++k) sums->at[k] = sum(T(0), widened<T>(gradient.at[k]), left_out);
     } else {
       const std::size_t place = from.offset + first + item * per_unit;
       operands residual = {};
@@ -262,29 +256,26 @@ struct accumulate_kernel {
         operands velocity = {};
         if (!from.is_sent) velocity = *reinterpret_cast<const operands*>(ring[2][item]);
         for (unsigned k = 0; k < per_unit; ++k) {
-          if (k >= count) continue;
           residual.at[k] =
               corrected(residual.at[k], widened<T>(gradient.at[k]), velocity.at[k], facts.momentum, left_out);
         }
-        store(at.velocity + place, velocity, count);
+        store(at.velocity + place, velocity);
       } else {
-        for (unsigned k = 0; k < per_unit; ++k) {
-          if (k < count) residual.at[k] = sum(residual.at[k], widened<T>(gradient.at[k]), left_out);
-        }
+        for (unsigned k = 0; k < per_unit; ++k)
+          residual.at[k] = sum(residual.at[k], widened<T>(gradient.at[k]), left_out);
       }
-      store(at.residual + place, residual, count);
+      store(at.residual + place, residual);
       *sums = residual;
     }
   }
 
-  LAMINA_HOST_DEVICE static void store(T* to, const unit<T, per_unit>& elements, unsigned count) {
-    if (count == per_unit) {
-      *reinterpret_cast<unit<T, per_unit>*>(to) = elements;
-    } else {
-      for (unsigned k = 0; k < per_unit; ++k) {
-        if (k < count) to[k] = elements.at[k];
-      }
-    }
+  LAMINA_HOST_DEVICE static void store(T* to, const unit<T, per_unit>& elements) {
+#if defined(__CUDA_ARCH__)
+    // nvcc 13 takes an assignment apart and stores each element, of a vector too.
+    __stwb(reinterpret_cast<uint4*>(to), __builtin_bit_cast(uint4, elements));
+#else
+    *reinterpret_cast<unit<T, per_unit>*>(to) = elements;
+#endif
   }
 
   // before + addend, or `before` if that is not finite.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/select.hpp"
@@ -50,6 +50,10 @@ struct frame_before {
     return has_arrived && state.has_frame != 0 && lamina::detail::may_commit(state.load_phase());
   }
 };
+
+/// The most layers that a step is decided over by the last team, a quarter of select_kernel's threads: beyond it each layer is
+/// read several times, and what counts is how many threads wait for that.
+inline constexpr std::size_t most_selected_by_last_team = 1024;
 
 /// Of gradients that were added: the step has them, and is decided where that was asked for. Before it no team of the launch has
 /// written how far the step has come.
