@@ -45,9 +45,9 @@ struct frame_before {
   bool has_arrived = false;
   payload_type payload = payload_type::as_is;
 
-  /// Not without a frame of the residual as it is, and not where commit was launched for it.
+  /// Not without a frame of the residual as it is, and not where commit was launched for it: the phase tells both.
   LAMINA_HOST_DEVICE bool is_committed_by(const step_state& state) const {
-    return has_arrived && state.has_frame != 0 && lamina::detail::may_commit(state.load_phase());
+    return has_arrived && lamina::detail::may_commit(state.load_phase());
   }
 };
 
