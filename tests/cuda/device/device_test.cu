@@ -112,6 +112,49 @@ void graphs_follow_the_cpu() {
   execution.wait();
 }
 
+// The same in two launches a step, by one graph for after a frame that has arrived and one for after none.
+void graphs_of_two_launches_follow_the_cpu() {
+  const stream own;
+  const on_stream execution(own.get());
+  const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
+  const lamina::compressor_options options{.drop_ratio = 0.8,
+                                           .momentum = 0.9,
+                                           .check = lamina::finite_check::each_element,
+                                           .payload = lamina::payload_type::int8};
+  lamina::gradient_compressor<float> cpu(model, options);
+  lamina::cuda::gradient_compressor<float> device(model, options);
+  lamina_test::device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const pinned frame(device.largest_frame_bytes());
+  const auto step = [&](bool commits) {
+    return graph(own.get(), [&] {
+      device.accumulate(execution, {.commit = commits, .select = true});
+      device.encode(execution, frame.bytes());
+    });
+  };
+  const graph after_none = step(false);
+  const graph after_a_frame = step(true);
+
+  std::mt19937 random(6);
+  bool has_arrived = false;
+  for (int round = 1; round <= 20; ++round) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const auto gradient = lamina_test::random_gradient<float>(random, model.sizes()[l], 1.0F);
+      gradients.set(l, gradient);
+      cpu.accumulate(l, gradient);
+    }
+    check(cudaDeviceSynchronize());
+    (has_arrived ? after_a_frame : after_none).launch();
+    execution.wait();
+    const auto expected = cpu.encode().to_bytes();
+    require(lamina_test::same_bits(lamina::cuda::finish_frame(frame.bytes()), expected),
+            "the frames differ in step " + std::to_string(round));
+    has_arrived = round % 5 != 4;
+    if (has_arrived) cpu.commit();
+  }
+  (void)device.last_step(execution);
+}
+
 // A graph's commit that is launched after the next gradients leaves them, and is told.
 void graphs_lose_nothing_out_of_order() {
   const stream own;
@@ -240,6 +283,7 @@ int main(int count, char** arguments) {
                                                lamina_test::telling_sizes(), {.drop_ratio = 0.7}, 5);
   });
   visit("graphs follow the CPU", graphs_follow_the_cpu);
+  visit("graphs of two launches follow the CPU", graphs_of_two_launches_follow_the_cpu);
   visit("graphs lose nothing out of order", graphs_lose_nothing_out_of_order);
   visit("host memory is refused", refuses_host_memory);
   visit("memory of another device is refused", refuses_another_device);
