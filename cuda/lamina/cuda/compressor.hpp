@@ -2,7 +2,7 @@
 #pragma once
 
 #include <thrust/copy.h>
-#include <thrust/device_vector.h>
+#include <thrust/device_ptr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,11 +16,14 @@
 
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/cuda/detail/device_state.hpp"
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/wire_header.hpp"
@@ -71,13 +74,17 @@ class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
   /// naming the option, for one outside its range, for options.decide other than at_end and options.priority other than value,
-  /// which the host alone has yet, and for a model without layers.
-  explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
+  /// which the host alone has yet, and for a model without layers; out_of_memory, naming what it is for.
+  ///
+  /// \param memory  where all device memory comes from; null: cudaMalloc, as Thrust calls it
+  explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
+                               memory_resource* memory = nullptr)
       : options_(options),
         functor_(functor),
         partition_(model, options.part_elements),
-        tables_(parts()),
-        gradients_(partition_) {
+        memory_(memory),
+        tables_(parts(), memory),
+        gradients_(partition_, memory) {
     (void)layer_selector(model, options);  // checks the options, which are of layers
     (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
                                           {.momentum = options.momentum});
@@ -103,10 +110,19 @@ class gradient_compressor {
   /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
   /// lamina::bfloat16. Waits for the execution and copies the pointers to the device, so bind once, and not while a graph
   /// is captured. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements
-  /// or an element type other than the model's, and on a stream for memory that is not of its device.
+  /// or an element type other than the model's, and on a stream for memory that is not of its device; std::logic_error while it is
+  /// captured.
   template <class Execution, std::ranges::random_access_range Tensors>
   void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
+  }
+  /// The same for gradients that move in every step: the pointers go to pinned host memory, and their copy to the device is
+  /// enqueued behind what was launched and before what comes. The host waits only where the copies of the last four calls are all
+  /// under way, for the first of them; the first call allocates four times 16 bytes a part of pinned memory, which may wait. A graph
+  /// is launched with the pointers of the last call before it. Throws as bind(), also std::logic_error while a graph is captured.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind_async(const Execution& execution, Tensors&& gradients) {
+    gradients_.bind_async(execution, gradients);
   }
 
   /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch, another one before it where the threshold
@@ -251,6 +267,29 @@ class gradient_compressor {
     return elements;
   }
 
+  /// Everything a later step depends on, as the bytes that lamina::gradient_compressor::save() gives after the same steps: they load
+  /// there and here, and lamina::merge_states<T>(states, parts()) merges them. A frame that was encoded and not committed counts as
+  /// lost. Waits for the execution; copies residual and velocity to the host, and has up to twice their bytes there meanwhile. Throws
+  /// std::logic_error while gradients of a step wait to be encoded, and std::domain_error, naming the part, for a residual that
+  /// holds NaN or infinity.
+  template <class Execution>
+  std::vector<std::byte> save(const Execution& execution) {
+    execution.require_no_capture("save");
+    execution.wait();
+    return device_state().save();
+  }
+  /// Takes up where a compressor of the same model and options was saved, here or on a CPU; from then on both do the same, bit for bit.
+  /// What was bound stays. Waits for the execution, and copies residual and velocity to the device. Changes nothing and throws
+  /// decode_error, with a state_errc, and std::invalid_argument as lamina::gradient_compressor::load().
+  template <class Execution>
+  void load(const Execution& execution, std::span<const std::byte> bytes) {
+    execution.require_no_capture("load");
+    execution.wait();
+    device_state().load(bytes);
+    phase_ = step_phase::committed;
+    has_frame_ = false;
+  }
+
   /// Bytes before the payload of a frame.
   std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
@@ -370,6 +409,11 @@ class gradient_compressor {
     warm_up_ = ratios;
   }
 
+  detail::device_state<T> device_state() {
+    return {parts(),   tables_,     options_,    residual_, velocity_,
+            is_clear_, cleared_in_, rounded_in_, state_};
+  }
+
   detail::model_view<T> view(const char* call) {
     auto at = tables_.template view<T>();
     at.gradients = gradients_.views(call);
@@ -389,6 +433,7 @@ class gradient_compressor {
   compressor_options options_;
   F functor_;
   partition partition_;
+  memory_resource* memory_;
   detail::device_layout tables_;  // of parts()
   detail::bindings<T> gradients_;
   std::size_t largest_layer_ = 0;
@@ -398,19 +443,19 @@ class gradient_compressor {
   selection_kind selected_by_ = selection_kind::own_values;
   bool has_frame_ = false;  // of the gradients that came last
 
-  thrust::device_vector<T> residual_;
-  thrust::device_vector<T> velocity_;  // none without momentum
-  thrust::device_vector<double> values_;
-  thrust::device_vector<double> fresh_values_;  // none unless the threshold is searched over them
-  thrust::device_vector<std::uint8_t> is_clear_;
-  thrust::device_vector<std::uint8_t> always_sent_;  // none if no layer is
-  thrust::device_vector<std::uint8_t> held_before_;
-  thrust::device_vector<std::uint64_t> cleared_in_;
-  thrust::device_vector<std::size_t> payload_begin_;
-  thrust::device_vector<std::uint64_t> rounded_in_;  // none where payloads are as_is
-  thrust::device_vector<std::byte> prefix_;
-  thrust::device_vector<double> warm_up_;
-  thrust::device_vector<detail::step_state> state_;
+  detail::device_array<T> residual_{memory_, "the residual"};
+  detail::device_array<T> velocity_{memory_, "the velocity"};  // none without momentum
+  detail::device_array<double> values_{memory_, "values"};
+  detail::device_array<double> fresh_values_{memory_, "values"};  // none unless the threshold is searched over them
+  detail::device_array<std::uint8_t> is_clear_{memory_, "flags"};
+  detail::device_array<std::uint8_t> always_sent_{memory_, "flags"};  // none if no layer is
+  detail::device_array<std::uint8_t> held_before_{memory_, "flags"};
+  detail::device_array<std::uint64_t> cleared_in_{memory_, "ages"};
+  detail::device_array<std::size_t> payload_begin_{memory_, "tables"};
+  detail::device_array<std::uint64_t> rounded_in_{memory_, "tables"};  // none where payloads are as_is
+  detail::device_array<std::byte> prefix_{memory_, "the frame's header"};
+  detail::device_array<double> warm_up_{memory_, "tables"};
+  detail::device_array<detail::step_state> state_{memory_, "the state of a step"};
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda
