@@ -83,8 +83,8 @@ template <element T>
 [[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& parts,
                                         bool with_momentum,
                                         std::optional<decision_timing> timing = std::nullopt) {
-  const detail::state_view state = detail::read_state<T>(
-      bytes, parts, {.has_velocity = with_momentum, .timing = timing}, "saved state");
+  const detail::state_view state =
+      detail::read_state<T>(bytes, parts, {.has_velocity = with_momentum, .timing = timing}, "saved state");
   saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
                        detail::values_of<T>(state.velocity), state.header.step};
   const auto is_finite = [](const std::vector<T>& numbers) {

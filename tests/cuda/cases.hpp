@@ -27,6 +27,7 @@
 #include "lamina/lamina.hpp"
 #include "memory_cases.hpp"
 #include "order_cases.hpp"
+#include "refusal_cases.hpp"
 #include "replay_cases.hpp"
 #include "rule_cases.hpp"
 #include "state_cases.hpp"
@@ -475,6 +476,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   for_each_together_case(execution, visit);
   for_each_rule_case(execution, visit);
   for_each_memory_case(execution, visit);
+  for_each_refusal_case(execution, visit);
   for_each_state_case(execution, visit);
 }
 

@@ -165,7 +165,8 @@ class late {
   }
   void copy_from(const lamina::cuda::detail::staging_slot& slot, void* to, std::size_t bytes) const {
     ++*static_cast<int*>(slot.copied.get());
-    queue_.push_back([slot, to, bytes] {
+    queue_.push_back([this, slot, to, bytes] {
+      execution_.wait();  // as the copies of a stream wait for what came before
       --*static_cast<int*>(slot.copied.get());
       lamina::cuda::detail::copies_at_once().copy_from(slot, to, bytes);
     });
@@ -198,7 +199,9 @@ void pointers_follow_without_waiting(const Execution& execution) {
   for (std::size_t i = 0; i < bindings; ++i) {
     device.bind_async(stream, gradients[i].tensors());
     device.accumulate(stream);
-    require(stream.waits == (i < 4 ? 0 : i < 8 ? 1 : 2),
+    require(stream.waits == (i < 4   ? 0
+                             : i < 8 ? 1
+                                     : 2),
             "the host has waited " + std::to_string(stream.waits) + " times for " + std::to_string(i + 1) +
                 " tables");
   }

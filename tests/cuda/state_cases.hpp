@@ -102,8 +102,7 @@ void states_are_the_cpus(const Execution& execution, lamina::compressor_options 
     const auto saved = workers.cpu.save();
     elsewhere.device.load(execution, saved);
     elsewhere.cpu.load(workers.device.save(execution));
-    require(same_bits(elsewhere.device.save(execution), saved),
-            "what was loaded is another state " + where);
+    require(same_bits(elsewhere.device.save(execution), saved), "what was loaded is another state " + where);
     require(elsewhere.device.last_step(execution).step == workers.cpu.step(), "the steps differ " + where);
     for (int other = 0; other < 2; ++other) {
       elsewhere.accumulate(execution);
@@ -114,14 +113,32 @@ void states_are_the_cpus(const Execution& execution, lamina::compressor_options 
   }
 }
 
+/// Steps that are done again from an earlier state: what is counted by step is not taken for done.
+template <class Execution>
+void steps_are_done_again(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  two_workers<float, float> workers(
+      model,
+      {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = lamina::payload_type::int8},
+      41);
+  const auto saved = workers.device.save(execution);
+  for (int round = 0; round < 2; ++round) {
+    workers.accumulate(execution);
+    workers.encode(execution, "in round " + std::to_string(round));
+    workers.commit(execution);
+    workers.require_same_state(execution, "in round " + std::to_string(round));
+    workers.device.load(execution, saved);
+    workers.cpu.load(saved);
+  }
+}
+
 /// A state of steps within which something waits is refused, and so is one that this compressor cannot take; nothing changes.
 template <class Execution>
 void refuses_states(const Execution& execution) {
   using bad = lamina::decode_error;
   const lamina::layout model = model_of({100, 5000});
-  const lamina::compressor_options options{.drop_ratio = 0.5,
-                                           .momentum = 0.9,
-                                           .check = lamina::finite_check::each_element};
+  const lamina::compressor_options options{
+      .drop_ratio = 0.5, .momentum = 0.9, .check = lamina::finite_check::each_element};
   two_workers<float, float> workers(model, options, 5);
   workers.accumulate(execution);
   const auto refuses = [](const std::string& part, const std::string& message) {
@@ -159,7 +176,7 @@ void refuses_states(const Execution& execution) {
   same_refusal(lamina::gradient_compressor<float>(model, {.drop_ratio = 0.5}).save(), "momentum");
   auto as_ready = options;
   as_ready.decide = lamina::decision_timing::as_ready;
-  same_refusal(lamina::gradient_compressor<float>(model, as_ready).save(), "options.decide");
+  same_refusal(lamina::gradient_compressor<float>(model, as_ready).save(), "decided at another time");
   (void)message_of<bad>([&] { workers.device.load(execution, damaged); });
   // In a step, too.
   workers.accumulate(execution);
@@ -247,9 +264,9 @@ void for_each_state_case(const Execution& execution, const visitor& visit) {
   follow("payload int8 and momentum",
          {.drop_ratio = 0.7, .momentum = 0.5, .payload = lamina::payload_type::int8});
   follow("fresh gradients", {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh});
-  visit("states, gradients of float16", [&] {
-    states_are_the_cpus<float, lamina::float16>(execution, {.drop_ratio = 0.7});
-  });
+  visit("states, gradients of float16",
+        [&] { states_are_the_cpus<float, lamina::float16>(execution, {.drop_ratio = 0.7}); });
+  visit("steps that are done again", [&] { steps_are_done_again(execution); });
   visit("states that are refused", [&] { refuses_states(execution); });
   visit("states that are not finite", [&] { refuses_what_is_not_finite(execution); });
   visit("states that are merged", [&] { states_merge(execution); });

@@ -37,10 +37,15 @@
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
-/// What gradient_compressor::accumulate() does in the same launch.
+/// What gradient_compressor::accumulate() does in the same launch, and what it is told of the gradients in device memory: a word
+/// each, which the kernel reads when it runs, so that a scaler may write them after the launch was enqueued or captured.
 struct accumulate_options {
   bool commit = false;  ///< before: the last frame has reached its receiver
   bool select = false;  ///< after: the step is decided, by this worker's own values
+  /// Not 0: these gradients are refused. None: they are good.
+  const float* found_inf = nullptr;
+  /// Multiplies each element, as a T, rounded once, before it is added: the bits of lamina::gradient_compressor with that scale. None: 1.
+  const float* inverse_scale = nullptr;
 };
 
 /// A worker's side on a device: what lamina::gradient_compressor does, with gradients, residual, values, threshold,
@@ -132,19 +137,36 @@ class gradient_compressor {
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
   /// the first bind(), with also.commit unless encode() came last, and for a second piece in a step that searches its threshold
   /// over fresh gradients: at once where all steps do, and in the next last_step() where the device alone knows which do.
+  ///
+  /// Gradients that `also.found_inf` refuses were never given, as those that lamina::gradient_compressor::accumulate_all() refuses:
+  /// residual, velocity, threshold and step stay, and values() are those of the residual; a frame is committed all the same where
+  /// also.commit says that it has arrived. If they were the first of their step after a commit, that has not begun: select(),
+  /// encode(), commit() and restore() do nothing until gradients come that are not refused, there is no frame (what lies at
+  /// its place has no magic number), and last_step().is_refused tells. After a frame that was not committed, encode() writes
+  /// that one again. Of later pieces the others count. Workers that agree on values have to agree on *found_inf.
   template <class Execution>
   void accumulate(const Execution& execution, const accumulate_options& also = {}) {
     const auto at = view("accumulate");
     if (also.commit) require(lamina::detail::may_commit(phase_), "accumulate with commit", "encode()");
+    const detail::gradient_terms terms = {also.found_inf, also.inverse_scale};
+    if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
+    if (also.inverse_scale != nullptr) execution.require_device_memory(also.inverse_scale, "inverse_scale");
+    const bool begins = lamina::detail::begins_step(phase_);
     if (searches_fresh()) {
       // every(1) alone is due in step 2; of the others the host does not know the step, since graphs pass it by.
       const bool always_searches = options_.drop_ratio > 0 && options_.refresh.due(2);
-      if (always_searches && !lamina::detail::begins_step(phase_))
+      if (always_searches && !begins && !may_lack_gradients_)
         throw std::logic_error(detail::fresh_in_pieces_sentence);
       using kernel = detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::end_of_fresh>;
-      execution.run(kernel{
-          at, functor_, fresh_values_.data().get(), {at.state, options_.refresh, options_.drop_ratio}});
+      execution.run(kernel{at,
+                           functor_,
+                           fresh_values_.data().get(),
+                           {at.state, options_.refresh, options_.drop_ratio},
+                           T(0),
+                           {},
+                           terms});
     }
+    may_lack_gradients_ = also.found_inf != nullptr && (begins || may_lack_gradients_);
     // Before the launch: if it fails, no commit may discard what it may have added.
     phase_ = step_phase::accumulating;
     has_frame_ = false;
@@ -154,9 +176,9 @@ class gradient_compressor {
       selected_by_ = selection_kind::own_values;
     }
     if (velocity_.empty()) {
-      add<detail::reduction_of::residuals>(execution, at, also.commit, selects);
+      add<detail::reduction_of::residuals>(execution, at, also.commit, terms, selects);
     } else {
-      add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, selects);
+      add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, terms, selects);
     }
     if (also.select && !selects) select(execution);
   }
@@ -240,6 +262,8 @@ class gradient_compressor {
     std::size_t sent_elements;
     std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
     std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
+    std::uint64_t refused_batches;  ///< so far, by *found_inf
+    bool is_refused;                ///< the last one, and since the commit before it no step has begun
   };
   /// Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
   template <class Execution>
@@ -250,7 +274,17 @@ class gradient_compressor {
       state_[0] = state;
       throw std::logic_error(detail::described(misuses));
     }
-    return {state.step, state.threshold, state.sent_elements, state.payload_bytes, state.left_out_elements};
+    return {state.step,           state.threshold,         state.sent_elements,
+            state.payload_bytes,  state.left_out_elements, state.refused_batches,
+            state.is_refused != 0};
+  }
+  /// The elements of each part that were left out so far: L numbers, in the order of parts(). Waits for the execution.
+  template <class Execution>
+  std::vector<std::uint64_t> left_out_elements(const Execution& execution) const {
+    execution.wait();
+    std::vector<std::uint64_t> elements(left_out_.size());
+    thrust::copy(left_out_.begin(), left_out_.end(), elements.begin());
+    return elements;
   }
   /// q of each part after the last accumulate, L in device memory.
   double* values() noexcept { return values_.data().get(); }
@@ -336,13 +370,14 @@ class gradient_compressor {
   }
 
   template <detail::reduction_of Of, class Execution>
-  void add(const Execution& execution, const detail::model_view<T>& at, bool commits, bool selects) {
+  void add(const Execution& execution, const detail::model_view<T>& at, bool commits,
+           const detail::gradient_terms& terms, bool selects) {
     const detail::frame_before before = {commits, options_.payload};
     const detail::end_of_gradients<T> end = {
-        at.state, before, selects,
+        at.state, before, terms, selects,
         selection(at, selection_kind::own_values, values(), own_search_values(), nullptr)};
     execution.run(detail::accumulate_kernel<T, F, Of, detail::end_of_gradients<T>>{
-        at, functor_, values(), end, static_cast<T>(options_.momentum), before});
+        at, functor_, values(), end, static_cast<T>(options_.momentum), before, terms});
   }
 
   // A budget takes the largest values whatever the source.
@@ -360,6 +395,7 @@ class gradient_compressor {
     residual_.resize(tables_.padded_elements());
     if (options_.momentum > 0) velocity_.resize(tables_.padded_elements());
     values_.resize(layers);
+    left_out_.resize(layers);
     if (searches_fresh()) fresh_values_.resize(layers);
     is_clear_.assign(layers, 1);
     held_before_.resize(layers);
@@ -410,8 +446,7 @@ class gradient_compressor {
   }
 
   detail::device_state<T> device_state() {
-    return {parts(),   tables_,     options_,    residual_, velocity_,
-            is_clear_, cleared_in_, rounded_in_, state_};
+    return {parts(), tables_, options_, residual_, velocity_, is_clear_, cleared_in_, rounded_in_, state_};
   }
 
   detail::model_view<T> view(const char* call) {
@@ -419,6 +454,7 @@ class gradient_compressor {
     at.gradients = gradients_.views(call);
     at.residual = residual_.data().get();
     at.velocity = velocity_.empty() ? nullptr : velocity_.data().get();
+    at.left_out = left_out_.data().get();
     at.is_clear = is_clear_.data().get();
     at.cleared_in = cleared_in_.data().get();
     at.payload_begin = payload_begin_.data().get();
@@ -441,12 +477,15 @@ class gradient_compressor {
   // As of the calls; in a graph they count when it is captured.
   step_phase phase_ = step_phase::committed;
   selection_kind selected_by_ = selection_kind::own_values;
-  bool has_frame_ = false;  // of the gradients that came last
+  bool has_frame_ = false;           // of the gradients that came last
+  bool may_lack_gradients_ = false;  // all that came in this step may have been refused
 
   detail::device_array<T> residual_{memory_, "the residual"};
   detail::device_array<T> velocity_{memory_, "the velocity"};  // none without momentum
   detail::device_array<double> values_{memory_, "values"};
-  detail::device_array<double> fresh_values_{memory_, "values"};  // none unless the threshold is searched over them
+  detail::device_array<double> fresh_values_{memory_,
+                                             "values"};  // none unless the threshold is searched over them
+  detail::device_array<unsigned long long> left_out_{memory_, "counts"};
   detail::device_array<std::uint8_t> is_clear_{memory_, "flags"};
   detail::device_array<std::uint8_t> always_sent_{memory_, "flags"};  // none if no layer is
   detail::device_array<std::uint8_t> held_before_{memory_, "flags"};

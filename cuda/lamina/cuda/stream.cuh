@@ -195,10 +195,11 @@ class on_stream {
     });
     void* memory = nullptr;
     check(cudaMallocHost(&memory, bytes));
-    return {std::shared_ptr<void>(memory, [copied](void* each) {
-              cudaEventSynchronize(static_cast<cudaEvent_t>(copied.get()));
-              cudaFreeHost(each);
-            }),
+    return {std::shared_ptr<void>(memory,
+                                  [copied](void* each) {
+                                    cudaEventSynchronize(static_cast<cudaEvent_t>(copied.get()));
+                                    cudaFreeHost(each);
+                                  }),
             copied};
   }
   /// Until the last copy from the slot is done. Throws cuda_error if something before it failed.

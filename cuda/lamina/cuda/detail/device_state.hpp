@@ -72,6 +72,7 @@ struct device_state {
     next.payload_bytes = 0;
     next.store_phase(step_phase::committed);
     next.has_frame = 0;
+    next.is_refused = 0;
     std::vector<T> rows(tables.padded_elements());
     to_device(saved.residual, residual, rows);
     if (!velocity.empty()) to_device(saved.velocity, velocity, rows);

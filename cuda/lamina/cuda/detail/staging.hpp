@@ -18,7 +18,8 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 /// Host memory from which one copy to the device at a time is enqueued. What it holds the execution knows that has made it.
 struct staging_slot {
   std::shared_ptr<void> memory;
-  std::shared_ptr<void> copied;  // says when the last copy is done; none where copies are done when they return
+  std::shared_ptr<void>
+      copied;  // says when the last copy is done; none where copies are done when they return
 };
 
 /// An execution whose copies are done when they return, and which no graph captures.
@@ -46,7 +47,8 @@ class staging_ring {
   void copy(const Execution& execution, std::span<const X> from, X* to) {
     static_assert(std::is_trivially_copyable_v<X>);
     if (from.empty()) return;
-    if (made_by_ != &kind_of<Execution> || slot_bytes_ < from.size_bytes()) make(execution, from.size_bytes());
+    if (made_by_ != &kind_of<Execution> || slot_bytes_ < from.size_bytes())
+      make(execution, from.size_bytes());
     const staging_slot& slot = slots_[next_];
     execution.wait_for(slot);
     std::memcpy(slot.memory.get(), from.data(), from.size_bytes());
