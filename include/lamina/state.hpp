@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -10,11 +11,13 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/state/format.hpp"
@@ -24,6 +27,16 @@
 /// that are not decided at their end what the next one is decided by. What was lost on the way is residual, and saved as such; how
 /// often in a row it was lost is not, and counts from 0 again.
 namespace lamina::inline LAMINA_ABI {
+
+namespace detail {
+
+// A frame that was encoded and not committed counts as lost; gradients that wait to be encoded would be.
+inline void check_between_steps(step_phase phase, std::uint64_t step) {
+  if (phase == step_phase::committed || phase == step_phase::encoded) return;
+  raise(std::logic_error("save: step " + std::to_string(step) + " has gradients that were not encoded yet"));
+}
+
+}  // namespace detail
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 a layer, or 16 unless steps are decided at their end, and the
 /// residual and velocity in T. Cost: one read and one copy. Throws std::domain_error, naming the layer, for NaN or infinity. gradient_compressor::save() calls it.
@@ -65,12 +78,13 @@ struct saved_state {
 
 /// Reads a state without a residual_accumulator to take it. Errors as load_state.
 ///
-/// `with_momentum` says whether it must hold velocity, or must not.
+/// `with_momentum` says whether it must hold velocity, or must not; `timing` when the steps were decided, if not whenever.
 template <element T>
 [[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& parts,
-                                        bool with_momentum) {
+                                        bool with_momentum,
+                                        std::optional<decision_timing> timing = std::nullopt) {
   const detail::state_view state =
-      detail::read_state<T>(bytes, parts, {.has_velocity = with_momentum}, "saved state");
+      detail::read_state<T>(bytes, parts, {.has_velocity = with_momentum, .timing = timing}, "saved state");
   saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
                        detail::values_of<T>(state.velocity), state.header.step};
   const auto is_finite = [](const std::vector<T>& numbers) {

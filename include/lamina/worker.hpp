@@ -424,11 +424,7 @@ class gradient_compressor {
   /// finite_check::caller: load() would refuse it. Ahead, throws std::logic_error also while nothing is agreed on for the next
   /// step.
   [[nodiscard]] std::vector<std::byte> save() const {
-    if (intake_.phase() == detail::step_phase::accumulating ||
-        intake_.phase() == detail::step_phase::selected) {
-      detail::raise(std::logic_error("save: step " + std::to_string(step()) +
-                                     " has gradients that were not encoded yet"));
-    }
+    detail::check_between_steps(intake_.phase(), step());
     if (!decider_.selector().has_plan()) {
       detail::raise(std::logic_error("save: nothing is agreed on for step " + std::to_string(step() + 1) +
                                      ": call plan_next() before"));

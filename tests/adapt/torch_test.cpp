@@ -12,6 +12,7 @@
 #include "lamina/adapt/torch.hpp"
 
 #include "adapted.hpp"
+#include "lamina/cuda/device_tensor.hpp"
 
 namespace {
 
@@ -39,6 +40,17 @@ void require_refused(const at::Tensor& tensor, const std::string& sentence) {
   REQUIRE(refused([&] { (void)lamina::writable_elements_of<float>(tensor); }));
   REQUIRE(refused([&] { (void)lamina::mean_abs{}(tensor); }));
   REQUIRE(refused([&] { residual.accumulate(0, tensor); }));
+}
+
+// A CUDA tensor as far as torch knows: its memory is the host's, which nobody reads.
+at::Tensor cuda_tensor(std::vector<float>& memory, at::IntArrayRef shape, at::ScalarType type,
+                       at::OptionalIntArrayRef strides = c10::nullopt) {
+  const at::Device device(at::kCUDA, 0);
+  return at::for_blob(memory.data(), shape)
+      .strides(strides)
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 }  // namespace
@@ -132,6 +144,37 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
   REQUIRE(contains(message(restore), ".copy_()"));
   REQUIRE(parameters.sum().item<float>() == 0);
+}
+
+TEST_CASE("torch: a device takes CUDA tensors of each type where they lie, and the host refuses them") {
+  using lamina::cuda::device_element;
+  std::vector<float> memory(16);
+  for (const auto& [type, expected] :
+       {std::pair(at::kFloat, device_element::float32), std::pair(at::kDouble, device_element::float64),
+        std::pair(at::kHalf, device_element::float16), std::pair(at::kBFloat16, device_element::bfloat16)}) {
+    const at::Tensor tensor = cuda_tensor(memory, {2, 3}, type);
+    const lamina::cuda::device_tensor taken(tensor);
+    REQUIRE(taken.data() == memory.data());
+    REQUIRE(taken.elements() == 6);
+    REQUIRE(taken.type() == expected);
+    REQUIRE(taken.is_writable());
+    require_refused(tensor, ".cpu()");
+  }
+}
+
+TEST_CASE("torch: a device refuses what is no dense CUDA tensor, with what to call") {
+  std::vector<float> memory(16);
+  const auto refused = [](const at::Tensor& tensor, const std::string& sentence) {
+    const auto message =
+        lamina_test::message_of<std::invalid_argument>([&] { (void)lamina::cuda::device_tensor(tensor); });
+    INFO(message);
+    REQUIRE(lamina_test::contains(message, sentence));
+  };
+  refused(at::ones({4}), "is on cpu");
+  refused(at::ones({4}), ".cuda()");
+  refused(at::Tensor(), "undefined");
+  refused(cuda_tensor(memory, {2, 3}, at::kFloat, at::IntArrayRef({1, 2})), ".contiguous()");
+  refused(cuda_tensor(memory, {4}, at::kInt), "holds Int");
 }
 
 TEST_CASE("torch: an undefined tensor has no value") {

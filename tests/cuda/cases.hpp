@@ -25,9 +25,12 @@
 #include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/values.hpp"
 #include "lamina/lamina.hpp"
+#include "memory_cases.hpp"
 #include "order_cases.hpp"
+#include "refusal_cases.hpp"
 #include "replay_cases.hpp"
 #include "rule_cases.hpp"
+#include "state_cases.hpp"
 #include "support.hpp"
 #include "together_cases.hpp"
 
@@ -472,6 +475,9 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   }
   for_each_together_case(execution, visit);
   for_each_rule_case(execution, visit);
+  for_each_memory_case(execution, visit);
+  for_each_refusal_case(execution, visit);
+  for_each_state_case(execution, visit);
 }
 
 }  // namespace lamina_test

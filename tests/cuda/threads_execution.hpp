@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
 
 namespace lamina_test {
@@ -98,7 +99,7 @@ class threads_in_turn {
 ///
 /// What is copied ahead arrives at once where teams begin forwards, and only when it is waited for where they begin backwards; the teams
 /// of a launch go in one order or the other as well, so that another one is the last to arrive.
-class by_threads {
+class by_threads : public lamina::cuda::detail::copies_at_once {
  public:
   /// `teams_at_once`: so many share the work of a kernel whose teams walk.
   by_threads(unsigned threads, bool begins_forwards, std::size_t teams_at_once)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <thrust/copy.h>
-#include <thrust/device_vector.h>
+#include <thrust/device_ptr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,11 +16,14 @@
 
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/cuda/detail/device_state.hpp"
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/wire_header.hpp"
@@ -34,10 +37,15 @@
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
-/// What gradient_compressor::accumulate() does in the same launch.
+/// What gradient_compressor::accumulate() does in the same launch, and what it is told of the gradients in device memory: a word
+/// each, which the kernel reads when it runs, so that a scaler may write them after the launch was enqueued or captured.
 struct accumulate_options {
   bool commit = false;  ///< before: the last frame has reached its receiver
   bool select = false;  ///< after: the step is decided, by this worker's own values
+  /// Not 0: these gradients are refused. None: they are good.
+  const float* found_inf = nullptr;
+  /// Multiplies each element, as a T, rounded once, before it is added: the bits of lamina::gradient_compressor with that scale. None: 1.
+  const float* inverse_scale = nullptr;
 };
 
 /// A worker's side on a device: what lamina::gradient_compressor does, with gradients, residual, values, threshold,
@@ -71,13 +79,17 @@ class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
   /// naming the option, for one outside its range, for options.decide other than at_end and options.priority other than value,
-  /// which the host alone has yet, and for a model without layers.
-  explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {})
+  /// which the host alone has yet, and for a model without layers; out_of_memory, naming what it is for.
+  ///
+  /// \param memory  where all device memory comes from; null: cudaMalloc, as Thrust calls it
+  explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
+                               memory_resource* memory = nullptr)
       : options_(options),
         functor_(functor),
         partition_(model, options.part_elements),
-        tables_(parts()),
-        gradients_(partition_) {
+        memory_(memory),
+        tables_(parts(), memory),
+        gradients_(partition_, memory) {
     (void)layer_selector(model, options);  // checks the options, which are of layers
     (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
                                           {.momentum = options.momentum});
@@ -103,10 +115,19 @@ class gradient_compressor {
   /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
   /// lamina::bfloat16. Waits for the execution and copies the pointers to the device, so bind once, and not while a graph
   /// is captured. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements
-  /// or an element type other than the model's, and on a stream for memory that is not of its device.
+  /// or an element type other than the model's, and on a stream for memory that is not of its device; std::logic_error while it is
+  /// captured.
   template <class Execution, std::ranges::random_access_range Tensors>
   void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
+  }
+  /// The same for gradients that move in every step: the pointers go to pinned host memory, and their copy to the device is
+  /// enqueued behind what was launched and before what comes. The host waits only where the copies of the last four calls are all
+  /// under way, for the first of them; the first call allocates four times 16 bytes a part of pinned memory, which may wait. A graph
+  /// is launched with the pointers of the last call before it. Throws as bind(), also std::logic_error while a graph is captured.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind_async(const Execution& execution, Tensors&& gradients) {
+    gradients_.bind_async(execution, gradients);
   }
 
   /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch, another one before it where the threshold
@@ -116,19 +137,36 @@ class gradient_compressor {
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
   /// the first bind(), with also.commit unless encode() came last, and for a second piece in a step that searches its threshold
   /// over fresh gradients: at once where all steps do, and in the next last_step() where the device alone knows which do.
+  ///
+  /// Gradients that `also.found_inf` refuses were never given, as those that lamina::gradient_compressor::accumulate_all() refuses:
+  /// residual, velocity, threshold and step stay, and values() are those of the residual; a frame is committed all the same where
+  /// also.commit says that it has arrived. If they were the first of their step after a commit, that has not begun: select(),
+  /// encode(), commit() and restore() do nothing until gradients come that are not refused, there is no frame (what lies at
+  /// its place has no magic number), and last_step().is_refused tells. After a frame that was not committed, encode() writes
+  /// that one again. Of later pieces the others count. Workers that agree on values have to agree on *found_inf.
   template <class Execution>
   void accumulate(const Execution& execution, const accumulate_options& also = {}) {
     const auto at = view("accumulate");
     if (also.commit) require(lamina::detail::may_commit(phase_), "accumulate with commit", "encode()");
+    const detail::gradient_terms terms = {also.found_inf, also.inverse_scale};
+    if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
+    if (also.inverse_scale != nullptr) execution.require_device_memory(also.inverse_scale, "inverse_scale");
+    const bool begins = lamina::detail::begins_step(phase_);
     if (searches_fresh()) {
       // every(1) alone is due in step 2; of the others the host does not know the step, since graphs pass it by.
       const bool always_searches = options_.drop_ratio > 0 && options_.refresh.due(2);
-      if (always_searches && !lamina::detail::begins_step(phase_))
+      if (always_searches && !begins && !may_lack_gradients_)
         throw std::logic_error(detail::fresh_in_pieces_sentence);
       using kernel = detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::end_of_fresh>;
-      execution.run(kernel{
-          at, functor_, fresh_values_.data().get(), {at.state, options_.refresh, options_.drop_ratio}});
+      execution.run(kernel{at,
+                           functor_,
+                           fresh_values_.data().get(),
+                           {at.state, options_.refresh, options_.drop_ratio},
+                           T(0),
+                           {},
+                           terms});
     }
+    may_lack_gradients_ = also.found_inf != nullptr && (begins || may_lack_gradients_);
     // Before the launch: if it fails, no commit may discard what it may have added.
     phase_ = step_phase::accumulating;
     has_frame_ = false;
@@ -138,9 +176,9 @@ class gradient_compressor {
       selected_by_ = selection_kind::own_values;
     }
     if (velocity_.empty()) {
-      add<detail::reduction_of::residuals>(execution, at, also.commit, selects);
+      add<detail::reduction_of::residuals>(execution, at, also.commit, terms, selects);
     } else {
-      add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, selects);
+      add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, terms, selects);
     }
     if (also.select && !selects) select(execution);
   }
@@ -224,6 +262,8 @@ class gradient_compressor {
     std::size_t sent_elements;
     std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
     std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
+    std::uint64_t refused_batches;  ///< so far, by *found_inf
+    bool is_refused;                ///< the last one, and since the commit before it no step has begun
   };
   /// Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
   template <class Execution>
@@ -234,7 +274,17 @@ class gradient_compressor {
       state_[0] = state;
       throw std::logic_error(detail::described(misuses));
     }
-    return {state.step, state.threshold, state.sent_elements, state.payload_bytes, state.left_out_elements};
+    return {state.step,           state.threshold,         state.sent_elements,
+            state.payload_bytes,  state.left_out_elements, state.refused_batches,
+            state.is_refused != 0};
+  }
+  /// The elements of each part that were left out so far: L numbers, in the order of parts(). Waits for the execution.
+  template <class Execution>
+  std::vector<std::uint64_t> left_out_elements(const Execution& execution) const {
+    execution.wait();
+    std::vector<std::uint64_t> elements(left_out_.size());
+    thrust::copy(left_out_.begin(), left_out_.end(), elements.begin());
+    return elements;
   }
   /// q of each part after the last accumulate, L in device memory.
   double* values() noexcept { return values_.data().get(); }
@@ -249,6 +299,29 @@ class gradient_compressor {
       thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(elements.size()), elements.begin());
     }
     return elements;
+  }
+
+  /// Everything a later step depends on, as the bytes that lamina::gradient_compressor::save() gives after the same steps: they load
+  /// there and here, and lamina::merge_states<T>(states, parts()) merges them. A frame that was encoded and not committed counts as
+  /// lost. Waits for the execution; copies residual and velocity to the host, and has up to twice their bytes there meanwhile. Throws
+  /// std::logic_error while gradients of a step wait to be encoded, and std::domain_error, naming the part, for a residual that
+  /// holds NaN or infinity.
+  template <class Execution>
+  std::vector<std::byte> save(const Execution& execution) {
+    execution.require_no_capture("save");
+    execution.wait();
+    return device_state().save();
+  }
+  /// Takes up where a compressor of the same model and options was saved, here or on a CPU; from then on both do the same, bit for bit.
+  /// What was bound stays. Waits for the execution, and copies residual and velocity to the device. Changes nothing and throws
+  /// decode_error, with a state_errc, and std::invalid_argument as lamina::gradient_compressor::load().
+  template <class Execution>
+  void load(const Execution& execution, std::span<const std::byte> bytes) {
+    execution.require_no_capture("load");
+    execution.wait();
+    device_state().load(bytes);
+    phase_ = step_phase::committed;
+    has_frame_ = false;
   }
 
   /// Bytes before the payload of a frame.
@@ -297,13 +370,14 @@ class gradient_compressor {
   }
 
   template <detail::reduction_of Of, class Execution>
-  void add(const Execution& execution, const detail::model_view<T>& at, bool commits, bool selects) {
+  void add(const Execution& execution, const detail::model_view<T>& at, bool commits,
+           const detail::gradient_terms& terms, bool selects) {
     const detail::frame_before before = {commits, options_.payload};
     const detail::end_of_gradients<T> end = {
-        at.state, before, selects,
+        at.state, before, terms, selects,
         selection(at, selection_kind::own_values, values(), own_search_values(), nullptr)};
     execution.run(detail::accumulate_kernel<T, F, Of, detail::end_of_gradients<T>>{
-        at, functor_, values(), end, static_cast<T>(options_.momentum), before});
+        at, functor_, values(), end, static_cast<T>(options_.momentum), before, terms});
   }
 
   // A budget takes the largest values whatever the source.
@@ -321,6 +395,7 @@ class gradient_compressor {
     residual_.resize(tables_.padded_elements());
     if (options_.momentum > 0) velocity_.resize(tables_.padded_elements());
     values_.resize(layers);
+    left_out_.resize(layers);
     if (searches_fresh()) fresh_values_.resize(layers);
     is_clear_.assign(layers, 1);
     held_before_.resize(layers);
@@ -370,11 +445,16 @@ class gradient_compressor {
     warm_up_ = ratios;
   }
 
+  detail::device_state<T> device_state() {
+    return {parts(), tables_, options_, residual_, velocity_, is_clear_, cleared_in_, rounded_in_, state_};
+  }
+
   detail::model_view<T> view(const char* call) {
     auto at = tables_.template view<T>();
     at.gradients = gradients_.views(call);
     at.residual = residual_.data().get();
     at.velocity = velocity_.empty() ? nullptr : velocity_.data().get();
+    at.left_out = left_out_.data().get();
     at.is_clear = is_clear_.data().get();
     at.cleared_in = cleared_in_.data().get();
     at.payload_begin = payload_begin_.data().get();
@@ -389,6 +469,7 @@ class gradient_compressor {
   compressor_options options_;
   F functor_;
   partition partition_;
+  memory_resource* memory_;
   detail::device_layout tables_;  // of parts()
   detail::bindings<T> gradients_;
   std::size_t largest_layer_ = 0;
@@ -396,21 +477,24 @@ class gradient_compressor {
   // As of the calls; in a graph they count when it is captured.
   step_phase phase_ = step_phase::committed;
   selection_kind selected_by_ = selection_kind::own_values;
-  bool has_frame_ = false;  // of the gradients that came last
+  bool has_frame_ = false;           // of the gradients that came last
+  bool may_lack_gradients_ = false;  // all that came in this step may have been refused
 
-  thrust::device_vector<T> residual_;
-  thrust::device_vector<T> velocity_;  // none without momentum
-  thrust::device_vector<double> values_;
-  thrust::device_vector<double> fresh_values_;  // none unless the threshold is searched over them
-  thrust::device_vector<std::uint8_t> is_clear_;
-  thrust::device_vector<std::uint8_t> always_sent_;  // none if no layer is
-  thrust::device_vector<std::uint8_t> held_before_;
-  thrust::device_vector<std::uint64_t> cleared_in_;
-  thrust::device_vector<std::size_t> payload_begin_;
-  thrust::device_vector<std::uint64_t> rounded_in_;  // none where payloads are as_is
-  thrust::device_vector<std::byte> prefix_;
-  thrust::device_vector<double> warm_up_;
-  thrust::device_vector<detail::step_state> state_;
+  detail::device_array<T> residual_{memory_, "the residual"};
+  detail::device_array<T> velocity_{memory_, "the velocity"};  // none without momentum
+  detail::device_array<double> values_{memory_, "values"};
+  detail::device_array<double> fresh_values_{memory_,
+                                             "values"};  // none unless the threshold is searched over them
+  detail::device_array<unsigned long long> left_out_{memory_, "counts"};
+  detail::device_array<std::uint8_t> is_clear_{memory_, "flags"};
+  detail::device_array<std::uint8_t> always_sent_{memory_, "flags"};  // none if no layer is
+  detail::device_array<std::uint8_t> held_before_{memory_, "flags"};
+  detail::device_array<std::uint64_t> cleared_in_{memory_, "ages"};
+  detail::device_array<std::size_t> payload_begin_{memory_, "tables"};
+  detail::device_array<std::uint64_t> rounded_in_{memory_, "tables"};  // none where payloads are as_is
+  detail::device_array<std::byte> prefix_{memory_, "the frame's header"};
+  detail::device_array<double> warm_up_{memory_, "tables"};
+  detail::device_array<detail::step_state> state_{memory_, "the state of a step"};
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
@@ -31,7 +32,7 @@ struct run_serial_team {
 /// Each team is one call, so on a CPU this is a loop over blocks. For a GPU take on_stream of lamina.cuh, whose teams are
 /// thread blocks.
 template <class Policy>
-class with_policy {
+class with_policy : public detail::copies_at_once {
  public:
   explicit with_policy(Policy policy) : policy_(policy) {}
 

@@ -32,8 +32,13 @@
 /// Tensor::data_ptr: parameters that require a gradient may be written without torch::NoGradGuard, and
 /// autograd does not notice, so do not write between a forward pass and its backward pass what the latter
 /// reads.
+///
+/// On a GPU, lamina::cuda takes the same of a CUDA tensor in its place, and refuses a CPU tensor.
 template <>
 struct lamina::tensor_traits<at::Tensor> {
+  using spans = std::variant<std::span<float>, std::span<double>, std::span<lamina::float16>,
+                             std::span<lamina::bfloat16>>;
+
   template <lamina::element T>
   static constexpr const char* conversion_to =
       std::same_as<T, float> ? "call .to(torch::kFloat); to write into it, write into that and .copy_() it"
@@ -41,14 +46,30 @@ struct lamina::tensor_traits<at::Tensor> {
 
   static bool has_value(const at::Tensor& tensor) { return tensor.defined(); }
 
-  static std::variant<std::span<float>, std::span<double>, std::span<lamina::float16>,
-                      std::span<lamina::bfloat16>>
-  elements(const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      detail::raise(std::invalid_argument("torch tensor is undefined (no gradient was computed?)"));
-    }
+  static spans elements(const at::Tensor& tensor) {
+    require_defined(tensor);
     if (!tensor.device().is_cpu())
       detail::raise(std::invalid_argument("torch tensor is not on the CPU: call .cpu()"));
+    return dense(tensor);
+  }
+
+  /// In the memory of a CUDA device; of which one, on_stream asks CUDA.
+  static spans device_elements(const at::Tensor& tensor) {
+    require_defined(tensor);
+    if (!tensor.device().is_cuda()) {
+      detail::raise(std::invalid_argument("torch tensor is on " + tensor.device().str() +
+                                          ", where a CUDA device's is wanted: call .cuda()"));
+    }
+    return dense(tensor);
+  }
+
+ private:
+  static void require_defined(const at::Tensor& tensor) {
+    if (tensor.defined()) return;
+    detail::raise(std::invalid_argument("torch tensor is undefined (no gradient was computed?)"));
+  }
+
+  static spans dense(const at::Tensor& tensor) {
     // A sparse tensor has no strides to be asked for.
     if (tensor.layout() != at::kStrided) {
       detail::raise(std::invalid_argument("torch tensor is not dense (sparse or MKL-DNN): call .to_dense()"));

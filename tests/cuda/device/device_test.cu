@@ -185,6 +185,39 @@ void graphs_lose_nothing_out_of_order() {
   (void)device.last_step(execution);
 }
 
+// A graph sees the gradients that were bound before its launch, and none is captured that would bind those of its capture again.
+void graphs_follow_pointers() {
+  const stream own;
+  const on_stream execution(own.get());
+  const lamina::layout model = lamina_test::model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  std::vector<lamina_test::device_gradients<float>> gradients;
+  for (int i = 0; i < 9; ++i) {
+    gradients.emplace_back(model, 0);
+    gradients.back().set(1, std::vector<float>(5000, static_cast<float>(1 << i)));
+  }
+  device.bind(execution, gradients[0].tensors());
+  check(cudaDeviceSynchronize());
+  const graph gather(own.get(), [&] {
+    device.accumulate(execution);
+    for (const std::string call : {"bind", "bind_async", "save", "load"}) {
+      const auto message = message_of<std::logic_error>([&] {
+        if (call == "bind") device.bind(execution, gradients[1].tensors());
+        if (call == "bind_async") device.bind_async(execution, gradients[1].tensors());
+        if (call == "save") (void)device.save(execution);
+        if (call == "load") device.load(execution, {});
+      });
+      require(contains(message, call) && contains(message, "captured"), "the message is: " + message);
+    }
+  });
+  for (auto& each : gradients) {
+    device.bind_async(execution, each.tensors());
+    gather.launch();
+  }
+  require(device.residual(execution, 1) == std::vector<float>(5000, 511.0F),
+          "a graph has seen other gradients than were bound before it");
+}
+
 void refuses_host_memory() {
   const on_stream execution;
   const lamina::layout model = lamina_test::model_of({100});
@@ -285,6 +318,7 @@ int main(int count, char** arguments) {
   visit("graphs follow the CPU", graphs_follow_the_cpu);
   visit("graphs of two launches follow the CPU", graphs_of_two_launches_follow_the_cpu);
   visit("graphs lose nothing out of order", graphs_lose_nothing_out_of_order);
+  visit("graphs follow pointers", graphs_follow_pointers);
   visit("host memory is refused", refuses_host_memory);
   visit("memory of another device is refused", refuses_another_device);
   visit("errors say where", errors_say_where);

@@ -70,6 +70,7 @@ struct accumulate_kernel {
   End end;
   T momentum = 0;
   frame_before before = {};
+  gradient_terms terms = {};
 
   // Also without blocks, for the end.
   std::size_t teams() const { return at.blocks > 0 ? at.blocks : 1; }
@@ -112,7 +113,9 @@ struct accumulate_kernel {
   // Known before the pass, and the same until its last team ends the step.
   struct step_facts {
     bool commits;
+    bool is_refused;
     T momentum;
+    T scale;
   };
 
   struct block_source {
@@ -133,11 +136,12 @@ struct accumulate_kernel {
 
   LAMINA_HOST_DEVICE step_facts facts_of_step() const {
     if constexpr (!has_residual) {
-      return {false, T(0)};
+      return {false, false, T(0), terms.template scale<T>()};
     } else {
       // Only the first piece of a step decays the velocity.
       const bool begins = lamina::detail::begins_step(at.state->load_phase());
-      return {before.is_committed_by(*at.state), begins ? momentum : T(1)};
+      return {before.is_committed_by(*at.state), terms.are_refused(), begins ? momentum : T(1),
+              terms.template scale<T>()};
     }
   }
 
@@ -229,7 +233,7 @@ struct accumulate_kernel {
         add_unit<G>(shared, facts, from, first, item, slot, left_out);
       }
     });
-    if (has_residual && left_out > 0) count_left_out(left_out);
+    if (has_residual && left_out > 0) count_left_out(from.place.layer, left_out);
   }
 
   // The sums take the place of the gradients.
@@ -241,7 +245,8 @@ struct accumulate_kernel {
     const auto gradient = *reinterpret_cast<const unit<G, per_unit>*>(ring[0][item]);
     auto* const sums = reinterpret_cast<operands*>(ring[0][item]);
     if constexpr (!has_residual) {
-      for (unsigned k = 0; k < per_unit; ++k) sums->at[k] = sum(T(0), widened<T>(gradient.at[k]), left_out);
+      for (unsigned k = 0; k < per_unit; ++k)
+        sums->at[k] = sum(T(0), scaled(gradient.at[k], facts), left_out);
     } else {
       const std::size_t place = from.offset + first + item * per_unit;
       operands residual = {};
@@ -255,14 +260,14 @@ struct accumulate_kernel {
       if constexpr (has_velocity) {
         operands velocity = {};
         if (!from.is_sent) velocity = *reinterpret_cast<const operands*>(ring[2][item]);
-        for (unsigned k = 0; k < per_unit; ++k) {
-          residual.at[k] =
-              corrected(residual.at[k], widened<T>(gradient.at[k]), velocity.at[k], facts.momentum, left_out);
+        for (unsigned k = 0; k < per_unit && !facts.is_refused; ++k) {
+          residual.at[k] = corrected(residual.at[k], scaled(gradient.at[k], facts), velocity.at[k],
+                                     facts.momentum, left_out);
         }
         store(at.velocity + place, velocity);
       } else {
-        for (unsigned k = 0; k < per_unit; ++k)
-          residual.at[k] = sum(residual.at[k], widened<T>(gradient.at[k]), left_out);
+        for (unsigned k = 0; k < per_unit && !facts.is_refused; ++k)
+          residual.at[k] = sum(residual.at[k], scaled(gradient.at[k], facts), left_out);
       }
       store(at.residual + place, residual);
       *sums = residual;
@@ -276,6 +281,12 @@ struct accumulate_kernel {
 #else
     *reinterpret_cast<unit<T, per_unit>*>(to) = elements;
 #endif
+  }
+
+  // Rounded once, in T.
+  template <class G>
+  LAMINA_HOST_DEVICE static T scaled(G element, const step_facts& facts) {
+    return product(widened<T>(element), facts.scale);
   }
 
   // before + addend, or `before` if that is not finite.
@@ -299,12 +310,14 @@ struct accumulate_kernel {
     return before;
   }
 
-  LAMINA_HOST_DEVICE void count_left_out(unsigned count) const {
+  LAMINA_HOST_DEVICE void count_left_out(std::size_t layer, unsigned long long count) const {
 #if defined(__CUDA_ARCH__)
     atomicAdd(&at.state->left_out_elements, count);
+    atomicAdd(&at.left_out[layer], count);
 #else
     // Threads of Thrust's CPU systems run teams at the same time.
     __atomic_fetch_add(&at.state->left_out_elements, count, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&at.left_out[layer], count, __ATOMIC_RELAXED);
 #endif
   }
 

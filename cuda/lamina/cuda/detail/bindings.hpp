@@ -2,16 +2,19 @@
 #pragma once
 
 #include <thrust/copy.h>
-#include <thrust/device_vector.h>
 
 #include <cstddef>
 #include <ranges>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "lamina/cuda/detail/device_array.hpp"
+#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
+#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
@@ -23,12 +26,41 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 template <element T>
 class bindings {
  public:
-  explicit bindings(const partition& cut) : partition_(cut), views_(cut.parts().layers()) {}
+  explicit bindings(const partition& cut, memory_resource* memory = nullptr)
+      : partition_(cut), views_(memory, "the table of pointers") {
+    views_.resize(cut.parts().layers());
+  }
 
   /// As gradient_compressor::bind.
-  template <class Execution, std::ranges::random_access_range Tensors>
-  requires std::ranges::sized_range<Tensors>
+  template <class Execution, class Tensors>
   void bind(const Execution& execution, Tensors&& tensors) {
+    execution.require_no_capture("bind");
+    bind(execution, tensors, [&](const std::vector<tensor_view>& views) {
+      execution.wait();
+      thrust::copy(views.begin(), views.end(), views_.begin());
+    });
+  }
+  /// As gradient_compressor::bind_async.
+  template <class Execution, class Tensors>
+  void bind_async(const Execution& execution, Tensors&& tensors) {
+    execution.require_no_capture("bind_async");
+    bind(execution, tensors, [&](const std::vector<tensor_view>& views) {
+      ring_.copy(execution, std::span<const tensor_view>(views), views_.data().get());
+    });
+  }
+
+  /// Throws std::logic_error before the first bind().
+  const tensor_view* views(const char* call) const {
+    if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
+    return views_.data().get();
+  }
+  /// Whether all are of T and not const.
+  bool are_writable() const noexcept { return are_writable_; }
+
+ private:
+  template <class Execution, std::ranges::random_access_range Tensors, class Copy>
+  requires std::ranges::sized_range<Tensors>
+  void bind(const Execution& execution, Tensors& tensors, const Copy& copy) {
     const layout& model = partition_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
     if (count != model.layers()) {
@@ -42,7 +74,7 @@ class bindings {
     for (std::size_t l = 0; l < count; ++l) {
       auto&& given = std::ranges::begin(tensors)[static_cast<index>(l)];
       require_value(l, given);
-      const device_tensor tensor(given);
+      const device_tensor tensor = tensor_of(l, given);
       require(execution, l, tensor);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       for (std::size_t part = partition_.first(l); part < partition_.first(l + 1); ++part) {
@@ -51,21 +83,21 @@ class bindings {
       }
     }
     execution.require_device_memory(views_.data().get(), "the tables");
-    execution.wait();
-    thrust::copy(views.begin(), views.end(), views_.begin());
+    copy(views);
     are_writable_ = are_writable;
     is_bound_ = true;
   }
 
-  /// Throws std::logic_error before the first bind().
-  const tensor_view* views(const char* call) const {
-    if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
-    return views_.data().get();
+  // With the layer's name in what its traits throw.
+  template <class Tensor>
+  device_tensor tensor_of(std::size_t layer, Tensor& tensor) const {
+    try {
+      return device_tensor(tensor);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("layer '" + partition_.model()[layer].name + "': " + error.what());
+    }
   }
-  /// Whether all are of T and not const.
-  bool are_writable() const noexcept { return are_writable_; }
 
- private:
   template <class Tensor>
   void require_value(std::size_t layer, const Tensor& tensor) const {
     if constexpr (requires { tensor_traits<Tensor>::has_value(tensor); }) {
@@ -89,7 +121,8 @@ class bindings {
   }
 
   partition partition_;
-  thrust::device_vector<tensor_view> views_;
+  device_array<tensor_view> views_;
+  staging_ring ring_;
   bool is_bound_ = false;
   bool are_writable_ = false;
 };

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/device_vector.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
 #include <vector>
 
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/residual/blocks.hpp"
@@ -19,8 +19,15 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 /// The tables of a model in device memory: where its layers and their blocks are.
 class device_layout {
  public:
-  /// Allocates on the current device. Throws std::invalid_argument for 2^32 layers or more.
-  explicit device_layout(const layout& model) : elements_(model.elements()) {
+  /// Allocates on the current device, from a resource unless that is null. Throws std::invalid_argument for 2^32 layers or more.
+  explicit device_layout(const layout& model, memory_resource* memory = nullptr)
+      : elements_(model.elements()),
+        sizes_(memory, "tables"),
+        offsets_(memory, "tables"),
+        first_block_(memory, "tables"),
+        layer_of_block_(memory, "tables"),
+        block_totals_(memory, "the totals of blocks"),
+        arrivals_(memory, "the totals of blocks") {
     if (model.layers() > std::numeric_limits<std::uint32_t>::max()) {
       throw std::invalid_argument("2^32 layers or more are not on the device");
     }
@@ -35,7 +42,7 @@ class device_layout {
       // So that each layer begins where 16 bytes can be loaded at once.
       padded_elements_ += (model.sizes()[l] + lanes - 1) / lanes * lanes;
     }
-    sizes_.assign(model.sizes().begin(), model.sizes().end());
+    sizes_ = std::vector<std::size_t>(model.sizes().begin(), model.sizes().end());
     offsets_ = offset_of_;
     first_block_ = first_block;
     layer_of_block_ = layer_of_block;
@@ -68,12 +75,12 @@ class device_layout {
   std::size_t elements_;
   std::size_t padded_elements_ = 0;
   std::vector<std::size_t> offset_of_;
-  thrust::device_vector<std::size_t> sizes_;
-  thrust::device_vector<std::size_t> offsets_;
-  thrust::device_vector<std::size_t> first_block_;
-  thrust::device_vector<std::uint32_t> layer_of_block_;
-  thrust::device_vector<double> block_totals_;
-  thrust::device_vector<std::uint32_t> arrivals_;
+  device_array<std::size_t> sizes_;
+  device_array<std::size_t> offsets_;
+  device_array<std::size_t> first_block_;
+  device_array<std::uint32_t> layer_of_block_;
+  device_array<double> block_totals_;
+  device_array<std::uint32_t> arrivals_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -36,10 +36,12 @@ struct step_state {
   std::uint64_t sent_elements = 0;
   std::uint64_t payload_bytes = 0;
   unsigned long long left_out_elements = 0;
+  std::uint64_t refused_batches = 0;
   std::uint32_t phase = static_cast<std::uint32_t>(step_phase::committed);
   std::uint32_t has_frame = 0;  // 1: of the residual as it is, or as it was before that frame was committed
   selection_kind selected_by = selection_kind::own_values;
-  std::uint32_t misuse = 0;  // bits
+  std::uint32_t misuse = 0;      // bits
+  std::uint32_t is_refused = 0;  // 1: the last gradients, so that no step has begun since the last commit
 
   // Relaxed: a word of its own, ordered by the launches alone.
   LAMINA_HOST_DEVICE step_phase load_phase() const {
@@ -56,8 +58,9 @@ struct step_state {
     __atomic_store_n(&phase, static_cast<std::uint32_t>(now), __ATOMIC_RELAXED);
 #endif
   }
-  /// By one thread of a launch.
+  /// By one thread of a launch. Where gradients were refused, what comes in their step has nothing to do, which is no misuse.
   LAMINA_HOST_DEVICE void raise(detail::misuse what) {
+    if (is_refused != 0) return;
     misuse |= static_cast<std::uint32_t>(what);
   }
 };
@@ -84,10 +87,11 @@ struct model_view {
   double* block_totals = nullptr;  // B
   std::uint32_t* arrivals =
       nullptr;  // B + 1, zero between launches: at runs of totals, and of the teams of a launch
-  std::uint8_t* is_clear = nullptr;      // L: the residual is zero, whatever its memory holds
-  std::uint64_t* cleared_in = nullptr;   // L: the step in which a layer was last sent
-  std::uint8_t* bitmap = nullptr;        // as on the wire; part of the prefix
-  std::size_t* payload_begin = nullptr;  // L: of the layers sent, in bytes
+  unsigned long long* left_out = nullptr;  // L: elements so far
+  std::uint8_t* is_clear = nullptr;        // L: the residual is zero, whatever its memory holds
+  std::uint64_t* cleared_in = nullptr;     // L: the step in which a layer was last sent
+  std::uint8_t* bitmap = nullptr;          // as on the wire; part of the prefix
+  std::size_t* payload_begin = nullptr;    // L: of the layers sent, in bytes
   std::uint64_t* rounded_in =
       nullptr;  // for each team of commit the step that it took out; none where payloads are as_is
   std::byte* prefix = nullptr;  // header and bitmap of the frame

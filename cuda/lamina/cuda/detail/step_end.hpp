@@ -51,18 +51,31 @@ struct frame_before {
   }
 };
 
+/// What the caller says of the gradients, in device memory, where it may become known after the launch was enqueued.
+struct gradient_terms {
+  const float* found_inf = nullptr;      // none: they are good
+  const float* inverse_scale = nullptr;  // none: 1
+
+  LAMINA_HOST_DEVICE bool are_refused() const { return found_inf != nullptr && *found_inf != 0.0F; }
+  template <class T>
+  LAMINA_HOST_DEVICE T scale() const {
+    return inverse_scale == nullptr ? T(1) : static_cast<T>(*inverse_scale);
+  }
+};
+
 /// The most layers that a step is decided over by the last team, a quarter of select_kernel's threads: beyond it each layer is
 /// read several times, and what counts is how many threads wait for that.
 inline constexpr std::size_t most_selected_by_last_team = 1024;
 
-/// Of gradients that were added: the step has them, and is decided where that was asked for. Before it no team of the launch has
-/// written how far the step has come.
+/// Of gradients that were added: the step has them, and is decided where that was asked for. Where they were refused the step is
+/// what it was. Before it no team of the launch has written how far the step has come.
 template <element T>
 struct end_of_gradients {
   using shared_memory = typename select_kernel<T>::shared_memory;
 
   step_state* state;
   frame_before before;
+  gradient_terms terms;
   bool selects;
   select_kernel<T> select;
 
@@ -76,13 +89,26 @@ struct end_of_gradients {
 
  private:
   LAMINA_HOST_DEVICE void note_phase() const {
-    if (before.is_committed_by(*state)) {
+    const bool commits = before.is_committed_by(*state);
+    if (commits) {
       state->allowance -= static_cast<double>(state->sent_elements);
     } else if (before.has_arrived) {
       state->raise(state->has_frame == 0 ? misuse::commit_without_frame : misuse::commit_twice);
     }
-    state->store_phase(step_phase::accumulating);
+    if (!terms.are_refused()) {
+      state->store_phase(step_phase::accumulating);
+      state->has_frame = 0;
+      state->is_refused = 0;
+      return;
+    }
+    ++state->refused_batches;
+    if (commits) state->store_phase(step_phase::committed);
+    if (state->load_phase() != step_phase::committed) return;
+    // No step has begun: there is nothing to decide, to send, or to write over the gradients.
+    state->is_refused = 1;
     state->has_frame = 0;
+    state->sent_elements = 0;
+    state->payload_bytes = 0;
   }
 };
 

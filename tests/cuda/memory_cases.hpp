@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/device_free.h>
+#include <thrust/device_malloc.h>
+#include <thrust/device_ptr.h>
+#include <thrust/fill.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device_support.hpp"
+#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/memory_resource.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+/// Where device memory comes from, and pointers that move in every step.
+namespace lamina_test {
+
+/// Thrust's memory, counted; so many more pieces can be had.
+class counting_resource final : public lamina::cuda::memory_resource {
+ public:
+  explicit counting_resource(std::size_t left = static_cast<std::size_t>(-1)) : left_(left) {}
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes == 0) throw std::logic_error("nothing was asked for");
+    if (left_ == 0) {
+      if (gives_null) return nullptr;
+      throw std::bad_alloc();
+    }
+    --left_;
+    // Nothing may count on what is in it.
+    auto memory = thrust::device_malloc<std::byte>(bytes + 16);
+    thrust::fill_n(memory, bytes, std::byte{0xa5});
+    std::byte* const begin = memory.get() + (is_misaligned ? 4 : 0);
+    given_.emplace_back(begin, bytes);
+    return begin;
+  }
+  void deallocate(void* memory, std::size_t bytes) noexcept override {
+    const auto found = std::ranges::find(given_, std::pair(memory, bytes));
+    if (found == given_.end()) {
+      ++bad_returns;
+      return;
+    }
+    given_.erase(found);
+    thrust::device_free(
+        thrust::device_ptr<std::byte>(static_cast<std::byte*>(memory) - (is_misaligned ? 4 : 0)));
+  }
+
+  /// What is out at the moment, and what of it has so many bytes or a few more, in order.
+  std::size_t pieces() const { return given_.size(); }
+  std::vector<void*> given_of(std::size_t bytes) const {
+    std::vector<void*> found;
+    for (const auto& [memory, size] : given_) {
+      if (size >= bytes && size < bytes + 1024) found.push_back(memory);
+    }
+    return found;
+  }
+
+  std::size_t bad_returns = 0;
+  bool gives_null = false;
+  bool is_misaligned = false;
+
+ private:
+  std::size_t left_;
+  std::vector<std::pair<void*, std::size_t>> given_;
+};
+
+/// All memory comes from the resource and goes back, also where some of it cannot be had, and no step asks for more.
+template <class Execution>
+void memory_comes_from_a_resource(const Execution& execution) {
+  using compressor = lamina::cuda::gradient_compressor<float>;
+  const lamina::layout model = model_of({100, 0, 5000, 4097});
+  const lamina::compressor_options options{.drop_ratio = 0.5,
+                                           .warm_up_steps = 3,
+                                           .source = lamina::threshold_source::fresh,
+                                           .momentum = 0.5,
+                                           .payload = lamina::payload_type::int8,
+                                           .always_sent = {1}};
+  counting_resource memory;
+  std::size_t pieces = 0;
+  {
+    compressor device(model, options, {}, &memory);
+    pieces = memory.pieces();
+    device_gradients<float> gradients(model, 0);
+    const frame_buffer buffer(device.largest_frame_bytes());
+    for (int step = 1; step <= 4; ++step) {
+      device.bind_async(execution, gradients.tensors());
+      device.accumulate(execution);
+      device.select(execution);
+      device.encode(execution, buffer.bytes());
+      device.commit(execution);
+    }
+    device.load(execution, device.save(execution));
+    require(memory.pieces() == pieces, "a step has allocated device memory");
+    // One that takes the place of another gives back what that had.
+    counting_resource elsewhere;
+    compressor other(model, options, {}, &elsewhere);
+    other = std::move(device);
+    require(elsewhere.pieces() == 0 && memory.pieces() == pieces, "a move has not given back what was there");
+    other.bind(execution, gradients.tensors());
+    other.accumulate(execution);
+    execution.wait();
+  }
+  require(pieces > 15, "only " + std::to_string(pieces) + " pieces of memory came from the resource");
+  require(memory.pieces() == 0 && memory.bad_returns == 0, "not all memory went back");
+
+  const std::size_t elements = 128 + 5056 + 4160;  // in whole rows of 64
+  bool has_named_the_residual = false;
+  for (std::size_t left = 0; left < pieces; ++left) {
+    counting_resource little(left);
+    little.gives_null = left % 2 == 0;
+    const auto message = message_of<lamina::cuda::out_of_memory>(
+        [&] { const compressor device(model, options, {}, &little); });
+    has_named_the_residual |= contains(message, "the residual, " + std::to_string(4 * elements) + " bytes");
+    require(contains(message, "no device memory for ") && contains(message, " bytes"),
+            "the message is: " + message);
+    require(little.pieces() == 0 && little.bad_returns == 0,
+            "memory was lost after " + std::to_string(left) + " pieces");
+  }
+  require(has_named_the_residual, "no error has named the residual and its bytes");
+  counting_resource misaligned;
+  misaligned.is_misaligned = true;
+  require(contains(message_of<std::invalid_argument>(
+                       [&] { const compressor device(model, options, {}, &misaligned); }),
+                   "multiple of 16"),
+          "memory that is not aligned was taken");
+  require(misaligned.pieces() == 0, "memory that is not aligned did not go back");
+}
+
+/// In the place of an execution: a stream, on which nothing runs before it has to. What a copy reads is read when it runs.
+template <class Execution>
+class late {
+ public:
+  explicit late(const Execution& execution) : execution_(execution) {}
+
+  template <class Kernel>
+  void run(const Kernel& kernel) const {
+    queue_.push_back([this, kernel] { execution_.run(kernel); });
+  }
+  void wait() const {
+    for (const auto& each : std::exchange(queue_, {})) each();
+    execution_.wait();
+  }
+  void require_device_memory(const void*, const char*) const {}
+  void require_writable(const void*, std::size_t, const char*) const {}
+  void require_no_capture(const char*) const {}
+
+  lamina::cuda::detail::staging_slot make_slot(std::size_t bytes) const {
+    ++slots;
+    return {execution_.make_slot(bytes).memory, std::make_shared<int>(0)};
+  }
+  void wait_for(const lamina::cuda::detail::staging_slot& slot) const {
+    if (*static_cast<int*>(slot.copied.get()) == 0) return;
+    ++waits;
+    wait();
+  }
+  void copy_from(const lamina::cuda::detail::staging_slot& slot, void* to, std::size_t bytes) const {
+    ++*static_cast<int*>(slot.copied.get());
+    queue_.push_back([this, slot, to, bytes] {
+      execution_.wait();  // as the copies of a stream wait for what came before
+      --*static_cast<int*>(slot.copied.get());
+      lamina::cuda::detail::copies_at_once().copy_from(slot, to, bytes);
+    });
+  }
+
+  mutable std::size_t slots = 0;
+  mutable std::size_t waits = 0;
+
+ private:
+  const Execution& execution_;
+  mutable std::vector<std::function<void()>> queue_;
+};
+
+/// Gradients that move in every step: each launch sees those that were bound before it, however late it runs, and the host waits
+/// for none of the first four copies.
+template <class Execution>
+void pointers_follow_without_waiting(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  const late<Execution> stream(execution);
+  constexpr std::size_t bindings = 11;
+  std::vector<device_gradients<float>> gradients;
+  float expected = 0;
+  for (std::size_t i = 0; i < bindings; ++i) {
+    gradients.emplace_back(model, 0);
+    const auto each = static_cast<float>(1U << i);
+    gradients.back().set(1, std::vector<float>(5000, each));
+    expected += each;
+  }
+  for (std::size_t i = 0; i < bindings; ++i) {
+    device.bind_async(stream, gradients[i].tensors());
+    device.accumulate(stream);
+    require(stream.waits == (i < 4   ? 0
+                             : i < 8 ? 1
+                                     : 2),
+            "the host has waited " + std::to_string(stream.waits) + " times for " + std::to_string(i + 1) +
+                " tables");
+  }
+  require(device.residual(stream, 1) == std::vector<float>(5000, expected),
+          "a launch has seen other gradients than were bound before it");
+  require(stream.slots == 4, "slots were made again");
+  // What is refused leaves what was bound, and takes no slot.
+  auto tensors = gradients[0].tensors();
+  tensors[1] = tensors[1].part(0, 4999);
+  const auto message = message_of<std::invalid_argument>([&] { device.bind_async(stream, tensors); });
+  require(contains(message, "layer1"), "the message is: " + message);
+  device.accumulate(stream);
+  require(device.residual(stream, 1)[0] == expected + 1024, "a refused table was bound");
+  // By another execution than has made the slots.
+  device.bind_async(execution, gradients[0].tensors());
+  device.accumulate(execution);
+  require(device.residual(execution, 1)[0] == expected + 1025, "another execution's table was not bound");
+}
+
+template <class Execution>
+void for_each_memory_case(const Execution& execution, const visitor& visit) {
+  visit("memory of a resource", [&] { memory_comes_from_a_resource(execution); });
+  visit("gradients that move", [&] { pointers_follow_without_waiting(execution); });
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device_support.hpp"
+#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/frame.hpp"
+#include "lamina/lamina.hpp"
+#include "memory_cases.hpp"
+#include "support.hpp"
+
+/// States that are saved and loaded here and on the CPU.
+namespace lamina_test {
+
+/// A worker on the device and one on the CPU, which get the same gradients.
+template <class T, class G>
+class two_workers {
+ public:
+  two_workers(const lamina::layout& model, const lamina::compressor_options& options, unsigned seed)
+      : model_(model),
+        cpu(model, options),
+        device(model, options),
+        gradients_(model, 0),
+        buffer_(device.largest_frame_bytes()),
+        random_(seed) {}
+
+  template <class Execution>
+  void accumulate(const Execution& execution) {
+    device.bind(execution, gradients_.tensors());
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      const auto gradient = random_gradient<G>(random_, model_.sizes()[l],
+                                               std::ldexp(1.0F, static_cast<int>(below(random_, 6))));
+      cpu.accumulate(l, gradient);
+      gradients_.set(l, gradient);
+    }
+    device.accumulate(execution);
+  }
+  template <class Execution>
+  void encode(const Execution& execution, const std::string& where) {
+    device.select(execution);
+    device.encode(execution, buffer_.bytes());
+    (void)device.last_step(execution);
+    auto bytes = buffer_.to_host();
+    require(same_bits(lamina::cuda::finish_frame(bytes), cpu.encode().to_bytes()),
+            "the frames differ " + where);
+  }
+  template <class Execution>
+  void commit(const Execution& execution) {
+    cpu.commit();
+    device.commit(execution);
+  }
+  template <class Execution>
+  void require_same_state(const Execution& execution, const std::string& where) {
+    require(same_bits(device.save(execution), cpu.save()), "the states differ " + where);
+  }
+
+ private:
+  lamina::layout model_;
+
+ public:
+  lamina::gradient_compressor<T> cpu;
+  lamina::cuda::gradient_compressor<T> device;
+
+ private:
+  device_gradients<G> gradients_;
+  frame_buffer buffer_;
+  std::mt19937 random_;
+};
+
+/// After each step the bytes are the CPU's, before and after the commit. They are loaded by the other side and by one that ran
+/// elsewhere, and both go on as one that was not stopped.
+template <class T, class G, class Execution>
+void states_are_the_cpus(const Execution& execution, lamina::compressor_options options) {
+  const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000});
+  options.check = lamina::finite_check::each_element;
+  two_workers<T, G> workers(model, options, 11);
+  workers.require_same_state(execution, "before the first step");
+  two_workers<T, G> elsewhere(model, options, 12);
+  for (int step = 1; step <= 9; ++step) {
+    const std::string where = "in step " + std::to_string(step);
+    workers.accumulate(execution);
+    workers.encode(execution, where);
+    workers.require_same_state(execution, where + ", encoded");
+    if (step % 4 != 3) workers.commit(execution);
+    workers.require_same_state(execution, where + ", committed");
+    if (step % 3 != 0) continue;
+    // A compressor of other steps, one of which is encoded and not committed.
+    for (int other = 0; other < step; ++other) {
+      elsewhere.accumulate(execution);
+      elsewhere.encode(execution, where + ", elsewhere");
+      if (other % 2 == 0) elsewhere.commit(execution);
+    }
+    const auto saved = workers.cpu.save();
+    elsewhere.device.load(execution, saved);
+    elsewhere.cpu.load(workers.device.save(execution));
+    require(same_bits(elsewhere.device.save(execution), saved), "what was loaded is another state " + where);
+    require(elsewhere.device.last_step(execution).step == workers.cpu.step(), "the steps differ " + where);
+    for (int other = 0; other < 2; ++other) {
+      elsewhere.accumulate(execution);
+      elsewhere.encode(execution, where + ", loaded");
+      elsewhere.commit(execution);
+      elsewhere.require_same_state(execution, where + ", loaded");
+    }
+  }
+}
+
+/// Steps that are done again from an earlier state: what is counted by step is not taken for done.
+template <class Execution>
+void steps_are_done_again(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000});
+  two_workers<float, float> workers(
+      model,
+      {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = lamina::payload_type::int8},
+      41);
+  const auto saved = workers.device.save(execution);
+  for (int round = 0; round < 2; ++round) {
+    workers.accumulate(execution);
+    workers.encode(execution, "in round " + std::to_string(round));
+    workers.commit(execution);
+    workers.require_same_state(execution, "in round " + std::to_string(round));
+    workers.device.load(execution, saved);
+    workers.cpu.load(saved);
+  }
+}
+
+/// A state of steps within which something waits is refused, and so is one that this compressor cannot take; nothing changes.
+template <class Execution>
+void refuses_states(const Execution& execution) {
+  using bad = lamina::decode_error;
+  const lamina::layout model = model_of({100, 5000});
+  const lamina::compressor_options options{
+      .drop_ratio = 0.5, .momentum = 0.9, .check = lamina::finite_check::each_element};
+  two_workers<float, float> workers(model, options, 5);
+  workers.accumulate(execution);
+  const auto refuses = [](const std::string& part, const std::string& message) {
+    require(contains(message, part), "the message should name '" + part + "', but is: " + message);
+  };
+  for (const int selected : {0, 1}) {
+    if (selected == 1) {
+      workers.device.select(execution);
+      (void)workers.cpu.select();
+    }
+    const auto ours = message_of<std::logic_error>([&] { (void)workers.device.save(execution); });
+    const auto theirs = message_of<std::logic_error>([&] { (void)workers.cpu.save(); });
+    refuses("step 1", ours);
+    require(ours == theirs, "another message than the CPU's: " + ours);
+  }
+  workers.encode(execution, "in step 1");
+  workers.commit(execution);
+  const auto saved = workers.device.save(execution);
+  const auto unchanged = [&] {
+    require(same_bits(workers.device.save(execution), saved), "a refused state has changed something");
+  };
+  const auto same_refusal = [&](std::span<const std::byte> bytes, const std::string& part) {
+    const auto ours = message_of<std::exception>([&] { workers.device.load(execution, bytes); });
+    const auto theirs = message_of<std::exception>([&] { workers.cpu.load(bytes); });
+    refuses(part, ours);
+    require(ours == theirs, "another message than the CPU's: " + ours + ", and not: " + theirs);
+    unchanged();
+  };
+  auto damaged = saved;
+  damaged[damaged.size() / 2] ^= std::byte{1};
+  same_refusal(damaged, "checksum");
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{63}, saved.size() - 1})
+    same_refusal(std::span(saved).first(bytes), "truncated");
+  same_refusal(lamina::gradient_compressor<float>(model_of({100, 5001}), options).save(), "another model");
+  same_refusal(lamina::gradient_compressor<float>(model, {.drop_ratio = 0.5}).save(), "momentum");
+  auto as_ready = options;
+  as_ready.decide = lamina::decision_timing::as_ready;
+  same_refusal(lamina::gradient_compressor<float>(model, as_ready).save(), "decided at another time");
+  (void)message_of<bad>([&] { workers.device.load(execution, damaged); });
+  // In a step, too.
+  workers.accumulate(execution);
+  workers.device.load(execution, saved);
+  unchanged();
+}
+
+/// A residual that is not finite is not saved, and one that was saved is not loaded.
+template <class Execution>
+void refuses_what_is_not_finite(const Execution& execution) {
+  const lamina::layout model = model_of({64, 4096});
+  for (const bool has_velocity : {false, true}) {
+    counting_resource memory;
+    lamina::cuda::gradient_compressor<float> device(model, {.momentum = has_velocity ? 0.5 : 0.0}, {},
+                                                    &memory);
+    device_gradients<float> gradients(model, 0);
+    device.bind(execution, gradients.tensors());
+    device.accumulate(execution);
+    device.select(execution);
+    const frame_buffer buffer(device.largest_frame_bytes());
+    device.encode(execution, buffer.bytes());
+    const auto saved = device.save(execution);
+    // The residual is the first of so many bytes, the velocity the second.
+    const auto large = memory.given_of(model.elements() * sizeof(float));
+    require(large.size() == (has_velocity ? 2 : 1), "where is the residual?");
+    auto* const last = static_cast<float*>(large.back()) + model.elements() - 1;
+    *thrust::device_ptr<float>(last) = std::numeric_limits<float>::quiet_NaN();
+    const auto message = message_of<std::domain_error>([&] { (void)device.save(execution); });
+    require(contains(message, "layer1") && contains(message, has_velocity ? "velocity" : "residual"),
+            "the message is: " + message);
+    // With a checksum that is right.
+    auto elements = std::vector<float>(model.elements(), 1.0F);
+    elements.back() = std::numeric_limits<float>::infinity();
+    const std::vector<float> velocity(has_velocity ? model.elements() : 0);
+    const auto bytes = lamina::detail::write_state<float>(model, {.cleared_in = {0, 0}},
+                                                          std::span<const float>(elements), velocity, 1);
+    require(contains(message_of<std::invalid_argument>([&] { device.load(execution, bytes); }), "NaN"),
+            "infinity was loaded");
+    *thrust::device_ptr<float>(last) = 0.0F;
+    require(same_bits(device.save(execution), saved), "a refused state has changed something");
+  }
+}
+
+/// Two workers go on as one, whose state is what the CPU merges.
+template <class Execution>
+void states_merge(const Execution& execution) {
+  const lamina::layout model = model_of({100, 5000, 4097});
+  const lamina::compressor_options options{.byte_budget = 0.3,
+                                           .part_elements = 4096,
+                                           .momentum = 0.5,
+                                           .check = lamina::finite_check::each_element};
+  two_workers<float, float> first(model, options, 21);
+  two_workers<float, float> second(model, options, 22);
+  for (auto* worker : {&first, &second}) {
+    for (int step = 1; step <= 3; ++step) {
+      worker->accumulate(execution);
+      worker->encode(execution, "in step " + std::to_string(step));
+      worker->commit(execution);
+    }
+  }
+  const std::vector states = {first.device.save(execution), second.device.save(execution)};
+  const auto merged = lamina::merge_states<float>(states, first.device.parts());
+  first.device.load(execution, merged);
+  first.cpu.load(merged);
+  first.require_same_state(execution, "after they were merged");
+  first.accumulate(execution);
+  first.encode(execution, "after they were merged");
+}
+
+template <class Execution>
+void for_each_state_case(const Execution& execution, const visitor& visit) {
+  using options = lamina::compressor_options;
+  const auto follow = [&](const std::string& name, const options& each) {
+    visit("states, " + name, [&, each] {
+      states_are_the_cpus<float, float>(execution, each);
+      states_are_the_cpus<double, double>(execution, each);
+    });
+  };
+  follow("drop ratio 0.7", {.drop_ratio = 0.7});
+  follow("momentum and max_age", {.drop_ratio = 0.95, .max_age = 2, .momentum = 0.9});
+  follow("a budget, in parts", {.byte_budget = 0.2, .part_elements = 4096});
+  follow("a fixed threshold", {.refresh = lamina::refresh_schedule::fixed(8)});
+  follow("refresh every 3 steps", {.drop_ratio = 0.7, .refresh = lamina::refresh_schedule::every(3)});
+  follow("warm-up", {.drop_ratio = 0.99, .warm_up_steps = 5});
+  follow("payload int8 and momentum",
+         {.drop_ratio = 0.7, .momentum = 0.5, .payload = lamina::payload_type::int8});
+  follow("fresh gradients", {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh});
+  visit("states, gradients of float16",
+        [&] { states_are_the_cpus<float, lamina::float16>(execution, {.drop_ratio = 0.7}); });
+  visit("steps that are done again", [&] { steps_are_done_again(execution); });
+  visit("states that are refused", [&] { refuses_states(execution); });
+  visit("states that are not finite", [&] { refuses_what_is_not_finite(execution); });
+  visit("states that are merged", [&] { states_merge(execution); });
+}
+
+}  // namespace lamina_test
