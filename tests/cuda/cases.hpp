@@ -20,13 +20,16 @@
 
 #include "device_support.hpp"
 #include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/detail/totals.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/values.hpp"
 #include "lamina/lamina.hpp"
 #include "order_cases.hpp"
+#include "replay_cases.hpp"
 #include "rule_cases.hpp"
 #include "support.hpp"
+#include "together_cases.hpp"
 
 /// What the device has to do as the CPU does, for any execution: the tests with Thrust on a CPU and those on a GPU call the
 /// same cases. A case throws std::runtime_error that says what differed; no test framework, since a machine with a GPU may
@@ -167,7 +170,36 @@ void searches_as_the_cpu(const Execution& execution, std::size_t layers) {
   }
 }
 
-/// The values of layers whose blocks have any number of totals, without elements behind them.
+/// The values of layers whose blocks have totals already.
+template <class F>
+struct combine_totals_kernel {
+  static constexpr unsigned threads = 128;
+  static constexpr unsigned teams_at_once = 1;
+  static constexpr bool walks = true;
+  using shared_memory = typename lamina::cuda::detail::run_totals<F>::shared_memory;
+
+  lamina::cuda::detail::model_view<float> at;
+  const double* given;  // of each block
+  double* values;
+
+  std::size_t teams() const { return at.blocks; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
+      const std::size_t layer = at.layer_of_block[block];
+      const std::size_t first = at.first_block[layer];
+      double total = given[block];
+      const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
+      const bool is_whole =
+          totals.complete(team, shared, first, at.first_block[layer + 1] - first, block - first, total);
+      if (is_whole && team.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
+    }
+  }
+};
+
+/// The values of layers whose blocks have any number of totals, without elements behind them; twice, since what counts
+/// arrivals has to be as it was.
 template <class F, class Execution>
 void combines_totals_in_runs(const Execution& execution) {
   std::vector<std::size_t> sizes;
@@ -177,9 +209,10 @@ void combines_totals_in_runs(const Execution& execution) {
   const auto at = tables.template view<float>();
   std::mt19937 random(43);
   const auto totals = random_fractions<double>(random, at.blocks);
-  thrust::copy(totals.begin(), totals.end(), thrust::device_ptr<double>(at.block_totals));
+  const thrust::device_vector<double> given = totals;
   thrust::device_vector<double> values(model.layers());
-  execution.run(lamina::cuda::detail::finish_kernel<float, F>{at, F{}, values.data().get(), nullptr});
+  for (int time = 0; time < 2; ++time)
+    execution.run(combine_totals_kernel<F>{at, address_of(given), values.data().get()});
   execution.wait();
   auto first = totals.begin();
   for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -432,6 +465,12 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   visit("restore", [&] { restores_what_was_sent(execution); });
   visit("misuse", [&] { refuses_misuse(execution); });
   for_each_order_case(execution, visit);
+  for_each_replay_case(execution, visit);
+  for (const auto& each : all_options<float>()) {
+    const lamina::compressor_options& options = each.second;
+    visit("together, " + each.first, [&] { together_follows_the_cpu<float, float>(execution, options, 12); });
+  }
+  for_each_together_case(execution, visit);
   for_each_rule_case(execution, visit);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The device's cases by teams of threads that run at the same time, as on a GPU.
-#include <utility>
+#include <tuple>
 
 #include "cases.hpp"
 #include "catch.hpp"
@@ -8,11 +8,12 @@
 
 TEST_CASE("cuda: a team of threads does what one does") {
   // What one order of a team's threads hides, the other shows.
-  const auto [threads, begins_forwards] =
-      GENERATE(std::pair(2U, true), std::pair(2U, false), std::pair(5U, false));
-  lamina_test::for_each_case(lamina_test::by_threads(threads, begins_forwards),
+  // Teams that walk are fewer than the blocks of most cases, or more than those of all.
+  const auto [threads, begins_forwards, teams] =
+      GENERATE(std::tuple(2U, true, 3U), std::tuple(2U, false, 7U), std::tuple(5U, false, 5'000U));
+  lamina_test::for_each_case(lamina_test::by_threads(threads, begins_forwards, teams),
                              [&](const auto& name, const auto& run) {
-                               INFO(name << ", " << threads << " threads");
+                               INFO(name << ", " << threads << " threads, " << teams << " teams");
                                REQUIRE_NOTHROW(run());
                              });
 }

@@ -6,11 +6,16 @@
 #include <atomic>
 #include <barrier>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
 #include <functional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "lamina/cuda/detail/team.hpp"
 
 namespace lamina_test {
 
@@ -23,28 +28,32 @@ class threads_in_turn {
   /// Calls work(thread, *this) for each, which calls arrive_and_wait(). Throws std::logic_error where one ends and another waits.
   threads_in_turn(std::size_t count, bool begins_forwards,
                   std::function<void(unsigned, threads_in_turn&)> work)
-      : work_(std::move(work)), threads_(count) {
+      : work_(std::move(work)),
+        threads_(count),
+        is_forward_(begins_forwards),
+        now_(begins_forwards ? 0 : count - 1) {
     for (one& each : threads_) {
       each.stack.resize(stack_bytes);
       getcontext(&each.context);
       each.context.uc_stack.ss_sp = each.stack.data();
       each.context.uc_stack.ss_size = each.stack.size();
-      each.context.uc_link = &caller_;
       makecontext(&each.context, &threads_in_turn::enter, 0);
     }
-    for (bool is_forward = begins_forwards; ended_ == 0; is_forward = !is_forward) {
-      for (std::size_t k = 0; k < count; ++k) {
-        now_ = is_forward ? k : count - 1 - k;
-        entered() = this;
-        swapcontext(&caller_, &threads_[now_].context);
-      }
-    }
+    entered() = this;
+    swapcontext(&caller_, &threads_[now_].context);
     if (ended_ != count) throw std::logic_error("a thread of a team has ended where another waits");
   }
   threads_in_turn(const threads_in_turn&) = delete;
   threads_in_turn& operator=(const threads_in_turn&) = delete;
 
-  void arrive_and_wait() { swapcontext(&threads_[now_].context, &caller_); }
+  void arrive_and_wait() {
+    ucontext_t& own = threads_[now_].context;
+    if (ucontext_t* next = next_to_run()) {
+      swapcontext(&own, next);
+    } else if (ended_ > 0) {
+      swapcontext(&own, &caller_);
+    }
+  }
 
  private:
   static constexpr std::size_t stack_bytes = 256 * 1024;
@@ -61,27 +70,49 @@ class threads_in_turn {
     threads_in_turn& self = *entered();
     self.work_(static_cast<unsigned>(self.now_), self);
     ++self.ended_;
+    const ucontext_t* next = self.next_to_run();
+    setcontext(next != nullptr ? next : &self.caller_);
+  }
+  // None where all have come to the barrier: then the last of them is the first to go on, since the order turns.
+  ucontext_t* next_to_run() {
+    if (++arrived_ == threads_.size()) {
+      arrived_ = 0;
+      is_forward_ = !is_forward_;
+      return nullptr;
+    }
+    now_ = is_forward_ ? now_ + 1 : now_ - 1;
+    return &threads_[now_].context;
   }
 
   std::function<void(unsigned, threads_in_turn&)> work_;
   std::vector<one> threads_;
   ucontext_t caller_{};
-  std::size_t now_ = 0;
+  bool is_forward_;
+  std::size_t now_;
+  std::size_t arrived_ = 0;  // at the barrier
   std::size_t ended_ = 0;
 };
 
 /// Runs the kernels by teams of threads, one team after the other: what a GPU does with shared memory and barriers. Under a sanitizer
 /// they are real ones, where the thread sanitizer can see them.
+///
+/// What is copied ahead arrives at once where teams begin forwards, and only when it is waited for where they begin backwards; the teams
+/// of a launch go in one order or the other as well, so that another one is the last to arrive.
 class by_threads {
  public:
-  by_threads(unsigned threads, bool begins_forwards) : threads_(threads), begins_forwards_(begins_forwards) {}
+  /// `teams_at_once`: so many share the work of a kernel whose teams walk.
+  by_threads(unsigned threads, bool begins_forwards, std::size_t teams_at_once)
+      : threads_(threads), begins_forwards_(begins_forwards), teams_at_once_(teams_at_once) {}
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
     typename Kernel::shared_memory shared;
+    bool is_last = false;
+    const std::size_t teams = lamina::cuda::detail::teams_of(kernel, teams_at_once_);
     const auto work = [&](unsigned thread, auto& barrier) {
-      for (std::size_t index = 0; index < kernel.teams(); ++index) {
-        kernel(team(index, thread, threads_, barrier), shared);
+      for (std::size_t k = 0; k < teams; ++k) {
+        const std::size_t index = begins_forwards_ ? k : teams - 1 - k;
+        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, !begins_forwards_), shared);
         barrier.arrive_and_wait();
       }
     };
@@ -103,9 +134,17 @@ class by_threads {
   template <class Barrier>
   class team {
    public:
-    team(std::size_t index, unsigned thread, unsigned threads, Barrier& barrier)
-        : index_(index), thread_(thread), threads_(threads), barrier_(barrier) {}
+    team(std::pair<std::size_t, std::size_t> index_of_teams, std::pair<unsigned, unsigned> thread_of_threads,
+         Barrier& barrier, bool& is_last, bool copies_late)
+        : index_(index_of_teams.first),
+          teams_(index_of_teams.second),
+          thread_(thread_of_threads.first),
+          threads_(thread_of_threads.second),
+          barrier_(barrier),
+          is_last_(is_last),
+          copies_late_(copies_late) {}
     std::size_t index() const { return index_; }
+    std::size_t teams() const { return teams_; }
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
     void barrier() const { barrier_.arrive_and_wait(); }
@@ -117,15 +156,56 @@ class by_threads {
       }
     }
 
+    template <unsigned Bytes>
+    void copy_ahead(void* to, const void* from) const {
+      for (const void* each : {static_cast<const void*>(to), from}) {
+        if (reinterpret_cast<std::uintptr_t>(each) % Bytes != 0)
+          throw std::logic_error("a copy is not aligned to its bytes");
+      }
+      open_.push_back({to, from, Bytes});
+      if (!copies_late_) open_.back().arrive();
+    }
+    void end_group() const { groups_.push_back(std::exchange(open_, {})); }
+    template <unsigned Later>
+    void wait_for_copies() const {
+      for (; groups_.size() > Later; groups_.pop_front()) {
+        for (const copy& each : groups_.front()) {
+          if (copies_late_) each.arrive();
+        }
+      }
+    }
+    bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
+      barrier();
+      if (thread_ == 0) {
+        is_last_ = std::atomic_ref(counter).fetch_add(1) + 1 == count;
+        if (is_last_) counter = 0;
+      }
+      barrier();
+      return is_last_;
+    }
+
    private:
+    struct copy {
+      void* to;
+      const void* from;
+      std::size_t bytes;
+      void arrive() const { std::memcpy(to, from, bytes); }
+    };
+
     std::size_t index_;
+    std::size_t teams_;
     unsigned thread_;
     unsigned threads_;
     Barrier& barrier_;
+    bool& is_last_;
+    bool copies_late_;
+    mutable std::vector<copy> open_;
+    mutable std::deque<std::vector<copy>> groups_;
   };
 
   unsigned threads_;
   bool begins_forwards_;
+  std::size_t teams_at_once_;
 };
 
 }  // namespace lamina_test

@@ -34,6 +34,12 @@
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
+/// What gradient_compressor::accumulate() does in the same launch.
+struct accumulate_options {
+  bool commit = false;  ///< before: the last frame has reached its receiver
+  bool select = false;  ///< after: the step is decided, by this worker's own values
+};
+
 /// A worker's side on a device: what lamina::gradient_compressor does, with gradients, residual, values, threshold,
 /// selection and frame in the device's memory. Values, thresholds, decisions and bytes are those of the CPU, to the last
 /// bit. A step is
@@ -43,9 +49,12 @@ namespace lamina::inline LAMINA_ABI::cuda {
 ///     compressor.encode(execution, buffer);    // the frame, in one piece
 ///     compressor.commit(execution);            // once it has reached its receiver
 ///
-/// where execution is on_stream of stream.cuh, which makes that five launches (seven where the threshold is searched over
+/// where execution is on_stream of stream.cuh, which makes that four launches (five where the threshold is searched over
 /// fresh gradients), none of which waits for the host or allocates; or with_policy of thrust_execution.hpp. One stream
-/// at a time.
+/// at a time. Where the frame has arrived when the next gradients are there, and this worker's own values decide, it is two:
+///
+///     compressor.accumulate(execution, {.commit = step > 1, .select = true});
+///     compressor.encode(execution, buffer);
 ///
 /// Elements whose sum would not be finite are left out and counted, as by finite_check::each_element, whatever
 /// options.check says, since a refusal would have to wait for the host.
@@ -100,29 +109,35 @@ class gradient_compressor {
     gradients_.bind(execution, gradients);
   }
 
-  /// a <- a + g for all layers (eq. 1 of the paper), and their values. Two launches; moves 3 N elements, 2 N where
-  /// the residual is clear. The first call after select(), encode() or commit() begins the next step; more calls before
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch, another one before it where the threshold
+  /// is searched over fresh gradients; moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum. With
+  /// `also` it does first what commit() does, and last what select(execution) does, in the same launch: values, frames and residual are
+  /// those of the three calls. The first call after select(), encode() or commit() begins the next step; more calls before
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
-  /// the first bind(), and for a second piece in a step that searches its threshold over fresh gradients: at once where all
-  /// steps do, and in the next last_step() where the device alone knows which do.
+  /// the first bind(), with also.commit unless encode() came last, and for a second piece in a step that searches its threshold
+  /// over fresh gradients: at once where all steps do, and in the next last_step() where the device alone knows which do.
   template <class Execution>
-  void accumulate(const Execution& execution) {
+  void accumulate(const Execution& execution, const accumulate_options& also = {}) {
     const auto at = view("accumulate");
+    if (also.commit) require(lamina::detail::may_commit(phase_), "accumulate with commit", "encode()");
     if (searches_fresh()) {
       // every(1) alone is due in step 2; of the others the host does not know the step, since graphs pass it by.
       const bool always_searches = options_.drop_ratio > 0 && options_.refresh.due(2);
       if (always_searches && !lamina::detail::begins_step(phase_))
         throw std::logic_error(detail::fresh_in_pieces_sentence);
-      execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
-      execution.run(detail::finish_kernel<T, F>{at, functor_, fresh_values_.data().get(), nullptr,
-                                                options_.refresh, options_.drop_ratio});
+      using kernel = detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::end_of_fresh>;
+      execution.run(kernel{
+          at, functor_, fresh_values_.data().get(), {at.state, options_.refresh, options_.drop_ratio}});
     }
-    const auto momentum = static_cast<T>(options_.momentum);
-    // Before the launches: if one fails, no commit may discard what the other has added.
-    phase_ = step_phase::accumulating;
+    // Before the launch: if it fails, no commit may discard what it may have added.
+    phase_ = also.select ? step_phase::selected : step_phase::accumulating;
+    selected_by_ = selection_kind::own_values;
     has_frame_ = false;
-    execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::residuals>{at, functor_, momentum});
-    execution.run(detail::finish_kernel<T, F>{at, functor_, values(), is_clear_.data().get()});
+    if (velocity_.empty()) {
+      add<detail::reduction_of::residuals>(execution, at, also);
+    } else {
+      add<detail::reduction_of::corrected_residuals>(execution, at, also);
+    }
   }
 
   /// Decides the step; called again, leaves it as it is. A layer whose value is NaN goes out first, and one whose value is 0
@@ -130,8 +145,7 @@ class gradient_compressor {
   /// before, and if agreed values decided the step.
   template <class Execution>
   void select(const Execution& execution) {
-    const double* search_values = searches_fresh() ? fresh_values_.data().get() : values();
-    select(execution, selection_kind::own_values, values(), search_values, nullptr);
+    select(execution, selection_kind::own_values, values(), own_search_values(), nullptr);
   }
   /// The same by L values in device memory that all workers have agreed on, mostly the mean of their values(). Throws
   /// std::logic_error also if this worker's own values decided the step.
@@ -258,15 +272,42 @@ class gradient_compressor {
       throw std::logic_error(detail::other_selection_sentence);
     }
     // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
+    execution.run(selection(view("select"), kind, values, search_values, held));
+  }
+
+  detail::select_kernel<T> selection(const detail::model_view<T>& at, selection_kind kind,
+                                     const double* values, const double* search_values,
+                                     const std::uint8_t* held) {
     const std::uint8_t* always_sent = always_sent_.empty() ? nullptr : always_sent_.data().get();
-    execution.run(detail::select_kernel<T>{view("select"), detail::decision_rules(options_), kind, values,
-                                           search_values, held, held_before_.data().get(), always_sent,
-                                           warm_up_.data().get(), largest_layer_});
+    return {at,
+            detail::decision_rules(options_),
+            kind,
+            values,
+            search_values,
+            held,
+            held_before_.data().get(),
+            always_sent,
+            warm_up_.data().get(),
+            largest_layer_};
+  }
+
+  template <detail::reduction_of Of, class Execution>
+  void add(const Execution& execution, const detail::model_view<T>& at, const accumulate_options& also) {
+    const detail::frame_before before = {also.commit, options_.payload};
+    const detail::end_of_gradients<T> end = {
+        at.state, before, also.select,
+        selection(at, selection_kind::own_values, values(), own_search_values(), nullptr)};
+    execution.run(detail::accumulate_kernel<T, F, Of, detail::end_of_gradients<T>>{
+        at, functor_, values(), end, static_cast<T>(options_.momentum), before});
   }
 
   // A budget takes the largest values whatever the source.
   bool searches_fresh() const noexcept {
     return options_.source == threshold_source::fresh && !options_.byte_budget;
+  }
+
+  const double* own_search_values() noexcept {
+    return searches_fresh() ? fresh_values_.data().get() : values();
   }
 
   void make_memory() {

@@ -4,11 +4,15 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 
+#include "lamina/cuda/detail/team.hpp"
 #include "lamina/cuda/error.hpp"
 #include "lamina/detail/abi.hpp"
 
@@ -20,18 +24,93 @@ namespace detail {
 class thread_block {
  public:
   __device__ std::size_t index() const { return blockIdx.x; }
+  __device__ std::size_t teams() const { return gridDim.x; }
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ unsigned threads() const { return blockDim.x; }
   __device__ void barrier() const { __syncthreads(); }
   __device__ void add(unsigned long long& to, unsigned long long value) const { atomicAdd(&to, value); }
   __device__ void lower(unsigned long long& to, unsigned long long value) const { atomicMin(&to, value); }
+
+  template <unsigned Bytes>
+  __device__ void copy_ahead(void* to, const void* from) const {
+#if __CUDA_ARCH__ >= 800
+    const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    // Past the first cache where that is possible: what is copied is read once.
+    if constexpr (Bytes == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(Bytes) : "memory");
+    }
+#else
+    serial_team(0, 1).copy_ahead<Bytes>(to, from);
+#endif
+  }
+  __device__ void end_group() const {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+  }
+  template <unsigned Later>
+  __device__ void wait_for_copies() const {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(Later) : "memory");
+#endif
+  }
+
+  __device__ bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
+    __syncthreads();
+    bool is_last = false;
+    if (threadIdx.x == 0) {
+      __threadfence();
+      is_last = atomicAdd(&counter, 1U) + 1 == count;
+      if (is_last) counter = 0;
+      __threadfence();
+    }
+    return __syncthreads_or(is_last) != 0;
+  }
 };
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, Kernel::teams_at_once)
     run_thread_block(const __grid_constant__ Kernel kernel) {
   __shared__ typename Kernel::shared_memory shared;
+#if __CUDA_ARCH__ >= 900
+  // All that was launched before is done and can be read, also where this launch began early. From here on the next one may:
+  // its teams wait here as soon as all of these have a place.
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
   kernel(thread_block(), shared);
+}
+
+/// What a launch of a kernel has to know of it on a device.
+struct launch_facts {
+  std::size_t teams_at_once;
+  bool may_begin_early;  // it waits itself for what was launched before
+};
+
+/// Asked once for each kernel and device.
+template <class Kernel>
+launch_facts facts_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, launch_facts> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, run_thread_block<Kernel>));
+  int multiprocessors = 0;
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if constexpr (walking_kernel<Kernel>) {
+    check(cudaFuncSetAttribute(run_thread_block<Kernel>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared));
+  }
+  int at_once = 0;
+  check(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, run_thread_block<Kernel>, Kernel::threads, 0));
+  // The PTX and not the device tells what it was compiled for: that of sm_80 runs on later ones and does not wait.
+  const launch_facts facts = {static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(at_once),
+                              attributes.ptxVersion >= 90};
+  return known.emplace(device, facts).first->second;
 }
 
 }  // namespace detail
@@ -47,11 +126,6 @@ class on_stream {
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
-    const std::size_t teams = kernel.teams();
-    if (teams == 0) return;
-    if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
-      throw std::invalid_argument("the model has more blocks than a launch can have");
-    }
     int current = 0;
     check(cudaGetDevice(&current));
     if (current != device_) {
@@ -59,10 +133,21 @@ class on_stream {
                              ", current is device " + std::to_string(current) +
                              ": call cudaSetDevice before");
     }
+    const detail::launch_facts facts = detail::facts_of<Kernel>(device_);
+    const std::size_t teams = detail::teams_of(kernel, facts.teams_at_once);
+    if (teams == 0) return;
+    if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+      throw std::invalid_argument("the model has more blocks than a launch can have");
+    }
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(teams);
     config.blockDim = Kernel::threads;
     config.stream = stream_;
+    config.attrs = &early;
+    config.numAttrs = facts.may_begin_early ? 1 : 0;
     // Gives the error of this launch and not, as cudaGetLastError, one that was left by somebody else.
     check(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }

@@ -18,9 +18,10 @@ namespace detail {
 template <class Kernel>
 struct run_serial_team {
   Kernel kernel;
+  std::size_t teams;
   LAMINA_HOST_DEVICE void operator()(std::size_t index) const {
     typename Kernel::shared_memory shared;
-    kernel(serial_team(index), shared);
+    kernel(serial_team(index, teams), shared);
   }
 };
 
@@ -37,8 +38,9 @@ class with_policy {
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
-    thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), kernel.teams(),
-                       detail::run_serial_team<Kernel>{kernel});
+    const std::size_t teams = detail::teams_of(kernel, teams_at_once);
+    thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), teams,
+                       detail::run_serial_team<Kernel>{kernel, teams});
   }
   /// Thrust's algorithms return when they are done, except with par_nosync, which is not for here.
   void wait() const {}
@@ -47,6 +49,9 @@ class with_policy {
   void require_writable(const void*, std::size_t, const char*) const {}
 
  private:
+  // More than a CPU has threads.
+  static constexpr std::size_t teams_at_once = 255;
+
   Policy policy_;
 };
 

@@ -29,13 +29,13 @@ class layer_values {
   void bind(const Execution& execution, Tensors&& tensors) {
     tensors_.bind(execution, tensors);
   }
-  /// Two launches over all layers, one read of the tensors. Throws std::logic_error before the first bind().
+  /// One launch over all layers, one read of the tensors. Throws std::logic_error before the first bind().
   template <class Execution>
   void compute(const Execution& execution) {
     auto at = tables_.template view<T>();
     at.gradients = tensors_.views("compute");
-    execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients>{at, functor_});
-    execution.run(detail::finish_kernel<T, F>{at, functor_, values(), nullptr});
+    execution.run(detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::nothing_more>{
+        at, functor_, values(), {}});
   }
   /// q of each layer as of the last compute(): L in device memory.
   double* values() noexcept { return values_.data().get(); }

@@ -7,221 +7,283 @@
 #include <utility>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/detail/step_end.hpp"
+#include "lamina/cuda/detail/totals.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
-#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// The gradients alone, or a <- a + g.
-enum class reduction_of { gradients, residuals };
+/// The gradients alone; a <- a + g; or the same with momentum correction.
+enum class reduction_of { gradients, residuals, corrected_residuals };
 
-/// The total of each block in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds
-/// the gradients. Sixteen threads share a block, four lanes each, so that a row of 64 elements is read and written as
-/// 16 neighbouring quads. An element whose sum is not finite is left out and counted, as by
-/// lamina::finite_check::each_element.
-template <element T, representative F, reduction_of Of>
+/// Elements that are loaded and stored at once: as many as 16 bytes of T hold.
+template <class X, unsigned Count>
+struct alignas(Count * sizeof(X)) unit {
+  X at[Count];
+};
+
+/// The value of each layer in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds the
+/// gradients. An element whose sum is not finite is left out and counted, as by lamina::finite_check::each_element.
+///
+/// A team walks through the blocks of 4,096 elements, one after the other, by stages of a few rows of 64. What the next
+/// stages need is copied to shared memory meanwhile, also beyond the end of a block. A thread adds the gradients of what it
+/// copied itself, 16 bytes of residual at a time; after a barrier the 64 lanes, a thread each, take the rows of the stage in
+/// their order. The team that is last to arrive calls `end`.
+template <element T, representative F, reduction_of Of, class End>
 struct accumulate_kernel {
   using lane_type = std::remove_cvref_t<decltype(std::declval<const F&>().map(T{}))>;
 
-  static constexpr unsigned threads = 128;
-  // With 85 registers a thread. The 780 teams of ResNet-50 then run at once on the 132 multiprocessors of an H200.
-  static constexpr unsigned teams_at_once = 6;
-  static constexpr auto threads_per_block = static_cast<unsigned>(lanes / 4);
-  static constexpr unsigned blocks_per_team = threads / threads_per_block;
-  // Rows on their way at a time: enough bytes in flight to keep the memory busy, few enough registers for 768 threads
-  // on a multiprocessor.
-  static constexpr unsigned rows_at_once = 4;
+  static constexpr bool has_residual = Of != reduction_of::gradients;
+  static constexpr bool has_velocity = Of == reduction_of::corrected_residuals;
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned teams_at_once = 3;  // with 80 registers a thread
+  static constexpr bool walks = true;
+  static constexpr auto per_unit = static_cast<unsigned>(16 / sizeof(T));
+  static constexpr unsigned units_per_stage = threads;
+  static constexpr unsigned stage_elements = units_per_stage * per_unit;
+  static constexpr auto rows_per_stage = static_cast<unsigned>(stage_elements / lanes);
+  // Gradient, residual, velocity.
+  static constexpr unsigned arrays = has_velocity ? 3 : has_residual ? 2 : 1;
+  // In 40 KiB, so that with the rest a team stays below the 48 that every device has without asking. All but one are on
+  // their way at a time.
+  static constexpr unsigned stages = 10 / arrays;
 
-  struct shared_memory {
-    lane_type lane[blocks_per_team][lanes];
+  union shared_memory {
+    struct {
+      alignas(16) std::byte ring[stages][arrays][units_per_stage][16];
+      lane_type lane[lanes];
+      typename run_totals<F>::shared_memory totals;
+      block_scales scales;
+    } pass;
+    typename End::shared_memory end;
   };
 
   model_view<T> at;
   F functor;
+  double* values;  // L
+  End end;
   T momentum = 0;
+  frame_before before = {};
 
-  std::size_t teams() const { return (at.blocks + blocks_per_team - 1) / blocks_per_team; }
+  // Also without blocks, for the end.
+  std::size_t teams() const { return at.blocks > 0 ? at.blocks : 1; }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    for (unsigned item = team.thread(); item < threads; item += team.threads()) {
-      const unsigned row_of_lanes = item / threads_per_block;
-      const unsigned first_lane = 4 * (item % threads_per_block);
-      const std::size_t block = team.index() * blocks_per_team + row_of_lanes;
-      lane_type lane[4] = {};
-      if (block < at.blocks) add_to_lanes(block, first_lane, lane);
-      for (unsigned k = 0; k < 4; ++k) shared.lane[row_of_lanes][first_lane + k] = lane[k];
-    }
-    team.barrier();
-    for (auto half = static_cast<unsigned>(lanes / 2); half > 0; half /= 2) {
-      for (unsigned item = team.thread(); item < blocks_per_team * half; item += team.threads()) {
-        lane_type* lane = shared.lane[item / half] + item % half;
-        lane[0] = functor.combine(lane[0], lane[half]);
+    const step_facts facts = facts_of_step();
+    cursor ahead = {team.index(), 0, {}};
+    if (ahead.block < at.blocks) ahead.from = source_of(ahead.block, facts);
+    for (unsigned slot = 0; slot + 1 < stages; ++slot) copy_stage(team, shared, facts, ahead, slot);
+    unsigned slot = 0;
+    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
+      const block_source from = source_of(block, facts);
+      // By the thread that adds to it.
+      for (unsigned j = team.thread(); j < lanes; j += team.threads()) shared.pass.lane[j] = lane_type{};
+      for (unsigned first = 0; first < from.place.count; first += stage_elements) {
+        const unsigned rest = from.place.count - first;
+        const unsigned count = rest < stage_elements ? rest : stage_elements;
+        team.template wait_for_copies<stages - 2>();
+        if (from.is_rounded && has_blocks(before.payload)) {
+          find_scales(team, before.payload, reinterpret_cast<const T*>(shared.pass.ring[slot][arrays > 1][0]),
+                      count, shared.pass.scales);
+        }
+        add(team, shared, facts, from, first, count, slot);
+        team.barrier();
+        // To where the stage before was, which all have read.
+        copy_stage(team, shared, facts, ahead, slot == 0 ? stages - 1 : slot - 1);
+        add_to_lanes(team, shared, count, slot);
+        slot = slot + 1 == stages ? 0 : slot + 1;
       }
       team.barrier();
+      complete(team, shared, facts, block, from);
     }
-    for (unsigned item = team.thread(); item < blocks_per_team; item += team.threads()) {
-      const std::size_t block = team.index() * blocks_per_team + item;
-      if (block < at.blocks) at.block_totals[block] = static_cast<double>(shared.lane[item][0]);
-    }
+    const bool is_last =
+        team.is_last_to_arrive(at.arrivals[at.blocks], static_cast<std::uint32_t>(team.teams()));
+    if (is_last) end(team, shared.end);
   }
 
  private:
-  LAMINA_HOST_DEVICE void add_to_lanes(std::size_t block, unsigned first_lane, lane_type (&lane)[4]) const {
+  // Known before the pass, and the same until its last team ends the step.
+  struct step_facts {
+    bool commits;
+    T momentum;
+  };
+
+  struct block_source {
+    block_place place;
+    tensor_view gradient;
+    std::size_t offset;  // in the residual
+    bool is_clear;       // the residual is zero, whatever its memory holds
+    bool is_sent;        // by the frame that has arrived, which leaves no velocity
+    bool is_rounded;     // and what it said is taken off the residual
+  };
+
+  // What is copied next.
+  struct cursor {
+    std::size_t block;
+    unsigned first;
+    block_source from;
+  };
+
+  LAMINA_HOST_DEVICE step_facts facts_of_step() const {
+    if constexpr (!has_residual) {
+      return {false, T(0)};
+    } else {
+      // Only the first piece of a step decays the velocity.
+      const bool begins = lamina::detail::begins_step(at.state->load_phase());
+      return {before.is_committed_by(*at.state), begins ? momentum : T(1)};
+    }
+  }
+
+  LAMINA_HOST_DEVICE block_source source_of(std::size_t block, const step_facts& facts) const {
     const block_place place = place_of(at, block);
     const tensor_view gradient = at.gradients[place.layer];
-    if (gradient.type == device_element::float16) {
-      add_to_lanes<lamina::float16>(place, gradient.data, first_lane, lane);
-    } else if (gradient.type == device_element::bfloat16) {
-      add_to_lanes<lamina::bfloat16>(place, gradient.data, first_lane, lane);
+    if constexpr (!has_residual) {
+      return {place, gradient, 0, true, false, false};
     } else {
-      add_to_lanes<T>(place, gradient.data, first_lane, lane);
+      const bool is_sent = facts.commits && at.is_sent(place.layer);
+      const bool is_rounded = is_sent && before.payload != payload_type::as_is;
+      const bool is_clear = at.is_clear[place.layer] != 0 || (is_sent && !is_rounded);
+      return {place, gradient, at.offsets[place.layer] + place.begin, is_clear, is_sent, is_rounded};
     }
   }
 
-  template <class G>
-  LAMINA_HOST_DEVICE void add_to_lanes(const block_place& place, const void* data, unsigned first_lane,
-                                       lane_type (&lane)[4]) const {
-    const G* gradient = static_cast<const G*>(data) + place.begin;
-    const bool is_aligned = is_aligned_for_quads(gradient);
-    if constexpr (Of == reduction_of::gradients) {
-      add_to_lanes(gradient_rows<G>{gradient, is_aligned}, place.count, first_lane, lane);
+  // Calls visit(G*) with the gradient of a block, for its element type.
+  LAMINA_ANY_CALLER template <class Visit>
+  LAMINA_HOST_DEVICE static void with_gradient(const block_source& from, const Visit& visit) {
+    if (from.gradient.type == device_element::float16) {
+      visit(static_cast<const lamina::float16*>(from.gradient.data) + from.place.begin);
+    } else if (from.gradient.type == device_element::bfloat16) {
+      visit(static_cast<const lamina::bfloat16*>(from.gradient.data) + from.place.begin);
     } else {
-      const std::size_t offset = at.offsets[place.layer] + place.begin;
-      const sum_rows<G> sums = {gradient, is_aligned, at.residual + offset, at.is_clear[place.layer] != 0};
-      if (at.velocity == nullptr) {
-        add_to_lanes(sums, place.count, first_lane, lane);
-      } else {
-        // Only the first piece of a step decays the velocity.
-        const bool begins = lamina::detail::begins_step(at.state->load_phase());
-        add_to_lanes(corrected_rows<G>{sums, at.velocity + offset, begins ? momentum : T(1)}, place.count,
-                     first_lane, lane);
-      }
+      visit(static_cast<const T*>(from.gradient.data) + from.place.begin);
     }
   }
 
-  // Rows are what is reduced: take<Rows>(i, to, left_out) gives the quads at i, i + 64, ... and writes what changed,
-  // with all loads before the first store, so that they may all be on their way at once; take_one(i, left_out) a
-  // single one.
-  template <class G>
-  struct gradient_rows {
-    static constexpr unsigned at_once = rows_at_once;
-    const G* gradient;
-    bool is_aligned;
-
-    template <unsigned Rows>
-    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
-      quad<G> from[Rows];
-      for (unsigned r = 0; r < Rows; ++r) from[r] = load_quad(gradient + i + r * lanes, is_aligned);
-      for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned k = 0; k < 4; ++k) to[r].at[k] = sum(T(0), widened<T>(from[r].at[k]), left_out);
-      }
-    }
-    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
-      return sum(T(0), widened<T>(gradient[i]), left_out);
-    }
-  };
-
-  template <class G>
-  struct sum_rows {
-    static constexpr unsigned at_once = rows_at_once;
-    const G* gradient;
-    bool is_aligned;
-    T* residual;
-    bool is_clear;
-
-    template <unsigned Rows>
-    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
-      quad<G> from[Rows];
-      for (unsigned r = 0; r < Rows; ++r) from[r] = load_quad(gradient + i + r * lanes, is_aligned);
-      load(i, to);
-      for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned k = 0; k < 4; ++k) to[r].at[k] = sum(to[r].at[k], widened<T>(from[r].at[k]), left_out);
-        store_quad(residual + i + r * lanes, to[r]);
-      }
-    }
-    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
-      return residual[i] = sum(is_clear ? T(0) : residual[i], widened<T>(gradient[i]), left_out);
-    }
-    template <unsigned Rows>
-    LAMINA_HOST_DEVICE void load(std::size_t i, quad<T> (&to)[Rows]) const {
-      for (unsigned r = 0; r < Rows; ++r)
-        to[r] = is_clear ? quad<T>{} : load_quad(residual + i + r * lanes, true);
-    }
-  };
-
-  // With momentum correction: u <- m·u + g, a <- a + u for the first piece of a step; u <- u + g, a <- a + g for others,
-  // whose momentum is 1. An element whose a or u would not be finite is left out of both.
-  template <class G>
-  struct corrected_rows {
-    static constexpr unsigned at_once = rows_at_once / 2;
-    sum_rows<G> sums;
-    T* velocity;
-    T momentum;
-
-    template <unsigned Rows>
-    LAMINA_HOST_DEVICE void take(std::size_t i, quad<T> (&to)[Rows], unsigned& left_out) const {
-      quad<G> from[Rows];
-      quad<T> moving[Rows];
-      for (unsigned r = 0; r < Rows; ++r) {
-        from[r] = load_quad(sums.gradient + i + r * lanes, sums.is_aligned);
-        moving[r] = load_quad(velocity + i + r * lanes, true);
-      }
-      sums.load(i, to);
-      for (unsigned r = 0; r < Rows; ++r) {
-        for (unsigned k = 0; k < 4; ++k) {
-          to[r].at[k] = corrected(to[r].at[k], widened<T>(from[r].at[k]), moving[r].at[k], left_out);
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void copy_stage(const Team& team, shared_memory& shared, const step_facts& facts,
+                                     cursor& ahead, unsigned slot) const {
+    if (ahead.block < at.blocks) {
+      const block_source& from = ahead.from;
+      with_gradient(from, [&](const auto* gradient) {
+        for (unsigned item = team.thread(); item < units_per_stage; item += team.threads()) {
+          const unsigned i = ahead.first + item * per_unit;
+          if (i >= from.place.count) break;
+          const unsigned rest = from.place.count - i;
+          copy_gradient(team, shared.pass.ring[slot][0][item], gradient + i, rest);
+          // Up to whole rows, which the memory of each layer has.
+          if constexpr (has_residual) {
+            if (!from.is_clear)
+              team.template copy_ahead<16>(shared.pass.ring[slot][1][item], at.residual + from.offset + i);
+          }
+          if constexpr (has_velocity) {
+            if (!from.is_sent)
+              team.template copy_ahead<16>(shared.pass.ring[slot][2][item], at.velocity + from.offset + i);
+          }
         }
-        store_quad(sums.residual + i + r * lanes, to[r]);
-        store_quad(velocity + i + r * lanes, moving[r]);
+      });
+      ahead.first += stage_elements;
+      if (ahead.first >= from.place.count) {
+        ahead.first = 0;
+        ahead.block += team.teams();
+        if (ahead.block < at.blocks) ahead.from = source_of(ahead.block, facts);
       }
     }
-    LAMINA_HOST_DEVICE T take_one(std::size_t i, unsigned& left_out) const {
-      return sums.residual[i] = corrected(sums.is_clear ? T(0) : sums.residual[i],
-                                          widened<T>(sums.gradient[i]), velocity[i], left_out);
-    }
-    LAMINA_HOST_DEVICE T corrected(T before, T gradient, T& moving, unsigned& left_out) const {
-      const T moved = product(momentum, moving) + gradient;
-      const T after = before + (momentum < T(1) ? moved : gradient);
-      if (is_finite(after) && is_finite(moved)) {
-        moving = moved;
-        return after;
-      }
-      ++left_out;
-      return before;
-    }
-  };
-
-  template <class Rows>
-  LAMINA_HOST_DEVICE void add_to_lanes(const Rows& from, unsigned count, unsigned first_lane,
-                                       lane_type (&lane)[4]) const {
-    const auto whole = static_cast<unsigned>(count / lanes);
-    unsigned left_out = 0;
-    unsigned row = 0;
-    for (; row + Rows::at_once <= whole; row += Rows::at_once) {
-      add_rows<Rows::at_once>(from, row * lanes + first_lane, lane, left_out);
-    }
-    for (; row < whole; ++row) add_rows<1>(from, row * lanes + first_lane, lane, left_out);
-    for (unsigned k = 0; k < 4; ++k) {
-      const unsigned i = count - count % static_cast<unsigned>(lanes) + first_lane + k;
-      if (i >= count) break;
-      lane[k] = functor.combine(lane[k], rounded(functor.map(from.take_one(i, left_out))));
-    }
-    if (Of == reduction_of::residuals && left_out > 0) count_left_out(left_out);
+    team.end_group();
   }
 
-  template <unsigned Count, class Rows>
-  LAMINA_HOST_DEVICE void add_rows(const Rows& from, std::size_t i, lane_type (&lane)[4],
+  // One by one where the gradient is not aligned or ends.
+  LAMINA_ANY_CALLER template <class Team, class G>
+  LAMINA_HOST_DEVICE static void copy_gradient(const Team& team, std::byte* to, const G* from,
+                                               unsigned rest) {
+    constexpr auto bytes = static_cast<unsigned>(sizeof(unit<G, per_unit>));
+    if (rest >= per_unit && reinterpret_cast<std::uintptr_t>(from) % bytes == 0) {
+      team.template copy_ahead<bytes>(to, from);
+      return;
+    }
+    for (unsigned k = 0; k < per_unit && k < rest; ++k) {
+      if constexpr (sizeof(G) >= 4) {
+        team.template copy_ahead<static_cast<unsigned>(sizeof(G))>(to + k * sizeof(G), from + k);
+      } else {
+        reinterpret_cast<G*>(to)[k] = from[k];
+      }
+    }
+  }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void add(const Team& team, shared_memory& shared, const step_facts& facts,
+                              const block_source& from, unsigned first, unsigned count, unsigned slot) const {
+    unsigned left_out = 0;
+    with_gradient(from, [&]<class G>(const G*) {
+      for (unsigned item = team.thread(); item < units_per_stage; item += team.threads()) {
+        if (item * per_unit >= count) break;
+        const unsigned rest = count - item * per_unit;
+        // So that the compiler knows the number but at the end of a layer.
+        if (rest >= per_unit) {
+          add_unit<G>(shared, facts, from, first, item, slot, per_unit, left_out);
+        } else {
+          add_unit<G>(shared, facts, from, first, item, slot, rest, left_out);
+        }
+      }
+    });
+    if (has_residual && left_out > 0) count_left_out(left_out);
+  }
+
+  // The sums take the place of the gradients.
+  template <class G>
+  LAMINA_HOST_DEVICE void add_unit(shared_memory& shared, const step_facts& facts, const block_source& from,
+                                   unsigned first, unsigned item, unsigned slot, unsigned count,
                                    unsigned& left_out) const {
-    quad<T> operands[Count];
-    from.template take<Count>(i, operands, left_out);
-    for (unsigned r = 0; r < Count; ++r) {
-      for (unsigned k = 0; k < 4; ++k)
-        lane[k] = functor.combine(lane[k], rounded(functor.map(operands[r].at[k])));
+    using operands = unit<T, per_unit>;
+    auto& ring = shared.pass.ring[slot];
+    const auto gradient = *reinterpret_cast<const unit<G, per_unit>*>(ring[0][item]);
+    auto* const sums = reinterpret_cast<operands*>(ring[0][item]);
+    if constexpr (!has_residual) {
+      for (unsigned k = 0; k < per_unit; ++k) {
+        if (k < count) sums->at[k] = sum(T(0), widened<T>(gradient.at[k]), left_out);
+      }
+    } else {
+      const std::size_t place = from.offset + first + item * per_unit;
+      operands residual = {};
+      if (!from.is_clear) residual = *reinterpret_cast<const operands*>(ring[1][item]);
+      if (from.is_rounded) {
+        const std::uint8_t scale =
+            has_blocks(before.payload) ? shared.pass.scales[item * per_unit / payload_block_elements] : 0;
+        for (unsigned k = 0; k < per_unit; ++k)
+          residual.at[k] = left_over(residual.at[k], before.payload, scale);
+      }
+      if constexpr (has_velocity) {
+        operands velocity = {};
+        if (!from.is_sent) velocity = *reinterpret_cast<const operands*>(ring[2][item]);
+        for (unsigned k = 0; k < per_unit; ++k) {
+          if (k >= count) continue;
+          residual.at[k] =
+              corrected(residual.at[k], widened<T>(gradient.at[k]), velocity.at[k], facts.momentum, left_out);
+        }
+        store(at.velocity + place, velocity, count);
+      } else {
+        for (unsigned k = 0; k < per_unit; ++k) {
+          if (k < count) residual.at[k] = sum(residual.at[k], widened<T>(gradient.at[k]), left_out);
+        }
+      }
+      store(at.residual + place, residual, count);
+      *sums = residual;
+    }
+  }
+
+  LAMINA_HOST_DEVICE static void store(T* to, const unit<T, per_unit>& elements, unsigned count) {
+    if (count == per_unit) {
+      *reinterpret_cast<unit<T, per_unit>*>(to) = elements;
+    } else {
+      for (unsigned k = 0; k < per_unit; ++k) {
+        if (k < count) to[k] = elements.at[k];
+      }
     }
   }
 
@@ -229,6 +291,19 @@ struct accumulate_kernel {
   LAMINA_HOST_DEVICE static T sum(T before, T addend, unsigned& left_out) {
     const T after = before + addend;
     if (is_finite(after)) return after;
+    ++left_out;
+    return before;
+  }
+
+  // With momentum correction: u <- m·u + g, a <- a + u for the first piece of a step; u <- u + g, a <- a + g for others,
+  // whose momentum is 1. An element whose a or u would not be finite is left out of both.
+  LAMINA_HOST_DEVICE static T corrected(T before, T gradient, T& moving, T momentum, unsigned& left_out) {
+    const T moved = product(momentum, moving) + gradient;
+    const T after = before + (momentum < T(1) ? moved : gradient);
+    if (is_finite(after) && is_finite(moved)) {
+      moving = moved;
+      return after;
+    }
     ++left_out;
     return before;
   }
@@ -241,76 +316,45 @@ struct accumulate_kernel {
     __atomic_fetch_add(&at.state->left_out_elements, count, __ATOMIC_RELAXED);
 #endif
   }
-};
-
-/// The value of each layer from the totals of its blocks, in the order of reduction.hpp: a team a layer, a thread a run. What is
-/// in block_totals is used up. After gradients were added it writes down that the step has them.
-template <element T, representative F>
-struct finish_kernel {
-  // A layer of 67 million elements has a run for each.
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 1;
-  // Loads on their way at a time: a thread that adds would wait for each by itself.
-  static constexpr unsigned totals_at_once = 16;
-
-  struct shared_memory {};
-
-  model_view<T> at;
-  F functor;
-  double* values;          // L
-  std::uint8_t* is_clear;  // set to no; none where gradients were only looked at
-  refresh_schedule refresh =
-      refresh_schedule::every(1);  // where gradients were only looked at: which steps search
-  double ratio = 0;                // of the step, or any that is as far from 0
-
-  std::size_t teams() const { return at.layers; }
 
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const std::size_t layer = team.index();
-    const std::size_t first_block = at.first_block[layer];
-    std::size_t count = at.first_block[layer + 1] - first_block;
-    double* const totals = at.block_totals + first_block;
-    for (std::size_t distance = 1; count > 0; distance *= totals_per_run) {
-      const std::size_t runs = (count + totals_per_run - 1) / totals_per_run;
-      for (std::size_t run = team.thread(); run < runs; run += team.threads()) {
-        // The total takes the place of the first in its run, which no other thread reads before the barrier.
-        double* const first = totals + run * totals_per_run * distance;
-        const std::size_t rest = count - run * totals_per_run;
-        *first =
-            total_of(first, distance, static_cast<unsigned>(rest < totals_per_run ? rest : totals_per_run));
+  LAMINA_HOST_DEVICE void add_to_lanes(const Team& team, shared_memory& shared, unsigned count,
+                                       unsigned slot) const {
+    const T* const sums = reinterpret_cast<const T*>(shared.pass.ring[slot][0][0]);
+    for (unsigned j = team.thread(); j < lanes; j += team.threads()) {
+      T row[rows_per_stage];  // all on their way before the first is added
+      for (unsigned r = 0; r < rows_per_stage; ++r) {
+        const auto i = static_cast<unsigned>(r * lanes + j);
+        row[r] = i < count ? sums[i] : T(0);
       }
-      if (runs == 1) break;
+      lane_type total = shared.pass.lane[j];
+      for (unsigned r = 0; r < rows_per_stage; ++r) {
+        if (r * lanes + j < count) total = functor.combine(total, rounded(functor.map(row[r])));
+      }
+      shared.pass.lane[j] = total;
+    }
+  }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void complete(const Team& team, shared_memory& shared, const step_facts& facts,
+                                   std::size_t block, const block_source& from) const {
+    lane_type* const lane = shared.pass.lane;
+    for (auto half = static_cast<unsigned>(lanes / 2); half > 0; half /= 2) {
+      for (unsigned j = team.thread(); j < half; j += team.threads())
+        lane[j] = functor.combine(lane[j], lane[j + half]);
       team.barrier();
-      count = runs;
     }
-    if (team.thread() == 0) {  // whose run was the last
-      values[layer] = at.sizes[layer] == 0 ? 0.0 : functor.finish(totals[0], at.sizes[layer]);
-      if (is_clear != nullptr) is_clear[layer] = 0;
-      if (layer == 0 && at.state != nullptr) note_phase(*at.state);
-    }
-  }
-
- private:
-  LAMINA_HOST_DEVICE double total_of(const double* run, std::size_t distance, unsigned count) const {
-    double total = 0;
-    for (unsigned i = 0; i < count; i += totals_at_once) {
-      double loaded[totals_at_once];
-      for (unsigned k = 0; k < totals_at_once; ++k) loaded[k] = i + k < count ? run[(i + k) * distance] : 0.0;
-      for (unsigned k = 0; k < totals_at_once; ++k) {
-        if (i + k < count) total = functor.combine(total, loaded[k]);
-      }
-    }
-    return total;
-  }
-
-  LAMINA_HOST_DEVICE void note_phase(step_state& state) const {
-    if (is_clear != nullptr) {
-      state.store_phase(step_phase::accumulating);
-      state.has_frame = 0;
-    } else if (!lamina::detail::begins_step(state.load_phase()) &&
-               lamina::detail::searches(refresh, state.step + 1, ratio, state.threshold)) {
-      state.raise(misuse::fresh_in_pieces);
+    const std::size_t layer = from.place.layer;
+    const std::size_t first = at.first_block[layer];
+    double total = static_cast<double>(lane[0]);  // thread 0's own
+    const run_totals<F> totals = {functor, at.block_totals, at.arrivals};
+    const bool is_whole = totals.complete(team, shared.pass.totals, first, at.first_block[layer + 1] - first,
+                                          block - first, total);
+    if (!is_whole || team.thread() != 0) return;
+    values[layer] = functor.finish(total, at.sizes[layer]);
+    if constexpr (has_residual) {
+      at.is_clear[layer] = 0;
+      if (facts.commits && at.is_sent(layer)) at.cleared_in[layer] = at.state->step;
     }
   }
 };

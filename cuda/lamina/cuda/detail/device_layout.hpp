@@ -40,6 +40,7 @@ class device_layout {
     first_block_ = first_block;
     layer_of_block_ = layer_of_block;
     block_totals_.resize(blocks.count());
+    arrivals_.resize(blocks.count() + 1);
   }
 
   /// Where layer l begins in a buffer of padded_elements(), on the host.
@@ -59,6 +60,7 @@ class device_layout {
     at.first_block = first_block_.data().get();
     at.layer_of_block = layer_of_block_.data().get();
     at.block_totals = block_totals_.data().get();
+    at.arrivals = arrivals_.data().get();
     return at;
   }
 
@@ -71,6 +73,7 @@ class device_layout {
   thrust::device_vector<std::size_t> first_block_;
   thrust::device_vector<std::uint32_t> layer_of_block_;
   thrust::device_vector<double> block_totals_;
+  thrust::device_vector<std::uint32_t> arrivals_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda::detail

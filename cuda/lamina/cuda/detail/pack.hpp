@@ -85,6 +85,13 @@ LAMINA_HOST_DEVICE T said_of(T element, payload_type type, std::uint8_t scale_by
   }
 }
 
+/// What rounding took away of an element. NaN and infinity leave nothing over.
+template <class T>
+LAMINA_HOST_DEVICE T left_over(T element, payload_type type, std::uint8_t scale_byte) {
+  const T said = said_of(element, type, scale_byte);
+  return is_finite(said) ? element - said : T(0);
+}
+
 /// A team takes this many blocks one after the other; most are of layers that stay behind and cost it one bit each.
 inline constexpr unsigned packed_blocks_per_team = 4;
 
@@ -244,9 +251,7 @@ struct commit_kernel {
     for (unsigned i = team.thread(); i < count; i += team.threads()) {
       const std::uint8_t scale =
           has_blocks(type) ? shared.scales[i / payload_block_elements] : std::uint8_t{0};
-      // NaN and infinity leave nothing over.
-      const T said = said_of(block[i], type, scale);
-      block[i] = is_finite(said) ? block[i] - said : T(0);
+      block[i] = left_over(block[i], type, scale);
     }
   }
 };

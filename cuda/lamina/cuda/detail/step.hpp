@@ -28,7 +28,7 @@ enum class selection_kind : std::uint32_t { own_values, agreed_values, agreed_bu
 /// What is known between steps, and of the last one. How far a step has come is known here as well as on the host, since
 /// the launches of a graph do not pass by the host's checks. Several teams of a launch read a word that one of them writes
 /// only where both of its values tell them the same, hence two words: `phase` is written by commit and read by encode,
-/// `has_frame` the other way round.
+/// `has_frame` the other way round. An accumulation writes both when all of its teams have read them.
 struct step_state {
   std::uint64_t step = 0;
   double threshold = 0;
@@ -80,8 +80,10 @@ struct model_view {
   const std::uint32_t* layer_of_block = nullptr;  // B
   const tensor_view* gradients = nullptr;         // L
   T* residual = nullptr;
-  T* velocity = nullptr;                 // none without momentum
-  double* block_totals = nullptr;        // B
+  T* velocity = nullptr;           // none without momentum
+  double* block_totals = nullptr;  // B
+  std::uint32_t* arrivals =
+      nullptr;  // B + 1, zero between launches: at runs of totals, and of the teams of a launch
   std::uint8_t* is_clear = nullptr;      // L: the residual is zero, whatever its memory holds
   std::uint64_t* cleared_in = nullptr;   // L: the step in which a layer was last sent
   std::uint8_t* bitmap = nullptr;        // as on the wire; part of the prefix
@@ -110,28 +112,6 @@ LAMINA_HOST_DEVICE block_place place_of(const model_view<T>& at, std::size_t blo
   const std::size_t begin = (block - at.first_block[layer]) * block_elements;
   const std::size_t rest = at.sizes[layer] - begin;
   return {layer, begin, static_cast<unsigned>(rest < block_elements ? rest : block_elements)};
-}
-
-/// Four elements that are loaded and stored at once, 16 bytes at a time where T has 4 or 8.
-template <class T>
-struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) quad {
-  T at[4];
-};
-
-template <class T>
-LAMINA_HOST_DEVICE bool is_aligned_for_quads(const T* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % alignof(quad<T>) == 0;
-}
-
-template <class T>
-LAMINA_HOST_DEVICE quad<T> load_quad(const T* from, bool is_aligned) {
-  if (is_aligned) return *reinterpret_cast<const quad<T>*>(from);
-  return {from[0], from[1], from[2], from[3]};
-}
-
-template <class T>
-LAMINA_HOST_DEVICE void store_quad(T* to, const quad<T>& value) {
-  *reinterpret_cast<quad<T>*>(to) = value;
 }
 
 /// A number of the gradient as a T.

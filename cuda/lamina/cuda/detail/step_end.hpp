@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+
+#include "lamina/cuda/detail/misuse.hpp"
+#include "lamina/cuda/detail/select.hpp"
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/host_device.hpp"
+#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
+
+/// What the last team of an accumulate_kernel does, when all values are there.
+namespace lamina::inline LAMINA_ABI::cuda::detail {
+
+/// Of values without a step.
+struct nothing_more {
+  struct shared_memory {};
+  template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team&, shared_memory&) const {}
+};
+
+/// Of fresh gradients, over which a step may search its threshold, but not where it has others already.
+struct end_of_fresh {
+  struct shared_memory {};
+
+  step_state* state;
+  refresh_schedule refresh;  // which steps search
+  double ratio;              // of the step, or any that is as far from 0
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    if (team.thread() == 0 && !lamina::detail::begins_step(state->load_phase()) &&
+        lamina::detail::searches(refresh, state->step + 1, ratio, state->threshold)) {
+      state->raise(misuse::fresh_in_pieces);
+    }
+  }
+};
+
+/// What the caller says of the frame before: whether it has arrived, so that the pass which adds the next gradients takes what
+/// it said out of the residual first.
+struct frame_before {
+  bool has_arrived = false;
+  payload_type payload = payload_type::as_is;
+
+  /// Not without a frame of the residual as it is, and not where commit was launched for it.
+  LAMINA_HOST_DEVICE bool is_committed_by(const step_state& state) const {
+    return has_arrived && state.has_frame != 0 && lamina::detail::may_commit(state.load_phase());
+  }
+};
+
+/// Of gradients that were added: the step has them, and is decided where that was asked for. Before it no team of the launch has
+/// written how far the step has come.
+template <element T>
+struct end_of_gradients {
+  using shared_memory = typename select_kernel<T>::shared_memory;
+
+  step_state* state;
+  frame_before before;
+  bool selects;
+  select_kernel<T> select;
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    if (team.thread() == 0) note_phase();
+    if (!selects) return;
+    team.barrier();
+    select(team, shared);
+  }
+
+ private:
+  LAMINA_HOST_DEVICE void note_phase() const {
+    if (before.is_committed_by(*state)) {
+      state->allowance -= static_cast<double>(state->sent_elements);
+    } else if (before.has_arrived) {
+      state->raise(state->has_frame == 0 ? misuse::commit_without_frame : misuse::commit_twice);
+    }
+    state->store_phase(step_phase::accumulating);
+    state->has_frame = 0;
+  }
+};
+
+}  // namespace lamina::inline LAMINA_ABI::cuda::detail
