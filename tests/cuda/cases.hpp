@@ -28,6 +28,7 @@
 #include "order_cases.hpp"
 #include "replay_cases.hpp"
 #include "rule_cases.hpp"
+#include "search_cases.hpp"
 #include "support.hpp"
 #include "together_cases.hpp"
 
@@ -472,6 +473,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   }
   for_each_together_case(execution, visit);
   for_each_rule_case(execution, visit);
+  for_each_search_case(execution, visit);
 }
 
 }  // namespace lamina_test

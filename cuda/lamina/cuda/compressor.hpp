@@ -19,6 +19,7 @@
 #include "lamina/cuda/detail/device_layout.hpp"
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
+#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
@@ -288,7 +289,8 @@ class gradient_compressor {
             held_before_.data().get(),
             always_sent,
             warm_up_.data().get(),
-            largest_layer_};
+            largest_layer_,
+            candidates_.data().get()};
   }
 
   template <detail::reduction_of Of, class Execution>
@@ -322,6 +324,7 @@ class gradient_compressor {
     if (!options_.always_sent.empty()) always_sent_ = flags_of_always_sent();
     cleared_in_.resize(layers);
     payload_begin_.resize(layers);
+    if (layers > detail::crossing_search::ranked_at_most) candidates_.resize(layers);
     if (options_.payload != payload_type::as_is) rounded_in_.resize(detail::teams_for(tables_.blocks()));
     detail::step_state state;
     state.threshold = options_.refresh.fixed_threshold().value_or(invalid_threshold);
@@ -402,7 +405,8 @@ class gradient_compressor {
   thrust::device_vector<std::uint8_t> held_before_;
   thrust::device_vector<std::uint64_t> cleared_in_;
   thrust::device_vector<std::size_t> payload_begin_;
-  thrust::device_vector<std::uint64_t> rounded_in_;  // none where payloads are as_is
+  thrust::device_vector<detail::candidate> candidates_;  // none for few layers
+  thrust::device_vector<std::uint64_t> rounded_in_;      // none where payloads are as_is
   thrust::device_vector<std::byte> prefix_;
   thrust::device_vector<double> warm_up_;
   thrust::device_vector<detail::step_state> state_;
