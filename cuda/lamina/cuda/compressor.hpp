@@ -250,6 +250,16 @@ class gradient_compressor {
   /// Bytes before the payload of a frame.
   std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
+  /// No step sends more elements, so that a count is known before it is decided: with a byte_budget one step's share and the
+  /// largest layer (or part), which is as far as the allowance grows; all elements without one, and with max_age, which may send
+  /// them all at once.
+  std::size_t most_sent_elements() const noexcept {
+    if (!options_.byte_budget || options_.max_age > 0) return parts().elements();
+    const auto all = static_cast<double>(parts().elements());
+    const double share = detail::product(*options_.byte_budget, all);
+    return static_cast<std::size_t>(
+        std::min(all, lamina::detail::grown_allowance(all, share, largest_layer_)));
+  }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   const layout& model() const noexcept { return partition_.model(); }
   const layout& parts() const noexcept { return partition_.parts(); }
