@@ -165,7 +165,7 @@ LAMINA_HOST_DEVICE void for_each_block(const model_view<T>& at, std::size_t inde
 template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned teams_at_once = sizeof(T) == 4 ? 2 : 1;
   struct shared_memory {
     block_scales scales;
   };

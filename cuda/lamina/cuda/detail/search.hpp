@@ -35,10 +35,10 @@ class crossing_search {
   static constexpr unsigned ranked_at_most = 256;
 
   struct shared_memory {
-    candidate entries[ranked_at_most];
-    unsigned long long sorted[ranked_at_most];  // their keys
     crossing ranked;
     unsigned position;  // of the crossing among the keys
+    candidate entries[ranked_at_most];
+    unsigned long long sorted[ranked_at_most];  // their keys
     union {
       team_scratch<5> sums;
       team_scratch<1> places;
