@@ -49,8 +49,9 @@ class crossing_search {
   /// them where they are more than ranked_at_most. Two reads of them and one write of the about 12 % that are left, as a rule; then
   /// the same of those, three rounds for 100,000.
   LAMINA_ANY_CALLER template <class Team, class Entry>
-  LAMINA_HOST_DEVICE LAMINA_CALLED static crossing find(const Team& team, shared_memory& shared, candidate* kept,
-                                          std::size_t count, double limit, const Entry& entry_of) {
+  LAMINA_HOST_DEVICE LAMINA_CALLED static crossing find(const Team& team, shared_memory& shared,
+                                                        candidate* kept, std::size_t count, double limit,
+                                                        const Entry& entry_of) {
     range within = {0, ~0ULL, 0};
     for (bool is_kept = false;; is_kept = true) {
       const auto entry = [&](std::size_t i) { return is_kept ? kept[i] : entry_of(i); };
