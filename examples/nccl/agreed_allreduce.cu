@@ -3,6 +3,9 @@
 // the chosen layers replaces that of all gradients. One process, a worker for each GPU; one GPU works as well. Each
 // worker pulls the parameters towards a point of its own; together they must end in the middle. Exits with 77, naming the
 // reason, where there is no device.
+//
+// NCCL takes its count from the host, which has to wait for it once a step. With --no-wait the count is the most that a step may send
+// under a byte budget, so it is known before; what is not sent is zeros behind the payload.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <thrust/device_vector.h>
@@ -40,7 +43,8 @@ struct descend {
 
 /// One GPU: parameters, gradients and the compressor between them.
 struct worker {
-  worker(const lamina::layout& model, int on_device, float point) : device(on_device) {
+  worker(const lamina::layout& model, const lamina::compressor_options& options, int on_device, float point)
+      : device(on_device) {
     check(cudaSetDevice(device));
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -49,8 +53,7 @@ struct worker {
       // Layers of different strength, so that some wait longer than others.
       points.emplace_back(model.sizes()[l], point * static_cast<float>(l + 1));
     }
-    compressor = std::make_unique<lamina::cuda::gradient_compressor<float>>(
-        model, lamina::compressor_options{.drop_ratio = 0.5});
+    compressor = std::make_unique<lamina::cuda::gradient_compressor<float>>(model, options);
     frame.resize(compressor->largest_frame_bytes());
     std::vector<lamina::cuda::device_tensor> bound;
     for (auto& each : gradients) bound.emplace_back(each);
@@ -80,21 +83,23 @@ void on_each(std::vector<std::unique_ptr<worker>>& workers, const Work& work) {
   }
 }
 
-int train(int devices) {
+int train(int devices, bool waits) {
   const lamina::layout model(
       {{"embedding", {1000, 64}}, {"hidden", {64, 64}}, {"head", {64, 10}}, {"bias", {10}}});
   constexpr int steps = 200;
   constexpr float rate = 0.1F;
+  lamina::compressor_options options{.drop_ratio = 0.5};
+  if (!waits) options.byte_budget = 0.5;
   std::vector<std::unique_ptr<worker>> workers;
   std::vector<int> ids;
   for (int d = 0; d < devices; ++d) {
-    workers.push_back(std::make_unique<worker>(model, d, static_cast<float>(d + 1)));
+    workers.push_back(std::make_unique<worker>(model, options, d, static_cast<float>(d + 1)));
     ids.push_back(d);
   }
   std::vector<ncclComm_t> communicators(workers.size());
   check(ncclCommInitAll(communicators.data(), devices, ids.data()));
 
-  std::size_t sent_elements = 0;
+  std::size_t exchanged_elements = 0;
   for (int step = 1; step <= steps; ++step) {
     on_each(workers, [&](worker& each) {
       const auto policy = thrust::cuda::par_nosync.on(each.stream);
@@ -114,12 +119,18 @@ int train(int devices) {
     on_each(workers, [&](worker& each) {
       const on_stream execution(each.stream);
       each.compressor->select(execution, each.compressor->values());
+      if (!waits) {  // what the frame leaves of it is added up, too
+        check(cudaMemsetAsync(each.payload(), 0, each.compressor->most_sent_elements() * sizeof(float),
+                              each.stream));
+      }
       each.compressor->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
     });
-    // NCCL takes its count from the host, so the host waits here, once a step. It is the same for all.
     check(cudaSetDevice(0));
-    const std::size_t count = workers[0]->compressor->last_step(on_stream(workers[0]->stream)).sent_elements;
-    sent_elements += count;
+    auto& first = *workers[0]->compressor;
+    // The same for all; where the host waits, it waits here.
+    const std::size_t count =
+        waits ? first.last_step(on_stream(workers[0]->stream)).sent_elements : first.most_sent_elements();
+    exchanged_elements += count;
     check(ncclGroupStart());
     on_each(workers, [&](worker& each) {
       check(ncclAllReduce(each.payload(), each.payload(), count, ncclFloat, ncclAvg,
@@ -135,9 +146,10 @@ int train(int devices) {
         thrust::transform(policy, each.parameters[l].begin(), each.parameters[l].end(),
                           each.gradients[l].begin(), each.parameters[l].begin(), descend{rate});
       }
-      execution.wait();
+      if (waits) execution.wait();
     });
   }
+  on_each(workers, [&](worker& each) { (void)each.compressor->last_step(on_stream(each.stream)); });
 
   float furthest = 0;
   const float middle = static_cast<float>(devices + 1) / 2;
@@ -148,16 +160,16 @@ int train(int devices) {
     }
   });
   for (const ncclComm_t each : communicators) check(ncclCommDestroy(each));
-  std::printf("%d GPUs, %d steps: %.1f %% of the elements sent, parameters within %.2g of the middle\n",
+  std::printf("%d GPUs, %d steps: %.1f %% of the elements exchanged, parameters within %.2g of the middle\n",
               devices, steps,
-              100.0 * static_cast<double>(sent_elements) / static_cast<double>(model.elements()) / steps,
+              100.0 * static_cast<double>(exchanged_elements) / static_cast<double>(model.elements()) / steps,
               furthest);
   return furthest < 0.01F ? 0 : 1;
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   int devices = 0;
   const cudaError_t found = cudaGetDeviceCount(&devices);
   if (found != cudaSuccess || devices == 0) {
@@ -165,7 +177,7 @@ int main() {
     return 77;
   }
   try {
-    return train(devices);
+    return train(devices, !(count > 1 && std::string(arguments[1]) == "--no-wait"));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -3,6 +3,7 @@
 
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>
+#include <thrust/fill.h>
 
 #include <algorithm>
 #include <array>
@@ -30,6 +31,7 @@
 #include "refusal_cases.hpp"
 #include "replay_cases.hpp"
 #include "rule_cases.hpp"
+#include "search_cases.hpp"
 #include "state_cases.hpp"
 #include "support.hpp"
 #include "together_cases.hpp"
@@ -335,6 +337,50 @@ void restores_what_was_sent(const Execution& execution) {
   }
 }
 
+/// Whatever came before, no step sends more than most_sent_elements(), and a step comes so far where a layer has saved for it; what
+/// an allreduce of so many elements adds up behind the payload stays zeros.
+template <class Execution>
+void sends_no_more_than_most(const Execution& execution) {
+  const auto longest = [&](const std::vector<std::size_t>& sizes, const lamina::compressor_options& options,
+                           std::size_t most) {
+    lamina::cuda::gradient_compressor<float> device(model_of(sizes), options);
+    require(device.most_sent_elements() == most,
+            "the most is " + std::to_string(device.most_sent_elements()));
+    device_gradients<float> gradients(device.model(), 0);
+    device.bind(execution, gradients.tensors());
+    const frame_buffer buffer(device.largest_frame_bytes());
+    std::mt19937 random(11);
+    std::size_t largest = 0;
+    for (int step = 1; step <= 60; ++step) {
+      for (std::size_t l = 0; l < sizes.size(); ++l)
+        gradients.set(l, random_gradient<float>(random, sizes[l], static_cast<float>(below(random, 5))));
+      const auto payload = buffer.bytes().subspan(device.prefix_bytes(), most * sizeof(float));
+      thrust::fill_n(thrust::device_ptr<std::byte>(payload.data()), payload.size(), std::byte{0});
+      device.accumulate(execution);
+      device.select(execution);
+      device.encode(execution, buffer.bytes());
+      const std::size_t sent = device.last_step(execution).sent_elements;
+      require(sent <= most, std::to_string(sent) + " elements are more than the most");
+      largest = std::max(largest, sent);
+      const auto bytes = buffer.to_host();
+      const auto behind = std::span(bytes).subspan(device.prefix_bytes() + sent * sizeof(float),
+                                                   (most - sent) * sizeof(float));
+      require(std::ranges::all_of(behind, [](std::byte each) { return each == std::byte{0}; }),
+              "something stands behind the payload");
+      if (step % 4 != 3) device.commit(execution);
+    }
+    return largest;
+  };
+  const std::vector<std::size_t> alike(50, 20);
+  require(longest(alike, {.byte_budget = 0.3}, 320) > 300, "no step sends more than its share");
+  longest({700, 20, 30, 200, 1, 49}, {.byte_budget = 0.2}, 900);
+  longest({700, 20, 30, 200, 1, 49}, {.byte_budget = 0.2, .always_sent = {1, 4}}, 900);
+  longest({9000, 20, 4097}, {.byte_budget = 0.1, .part_elements = 4096}, 1311 + 4096);
+  longest({700, 20, 30}, {.byte_budget = 0.9}, 750);
+  longest({700, 20, 30}, {.byte_budget = 0.1, .max_age = 3}, 750);
+  longest({700, 20, 30}, {.drop_ratio = 0.9}, 750);
+}
+
 /// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
 template <class Execution>
 void refuses_misuse(const Execution& execution) {
@@ -466,6 +512,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   visit("tensors of each kind", [&] { takes_tensors_of_each_kind(execution); });
   visit("a value that is NaN", [&] { sends_what_has_no_value(execution); });
   visit("restore", [&] { restores_what_was_sent(execution); });
+  visit("the most that a step sends", [&] { sends_no_more_than_most(execution); });
   visit("misuse", [&] { refuses_misuse(execution); });
   for_each_order_case(execution, visit);
   for_each_replay_case(execution, visit);
@@ -478,6 +525,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   for_each_memory_case(execution, visit);
   for_each_refusal_case(execution, visit);
   for_each_state_case(execution, visit);
+  for_each_search_case(execution, visit);
 }
 
 }  // namespace lamina_test

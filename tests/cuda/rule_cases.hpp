@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <thrust/device_vector.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -142,6 +145,47 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
       require_same(cpu_sent, expected, where + ", on the CPU");
       require(cpu.threshold() == found, "the CPU's threshold differs" + where);
     }
+  }
+}
+
+/// As many layers as a large model has parts: beside the CPU, where R and a budget end among layers that are tied.
+template <class Execution>
+void decides_among_many(const Execution& execution) {
+  constexpr std::size_t layers = 100'000;
+  std::mt19937 random(100);
+  std::vector<std::size_t> sizes(layers);
+  std::vector<double> values(layers);
+  std::vector<std::uint8_t> held(layers);
+  std::vector<std::size_t> always_sent;
+  for (std::size_t l = 0; l < layers; ++l) {
+    sizes[l] = below(random, 4);
+    const std::size_t kind = below(random, 10);
+    values[l] = kind < 7
+                    ? static_cast<double>(below(random, 5)) - 1
+                    : std::ldexp(1.0 + static_cast<double>(kind), static_cast<int>(below(random, 600)) - 300);
+    held[l] = below(random, 9) == 0 ? 1 : 0;
+    if (below(random, 50) == 0) always_sent.push_back(l);
+  }
+  const lamina::layout model = model_of(sizes);
+  thrust::device_vector<float> memory(3);
+  std::vector<lamina::cuda::device_tensor> tensors;
+  for (const std::size_t size : sizes) tensors.push_back(lamina::cuda::device_tensor(memory).part(0, size));
+  const auto device_values = on_device(values);
+  const auto device_held = on_device(held);
+  for (const lamina::compressor_options& options :
+       {lamina::compressor_options{.drop_ratio = 0.5, .always_sent = always_sent},
+        lamina::compressor_options{.byte_budget = 0.3, .always_sent = always_sent}}) {
+    lamina::cuda::gradient_compressor<float> device(model, options);
+    device.bind(execution, tensors);
+    device.accumulate(execution);
+    device.select(execution, address_of(device_values), address_of(device_held));
+    lamina::layer_selector cpu(model, options);
+    const std::vector<char> cpu_held(held.begin(), held.end());
+    const lamina::selection& chosen = cpu.decide(1, values, values, cpu_held);
+    std::string expected;
+    for (std::size_t l = 0; l < layers; ++l) expected += chosen.is_sent(l) ? '1' : '0';
+    require(sent_layers(device, execution) == expected, "other layers are sent than by the CPU");
+    require(device.last_step(execution).threshold == cpu.threshold(), "the CPU's threshold differs");
   }
 }
 
@@ -313,10 +357,11 @@ void refuses_priorities(const Execution&) {
 
 template <class Execution>
 void for_each_rule_case(const Execution& execution, const visitor& visit) {
-  for (const std::size_t layers : {1U, 7U, 161U, 1025U}) {
+  for (const std::size_t layers : {1U, 7U, 161U, 1025U, 5000U}) {
     visit("rules over " + std::to_string(layers) + " layers",
           [&, layers] { decides_by_rules(execution, layers); });
   }
+  visit("rules over 100,000 layers", [&] { decides_among_many(execution); });
   visit("layers without a value", [&] { sends_layers_without_value_first(execution); });
   using options = lamina::compressor_options;
   const auto add = [&](const std::string& name, const options& each) {

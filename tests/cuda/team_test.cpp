@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The device's cases by teams of threads that run at the same time, as on a GPU.
+#include <cstddef>
 #include <tuple>
+#include <utility>
 
 #include "cases.hpp"
 #include "catch.hpp"
@@ -16,4 +18,13 @@ TEST_CASE("cuda: a team of threads does what one does") {
                                INFO(name << ", " << threads << " threads, " << teams << " teams");
                                REQUIRE_NOTHROW(run());
                              });
+}
+
+TEST_CASE("cuda: a search by a team of many threads") {
+  const auto [threads, begins_forwards] = GENERATE(std::pair(128U, true), std::pair(1024U, false));
+  for (const std::size_t layers : {161U, 300U, 5000U}) {
+    INFO(layers << " layers, " << threads << " threads");
+    REQUIRE_NOTHROW(
+        lamina_test::finds_the_crossing(lamina_test::by_threads(threads, begins_forwards, 1), layers, 6));
+  }
 }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -109,11 +110,13 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
   void run(const Kernel& kernel) const {
     typename Kernel::shared_memory shared;
     bool is_last = false;
+    std::vector<unsigned long long> exchanged(std::size_t{most_exchanged} * threads_);
     const std::size_t teams = lamina::cuda::detail::teams_of(kernel, teams_at_once_);
     const auto work = [&](unsigned thread, auto& barrier) {
       for (std::size_t k = 0; k < teams; ++k) {
         const std::size_t index = begins_forwards_ ? k : teams - 1 - k;
-        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, !begins_forwards_), shared);
+        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, !begins_forwards_, exchanged),
+               shared);
         barrier.arrive_and_wait();
       }
     };
@@ -136,25 +139,42 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
   class team {
    public:
     team(std::pair<std::size_t, std::size_t> index_of_teams, std::pair<unsigned, unsigned> thread_of_threads,
-         Barrier& barrier, bool& is_last, bool copies_late)
+         Barrier& barrier, bool& is_last, bool copies_late, std::vector<unsigned long long>& exchanged)
         : index_(index_of_teams.first),
           teams_(index_of_teams.second),
           thread_(thread_of_threads.first),
           threads_(thread_of_threads.second),
           barrier_(barrier),
           is_last_(is_last),
-          copies_late_(copies_late) {}
+          copies_late_(copies_late),
+          exchanged_(exchanged) {}
     std::size_t index() const { return index_; }
     std::size_t teams() const { return teams_; }
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
     void barrier() const { barrier_.arrive_and_wait(); }
-    void add(unsigned long long& to, unsigned long long value) const { std::atomic_ref(to).fetch_add(value); }
-    void lower(unsigned long long& to, unsigned long long value) const {
-      std::atomic_ref<unsigned long long> target(to);
-      unsigned long long seen = target.load();
-      while (value < seen && !target.compare_exchange_weak(seen, value)) {
+
+    template <unsigned Count, class Combine>
+    void combine(unsigned long long (&values)[Count], lamina::cuda::detail::team_scratch<Count>& scratch,
+                 const Combine& combined) const {
+      exchange(values, scratch);
+      for (unsigned k = 0; k < Count; ++k) {
+        for (unsigned thread = 0; thread < threads_; ++thread) {
+          if (thread != thread_) values[k] = combined(values[k], exchanged_[k * threads_ + thread]);
+        }
       }
+      barrier();
+    }
+    template <unsigned Count>
+    unsigned long long sum_before(unsigned long long (&values)[Count],
+                                  lamina::cuda::detail::team_scratch<Count>& scratch) const {
+      exchange(values, scratch);
+      const auto first = exchanged_.begin();
+      for (unsigned k = 0; k < Count; ++k)
+        values[k] = std::accumulate(first, first + k * threads_ + thread_, 0ULL);
+      const unsigned long long all = std::accumulate(first, first + Count * threads_, 0ULL);
+      barrier();
+      return all;
     }
 
     template <unsigned Bytes>
@@ -186,6 +206,15 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
     }
 
    private:
+    // Not through the scratch, in which a thread block has one place a warp, but over it: it is not for anything else meanwhile.
+    template <unsigned Count>
+    void exchange(const unsigned long long (&values)[Count],
+                  lamina::cuda::detail::team_scratch<Count>& scratch) const {
+      if (thread_ == 0) std::memset(&scratch, 0xa5, sizeof scratch);
+      for (unsigned k = 0; k < Count; ++k) exchanged_[k * threads_ + thread_] = values[k];
+      barrier();
+    }
+
     struct copy {
       void* to;
       const void* from;
@@ -200,9 +229,12 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
     Barrier& barrier_;
     bool& is_last_;
     bool copies_late_;
+    std::vector<unsigned long long>& exchanged_;
     mutable std::vector<copy> open_;
     mutable std::deque<std::vector<copy>> groups_;
   };
+
+  static constexpr unsigned most_exchanged = 8;  // numbers of a thread at a time
 
   unsigned threads_;
   bool begins_forwards_;

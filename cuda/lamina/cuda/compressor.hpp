@@ -21,6 +21,7 @@
 #include "lamina/cuda/detail/device_state.hpp"
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
+#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/memory_resource.hpp"
@@ -327,6 +328,16 @@ class gradient_compressor {
   /// Bytes before the payload of a frame.
   std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
+  /// No step sends more elements, so that a count is known before it is decided: with a byte_budget one step's share and the
+  /// largest layer (or part), which is as far as the allowance grows; all elements without one, and with max_age, which may send
+  /// them all at once.
+  std::size_t most_sent_elements() const noexcept {
+    if (!options_.byte_budget || options_.max_age > 0) return parts().elements();
+    const auto all = static_cast<double>(parts().elements());
+    const double share = detail::product(*options_.byte_budget, all);
+    return static_cast<std::size_t>(
+        std::min(all, lamina::detail::grown_allowance(all, share, largest_layer_)));
+  }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   const layout& model() const noexcept { return partition_.model(); }
   const layout& parts() const noexcept { return partition_.parts(); }
@@ -366,7 +377,8 @@ class gradient_compressor {
             held_before_.data().get(),
             always_sent,
             warm_up_.data().get(),
-            largest_layer_};
+            largest_layer_,
+            candidates_.data().get()};
   }
 
   template <detail::reduction_of Of, class Execution>
@@ -402,6 +414,7 @@ class gradient_compressor {
     if (!options_.always_sent.empty()) always_sent_ = flags_of_always_sent();
     cleared_in_.resize(layers);
     payload_begin_.resize(layers);
+    if (layers > detail::crossing_search::ranked_at_most) candidates_.resize(layers);
     if (options_.payload != payload_type::as_is) rounded_in_.resize(detail::teams_for(tables_.blocks()));
     detail::step_state state;
     state.threshold = options_.refresh.fixed_threshold().value_or(invalid_threshold);
@@ -491,7 +504,8 @@ class gradient_compressor {
   detail::device_array<std::uint8_t> held_before_{memory_, "flags"};
   detail::device_array<std::uint64_t> cleared_in_{memory_, "ages"};
   detail::device_array<std::size_t> payload_begin_{memory_, "tables"};
-  detail::device_array<std::uint64_t> rounded_in_{memory_, "tables"};  // none where payloads are as_is
+  detail::device_array<detail::candidate> candidates_{memory_, "tables"};  // none for few layers
+  detail::device_array<std::uint64_t> rounded_in_{memory_, "tables"};      // none where payloads are as_is
   detail::device_array<std::byte> prefix_{memory_, "the frame's header"};
   detail::device_array<double> warm_up_{memory_, "tables"};
   detail::device_array<detail::step_state> state_{memory_, "the state of a step"};

@@ -30,8 +30,57 @@ class thread_block {
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ unsigned threads() const { return blockDim.x; }
   __device__ void barrier() const { __syncthreads(); }
-  __device__ void add(unsigned long long& to, unsigned long long value) const { atomicAdd(&to, value); }
-  __device__ void lower(unsigned long long& to, unsigned long long value) const { atomicMin(&to, value); }
+
+  template <unsigned Count, class Combine>
+  __device__ void combine(unsigned long long (&values)[Count], team_scratch<Count>& scratch,
+                          const Combine& combined) const {
+    for (unsigned k = 0; k < Count; ++k) {
+      for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
+        values[k] = combined(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
+      if (lane() == 0) scratch.of_warp[k][warp()] = values[k];
+    }
+    __syncthreads();
+    if (warp() == 0) {
+      for (unsigned k = 0; k < Count; ++k) {
+        // A lane without a warp of its own takes nobody's number: the others end with lane 0.
+        unsigned long long value = scratch.of_warp[k][lane() < warps() ? lane() : 0];
+        for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2) {
+          const unsigned long long other = __shfl_down_sync(all_lanes, value, distance);
+          if (lane() + distance < warps()) value = combined(value, other);
+        }
+        if (lane() == 0) scratch.of_warp[k][0] = value;
+      }
+    }
+    __syncthreads();
+    for (unsigned k = 0; k < Count; ++k) values[k] = scratch.of_warp[k][0];
+    __syncthreads();
+  }
+
+  template <unsigned Count>
+  __device__ unsigned long long sum_before(unsigned long long (&values)[Count],
+                                           team_scratch<Count>& scratch) const {
+    for (unsigned k = 0; k < Count; ++k) {
+      const unsigned long long sum = sum_up_to(values[k]);
+      if (lane() == lanes_of_warp - 1) scratch.of_warp[k][warp()] = sum;
+      values[k] = sum - values[k];
+    }
+    __syncthreads();
+    if (warp() == 0) {
+      unsigned long long before = 0;
+      for (unsigned k = 0; k < Count; ++k) {
+        const unsigned long long value = lane() < warps() ? scratch.of_warp[k][lane()] : 0;
+        const unsigned long long sum = before + sum_up_to(value);
+        if (lane() < warps()) scratch.of_warp[k][lane()] = sum - value;
+        before = __shfl_sync(all_lanes, sum, lanes_of_warp - 1);
+      }
+      if (lane() == 0) scratch.all = before;
+    }
+    __syncthreads();
+    for (unsigned k = 0; k < Count; ++k) values[k] += scratch.of_warp[k][warp()];
+    const unsigned long long all = scratch.all;
+    __syncthreads();
+    return all;
+  }
 
   template <unsigned Bytes>
   __device__ void copy_ahead(void* to, const void* from) const {
@@ -73,11 +122,35 @@ class thread_block {
     }
     return __syncthreads_or(is_last) != 0;
   }
+
+ private:
+  static constexpr unsigned lanes_of_warp = 32;
+  static constexpr unsigned all_lanes = 0xffffffffU;
+
+  __device__ static unsigned lane() {
+    return threadIdx.x % lanes_of_warp;
+  }
+  __device__ static unsigned warp() {
+    return threadIdx.x / lanes_of_warp;
+  }
+  __device__ static unsigned warps() {
+    return blockDim.x / lanes_of_warp;
+  }
+
+  // Of the warp's lanes up to this one.
+  __device__ static unsigned long long sum_up_to(unsigned long long value) {
+    for (unsigned distance = 1; distance < lanes_of_warp; distance *= 2) {
+      const unsigned long long other = __shfl_up_sync(all_lanes, value, distance);
+      if (lane() >= distance) value += other;
+    }
+    return value;
+  }
 };
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, Kernel::teams_at_once)
     run_thread_block(const __grid_constant__ Kernel kernel) {
+  static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= most_threads);
   __shared__ typename Kernel::shared_memory shared;
 #if __CUDA_ARCH__ >= 900
   // All that was launched before is done and can be read, also where this launch began early. From here on the next one may:

@@ -92,6 +92,58 @@ LAMINA_HOST_DEVICE T left_over(T element, payload_type type, std::uint8_t scale_
   return is_finite(said) ? element - said : T(0);
 }
 
+/// What a byte of int4 holds.
+template <class T>
+LAMINA_HOST_DEVICE std::uint8_t pair_of(T first, T second, std::uint8_t scale_byte) {
+  return static_cast<std::uint8_t>((integer_of(first, payload_type::int4, scale_byte) & 0x0f) |
+                                   (integer_of(second, payload_type::int4, scale_byte) << 4));
+}
+
+/// What is loaded from a residual and stored to a payload at once.
+inline constexpr unsigned piece_bytes = 16;
+struct alignas(piece_bytes) payload_piece {
+  std::uint32_t word[piece_bytes / 4];
+};
+
+/// Elements of a piece of payload, all of which have one scale.
+template <class T, payload_type Type>
+constexpr unsigned elements_of_piece = Type == payload_type::as_is  ? piece_bytes / sizeof(T)
+                                       : Type == payload_type::int4 ? 2 * piece_bytes
+                                       : Type == payload_type::int8 ? piece_bytes
+                                                                    : piece_bytes / 2;
+
+/// The piece of elements that begin where 16 bytes can be loaded at once.
+template <class T, payload_type Type>
+LAMINA_HOST_DEVICE payload_piece piece_of(const T* from, std::uint8_t scale_byte) {
+  constexpr unsigned count = elements_of_piece<T, Type>;
+  constexpr unsigned bits = 8 * piece_bytes / count;
+  constexpr unsigned loaded_at_once = piece_bytes / sizeof(T);
+  struct alignas(piece_bytes) loads {
+    T at[loaded_at_once];
+  };
+  loads loaded[count / loaded_at_once];
+  for (unsigned k = 0; k < count / loaded_at_once; ++k) loaded[k] = reinterpret_cast<const loads*>(from)[k];
+  if constexpr (Type == payload_type::as_is) {
+    return __builtin_bit_cast(payload_piece, loaded[0]);
+  } else {
+    payload_piece piece = {};
+    for (unsigned i = 0; i < count; ++i) {
+      const T element = loaded[i / loaded_at_once].at[i % loaded_at_once];
+      std::uint32_t written = 0;
+      if constexpr (Type == payload_type::float16) {
+        written = lamina::detail::to_half<lamina::float16>(element).bits;
+      } else if constexpr (Type == payload_type::bfloat16) {
+        written = lamina::detail::to_half<lamina::bfloat16>(element).bits;
+      } else {
+        const auto integer = static_cast<std::uint8_t>(integer_of(element, Type, scale_byte));
+        written = Type == payload_type::int4 ? integer & 0x0fU : integer;
+      }
+      piece.word[i * bits / 32] |= written << (i * bits % 32);
+    }
+    return piece;
+  }
+}
+
 /// A team takes this many blocks one after the other; most are of layers that stay behind and cost it one bit each.
 inline constexpr unsigned packed_blocks_per_team = 4;
 
@@ -113,7 +165,7 @@ LAMINA_HOST_DEVICE void for_each_block(const model_view<T>& at, std::size_t inde
 template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned teams_at_once = sizeof(T) == 4 ? 2 : 1;
   struct shared_memory {
     block_scales scales;
   };
@@ -158,31 +210,68 @@ struct pack_kernel {
     const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
                                  at.sizes[place.layer], place.begin};
     if (has_blocks(type)) find_scales(team, type, from, place.count, shared.scales);
-    for (unsigned i = team.thread(); i < place.count; i += team.threads()) {
-      switch (type) {
-        case payload_type::float16:
-          *to.template at<lamina::float16>(i) = lamina::detail::to_half<lamina::float16>(from[i]);
-          break;
-        case payload_type::bfloat16:
-          *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
-          break;
-        case payload_type::int8:
-        case payload_type::int4: {
-          const std::uint8_t scale = shared.scales[i / payload_block_elements];
-          if (i % payload_block_elements == 0) *to.scale(i) = scale;
-          if (type == payload_type::int8) {
-            *to.integer(i) = static_cast<std::uint8_t>(integer_of(from[i], type, scale));
-          } else if (i % 2 == 0) {  // whose thread writes the element after it, too
-            const int second = i + 1 < place.count ? integer_of(from[i + 1], type, scale) : 0;
-            *to.pair(i) =
-                static_cast<std::uint8_t>((integer_of(from[i], type, scale) & 0x0f) | (second << 4));
-          }
-          break;
-        }
-        default:
-          *to.template at<T>(i) = from[i];
+    switch (type) {
+      case payload_type::float16:
+        return write<payload_type::float16>(team, shared, from, to, place.count);
+      case payload_type::bfloat16:
+        return write<payload_type::bfloat16>(team, shared, from, to, place.count);
+      case payload_type::int8:
+        return write<payload_type::int8>(team, shared, from, to, place.count);
+      case payload_type::int4:
+        return write<payload_type::int4>(team, shared, from, to, place.count);
+      default:
+        return write<payload_type::as_is>(team, shared, from, to, place.count);
+    }
+  }
+
+  // Where the block's payload begins at a multiple of 16 bytes, each thread writes as many at once, and the rest by elements.
+  LAMINA_ANY_CALLER template <payload_type Type, class Team>
+  LAMINA_HOST_DEVICE static void write(const Team& team, const shared_memory& shared, const T* from,
+                                       const payload_place<T>& to, unsigned count) {
+    constexpr unsigned at_once = elements_of_piece<T, Type>;
+    std::byte* const begin = place_of_block<Type>(to);
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(begin) % piece_bytes == 0;
+    const unsigned pieces = is_aligned ? count / at_once : 0;
+    for (unsigned piece = team.thread(); piece < pieces; piece += team.threads()) {
+      const unsigned first = piece * at_once;
+      const std::uint8_t scale = scale_of<Type>(shared, first);
+      if (has_blocks(Type) && first % payload_block_elements == 0) *to.scale(first) = scale;
+      reinterpret_cast<payload_piece*>(begin)[piece] = piece_of<T, Type>(from + first, scale);
+    }
+    constexpr unsigned step = Type == payload_type::int4 ? 2 : 1;  // elements of a byte stay together
+    for (unsigned i = pieces * at_once + step * team.thread(); i < count; i += step * team.threads()) {
+      const std::uint8_t scale = scale_of<Type>(shared, i);
+      if (has_blocks(Type) && i % payload_block_elements == 0) *to.scale(i) = scale;
+      if constexpr (Type == payload_type::float16) {
+        *to.template at<lamina::float16>(i) = lamina::detail::to_half<lamina::float16>(from[i]);
+      } else if constexpr (Type == payload_type::bfloat16) {
+        *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
+      } else if constexpr (Type == payload_type::int8) {
+        *to.integer(i) = static_cast<std::uint8_t>(integer_of(from[i], Type, scale));
+      } else if constexpr (Type == payload_type::int4) {
+        *to.pair(i) = pair_of(from[i], i + 1 < count ? from[i + 1] : T(0), scale);
+      } else {
+        *to.template at<T>(i) = from[i];
       }
     }
+  }
+
+  template <payload_type Type>
+  LAMINA_HOST_DEVICE static std::byte* place_of_block(const payload_place<T>& to) {
+    if constexpr (Type == payload_type::int8) {
+      return reinterpret_cast<std::byte*>(to.integer(0));
+    } else if constexpr (Type == payload_type::int4) {
+      return reinterpret_cast<std::byte*>(to.pair(0));
+    } else if constexpr (Type == payload_type::as_is) {
+      return reinterpret_cast<std::byte*>(to.template at<T>(0));
+    } else {
+      return reinterpret_cast<std::byte*>(to.template at<std::uint16_t>(0));
+    }
+  }
+
+  template <payload_type Type>
+  LAMINA_HOST_DEVICE static std::uint8_t scale_of(const shared_memory& shared, unsigned i) {
+    return has_blocks(Type) ? shared.scales[i / payload_block_elements] : std::uint8_t{0};
   }
 };
 

@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/detail/team.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
@@ -42,41 +44,20 @@ static_assert(std::is_trivially_copyable_v<decision_rules>);
 /// wait for each other. Decides by detail/decision.hpp, as lamina::layer_selector does.
 template <element T>
 struct select_kernel {
-  static constexpr unsigned threads = 1024;
+  static constexpr unsigned threads = 512;
   static constexpr unsigned teams_at_once = 1;
-  // Up to so many layers each thread adds up the layers below its own, which needs no passes; beyond it, by digits.
-  static constexpr unsigned ranked_layers = threads;
-  static constexpr unsigned digit_bits = 8;
-  static constexpr unsigned digits = 1U << digit_bits;
-
-  struct part {
-    std::size_t elements;
-    std::size_t bytes;
-  };
-
-  // Of a layer, for the search.
-  struct entry {
-    unsigned long long key;
-    unsigned long long elements;
-  };
-
-  struct ranked_entries {
-    unsigned long long key[ranked_layers];
-    unsigned long long elements[ranked_layers];
-  };
+  static constexpr unsigned layers_at_once = 8;  // of a thread
 
   struct shared_memory {
     union {
-      ranked_entries ranked;
-      unsigned long long of_digit[digits];
-      part parts[threads];
+      crossing_search::shared_memory search;
+      std::uint8_t is_sent[layers_at_once * most_threads];
     };
-    unsigned long long crossing;
-    unsigned long long above;
-    unsigned long long tied;
-    unsigned long long first_tied;
-    unsigned long long before;
-    bool found;
+    union {
+      team_scratch<1> sum;
+      team_scratch<3> least;
+      team_scratch<layers_at_once> begins;
+    };
   };
 
   model_view<T> at;
@@ -89,6 +70,7 @@ struct select_kernel {
   const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
   const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
   std::size_t largest_layer;
+  candidate* candidates;  // L, or none for up to crossing_search::ranked_at_most
 
   std::size_t teams() const { return 1; }
 
@@ -126,56 +108,72 @@ struct select_kernel {
         decision.threshold = searched(team, shared, product(ratio, elements));
       decision.sends_all = ratio == 0 || (ratio == 1 && !rules.refresh.fixed_threshold());
     }
-    // Whole bytes of the bitmap for each thread, in order, so that what is sent before them is known from few sums.
-    const std::size_t bytes = (at.layers + 7) / 8;
-    const std::size_t bytes_per_thread = (bytes + team.threads() - 1) / team.threads();
-    const std::size_t first = smaller(team.thread() * bytes_per_thread, bytes);
-    const std::size_t last = smaller(first + bytes_per_thread, bytes);
-    part sent = {0, 0};
-    for (std::size_t byte = first; byte < last; ++byte) {
-      unsigned bits = 0;
-      for (std::size_t layer = 8 * byte; layer < smaller(8 * byte + 8, at.layers); ++layer) {
-        if (!decision.sends(layer, values[layer], at.sizes[layer], at.cleared_in[layer], rule_of(layer)))
-          continue;
-        bits |= 1U << (layer % 8);
-        sent.elements += at.sizes[layer];
-        sent.bytes += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
-      }
-      at.bitmap[byte] = static_cast<std::uint8_t>(bits);
-    }
-    team.barrier();
-    shared.parts[team.thread()] = sent;
-    team.barrier();
-    if (team.thread() == 0) {
-      part all = {0, 0};
-      for (unsigned k = 0; k < team.threads() && k * bytes_per_thread < bytes; ++k) {
-        const part own = shared.parts[k];
-        shared.parts[k] = all;
-        all = {all.elements + own.elements, all.bytes + own.bytes};
-      }
-      step_state& state = *at.state;
-      state.step = decision.step;
-      state.threshold = decision.threshold;
-      state.allowance = allowance;
-      state.sent_elements = all.elements;
-      state.payload_bytes = all.bytes;
-      state.selected_by = kind;
-      state.store_phase(step_phase::selected);
-      auto* header = reinterpret_cast<lamina::detail::wire_header*>(at.prefix);
-      header->step = decision.step;
-      header->payload_bytes = all.bytes;
-    }
-    team.barrier();
-    std::size_t begin = first < last ? shared.parts[team.thread()].bytes : 0;
-    for (std::size_t layer = 8 * first; layer < smaller(8 * last, at.layers); ++layer) {
-      if (!at.is_sent(layer)) continue;
-      at.payload_begin[layer] = begin;
-      begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
-    }
+    const part sent = write_selection(team, shared, decision);
+    if (team.thread() != 0) return;
+    step_state& state = *at.state;
+    state.step = decision.step;
+    state.threshold = decision.threshold;
+    state.allowance = allowance;
+    state.sent_elements = sent.elements;
+    state.payload_bytes = sent.bytes;
+    state.selected_by = kind;
+    state.store_phase(step_phase::selected);
+    auto* header = reinterpret_cast<lamina::detail::wire_header*>(at.prefix);
+    header->step = decision.step;
+    header->payload_bytes = sent.bytes;
   }
 
  private:
-  LAMINA_HOST_DEVICE static std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+  struct part {
+    std::size_t elements;
+    std::size_t bytes;
+  };
+
+  // Bitmap and payload_begin, layers_at_once layers a thread at a time: each is looked at once, neighbours by neighbours.
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE part write_selection(const Team& team, shared_memory& shared,
+                                          const lamina::detail::step_decision& decision) const {
+    team.barrier();  // what was searched in the same memory may still be read
+    part sent = {0, 0};
+    const std::size_t stride = team.threads();
+    for (std::size_t first = 0; first < at.layers; first += layers_at_once * stride) {
+      unsigned long long begin[layers_at_once];
+      unsigned is_sent = 0;  // a bit each
+      for (unsigned k = 0; k < layers_at_once; ++k) {
+        const std::size_t place = k * stride + team.thread();
+        const std::size_t layer = first + place;
+        const bool goes = layer < at.layers && decision.sends(layer, values[layer], at.sizes[layer],
+                                                              at.cleared_in[layer], rule_of(layer));
+        const std::size_t elements = goes ? at.sizes[layer] : 0;
+        sent.elements += elements;
+        begin[k] = lamina::payload_bytes<T>(rules.payload, elements);
+        is_sent |= static_cast<unsigned>(goes) << k;
+        shared.is_sent[place] = goes ? 1 : 0;
+      }
+      const std::size_t bytes = team.sum_before(begin, shared.begins);
+      for (unsigned k = 0; k < layers_at_once; ++k) {
+        const std::size_t layer = first + k * stride + team.thread();
+        if (((is_sent >> k) & 1U) != 0) at.payload_begin[layer] = sent.bytes + begin[k];
+      }
+      sent.bytes += bytes;
+      const std::size_t byte = first / 8 + team.thread();
+      if (8 * byte < at.layers) {
+        unsigned bits = 0;
+        for (unsigned k = 0; k < 8; ++k)
+          bits |= static_cast<unsigned>(shared.is_sent[8 * team.thread() + k]) << k;
+        at.bitmap[byte] = static_cast<std::uint8_t>(bits);
+      }
+      team.barrier();
+    }
+    return {sum_over(team, shared, sent.elements), sent.bytes};
+  }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE static std::size_t sum_over(const Team& team, shared_memory& shared, std::size_t own) {
+    unsigned long long sum[1] = {own};
+    team.combine(sum, shared.sum, sum_of());
+    return sum[0];
+  }
 
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
     if (step >= rules.warm_up_steps || rules.drop_ratio == 1) return rules.drop_ratio;
@@ -198,22 +196,30 @@ struct select_kernel {
     return layer_rule::by_value;
   }
 
-  LAMINA_HOST_DEVICE entry ascending(std::size_t layer) const {
-    return {key_of(lamina::detail::search_value(search_values[layer], rule_of(layer))), at.sizes[layer]};
-  }
-  // What its value does not decide on does not count.
-  LAMINA_HOST_DEVICE entry descending(std::size_t layer) const {
-    const bool counts = rule_of(layer) == lamina::detail::layer_rule::by_value;
-    return {~key_of(lamina::detail::ordered_value(search_values[layer])), counts ? at.sizes[layer] : 0};
-  }
+  /// Layers as one of the searches sees them. One type, so that one text is compiled for all.
+  struct searched_layers {
+    const select_kernel* kernel;
+    enum class by { value, value_descending, place } order;
+    unsigned long long tied;  // by place: what does not have this key, descending, does not count
+
+    LAMINA_HOST_DEVICE candidate operator()(std::size_t layer) const {
+      const lamina::detail::layer_rule rule = kernel->rule_of(layer);
+      const double value = kernel->search_values[layer];
+      const std::size_t elements = kernel->at.sizes[layer];
+      if (order == by::value) return {key_of(lamina::detail::search_value(value, rule)), elements};
+      // What its value does not decide on does not count.
+      const unsigned long long key = ~key_of(lamina::detail::ordered_value(value));
+      const bool counts = rule == lamina::detail::layer_rule::by_value;
+      if (order == by::value_descending) return {key, counts ? elements : 0};
+      return {layer, counts && key == tied ? elements : 0};
+    }
+  };
 
   // As lamina::threshold_search::beyond.
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE double searched(const Team& team, shared_memory& shared, double limit) const {
-    find_crossing(team, shared, limit, [this](std::size_t layer) { return ascending(layer); });
-    const double threshold = shared.found ? value_of(shared.crossing) : invalid_threshold;
-    team.barrier();
-    return threshold;
+    const crossing found = find_crossing(team, shared, limit, {this, searched_layers::by::value, 0});
+    return found.is_found ? value_of(found.key) : invalid_threshold;
   }
 
   // As lamina::layer_selector: the smallest value above the first that does not fit, and of the layers that have that one
@@ -222,139 +228,47 @@ struct select_kernel {
   LAMINA_HOST_DEVICE void within_budget(const Team& team, shared_memory& shared, double most,
                                         lamina::detail::step_decision& decision) const {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    find_crossing(team, shared, most, [this](std::size_t layer) { return descending(layer); });
-    const bool found = shared.found;
-    const std::uint64_t crossing = ~shared.crossing;
-    team.barrier();
+    const searched_layers descending = {this, searched_layers::by::value_descending, 0};
+    const crossing found = find_crossing(team, shared, most, descending);
     decision.threshold = -infinity;
-    if (!found) return;
-    if (team.thread() == 0) {
-      shared.above = key_of(infinity);
-      shared.before = 0;
-      shared.tied = 0;
-      shared.first_tied = at.layers;
-    }
-    team.barrier();
+    if (!found.is_found) return;
+    // Above it, and the first and the last layer that are tied.
+    unsigned long long least[3] = {key_of(infinity), at.layers, ~0ULL};
     for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      const entry each = descending(layer);
+      const candidate each = descending(layer);
       if (each.elements == 0) continue;
-      if (~each.key > crossing) {
-        team.lower(shared.above, ~each.key);
-        team.add(shared.before, each.elements);
-      } else if (~each.key == crossing) {
-        team.add(shared.tied, 1);
-        team.lower(shared.first_tied, layer);
+      if (each.key < found.key) least[0] = least_of()(least[0], ~each.key);
+      if (each.key == found.key) {
+        least[1] = least_of()(least[1], layer);
+        least[2] = ~layer;
       }
     }
-    team.barrier();
-    const double left = most - static_cast<double>(shared.before);
-    const unsigned long long first_tied = shared.first_tied;
-    const bool may_part = shared.tied > 1;
-    decision.threshold = value_of(shared.above);
-    team.barrier();
-    std::size_t end = first_tied;  // alone it does not fit
-    if (may_part) {
-      find_crossing(team, shared, left, [this, crossing](std::size_t layer) {
-        const entry each = descending(layer);
-        return entry{layer, ~each.key == crossing ? each.elements : 0};
-      });
-      end = shared.crossing;
-      team.barrier();
+    team.combine(least, shared.least, least_of());
+    const unsigned long long first_tied = least[1];
+    unsigned long long end = first_tied;  // alone it does not fit
+    if (first_tied != ~least[2]) {
+      const double left = most - static_cast<double>(found.before);
+      end = find_crossing(team, shared, left, {this, searched_layers::by::place, found.key}).key;
     }
-    if (end > first_tied) decision.threshold = value_of(crossing);
-    if (decision.threshold == value_of(crossing)) decision.equals_end = end;
+    const double value = value_of(~found.key);
+    decision.threshold = end > first_tied ? value : value_of(least[0]);
+    if (decision.threshold == value) decision.equals_end = end;
   }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE std::size_t elements_always_sent(const Team& team, shared_memory& shared) const {
     if (always_sent == nullptr) return 0;
-    if (team.thread() == 0) shared.above = 0;
-    team.barrier();
+    std::size_t elements = 0;
     for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      if (rule_of(layer) == lamina::detail::layer_rule::always) team.add(shared.above, at.sizes[layer]);
+      if (rule_of(layer) == lamina::detail::layer_rule::always) elements += at.sizes[layer];
     }
-    team.barrier();
-    const std::size_t elements = shared.above;
-    team.barrier();
-    return elements;
+    return sum_over(team, shared, elements);
   }
 
-  // shared.crossing: the first key in ascending order with which the sum of the sizes is greater than the limit.
-  LAMINA_ANY_CALLER template <class Team, class Entry>
-  LAMINA_HOST_DEVICE void find_crossing(const Team& team, shared_memory& shared, double limit,
-                                        const Entry& entry_of) const {
-    if (team.thread() == 0) {
-      shared.found = false;
-      shared.before = 0;
-      shared.crossing = 0;
-    }
-    if (at.layers <= ranked_layers) {
-      rank(team, shared, limit, entry_of);
-    } else {
-      narrow(team, shared, limit, entry_of);
-    }
-    team.barrier();
-  }
-
-  LAMINA_ANY_CALLER template <class Team, class Entry>
-  LAMINA_HOST_DEVICE void rank(const Team& team, shared_memory& shared, double limit,
-                               const Entry& entry_of) const {
-    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      const entry each = entry_of(layer);
-      shared.ranked.key[layer] = each.key;
-      shared.ranked.elements[layer] = each.elements;
-    }
-    team.barrier();
-    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      const unsigned long long own = shared.ranked.key[layer];
-      unsigned long long before = 0;
-      unsigned long long tied = 0;
-      bool is_first = shared.ranked.elements[layer] > 0;
-      for (std::size_t other = 0; other < at.layers; ++other) {
-        const unsigned long long theirs = shared.ranked.key[other];
-        const unsigned long long count = shared.ranked.elements[other];
-        if (theirs < own) before += count;
-        if (theirs == own) tied += count;
-        if (theirs == own && other < layer && count > 0) is_first = false;
-      }
-      if (is_first && static_cast<double>(before) <= limit && static_cast<double>(before + tied) > limit) {
-        shared.crossing = own;
-        shared.found = true;
-      }
-    }
-  }
-
-  // Digit by digit from the highest: which value of the digit crosses, among the keys that begin as far as is known.
-  LAMINA_ANY_CALLER template <class Team, class Entry>
-  LAMINA_HOST_DEVICE void narrow(const Team& team, shared_memory& shared, double limit,
-                                 const Entry& entry_of) const {
-    for (unsigned shift = 64; shift > 0;) {
-      shift -= digit_bits;
-      for (unsigned digit = team.thread(); digit < digits; digit += team.threads())
-        shared.of_digit[digit] = 0;
-      team.barrier();
-      const unsigned long long known = shared.crossing;
-      for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-        const entry each = entry_of(layer);
-        const bool begins_alike = shift + digit_bits == 64 || (each.key ^ known) >> (shift + digit_bits) == 0;
-        if (begins_alike) team.add(shared.of_digit[(each.key >> shift) % digits], each.elements);
-      }
-      team.barrier();
-      if (team.thread() == 0) {
-        unsigned long long before = shared.before;
-        unsigned digit = 0;
-        while (digit < digits && !(static_cast<double>(before + shared.of_digit[digit]) > limit)) {
-          before += shared.of_digit[digit++];
-        }
-        shared.found = digit < digits;
-        if (shared.found) {
-          shared.crossing = known | (static_cast<unsigned long long>(digit) << shift);
-          shared.before = before;
-        }
-      }
-      team.barrier();
-      if (!shared.found) return;  // only possible in the first round
-    }
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE crossing find_crossing(const Team& team, shared_memory& shared, double limit,
+                                            const searched_layers& layers) const {
+    return crossing_search::find(team, shared.search, candidates, at.layers, limit, layers);
   }
 };
 

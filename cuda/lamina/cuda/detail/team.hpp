@@ -39,6 +39,26 @@ std::size_t teams_of(const Kernel& kernel, std::size_t at_once) {
   }
 }
 
+inline constexpr unsigned most_threads = 1024;  // of a team
+
+/// What a team exchanges numbers through, `Count` of each thread: shared memory of its own.
+template <unsigned Count>
+struct team_scratch {
+  unsigned long long of_warp[Count][most_threads / 32];
+  unsigned long long all;
+};
+
+struct sum_of {
+  LAMINA_HOST_DEVICE unsigned long long operator()(unsigned long long a, unsigned long long b) const {
+    return a + b;
+  }
+};
+struct least_of {
+  LAMINA_HOST_DEVICE unsigned long long operator()(unsigned long long a, unsigned long long b) const {
+    return b < a ? b : a;
+  }
+};
+
 class serial_team {
  public:
   LAMINA_HOST_DEVICE serial_team(std::size_t index, std::size_t teams) : index_(index), teams_(teams) {}
@@ -47,10 +67,24 @@ class serial_team {
   LAMINA_HOST_DEVICE unsigned thread() const { return 0; }
   LAMINA_HOST_DEVICE unsigned threads() const { return 1; }
   LAMINA_HOST_DEVICE void barrier() const {}
-  /// Of the team's shared memory.
-  LAMINA_HOST_DEVICE void add(unsigned long long& to, unsigned long long value) const { to += value; }
-  LAMINA_HOST_DEVICE void lower(unsigned long long& to, unsigned long long value) const {
-    if (value < to) to = value;
+
+  /// Called by all of the team, with what each thread has: afterwards each has all of them combined. In whatever order, which
+  /// does not matter to integers. What the threads wrote before may be read afterwards.
+  template <unsigned Count, class Combine>
+  LAMINA_HOST_DEVICE void combine(unsigned long long (&)[Count], team_scratch<Count>&, const Combine&) const {
+  }
+  /// Called by all of the team: values[k] of thread t is the (k * threads() + t)-th of their numbers, and becomes the sum of
+  /// those before it. Returns the sum of all. What the threads wrote before may be read afterwards.
+  template <unsigned Count>
+  LAMINA_HOST_DEVICE unsigned long long sum_before(unsigned long long (&values)[Count],
+                                                   team_scratch<Count>&) const {
+    unsigned long long sum = 0;
+    for (unsigned long long& each : values) {
+      const unsigned long long value = each;
+      each = sum;
+      sum += value;
+    }
+    return sum;
   }
 
   /// Copies 4, 8 or 16 bytes, aligned to as many, to the team's shared memory, at any time until the thread has waited for
