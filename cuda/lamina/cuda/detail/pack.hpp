@@ -3,9 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
-#include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/payload.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
@@ -15,134 +14,6 @@
 
 /// The kernels that walk the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
-
-/// Elements of a layer and how they are written: where element i of a block stands in a payload.
-template <class T>
-struct payload_place {
-  std::byte* layer;
-  std::size_t elements;  // of the layer
-  std::size_t begin;     // of the block
-
-  template <class Written>
-  LAMINA_HOST_DEVICE Written* at(unsigned i) const {
-    return reinterpret_cast<Written*>(layer) + begin + i;
-  }
-  LAMINA_HOST_DEVICE std::uint8_t* scale(unsigned i) const {
-    return reinterpret_cast<std::uint8_t*>(layer) + (begin + i) / payload_block_elements;
-  }
-  /// The byte of an int8, or of two elements of int4, the first of which is in its lower half.
-  LAMINA_HOST_DEVICE std::uint8_t* integer(unsigned i) const {
-    return reinterpret_cast<std::uint8_t*>(layer) + payload_blocks(elements) + begin + i;
-  }
-  LAMINA_HOST_DEVICE std::uint8_t* pair(unsigned i) const {
-    return reinterpret_cast<std::uint8_t*>(layer) + payload_blocks(elements) + (begin + i) / 2;
-  }
-};
-
-/// The scales of a block's elements, 64 of which share one.
-using block_scales = std::uint8_t[block_elements / payload_block_elements];
-
-/// All of the team calls it, and may read the scales then, until it is called again.
-LAMINA_ANY_CALLER template <class T, class Team>
-LAMINA_HOST_DEVICE void find_scales(const Team& team, payload_type type, const T* block, unsigned count,
-                                    block_scales& scales) {
-  constexpr auto group = static_cast<unsigned>(payload_block_elements);
-  team.barrier();
-  for (unsigned g = team.thread(); g * group < count; g += team.threads()) {
-    T largest = 0;
-    for (unsigned i = g * group; i < (g + 1) * group && i < count; ++i) {
-      const T magnitude = block[i] < 0 ? -block[i] : block[i];
-      if (magnitude > largest) largest = magnitude;
-    }
-    scales[g] = type == payload_type::int4 ? lamina::detail::block_scale<T, payload_type::int4>(largest)
-                                           : lamina::detail::block_scale<T, payload_type::int8>(largest);
-  }
-  team.barrier();
-}
-
-/// The integer that is written of an element, whose block has this scale.
-template <class T>
-LAMINA_HOST_DEVICE std::int8_t integer_of(T element, payload_type type, std::uint8_t scale_byte) {
-  const T inverse = T(1) / lamina::detail::scale_value<T>(scale_byte);
-  return type == payload_type::int4 ? lamina::detail::to_integer<T, payload_type::int4>(element, inverse)
-                                    : lamina::detail::to_integer<T, payload_type::int8>(element, inverse);
-}
-
-/// What a payload of this type says of an element.
-template <class T>
-LAMINA_HOST_DEVICE T said_of(T element, payload_type type, std::uint8_t scale_byte) {
-  switch (type) {
-    case payload_type::float16:
-      return to_float(lamina::detail::to_half<lamina::float16>(element));
-    case payload_type::bfloat16:
-      return to_float(lamina::detail::to_half<lamina::bfloat16>(element));
-    case payload_type::int8:
-    case payload_type::int4:
-      return static_cast<T>(integer_of(element, type, scale_byte)) *
-             lamina::detail::scale_value<T>(scale_byte);
-    default:
-      return element;
-  }
-}
-
-/// What rounding took away of an element. NaN and infinity leave nothing over.
-template <class T>
-LAMINA_HOST_DEVICE T left_over(T element, payload_type type, std::uint8_t scale_byte) {
-  const T said = said_of(element, type, scale_byte);
-  return is_finite(said) ? element - said : T(0);
-}
-
-/// What a byte of int4 holds.
-template <class T>
-LAMINA_HOST_DEVICE std::uint8_t pair_of(T first, T second, std::uint8_t scale_byte) {
-  return static_cast<std::uint8_t>((integer_of(first, payload_type::int4, scale_byte) & 0x0f) |
-                                   (integer_of(second, payload_type::int4, scale_byte) << 4));
-}
-
-/// What is loaded from a residual and stored to a payload at once.
-inline constexpr unsigned piece_bytes = 16;
-struct alignas(piece_bytes) payload_piece {
-  std::uint32_t word[piece_bytes / 4];
-};
-
-/// Elements of a piece of payload, all of which have one scale.
-template <class T, payload_type Type>
-constexpr unsigned elements_of_piece = Type == payload_type::as_is  ? piece_bytes / sizeof(T)
-                                       : Type == payload_type::int4 ? 2 * piece_bytes
-                                       : Type == payload_type::int8 ? piece_bytes
-                                                                    : piece_bytes / 2;
-
-/// The piece of elements that begin where 16 bytes can be loaded at once.
-template <class T, payload_type Type>
-LAMINA_HOST_DEVICE payload_piece piece_of(const T* from, std::uint8_t scale_byte) {
-  constexpr unsigned count = elements_of_piece<T, Type>;
-  constexpr unsigned bits = 8 * piece_bytes / count;
-  constexpr unsigned loaded_at_once = piece_bytes / sizeof(T);
-  struct alignas(piece_bytes) loads {
-    T at[loaded_at_once];
-  };
-  loads loaded[count / loaded_at_once];
-  for (unsigned k = 0; k < count / loaded_at_once; ++k) loaded[k] = reinterpret_cast<const loads*>(from)[k];
-  if constexpr (Type == payload_type::as_is) {
-    return __builtin_bit_cast(payload_piece, loaded[0]);
-  } else {
-    payload_piece piece = {};
-    for (unsigned i = 0; i < count; ++i) {
-      const T element = loaded[i / loaded_at_once].at[i % loaded_at_once];
-      std::uint32_t written = 0;
-      if constexpr (Type == payload_type::float16) {
-        written = lamina::detail::to_half<lamina::float16>(element).bits;
-      } else if constexpr (Type == payload_type::bfloat16) {
-        written = lamina::detail::to_half<lamina::bfloat16>(element).bits;
-      } else {
-        const auto integer = static_cast<std::uint8_t>(integer_of(element, Type, scale_byte));
-        written = Type == payload_type::int4 ? integer & 0x0fU : integer;
-      }
-      piece.word[i * bits / 32] |= written << (i * bits % 32);
-    }
-    return piece;
-  }
-}
 
 /// A team takes this many blocks one after the other; most are of layers that stay behind and cost it one bit each.
 inline constexpr unsigned packed_blocks_per_team = 4;
@@ -165,9 +36,9 @@ LAMINA_HOST_DEVICE void for_each_block(const model_view<T>& at, std::size_t inde
 template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = sizeof(T) == 4 ? 2 : 1;
+  static constexpr unsigned teams_at_once = 1;
   struct shared_memory {
-    block_scales scales;
+    staged_block<T> staged;
   };
 
   model_view<T> at;
@@ -189,7 +60,7 @@ struct pack_kernel {
     }
     if (!may_encode) return;
     for_each_block(at, team.index() - 1, [&](const block_place& place) {
-      if (at.is_sent(place.layer)) pack(team, shared, place);
+      if (at.is_sent(place.layer)) pack(team, shared.staged, place);
     });
   }
 
@@ -205,73 +76,50 @@ struct pack_kernel {
   }
 
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void pack(const Team& team, shared_memory& shared, const block_place& place) const {
+  LAMINA_HOST_DEVICE void pack(const Team& team, staged_block<T>& staged, const block_place& place) const {
     const T* from = at.residual + at.offsets[place.layer] + place.begin;
-    const payload_place<T> to = {frame + at.prefix_bytes + at.payload_begin[place.layer],
-                                 at.sizes[place.layer], place.begin};
-    if (has_blocks(type)) find_scales(team, type, from, place.count, shared.scales);
+    std::byte* layer = frame + at.prefix_bytes + at.payload_begin[place.layer];
+    stage(team, type, from, place.count, staged);
     switch (type) {
       case payload_type::float16:
-        return write<payload_type::float16>(team, shared, from, to, place.count);
+        return write_halves<lamina::float16>(team, layer, staged, place);
       case payload_type::bfloat16:
-        return write<payload_type::bfloat16>(team, shared, from, to, place.count);
+        return write_halves<lamina::bfloat16>(team, layer, staged, place);
       case payload_type::int8:
-        return write<payload_type::int8>(team, shared, from, to, place.count);
       case payload_type::int4:
-        return write<payload_type::int4>(team, shared, from, to, place.count);
+        return write_integers(team, reinterpret_cast<std::uint8_t*>(layer), staged, place);
       default:
-        return write<payload_type::as_is>(team, shared, from, to, place.count);
+        write_units(team, reinterpret_cast<T*>(layer) + place.begin, place.count,
+                    [&](unsigned i) { return staged[i]; });
     }
   }
 
-  // Where the block's payload begins at a multiple of 16 bytes, each thread writes as many at once, and the rest by elements.
-  LAMINA_ANY_CALLER template <payload_type Type, class Team>
-  LAMINA_HOST_DEVICE static void write(const Team& team, const shared_memory& shared, const T* from,
-                                       const payload_place<T>& to, unsigned count) {
-    constexpr unsigned at_once = elements_of_piece<T, Type>;
-    std::byte* const begin = place_of_block<Type>(to);
-    const bool is_aligned = reinterpret_cast<std::uintptr_t>(begin) % piece_bytes == 0;
-    const unsigned pieces = is_aligned ? count / at_once : 0;
-    for (unsigned piece = team.thread(); piece < pieces; piece += team.threads()) {
-      const unsigned first = piece * at_once;
-      const std::uint8_t scale = scale_of<Type>(shared, first);
-      if (has_blocks(Type) && first % payload_block_elements == 0) *to.scale(first) = scale;
-      reinterpret_cast<payload_piece*>(begin)[piece] = piece_of<T, Type>(from + first, scale);
-    }
-    constexpr unsigned step = Type == payload_type::int4 ? 2 : 1;  // elements of a byte stay together
-    for (unsigned i = pieces * at_once + step * team.thread(); i < count; i += step * team.threads()) {
-      const std::uint8_t scale = scale_of<Type>(shared, i);
-      if (has_blocks(Type) && i % payload_block_elements == 0) *to.scale(i) = scale;
-      if constexpr (Type == payload_type::float16) {
-        *to.template at<lamina::float16>(i) = lamina::detail::to_half<lamina::float16>(from[i]);
-      } else if constexpr (Type == payload_type::bfloat16) {
-        *to.template at<lamina::bfloat16>(i) = lamina::detail::to_half<lamina::bfloat16>(from[i]);
-      } else if constexpr (Type == payload_type::int8) {
-        *to.integer(i) = static_cast<std::uint8_t>(integer_of(from[i], Type, scale));
-      } else if constexpr (Type == payload_type::int4) {
-        *to.pair(i) = pair_of(from[i], i + 1 < count ? from[i + 1] : T(0), scale);
-      } else {
-        *to.template at<T>(i) = from[i];
-      }
-    }
+  LAMINA_ANY_CALLER template <class Half, class Team>
+  LAMINA_HOST_DEVICE void write_halves(const Team& team, std::byte* layer, const staged_block<T>& staged,
+                                       const block_place& place) const {
+    write_units(team, reinterpret_cast<Half*>(layer) + place.begin, place.count,
+                [&](unsigned i) { return lamina::detail::to_half<Half>(staged[i]); });
   }
 
-  template <payload_type Type>
-  LAMINA_HOST_DEVICE static std::byte* place_of_block(const payload_place<T>& to) {
-    if constexpr (Type == payload_type::int8) {
-      return reinterpret_cast<std::byte*>(to.integer(0));
-    } else if constexpr (Type == payload_type::int4) {
-      return reinterpret_cast<std::byte*>(to.pair(0));
-    } else if constexpr (Type == payload_type::as_is) {
-      return reinterpret_cast<std::byte*>(to.template at<T>(0));
-    } else {
-      return reinterpret_cast<std::byte*>(to.template at<std::uint16_t>(0));
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void write_integers(const Team& team, std::uint8_t* layer, const staged_block<T>& staged,
+                                         const block_place& place) const {
+    constexpr auto group = static_cast<unsigned>(payload_block_elements);
+    write_units(team, layer + place.begin / group, (place.count + group - 1) / group,
+                [&](unsigned g) { return staged.scale[g]; });
+    std::uint8_t* integers = layer + payload_blocks(at.sizes[place.layer]);
+    const auto integer = [&](unsigned i) {
+      return static_cast<std::uint8_t>(integer_of(staged[i], type, staged.scale[i / group]));
+    };
+    if (type == payload_type::int8) {
+      write_units(team, integers + place.begin, place.count, integer);
+      return;
     }
-  }
-
-  template <payload_type Type>
-  LAMINA_HOST_DEVICE static std::uint8_t scale_of(const shared_memory& shared, unsigned i) {
-    return has_blocks(Type) ? shared.scales[i / payload_block_elements] : std::uint8_t{0};
+    // Two to a byte, the first of which is in its lower half.
+    write_units(team, integers + place.begin / 2, (place.count + 1) / 2, [&](unsigned pair) {
+      const unsigned second = 2 * pair + 1 < place.count ? integer(2 * pair + 1) : 0U;
+      return static_cast<std::uint8_t>((integer(2 * pair) & 0x0fU) | (second << 4U));
+    });
   }
 };
 
@@ -283,7 +131,7 @@ struct commit_kernel {
   static constexpr unsigned threads = 256;
   static constexpr unsigned teams_at_once = 1;
   struct shared_memory {
-    block_scales scales;
+    staged_block<T> staged;
   };
 
   model_view<T> at;
@@ -329,18 +177,24 @@ struct commit_kernel {
       at.is_clear[place.layer] = type == payload_type::as_is;
     }
     const std::size_t offset = at.offsets[place.layer] + place.begin;
-    if (type != payload_type::as_is) subtract(team, shared, at.residual + offset, place.count);
+    if (type != payload_type::as_is) subtract(team, shared.staged, at.residual + offset, place.count);
     if (at.velocity == nullptr) return;
     for (unsigned i = team.thread(); i < place.count; i += team.threads()) at.velocity[offset + i] = T(0);
   }
 
+  // Each thread what it has staged itself, 16 bytes of residual at a time.
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void subtract(const Team& team, shared_memory& shared, T* block, unsigned count) const {
-    if (has_blocks(type)) find_scales(team, type, block, count, shared.scales);
-    for (unsigned i = team.thread(); i < count; i += team.threads()) {
+  LAMINA_HOST_DEVICE void subtract(const Team& team, staged_block<T>& staged, T* block,
+                                   unsigned count) const {
+    stage(team, type, block, count, staged);
+    for (unsigned q = team.thread(); 4 * q < count; q += team.threads()) {
+      quad<T> four = staged.four[q];
       const std::uint8_t scale =
-          has_blocks(type) ? shared.scales[i / payload_block_elements] : std::uint8_t{0};
-      block[i] = left_over(block[i], type, scale);
+          has_blocks(type) ? staged.scale[4 * q / payload_block_elements] : std::uint8_t{0};
+      for (unsigned k = 0; k < 4; ++k) {
+        if (4 * q + k < count) four.at[k] = left_over(four.at[k], type, scale);
+      }
+      store_words(block + 4 * q, four);
     }
   }
 };

@@ -84,10 +84,17 @@ struct end_of_gradients {
     if (team.thread() == 0) note_phase();
     if (!selects) return;
     team.barrier();
-    select(team, shared);
+    decide(team, shared, select);
   }
 
  private:
+  // Called: beside the pass its registers would not fit.
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE LAMINA_CALLED static void decide(const Team& team, shared_memory& shared,
+                                                      const select_kernel<T>& select) {
+    select(team, shared);
+  }
+
   LAMINA_HOST_DEVICE void note_phase() const {
     const bool commits = before.is_committed_by(*state);
     if (commits) {
