@@ -82,7 +82,10 @@ class gradient_compressor {
   /// naming the option, for one outside its range, for options.decide other than at_end and options.priority other than value,
   /// which the host alone has yet, and for a model without layers; out_of_memory, naming what it is for.
   ///
-  /// \param memory  where all device memory comes from; null: cudaMalloc, as Thrust calls it
+  /// \param model    of the gradients
+  /// \param options  as those of the host, without what is named above
+  /// \param functor  the representative
+  /// \param memory   where all device memory comes from; null: cudaMalloc, as Thrust calls it
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
                                memory_resource* memory = nullptr)
       : options_(options),
