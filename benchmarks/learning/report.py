@@ -63,6 +63,11 @@ class Outcome:
         losses = self.losses()
         return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
 
+    def behind(self, other: "Outcome") -> list[float]:
+        """By how much each run ended behind the run of `other` with the same seed: those not tuned on, where both have any."""
+        pairs = [(run.row.seed, run.sort_key() - of.sort_key()) for run in self.runs for of in other.runs if run.row.seed == of.row.seed]
+        return [by for seed, by in pairs if seed != TUNING_SEED] or [by for _, by in pairs]
+
     def period_loss(self) -> "float | None":
         """The mean of the runs that losses() counts; None where one has none."""
         of = [run.period_loss for run in self.counted()]
@@ -132,6 +137,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
+def difference(of: list[float]) -> str:
+    """The mean of differences of the same seed, and its standard error."""
+    if not of or not math.isfinite(sum(of)):
+        return ""
+    error = f" ± {statistics.stdev(of) / math.sqrt(len(of)):.3f}" if len(of) > 1 else ""
+    return f"{statistics.fmean(of):+.3f}{error}"
+
+
 def tuned(row: Row) -> str:
     if row.scheme == "sparseloco":
         return f"{row.rate:g}; {row.outer_rate:g}"
@@ -144,13 +157,13 @@ def table(results: list[Result]):
     yield "| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
     yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|"
     for (workers, steps), of in outcomes(results).items():
-        dense = next((each.loss() for each in of if title(each.best.row) == "dense, fp32"), None)
+        dense = next((each for each in of if title(each.best.row) == "dense, fp32"), None)
         for outcome in of:
             row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
             cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),
                      f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", ", ".join(str(run.row.seed) for run in outcome.counted()),
                      number(loss) + ("" if error is None else f" ± {error:.3f}"),
-                     "" if dense is None or math.isinf(loss) else f"{loss - dense:+.3f}",
+                     "" if dense is None or outcome is dense else difference(outcome.behind(dense)),
                      "" if outcome.period_loss() is None else number(outcome.period_loss()))
             yield f"| {' | '.join(map(str, cells))} |"
 
