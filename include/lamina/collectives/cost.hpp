@@ -111,12 +111,11 @@ namespace detail {
   return total;
 }
 
-/// Seconds of an all_reduce of `elements` that goes in collectives of `chunk` at most, which is at least 1. Throws as rounds_of does.
-[[nodiscard]] inline double seconds_in_chunks(algorithm how, std::size_t ranks, std::size_t elements,
-                                              std::size_t chunk, const cost_table& costs) {
-  const auto seconds = [&](std::size_t of) {
-    return of == 0 ? 0 : seconds_of(operation::all_reduce, how, ranks, of, costs);
-  };
+/// Seconds of `elements` that go in collectives of `chunk` at most, which is at least 1. Throws as rounds_of does.
+[[nodiscard]] inline double seconds_in_chunks(operation what, algorithm how, std::size_t ranks,
+                                              std::size_t elements, std::size_t chunk,
+                                              const cost_table& costs) {
+  const auto seconds = [&](std::size_t of) { return of == 0 ? 0 : seconds_of(what, how, ranks, of, costs); };
   const std::size_t whole = elements / chunk;
   return (whole == 0 ? 0 : static_cast<double>(whole) * seconds(chunk)) + seconds(elements % chunk);
 }
@@ -130,7 +129,7 @@ namespace detail {
   algorithm best = order[0];
   double least = std::numeric_limits<double>::infinity();
   for (const algorithm each : order) {
-    const double seconds = seconds_in_chunks(each, ranks, elements, chunk, costs);
+    const double seconds = seconds_in_chunks(operation::all_reduce, each, ranks, elements, chunk, costs);
     // Sums that are equal but for their rounding are ties.
     if (seconds < least * (1 - 1e-9)) {
       best = each;

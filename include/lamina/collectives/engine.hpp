@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -67,7 +66,8 @@ struct engine_totals {
 };
 
 /// The mean gradient of each layer over all ranks, computed beside the backward pass: layers are handed over as their gradients become
-/// ready, and the buckets of the plan are summed in its order, one collective at a time.
+/// ready, and the buckets of the plan are summed in its order, one collective at a time. Of a gathered layer each rank hands its slice
+/// over, and all ranks get all slices as they are: gathered().
 ///
 ///     engine.begin_step();                                  // before backward
 ///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
@@ -105,7 +105,8 @@ class engine {
     tasks_ = has_owners ? plan_.tasks_of_owners(options_.ready_seconds) : plan_.tasks();
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
     for (std::size_t b = 0; b < buckets_.size(); ++b)
-      buckets_[b].predicted_seconds = plan_.seconds_of(plan_.buckets()[b]) / (has_owners ? 2 : 1);
+      buckets_[b].predicted_seconds =
+          plan_.seconds_of(plan_.buckets()[b]) / (has_owners && !plan_.buckets()[b].is_gathered ? 2 : 1);
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
   }
@@ -152,12 +153,16 @@ class engine {
     work_.notify_one();  // the first step has the opening sum to make
   }
 
-  /// Hands over the gradient of a layer, which is copied. std::out_of_range for the layer, std::invalid_argument for its size, and
-  /// std::logic_error before begin_step(), or where the layer was handed over in this step.
+  /// Hands over the gradient of a layer, or this rank's slice of a gathered one, which is copied. std::out_of_range for the layer,
+  /// std::invalid_argument for its size, and std::logic_error before begin_step(), or where the layer was handed over in this step.
   void ready(std::size_t layer, std::span<const float> gradient) {
-    plan_.model().check_size(layer, gradient.size());
+    if (is_gathered(layer)) {
+      check_slice(layer, gradient.size());
+    } else {
+      plan_.model().check_size(layer, gradient.size());
+    }
     check_open(layer);
-    if (!gradient.empty()) std::memcpy(staging_.place(layer), gradient.data(), gradient.size_bytes());
+    std::ranges::copy(gradient, staging_.own_place(layer).begin());
     hand_over(layer, phase::sent);
   }
 
@@ -183,14 +188,21 @@ class engine {
   void drain() { wait_for(tasks_.size(), 0); }
 
   /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
-  /// std::logic_error where it is not there yet, or belongs to owners.
+  /// std::logic_error where it is not there yet, belongs to owners, or is gathered.
   [[nodiscard]] std::span<float> mean(std::size_t layer) {
+    if (is_gathered(layer)) throw std::logic_error(sentence(layer, " is gathered and has no mean"));
     if (options_.update) throw std::logic_error(sentence(layer, " has its mean with its owners alone"));
     return whole(layer);
   }
   /// With owners, the new parameters: otherwise as mean().
   [[nodiscard]] std::span<float> parameters(std::size_t layer) {
+    if (is_gathered(layer)) throw std::logic_error(sentence(layer, " is gathered and has no owners"));
     if (!options_.update) throw std::logic_error(sentence(layer, " has no owners: options.update is empty"));
+    return whole(layer);
+  }
+  /// The slices of all ranks, that of rank 0 first: otherwise as mean(). std::logic_error where the layer is not layer_class::gathered.
+  [[nodiscard]] std::span<float> gathered(std::size_t layer) {
+    if (!is_gathered(layer)) throw std::logic_error(sentence(layer, " is summed, not gathered"));
     return whole(layer);
   }
 
@@ -233,6 +245,15 @@ class engine {
   [[nodiscard]] std::string sentence(std::size_t layer, const char* what) const {
     return "layer " + std::to_string(layer) + " '" + plan_.model()[layer].name + "'" + what + " in step " +
            std::to_string(step_);
+  }
+  void check_slice(std::size_t layer, std::size_t elements) const {
+    if (elements == plan_.handed_over(layer)) return;
+    throw std::invalid_argument("layer " + std::to_string(layer) + " '" + plan_.model()[layer].name +
+                                "' is gathered in slices of " + std::to_string(plan_.handed_over(layer)) +
+                                " elements, not of " + std::to_string(elements));
+  }
+  [[nodiscard]] bool is_gathered(std::size_t layer) const {
+    return plan_.buckets()[plan_.place(layer).bucket].is_gathered;
   }
   [[nodiscard]] std::span<float> whole(std::size_t layer) {
     if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));

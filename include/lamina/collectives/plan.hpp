@@ -31,7 +31,11 @@ namespace lamina::inline LAMINA_ABI::collectives {
 
 /// What a layer belongs to. Biases and batch normalisation go with the module that owns them; normalisation is convolutional. It
 /// comes from the types of a network's modules, not from shapes: a convolution of 1x1 may have two dimensions elsewhere.
-enum class layer_class : std::uint8_t { convolutional, fully_connected };
+///
+/// A gathered layer is not summed: it is P slices of one length, of which rank r has slice r, and all ranks get all of them. Its
+/// collective is an all_gather by algorithm::pairwise, which sends (P - 1)/P of its elements. Inputs and output errors of a fully
+/// connected layer go so, from which each rank makes the gradient of all ranks (gathered_linear).
+enum class layer_class : std::uint8_t { convolutional, fully_connected, gathered };
 
 /// How the algorithm of a bucket is chosen.
 class algorithm_choice {
@@ -76,11 +80,12 @@ class plan_error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Layers that are summed together.
+/// Layers that are summed together, or gathered.
 struct bucket {
   std::vector<std::size_t> layers;  ///< in the order in which their gradients become ready
   std::size_t elements = 0;
   algorithm how = algorithm::pairwise;
+  bool is_gathered = false;  ///< its layers are layer_class::gathered
 };
 
 /// Where a layer is.
@@ -104,8 +109,8 @@ class plan {
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
   /// \param options      buckets, chunks, algorithms
   /// \param costs        agreed between the ranks; kept with three digits
-  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, or chunks below 4,096 bytes;
-  /// calibration_error for a cost that cannot be.
+  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, or a gathered
+  /// layer that is not P slices of one length; calibration_error for a cost that cannot be.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
        std::span<const layer_class> classes, const plan_options& options = {},
        const cost_table& costs = gigabit_costs)
@@ -129,9 +134,13 @@ class plan {
       buckets_.back().elements += model.sizes()[layer];
       is_open = buckets_.back().elements * sizeof(float) < bucket_bytes;
     }
-    for (bucket& each : buckets_)
-      each.how =
-          options.choice.of(classes[each.layers.front()], ranks, each.elements, costs_, chunk_elements());
+    for (bucket& each : buckets_) {
+      const layer_class kind = classes[each.layers.front()];
+      each.is_gathered = kind == layer_class::gathered;
+      if (!each.is_gathered)
+        each.how = options.choice.of(kind, ranks, each.elements, costs_, chunk_elements());
+    }
+    if (const auto mistake = mistake_in_slices()) throw std::invalid_argument(*mistake);
     finish();
   }
 
@@ -170,9 +179,16 @@ class plan {
     return std::max(grain, chunk_bytes_ / sizeof(float) / grain * grain);
   }
 
+  /// The elements of a layer that each rank hands over: of a gathered one its slice.
+  [[nodiscard]] std::size_t handed_over(std::size_t layer) const {
+    const bool is_gathered = buckets_[place(layer).bucket].is_gathered;
+    return model_.sizes()[layer] / (is_gathered ? ranks_ : 1);
+  }
+
   /// Seconds that the collectives of a bucket take by the table of costs.
   [[nodiscard]] double seconds_of(const bucket& which) const {
-    return seconds_in_chunks(which.how, ranks_, which.elements, chunk_elements(), costs_);
+    return seconds_in_chunks(which.is_gathered ? operation::all_gather : operation::all_reduce, which.how,
+                             ranks_, which.elements, chunk_elements(), costs_);
   }
 
   /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
@@ -193,11 +209,13 @@ class plan {
   /// What ranks do in a step, one after the other, where every rank gets the mean of everything.
   [[nodiscard]] std::vector<task> tasks() const {
     std::vector<task> all;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) all.push_back({b, operation::all_reduce});
+    for (std::size_t b = 0; b < buckets_.size(); ++b)
+      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::all_reduce});
     return all;
   }
   /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
-  /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round.
+  /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round. What is
+  /// gathered goes round once, where sums would be made.
   /// \param ready  of each layer, seconds after the beginning of the step, the same on all ranks; none: all after the last sum
   /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
   [[nodiscard]] std::vector<task> tasks_of_owners(std::span<const double> ready = {}) const {
@@ -212,7 +230,11 @@ class plan {
         now += seconds_of(buckets_[summed.back()]) / 2;
         summed.pop_back();
       }
-      now = std::max(now, complete) + seconds_of(buckets_[b]) / 2;
+      now = std::max(now, complete) + seconds_of(buckets_[b]) / (buckets_[b].is_gathered ? 1 : 2);
+      if (buckets_[b].is_gathered) {
+        all.push_back({b, operation::all_gather});
+        continue;
+      }
       all.push_back({b, operation::reduce_scatter});
       summed.push_back(b);
     }
@@ -227,7 +249,7 @@ class plan {
       const bucket& each = buckets_[b];
       std::array<char, 96> line{};
       std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %s  ", b, each.layers.size(),
-                    each.elements * sizeof(float), name_of(each.how),
+                    each.elements * sizeof(float), word_of(each),
                     detail::scientific(seconds_of(each), 1).c_str());
       lines += line.data() + model_[each.layers.front()].name + "\n";
     }
@@ -279,6 +301,25 @@ class plan {
            "' is missing in the order";
   }
 
+  // Of gathered layers.
+  [[nodiscard]] std::optional<std::string> mistake_in_slices() const {
+    for (const bucket& each : buckets_) {
+      for (const std::size_t layer : each.layers) {
+        const std::size_t elements = model_.sizes()[layer];
+        if (!each.is_gathered || elements % ranks_ == 0) continue;
+        return "layer '" + model_[layer].name + "' is gathered, and its " + std::to_string(elements) +
+               " elements are not " + std::to_string(ranks_) + " slices of one length";
+      }
+    }
+    return std::nullopt;
+  }
+
+  // How a bucket moves, in a plan's text.
+  static constexpr const char* gathered_word = "gathered";
+  static const char* word_of(const bucket& which) noexcept {
+    return which.is_gathered ? gathered_word : name_of(which.how);
+  }
+
   // Takes the next word of `in` if it is that one.
   static void expect(std::istream& in, const char* word) {
     std::string read;
@@ -319,8 +360,9 @@ class plan {
       std::string how;
       words >> how;
       bucket& added = buckets_.emplace_back();
+      added.is_gathered = how == gathered_word;
       try {
-        added.how = parse_algorithm(how);
+        if (!added.is_gathered) added.how = parse_algorithm(how);
       } catch (const std::invalid_argument& error) {
         throw plan_error(std::string("the plan: ") + error.what());
       }
@@ -332,6 +374,7 @@ class plan {
     for (bucket& each : buckets_) {
       for (const std::size_t layer : each.layers) each.elements += model_.sizes()[layer];
     }
+    if (const auto mistake = mistake_in_slices()) throw plan_error("the plan: " + *mistake);
     if (chunk_bytes_ < least_chunk_bytes) throw plan_error("the plan has chunks below 4096 bytes");
     try {
       check(costs_);
@@ -357,7 +400,7 @@ class plan {
             detail::scientific(costs_.beta_both_ways, 2) + "\ngamma " + detail::scientific(costs_.gamma, 2) +
             "\n";
     for (const bucket& each : buckets_) {
-      text_ += std::string("bucket ") + name_of(each.how);
+      text_ += std::string("bucket ") + word_of(each);
       for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));
       text_ += "\n";
     }

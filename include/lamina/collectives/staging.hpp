@@ -20,15 +20,16 @@ namespace lamina::inline LAMINA_ABI::collectives::detail {
 
 /// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
 ///
-/// For sums they lie one behind the other, where they wait. For owners each layer of n elements is P slices of ⌈n/P⌉, of which the last may
-/// be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers: whatever is sent of a
-/// bucket, and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P elements a layer.
+/// For sums they lie one behind the other, where they wait. For owners, and for gathered layers, each layer of n elements is P slices of
+/// ⌈n/P⌉, of which the last may be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers:
+/// whatever is sent of a bucket, and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P
+/// elements a layer, and none of a gathered one.
 class staging {
  public:
   /// What messages are read from and written to.
   struct memory {
     std::vector<float> gradients;  // bucket behind bucket
-    std::vector<float> rows;       // of one collective of owners
+    std::vector<float> rows;       // of one collective of slices
   };
 
   /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one slice to each rank.
@@ -41,44 +42,50 @@ class staging {
         begins_(of.model().layers()) {
     kept_.reserve(of.model().layers());
     std::size_t begin = 0;
+    std::size_t most_in_rows = 0;
     for (const bucket& each : of.buckets()) {
       first_.push_back(begin);
       begin += each.elements;
       if (has_owners_) check_slices(each);
-      most_elements_ = std::max(most_elements_, std::min(elements_of(each), of.chunk_elements()));
+      const std::size_t most = std::min(elements_of(each), of.chunk_elements());
+      most_elements_ = std::max(most_elements_, most);
+      if (goes_in_slices(each)) most_in_rows = std::max(most_in_rows, most);
     }
     memory_.gradients.resize(of.model().elements());
-    if (has_owners_) memory_.rows.resize(most_elements_);
+    memory_.rows.resize(most_in_rows);
   }
 
   /// Elements of a collective at most.
   [[nodiscard]] std::size_t most_elements() const noexcept { return most_elements_; }
-  /// Where the gradient of a layer waits.
-  [[nodiscard]] float* place(std::size_t layer) const {
-    const layer_place& at = plan_.place(layer);
-    return memory_.gradients.data() + first_[at.bucket] + at.offset;
+  /// Where the gradient of a layer waits, or this rank's slice of a gathered one.
+  [[nodiscard]] std::span<float> own_place(std::size_t layer) const {
+    const std::size_t elements = plan_.handed_over(layer);
+    const bool is_gathered = plan_.buckets()[plan_.place(layer).bucket].is_gathered;
+    return {place(layer) + (is_gathered ? rank_ * elements : 0), elements};
   }
   /// Where the layer is after its collectives.
   [[nodiscard]] std::span<float> whole(std::size_t layer) const {
-    float* const at = has_owners_ ? place(layer) : memory_.gradients.data() + begins_[layer];
+    const bool is_there = goes_in_slices(plan_.buckets()[plan_.place(layer).bucket]);
+    float* const at = is_there ? place(layer) : memory_.gradients.data() + begins_[layer];
     return {at, plan_.model().sizes()[layer]};
   }
 
   /// Turns to a bucket of which the layers are sent that `is_kept`.
   template <class IsKept>
   void open(std::size_t bucket, const IsKept& is_kept) {
-    how_ = plan_.buckets()[bucket].how;
-    own_ = has_owners_ ? owned_elements(how_, ranks_, rank_, ranks_).begin : 0;
+    const auto& of = plan_.buckets()[bucket];
+    is_in_slices_ = goes_in_slices(of);
+    own_ = is_in_slices_ ? owned_elements(of.how, ranks_, rank_, ranks_).begin : 0;
     kept_.clear();
     hash_ = lamina::detail::fnv_basis;
     elements_ = 0;
     first_element_ = first_[bucket];
-    for (const std::size_t layer : plan_.buckets()[bucket].layers) {
+    for (const std::size_t layer : of.layers) {
       const bool is_sent = is_kept(layer);
       hash_ = lamina::detail::fnv(hash_, is_sent ? 1 : 0);
       if (!is_sent) continue;
       kept_.push_back(layer);
-      elements_ += has_owners_ ? ranks_ * width_of(layer) : pack(layer);
+      elements_ += is_in_slices_ ? ranks_ * width_of(layer) : pack(layer);
     }
   }
   /// Elements of the bucket's collectives together.
@@ -89,7 +96,7 @@ class staging {
   /// The elements of the next collective, from the element `begin` of all on, as it is to begin with them.
   [[nodiscard]] std::span<float> chunk(std::size_t begin, operation what) {
     const std::size_t count = std::min(plan_.chunk_elements(), elements_ - begin);
-    if (!has_owners_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
+    if (!is_in_slices_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
     const std::span<float> rows = std::span(memory_.rows).first(count);
     const bool sends_all = what == operation::reduce_scatter;
     for (std::size_t row = sends_all ? 0 : own_; row < (sends_all ? ranks_ : own_ + 1); ++row) {
@@ -100,12 +107,12 @@ class staging {
     }
     return rows;
   }
-  /// Of owners: this rank's sums in a collective.
+  /// Of slices: this rank's sums in a collective.
   [[nodiscard]] std::span<float> own_of(std::span<float> rows) const {
     const std::size_t columns = rows.size() / ranks_;
     return rows.subspan(own_ * columns, columns);
   }
-  /// Of owners: a collective is done. Puts this rank's sums, or all slices, where the layers wait.
+  /// Of slices: a collective is done. Puts this rank's sums, or all slices, where the layers wait.
   void settle(std::size_t begin, std::size_t count, operation what) {
     const bool takes_all = what == operation::all_gather;
     for (std::size_t row = takes_all ? 0 : own_; row < (takes_all ? ranks_ : own_ + 1); ++row) {
@@ -124,6 +131,14 @@ class staging {
   }
 
  private:
+  [[nodiscard]] bool goes_in_slices(const bucket& each) const noexcept {
+    return has_owners_ || each.is_gathered;
+  }
+  // Where a layer begins.
+  [[nodiscard]] float* place(std::size_t layer) const {
+    const layer_place& at = plan_.place(layer);
+    return memory_.gradients.data() + first_[at.bucket] + at.offset;
+  }
   [[nodiscard]] std::size_t width_of(std::size_t layer) const {
     const std::size_t elements = plan_.model().sizes()[layer];
     return elements / ranks_ + (elements % ranks_ != 0 ? 1 : 0);
@@ -135,7 +150,7 @@ class staging {
   }
   // That go out where all of its layers do.
   [[nodiscard]] std::size_t elements_of(const bucket& each) const {
-    if (!has_owners_) return each.elements;
+    if (!goes_in_slices(each)) return each.elements;
     std::size_t elements = 0;
     for (const std::size_t layer : each.layers) elements += ranks_ * width_of(layer);
     return elements;
@@ -192,7 +207,7 @@ class staging {
   std::size_t most_elements_ = 1;
   // Of the bucket that is open.
   std::vector<std::size_t> kept_;
-  algorithm how_ = algorithm::pairwise;
+  bool is_in_slices_ = false;
   std::size_t own_ = 0;  // the row whose sums are this rank's
   std::size_t first_element_ = 0;
   std::size_t elements_ = 0;
