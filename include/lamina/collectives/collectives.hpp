@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Everything of lamina/collectives but mpi_channel.hpp and torch_hooks.hpp, which need MPI and torch.
+/// Everything of lamina/collectives but mpi_channel.hpp, which needs MPI, and torch_hooks.hpp and gathered_linear.hpp, which need torch.
 
 #include "lamina/collectives/agreement.hpp"
 #include "lamina/collectives/algorithm.hpp"

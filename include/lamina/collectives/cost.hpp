@@ -139,6 +139,14 @@ namespace detail {
   return best;
 }
 
+/// Whether a rank sends fewer bytes where a fully connected layer's inputs and output errors are gathered than where its gradient is summed:
+/// rows·(inputs + outputs)·(P - 1) elements against 2·inputs·outputs·(P - 1)/P, `rows` being those of one rank's batch.
+[[nodiscard]] constexpr bool gathers_less(std::size_t rows, std::size_t inputs, std::size_t outputs,
+                                          std::size_t ranks) noexcept {
+  return static_cast<double>(rows) * static_cast<double>(inputs + outputs) * static_cast<double>(ranks) <
+         2.0 * static_cast<double>(inputs) * static_cast<double>(outputs);
+}
+
 /// When the last of some collectives is done, which run one after the other in order: end_j = max(end_{j-1}, ready_j) + seconds_j.
 /// \param ready    seconds from the beginning of the step until the collective may begin
 /// \param seconds  that it takes
