@@ -6,11 +6,8 @@
 #include <thrust/fill.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <random>
 #include <span>
@@ -20,13 +17,14 @@
 #include <vector>
 
 #include "device_support.hpp"
+#include "follow_cases.hpp"
 #include "lamina/cuda/compressor.hpp"
-#include "lamina/cuda/detail/totals.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/values.hpp"
 #include "lamina/lamina.hpp"
 #include "memory_cases.hpp"
+#include "misuse_cases.hpp"
 #include "order_cases.hpp"
 #include "refusal_cases.hpp"
 #include "replay_cases.hpp"
@@ -35,96 +33,12 @@
 #include "state_cases.hpp"
 #include "support.hpp"
 #include "together_cases.hpp"
+#include "totals_cases.hpp"
 
 /// What the device has to do as the CPU does, for any execution: the tests with Thrust on a CPU and those on a GPU call the
 /// same cases. A case throws std::runtime_error that says what differed; no test framework, since a machine with a GPU may
 /// have none.
 namespace lamina_test {
-
-/// Values, threshold, frame and residual of a device and of the CPU, over steps some of whose frames are lost.
-template <class T, class G, class F = lamina::mean_abs, class Execution>
-void follows_the_cpu(
-    const Execution& execution, const std::vector<std::size_t>& sizes, lamina::compressor_options options,
-    std::size_t steps, std::size_t skipped = 0,
-    const std::function<void(std::size_t step, std::size_t layer, std::vector<G>&)>& change = {}) {
-  const lamina::layout model = model_of(sizes);
-  options.check = lamina::finite_check::each_element;
-  options.sender = 3;
-  options.run = 5;
-  lamina::gradient_compressor<T, F> cpu(model, options);
-  lamina::cuda::gradient_compressor<T, F> device(model, options);
-  device_gradients<G> gradients(model, skipped);
-  device.bind(execution, gradients.tensors());
-  const frame_buffer buffer(device.largest_frame_bytes());
-  std::mt19937 random(7);
-  for (std::size_t step = 1; step <= steps; ++step) {
-    const std::string where = "in step " + std::to_string(step);
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      auto gradient =
-          random_gradient<G>(random, sizes[l], std::ldexp(1.0F, static_cast<int>(below(random, 6))));
-      if (change) change(step, l, gradient);
-      cpu.accumulate(l, gradient);
-      gradients.set(l, gradient);
-    }
-    device.accumulate(execution);
-    device.select(execution);
-    device.encode(execution, buffer.bytes());
-    const auto report = device.last_step(execution);
-    std::vector<double> values(device.parts().layers());
-    const thrust::device_ptr<double> device_values(device.values());
-    thrust::copy(device_values, device_values + static_cast<std::ptrdiff_t>(values.size()), values.begin());
-    require(same_bits(values, cpu.values()), "the values differ " + where);
-    const auto expected = cpu.encode().to_bytes();
-    require(same_bits(report.threshold, cpu.threshold()), "the thresholds differ " + where);
-    require(report.step == cpu.step(), "the steps differ " + where);
-    require(report.left_out_elements == cpu.residual().left_out_elements(),
-            "other elements were left out " + where);
-    auto bytes = buffer.to_host();
-    require(same_bits(lamina::cuda::finish_frame(bytes), expected), "the frames differ " + where);
-    if (step % 4 == 3) continue;  // this frame was lost
-    cpu.commit();
-    device.commit(execution);
-    for (std::size_t part = 0; part < device.parts().layers(); ++part) {
-      require(same_bits(device.residual(execution, part), cpu.residual()[part]),
-              "the residuals of layer " + device.parts()[part].name + " differ " + where);
-    }
-  }
-}
-
-/// With every option, by name.
-template <class T>
-std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
-  using options = lamina::compressor_options;
-  std::vector<std::pair<std::string, options>> all;
-  const auto add = [&](const std::string& name, const auto& set) {
-    options each{.drop_ratio = 0.7};
-    set(each);
-    all.emplace_back(name, each);
-  };
-  add("drop ratio 0.7", [](options&) {});
-  add("drop ratio 0", [](options& o) { o.drop_ratio = 0; });
-  add("drop ratio 1", [](options& o) { o.drop_ratio = 1; });
-  add("refresh every 3 steps", [](options& o) { o.refresh = lamina::refresh_schedule::every(3); });
-  add("the first threshold kept",
-      [](options& o) { o.refresh = lamina::refresh_schedule::first_step_only(); });
-  add("a fixed threshold", [](options& o) { o.refresh = lamina::refresh_schedule::fixed(8); });
-  add("warm-up", [](options& o) { o.drop_ratio = 0.99, o.warm_up_steps = 5; });
-  add("a budget of 20 %", [](options& o) { o.byte_budget = 0.2; });
-  add("a budget of 1 %", [](options& o) { o.byte_budget = 0.01; });
-  add("a threshold from fresh gradients", [](options& o) { o.source = lamina::threshold_source::fresh; });
-  add("fresh gradients and a budget",
-      [](options& o) { o.source = lamina::threshold_source::fresh, o.byte_budget = 0.2; });
-  add("max_age 2", [](options& o) { o.drop_ratio = 0.95, o.max_age = 2; });
-  add("a budget and max_age, which overdraws it", [](options& o) { o.byte_budget = 0.01, o.max_age = 2; });
-  add("parts of 4,096", [](options& o) { o.part_elements = 4096; });
-  add("momentum", [](options& o) { o.momentum = 0.9; });
-  add("payload float16", [](options& o) { o.payload = lamina::payload_type::float16; });
-  add("payload bfloat16", [](options& o) { o.payload = lamina::payload_type::bfloat16; });
-  add("payload int8 and momentum",
-      [](options& o) { o.payload = lamina::payload_type::int8, o.momentum = 0.5; });
-  add("payload int4", [](options& o) { o.payload = lamina::payload_type::int4; });
-  return all;
-}
 
 /// Algorithm 1 and the budget over values given, many layers and few, with ties, zeros of both signs and infinity.
 template <class Execution>
@@ -172,62 +86,6 @@ void searches_as_the_cpu(const Execution& execution, std::size_t layers) {
                 "layer " + std::to_string(l) + " differs " + where);
       }
     }
-  }
-}
-
-/// The values of layers whose blocks have totals already.
-template <class F>
-struct combine_totals_kernel {
-  static constexpr unsigned threads = 128;
-  static constexpr unsigned teams_at_once = 1;
-  static constexpr bool walks = true;
-  using shared_memory = typename lamina::cuda::detail::run_totals<F>::shared_memory;
-
-  lamina::cuda::detail::model_view<float> at;
-  const double* given;  // of each block
-  double* values;
-
-  std::size_t teams() const { return at.blocks; }
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
-      const std::size_t layer = at.layer_of_block[block];
-      const std::size_t first = at.first_block[layer];
-      double total = given[block];
-      const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
-      const bool is_whole =
-          totals.complete(team, shared, first, at.first_block[layer + 1] - first, block - first, total);
-      if (is_whole && team.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
-    }
-  }
-};
-
-/// The values of layers whose blocks have any number of totals, without elements behind them; twice, since what counts
-/// arrivals has to be as it was.
-template <class F, class Execution>
-void combines_totals_in_runs(const Execution& execution) {
-  std::vector<std::size_t> sizes;
-  for (const std::size_t blocks : telling_counts_of_totals()) sizes.push_back(4096 * blocks);
-  const lamina::layout model = model_of(sizes);
-  lamina::cuda::detail::device_layout tables(model);
-  const auto at = tables.template view<float>();
-  std::mt19937 random(43);
-  const auto totals = random_fractions<double>(random, at.blocks);
-  const thrust::device_vector<double> given = totals;
-  thrust::device_vector<double> values(model.layers());
-  for (int time = 0; time < 2; ++time)
-    execution.run(combine_totals_kernel<F>{at, address_of(given), values.data().get()});
-  execution.wait();
-  auto first = totals.begin();
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    const auto last = first + static_cast<std::ptrdiff_t>(sizes[l] / 4096);
-    const double total = literal_total_of_totals(std::vector<double>(first, last),
-                                                 [](double a, double b) { return F::combine(a, b); });
-    const double expected = sizes[l] == 0 ? 0.0 : F::finish(total, sizes[l]);
-    require(same_bits(static_cast<double>(values[l]), expected),
-            "the value of " + std::to_string(sizes[l] / 4096) + " totals differs");
-    first = last;
   }
 }
 
@@ -379,77 +237,6 @@ void sends_no_more_than_most(const Execution& execution) {
   longest({700, 20, 30}, {.byte_budget = 0.9}, 750);
   longest({700, 20, 30}, {.byte_budget = 0.1, .max_age = 3}, 750);
   longest({700, 20, 30}, {.drop_ratio = 0.9}, 750);
-}
-
-/// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
-template <class Execution>
-void refuses_misuse(const Execution& execution) {
-  using compressor = lamina::cuda::gradient_compressor<float>;
-  const lamina::layout model = model_of({100, 5000});
-  const auto refuses = [](const std::string& part, const std::string& message) {
-    require(contains(message, part), "the message should name '" + part + "', but is: " + message);
-  };
-  using bad = std::invalid_argument;
-  using order = std::logic_error;
-  refuses("without layers", message_of<bad>([] { compressor(lamina::layout({})); }));
-  refuses("momentum", message_of<bad>([&] { compressor(model, {.momentum = 1}); }));
-  refuses("drop ratio", message_of<bad>([&] { compressor(model, {.drop_ratio = 2}); }));
-
-  compressor device(model);
-  device_gradients<float> gradients(model, 0);
-  refuses("bind()", message_of<order>([&] { device.accumulate(execution); }));
-  device.bind(execution, gradients.tensors());
-  auto tensors = gradients.tensors();
-  tensors[1] = tensors[1].part(0, 4999);
-  refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
-  tensors.pop_back();
-  refuses("got 1 tensors", message_of<bad>([&] { device.bind(execution, tensors); }));
-  // What was bound before still is.
-  gradients.set(0, std::vector<float>(100, 1.0F));
-  device.accumulate(execution);
-  require(device.residual(execution, 0)[99] == 1.0F, "a refused bind() took the place of the one before");
-  device_gradients<double> wide(model, 0);
-  refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
-
-  const frame_buffer buffer(device.largest_frame_bytes() + 64);
-  const auto enough = buffer.bytes().first(device.largest_frame_bytes());
-  device.select(execution);
-  device.encode(execution, enough);
-  device.commit(execution);
-  refuses("accumulate()", message_of<order>([&] { device.select(execution); }));
-  device.accumulate(execution);
-  refuses("select()", message_of<order>([&] { device.encode(execution, enough); }));
-  device.select(execution);
-  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
-  refuses("encode()", message_of<order>([&] { device.restore(execution, enough.data()); }));
-  refuses("64", message_of<bad>([&] { device.encode(execution, buffer.bytes().subspan(4)); }));
-  refuses("may have", message_of<bad>([&] { device.encode(execution, enough.first(enough.size() - 1)); }));
-  device.encode(execution, enough);
-  device.commit(execution);
-  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
-
-  device_gradients<lamina::float16> halves(model, 0);
-  device.bind(execution, halves.tensors());
-  device.accumulate(execution);
-  device.select(execution);
-  device.encode(execution, enough);
-  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
-  std::vector<std::span<const float>> constant;
-  for (const auto& each : gradients.tensors())
-    constant.emplace_back(static_cast<float*>(each.data()), each.elements());
-  device.bind(execution, constant);
-  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
-  device.bind(execution, gradients.tensors());
-  refuses("aligned", message_of<bad>([&] { device.restore(execution, enough.data() + 2); }));
-
-  execution.wait();
-  auto bytes = buffer.to_host();
-  refuses("truncated",
-          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(63)); }));
-  refuses("truncated",
-          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(64)); }));
-  bytes[0] = std::byte{0};
-  refuses("magic", message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }));
 }
 
 /// All cases: calls visit(name, function).

@@ -208,6 +208,32 @@ void refuses_other_layers_held(const Execution& execution) {
   require(device.last_step(execution).sent_elements == 50, "another selection took its place");
 }
 
+/// The same of many parts, whose flags a team compares in turns; one differs.
+template <class Execution>
+void refuses_one_other_part_held(const Execution& execution) {
+  const std::size_t layers = 1500;
+  const lamina::layout model = model_of(std::vector<std::size_t>(layers, 3));
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  device_gradients<float> gradients(model, 0);
+  device.bind(execution, gradients.tensors());
+  const auto agreed = on_device(std::vector<double>(layers, 1.0));
+  const std::vector<std::uint8_t> none(layers, 0);
+  const auto held = on_device(none);
+  device.accumulate(execution);
+  device.select(execution, address_of(agreed), address_of(held));
+  device.select(execution, address_of(agreed), address_of(held));
+  require(device.last_step(execution).sent_elements == 3 * layers, "the same flags were taken for others");
+  for (const std::size_t other : {std::size_t{0}, std::size_t{511}, std::size_t{512}, std::size_t{1499}}) {
+    std::vector<std::uint8_t> flags = none;
+    flags[other] = 1;
+    const auto with_one = on_device(flags);
+    device.select(execution, address_of(agreed), address_of(with_one));
+    require(contains(message_of<std::logic_error>([&] { (void)device.last_step(execution); }), "held"),
+            "a selection with part " + std::to_string(other) + " held was taken for one with none");
+  }
+  require(device.last_step(execution).sent_elements == 3 * layers, "another selection took its place");
+}
+
 /// A step is decided in one way, and asked again gives the same.
 template <class Execution>
 void decides_a_step_in_one_way(const Execution& execution) {
@@ -287,6 +313,7 @@ void for_each_order_case(const Execution& execution, const visitor& visit) {
   visit("pieces, overflow with momentum", [&] { leaves_out_of_velocity_and_residual(execution); });
   visit("pieces of fresh gradients", [&] { refuses_fresh_pieces(execution); });
   visit("other layers held", [&] { refuses_other_layers_held(execution); });
+  visit("one other part held", [&] { refuses_one_other_part_held(execution); });
   visit("a step is decided in one way", [&] { decides_a_step_in_one_way(execution); });
   visit("restore before a step", [&] { restores_no_frame_before_there_is_one(execution); });
 }

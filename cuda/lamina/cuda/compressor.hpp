@@ -2,7 +2,6 @@
 #pragma once
 
 #include <thrust/copy.h>
-#include <thrust/device_ptr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,19 +15,14 @@
 
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
-#include "lamina/cuda/detail/device_array.hpp"
-#include "lamina/cuda/detail/device_layout.hpp"
-#include "lamina/cuda/detail/device_state.hpp"
+#include "lamina/cuda/detail/compressor_memory.hpp"
 #include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/pack.hpp"
-#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
-#include "lamina/detail/wire_header.hpp"
-#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
@@ -88,28 +82,11 @@ class gradient_compressor {
   /// \param memory   where all device memory comes from; null: cudaMalloc, as Thrust calls it
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
                                memory_resource* memory = nullptr)
-      : options_(options),
+      : options_(checked(model, options)),
         functor_(functor),
         partition_(model, options.part_elements),
-        memory_(memory),
-        tables_(parts(), memory),
-        gradients_(partition_, memory) {
-    (void)layer_selector(model, options);  // checks the options, which are of layers
-    (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
-                                          {.momentum = options.momentum});
-    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
-    if (options.decide != decision_timing::at_end) {
-      throw std::invalid_argument(
-          "options.decide must be decision_timing::at_end on a device: as_ready and ahead are of the host");
-    }
-    if (options.priority != priority_rule::value) {
-      throw std::invalid_argument(
-          "options.priority must be priority_rule::value on a device: value_times_waiting is of the host");
-    }
-    make_memory();
-    make_prefix();
-    make_warm_up();
-  }
+        gradients_(partition_, memory),
+        memory_(partition_, options_, searches_fresh(), memory) {}
 
   gradient_compressor(const gradient_compressor&) = delete;
   gradient_compressor& operator=(const gradient_compressor&) = delete;
@@ -164,7 +141,7 @@ class gradient_compressor {
       using kernel = detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::end_of_fresh>;
       execution.run(kernel{at,
                            functor_,
-                           fresh_values_.data().get(),
+                           memory_.fresh_values.data().get(),
                            {at.state, options_.refresh, options_.drop_ratio},
                            T(0),
                            {},
@@ -179,7 +156,7 @@ class gradient_compressor {
       phase_ = step_phase::selected;
       selected_by_ = selection_kind::own_values;
     }
-    if (velocity_.empty()) {
+    if (memory_.velocity.empty()) {
       add<detail::reduction_of::residuals>(execution, at, also.commit, terms, selects);
     } else {
       add<detail::reduction_of::corrected_residuals>(execution, at, also.commit, terms, selects);
@@ -273,9 +250,9 @@ class gradient_compressor {
   template <class Execution>
   report last_step(const Execution& execution) {
     execution.wait();
-    detail::step_state state = state_[0];
+    detail::step_state state = memory_.state[0];
     if (const std::uint32_t misuses = std::exchange(state.misuse, 0U); misuses != 0) {
-      state_[0] = state;
+      memory_.state[0] = state;
       throw std::logic_error(detail::described(misuses));
     }
     return {state.step,           state.threshold,         state.sent_elements,
@@ -286,20 +263,20 @@ class gradient_compressor {
   template <class Execution>
   std::vector<std::uint64_t> left_out_elements(const Execution& execution) const {
     execution.wait();
-    std::vector<std::uint64_t> elements(left_out_.size());
-    thrust::copy(left_out_.begin(), left_out_.end(), elements.begin());
+    std::vector<std::uint64_t> elements(memory_.left_out.size());
+    thrust::copy(memory_.left_out.begin(), memory_.left_out.end(), elements.begin());
     return elements;
   }
   /// q of each part after the last accumulate, L in device memory.
-  double* values() noexcept { return values_.data().get(); }
+  double* values() noexcept { return memory_.values.data().get(); }
   /// The residual of a part, copied to the host. Waits for the execution. Throws std::out_of_range.
   template <class Execution>
   std::vector<T> residual(const Execution& execution, std::size_t part) const {
     parts().check_layer(part);
     execution.wait();
     std::vector<T> elements(parts().sizes()[part]);
-    if (is_clear_[part] == 0) {
-      const auto begin = residual_.begin() + static_cast<std::ptrdiff_t>(tables_.offset(part));
+    if (memory_.is_clear[part] == 0) {
+      const auto begin = memory_.residual.begin() + static_cast<std::ptrdiff_t>(memory_.tables.offset(part));
       thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(elements.size()), elements.begin());
     }
     return elements;
@@ -314,7 +291,7 @@ class gradient_compressor {
   std::vector<std::byte> save(const Execution& execution) {
     execution.require_no_capture("save");
     execution.wait();
-    return device_state().save();
+    return memory_.state_of_steps(parts(), options_).save();
   }
   /// Takes up where a compressor of the same model and options was saved, here or on a CPU; from then on both do the same, bit for bit.
   /// What was bound stays. Waits for the execution, and copies residual and velocity to the device. Changes nothing and throws
@@ -323,14 +300,14 @@ class gradient_compressor {
   void load(const Execution& execution, std::span<const std::byte> bytes) {
     execution.require_no_capture("load");
     execution.wait();
-    device_state().load(bytes);
+    memory_.state_of_steps(parts(), options_).load(bytes);
     phase_ = step_phase::committed;
     has_frame_ = false;
   }
 
   /// Bytes before the payload of a frame.
-  std::size_t prefix_bytes() const noexcept { return prefix_.size(); }
-  std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
+  std::size_t prefix_bytes() const noexcept { return memory_.prefix.size(); }
+  std::size_t largest_frame_bytes() const noexcept { return memory_.largest_frame_bytes; }
   /// No step sends more elements, so that a count is known before it is decided: with a byte_budget one step's share and the
   /// largest layer (or part), which is as far as the allowance grows; all elements without one, and with max_age, which may send
   /// them all at once.
@@ -339,7 +316,7 @@ class gradient_compressor {
     const auto all = static_cast<double>(parts().elements());
     const double share = detail::product(*options_.byte_budget, all);
     return static_cast<std::size_t>(
-        std::min(all, lamina::detail::grown_allowance(all, share, largest_layer_)));
+        std::min(all, lamina::detail::grown_allowance(all, share, memory_.largest_layer)));
   }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   const layout& model() const noexcept { return partition_.model(); }
@@ -348,6 +325,22 @@ class gradient_compressor {
  private:
   using selection_kind = detail::selection_kind;
   using step_phase = lamina::detail::step_phase;
+
+  static const compressor_options& checked(const layout& model, const compressor_options& options) {
+    (void)layer_selector(model, options);
+    (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
+                                          {.momentum = options.momentum});
+    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
+    if (options.decide != decision_timing::at_end) {
+      throw std::invalid_argument(
+          "options.decide must be decision_timing::at_end on a device: as_ready and ahead are of the host");
+    }
+    if (options.priority != priority_rule::value) {
+      throw std::invalid_argument(
+          "options.priority must be priority_rule::value on a device: value_times_waiting is of the host");
+    }
+    return options;
+  }
 
   static void require(bool holds, const char* call, const char* before) {
     if (!holds) throw std::logic_error(std::string(call) + ": call " + before + " of this step before");
@@ -370,18 +363,18 @@ class gradient_compressor {
   detail::select_kernel<T> selection(const detail::model_view<T>& at, selection_kind kind,
                                      const double* values, const double* search_values,
                                      const std::uint8_t* held) {
-    const std::uint8_t* always_sent = always_sent_.empty() ? nullptr : always_sent_.data().get();
+    const std::uint8_t* always_sent = memory_.always_sent.data().get();
     return {at,
             detail::decision_rules(options_),
             kind,
             values,
             search_values,
             held,
-            held_before_.data().get(),
+            memory_.held_before.data().get(),
             always_sent,
-            warm_up_.data().get(),
-            largest_layer_,
-            candidates_.data().get()};
+            memory_.warm_up.data().get(),
+            memory_.largest_layer,
+            memory_.candidates.data().get()};
   }
 
   template <detail::reduction_of Of, class Execution>
@@ -401,117 +394,25 @@ class gradient_compressor {
   }
 
   const double* own_search_values() noexcept {
-    return searches_fresh() ? fresh_values_.data().get() : values();
-  }
-
-  void make_memory() {
-    const std::size_t layers = parts().layers();
-    largest_layer_ = std::ranges::max(parts().sizes());
-    residual_.resize(tables_.padded_elements());
-    if (options_.momentum > 0) velocity_.resize(tables_.padded_elements());
-    values_.resize(layers);
-    left_out_.resize(layers);
-    if (searches_fresh()) fresh_values_.resize(layers);
-    is_clear_.assign(layers, 1);
-    held_before_.resize(layers);
-    if (!options_.always_sent.empty()) always_sent_ = flags_of_always_sent();
-    cleared_in_.resize(layers);
-    payload_begin_.resize(layers);
-    if (layers > detail::crossing_search::ranked_at_most) candidates_.resize(layers);
-    if (options_.payload != payload_type::as_is) rounded_in_.resize(detail::teams_for(tables_.blocks()));
-    detail::step_state state;
-    state.threshold = options_.refresh.fixed_threshold().value_or(invalid_threshold);
-    state_.assign(1, state);
-  }
-
-  // By part.
-  std::vector<std::uint8_t> flags_of_always_sent() const {
-    std::vector<std::uint8_t> flags(parts().layers());
-    for (const std::size_t layer : options_.always_sent) {
-      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part)
-        flags[part] = 1;
-    }
-    return flags;
-  }
-
-  // All of the header that does not change from step to step.
-  void make_prefix() {
-    lamina::detail::wire_header header;
-    header.element_type = lamina::detail::element_code<T>;
-    header.kind = static_cast<std::uint8_t>(frame_kind::gradients);
-    header.sender = options_.sender;
-    header.run = options_.run;
-    header.fingerprint = parts().fingerprint();
-    header.layers = parts().layers();
-    header.payload_type = static_cast<std::uint8_t>(options_.payload);
-    std::vector<std::byte> prefix(lamina::detail::wire_header_bytes +
-                                  lamina::detail::padded_bitmap_bytes(parts().layers()));
-    lamina::detail::write_header(prefix, header);
-    prefix_ = prefix;
-    largest_frame_bytes_ = lamina::largest_frame_bytes<T>(parts(), options_.payload);
-  }
-
-  // By the CPU, whose pow may round another way than the device's.
-  void make_warm_up() {
-    if (options_.byte_budget || options_.drop_ratio == 1) return;  // R does not count, or does not grow
-    const layer_selector selector(parts(), options_);
-    std::vector<double> ratios;
-    for (std::uint64_t step = 1; step < options_.warm_up_steps; ++step)
-      ratios.push_back(selector.drop_ratio_in(step));
-    warm_up_ = ratios;
-  }
-
-  detail::device_state<T> device_state() {
-    return {parts(), tables_, options_, residual_, velocity_, is_clear_, cleared_in_, rounded_in_, state_};
+    return searches_fresh() ? memory_.fresh_values.data().get() : values();
   }
 
   detail::model_view<T> view(const char* call) {
-    auto at = tables_.template view<T>();
+    detail::model_view<T> at = memory_.view();
     at.gradients = gradients_.views(call);
-    at.residual = residual_.data().get();
-    at.velocity = velocity_.empty() ? nullptr : velocity_.data().get();
-    at.left_out = left_out_.data().get();
-    at.is_clear = is_clear_.data().get();
-    at.cleared_in = cleared_in_.data().get();
-    at.payload_begin = payload_begin_.data().get();
-    at.rounded_in = rounded_in_.empty() ? nullptr : rounded_in_.data().get();
-    at.prefix = prefix_.data().get();
-    at.prefix_bytes = prefix_.size();
-    at.bitmap = reinterpret_cast<std::uint8_t*>(at.prefix) + lamina::detail::wire_header_bytes;
-    at.state = state_.data().get();
     return at;
   }
 
   compressor_options options_;
   F functor_;
   partition partition_;
-  memory_resource* memory_;
-  detail::device_layout tables_;  // of parts()
   detail::bindings<T> gradients_;
-  std::size_t largest_layer_ = 0;
-  std::size_t largest_frame_bytes_ = 0;
+  detail::compressor_memory<T> memory_;
   // As of the calls; in a graph they count when it is captured.
   step_phase phase_ = step_phase::committed;
   selection_kind selected_by_ = selection_kind::own_values;
   bool has_frame_ = false;           // of the gradients that came last
   bool may_lack_gradients_ = false;  // all that came in this step may have been refused
-
-  detail::device_array<T> residual_{memory_, "the residual"};
-  detail::device_array<T> velocity_{memory_, "the velocity"};  // none without momentum
-  detail::device_array<double> values_{memory_, "values"};
-  detail::device_array<double> fresh_values_{memory_,
-                                             "values"};  // none unless the threshold is searched over them
-  detail::device_array<unsigned long long> left_out_{memory_, "counts"};
-  detail::device_array<std::uint8_t> is_clear_{memory_, "flags"};
-  detail::device_array<std::uint8_t> always_sent_{memory_, "flags"};  // none if no layer is
-  detail::device_array<std::uint8_t> held_before_{memory_, "flags"};
-  detail::device_array<std::uint64_t> cleared_in_{memory_, "ages"};
-  detail::device_array<std::size_t> payload_begin_{memory_, "tables"};
-  detail::device_array<detail::candidate> candidates_{memory_, "tables"};  // none for few layers
-  detail::device_array<std::uint64_t> rounded_in_{memory_, "tables"};      // none where payloads are as_is
-  detail::device_array<std::byte> prefix_{memory_, "the frame's header"};
-  detail::device_array<double> warm_up_{memory_, "tables"};
-  detail::device_array<detail::step_state> state_{memory_, "the state of a step"};
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/step_end.hpp"
@@ -21,12 +22,6 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// The gradients alone; a <- a + g; or the same with momentum correction.
 enum class reduction_of { gradients, residuals, corrected_residuals };
-
-/// Elements that are loaded and stored at once: as many as 16 bytes of T hold.
-template <class X, unsigned Count>
-struct alignas(Count * sizeof(X)) unit {
-  X at[Count];
-};
 
 /// The value of each layer in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds the
 /// gradients. An element whose sum is not finite is left out and counted, as by lamina::finite_check::each_element.
@@ -180,7 +175,7 @@ struct accumulate_kernel {
           const unsigned i = ahead.first + item * per_unit;
           if (i >= from.place.count) break;
           const unsigned rest = from.place.count - i;
-          copy_gradient(team, shared.pass.ring[slot][0][item], gradient + i, rest);
+          copy_unit<per_unit>(team, shared.pass.ring[slot][0][item], gradient + i, rest);
           // Up to whole rows, which the memory of each layer has.
           if constexpr (has_residual) {
             if (!from.is_clear)
@@ -202,27 +197,6 @@ struct accumulate_kernel {
     team.end_group();
   }
 
-  // One by one where the gradient is not aligned or ends; beyond its end there are zeros, for the rest of a unit of residual.
-  LAMINA_ANY_CALLER template <class Team, class G>
-  LAMINA_HOST_DEVICE static void copy_gradient(const Team& team, std::byte* to, const G* from,
-                                               unsigned rest) {
-    constexpr auto bytes = static_cast<unsigned>(sizeof(unit<G, per_unit>));
-    if (rest >= per_unit && reinterpret_cast<std::uintptr_t>(from) % bytes == 0) {
-      team.template copy_ahead<bytes>(to, from);
-      return;
-    }
-    for (unsigned k = 0; k < per_unit; ++k) {
-      G* const element = reinterpret_cast<G*>(to) + k;
-      if (k >= rest) {
-        *element = G{};
-      } else if constexpr (sizeof(G) >= 4) {
-        team.template copy_ahead<static_cast<unsigned>(sizeof(G))>(element, from + k);
-      } else {
-        *element = from[k];
-      }
-    }
-  }
-
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void add(const Team& team, shared_memory& shared, const step_facts& facts,
                               const block_source& from, unsigned first, unsigned count, unsigned slot) const {
@@ -233,7 +207,7 @@ struct accumulate_kernel {
         add_unit<G>(shared, facts, from, first, item, slot, left_out);
       }
     });
-    if (has_residual && left_out > 0) count_left_out(from.place.layer, left_out);
+    if (has_residual && left_out > 0) count_left_out(at, from.place.layer, left_out);
   }
 
   // The sums take the place of the gradients.
@@ -246,7 +220,7 @@ struct accumulate_kernel {
     auto* const sums = reinterpret_cast<operands*>(ring[0][item]);
     if constexpr (!has_residual) {
       for (unsigned k = 0; k < per_unit; ++k)
-        sums->at[k] = sum(T(0), scaled(gradient.at[k], facts), left_out);
+        sums->at[k] = added(T(0), scaled(gradient.at[k], facts), left_out);
     } else {
       const std::size_t place = from.offset + first + item * per_unit;
       operands residual = {};
@@ -267,58 +241,17 @@ struct accumulate_kernel {
         store(at.velocity + place, velocity);
       } else {
         for (unsigned k = 0; k < per_unit && !facts.is_refused; ++k)
-          residual.at[k] = sum(residual.at[k], scaled(gradient.at[k], facts), left_out);
+          residual.at[k] = added(residual.at[k], scaled(gradient.at[k], facts), left_out);
       }
       store(at.residual + place, residual);
       *sums = residual;
     }
   }
 
-  LAMINA_HOST_DEVICE static void store(T* to, const unit<T, per_unit>& elements) {
-#if defined(__CUDA_ARCH__)
-    // nvcc 13 takes an assignment apart and stores each element, of a vector too.
-    __stwb(reinterpret_cast<uint4*>(to), __builtin_bit_cast(uint4, elements));
-#else
-    *reinterpret_cast<unit<T, per_unit>*>(to) = elements;
-#endif
-  }
-
   // Rounded once, in T.
   template <class G>
   LAMINA_HOST_DEVICE static T scaled(G element, const step_facts& facts) {
     return product(widened<T>(element), facts.scale);
-  }
-
-  // before + addend, or `before` if that is not finite.
-  LAMINA_HOST_DEVICE static T sum(T before, T addend, unsigned& left_out) {
-    const T after = before + addend;
-    if (is_finite(after)) return after;
-    ++left_out;
-    return before;
-  }
-
-  // With momentum correction: u <- m·u + g, a <- a + u for the first piece of a step; u <- u + g, a <- a + g for others,
-  // whose momentum is 1. An element whose a or u would not be finite is left out of both.
-  LAMINA_HOST_DEVICE static T corrected(T before, T gradient, T& moving, T momentum, unsigned& left_out) {
-    const T moved = product(momentum, moving) + gradient;
-    const T after = before + (momentum < T(1) ? moved : gradient);
-    if (is_finite(after) && is_finite(moved)) {
-      moving = moved;
-      return after;
-    }
-    ++left_out;
-    return before;
-  }
-
-  LAMINA_HOST_DEVICE void count_left_out(std::size_t layer, unsigned long long count) const {
-#if defined(__CUDA_ARCH__)
-    atomicAdd(&at.state->left_out_elements, count);
-    atomicAdd(&at.left_out[layer], count);
-#else
-    // Threads of Thrust's CPU systems run teams at the same time.
-    __atomic_fetch_add(&at.state->left_out_elements, count, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&at.left_out[layer], count, __ATOMIC_RELAXED);
-#endif
   }
 
   LAMINA_ANY_CALLER template <class Team>

@@ -149,7 +149,6 @@ class crossing_search {
       }
       all += more;
     });
-    team.barrier();
     return all;
   }
 
@@ -170,7 +169,7 @@ class crossing_search {
       limit = (limit - static_cast<double>(before)) * (ranked_at_most / static_cast<double>(all));
       before = 0;
     }
-    team.barrier();  // the one before may still be read
+    team.barrier();  // the sample before may still be read, and what is kept still be written
     if (team.thread() == 0) shared.ranked = {false, 0, 0};
     for (unsigned i = team.thread(); i < count; i += team.threads())
       shared.entries[i] = entry_of(is_sample ? place_of_sample(i, all) : i);

@@ -78,13 +78,7 @@ struct select_kernel {
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
     const step_phase phase = at.state->load_phase();
     if (phase != step_phase::accumulating) {
-      // Asked again, which gives the same; or out of order.
-      if (team.thread() != 0) return;
-      if (!lamina::detail::may_select(phase)) {
-        at.state->raise(misuse::select_without_gradients);
-      } else if (at.state->selected_by != kind || !held_as_before()) {
-        at.state->raise(misuse::other_selection);
-      }
+      again(team, shared, phase);
       return;
     }
     if (held != nullptr) {
@@ -180,13 +174,22 @@ struct select_kernel {
     return drop_ratio_in_warm_up[step - 1];
   }
 
-  // By one thread: a selection that is asked for again is rare.
-  LAMINA_HOST_DEVICE bool held_as_before() const {
-    if (held == nullptr) return true;
-    for (std::size_t layer = 0; layer < at.layers; ++layer) {
-      if ((held[layer] != 0) != (held_before[layer] != 0)) return false;
+  // Asked again, which gives the same; or out of order.
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void again(const Team& team, shared_memory& shared, step_phase phase) const {
+    const bool may_select = lamina::detail::may_select(phase);
+    std::size_t held_otherwise = 0;
+    if (may_select && at.state->selected_by == kind && held != nullptr) {
+      for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads())
+        held_otherwise += (held[layer] != 0) != (held_before[layer] != 0) ? 1 : 0;
+      held_otherwise = sum_over(team, shared, held_otherwise);
     }
-    return true;
+    if (team.thread() != 0) return;
+    if (!may_select) {
+      at.state->raise(misuse::select_without_gradients);
+    } else if (at.state->selected_by != kind || held_otherwise > 0) {
+      at.state->raise(misuse::other_selection);
+    }
   }
 
   LAMINA_HOST_DEVICE lamina::detail::layer_rule rule_of(std::size_t layer) const {

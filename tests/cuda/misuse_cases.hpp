@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device_support.hpp"
+#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/frame.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+/// Calls out of order, and arguments that cannot be.
+namespace lamina_test {
+
+/// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
+template <class Execution>
+void refuses_misuse(const Execution& execution) {
+  using compressor = lamina::cuda::gradient_compressor<float>;
+  const lamina::layout model = model_of({100, 5000});
+  const auto refuses = [](const std::string& part, const std::string& message) {
+    require(contains(message, part), "the message should name '" + part + "', but is: " + message);
+  };
+  using bad = std::invalid_argument;
+  using order = std::logic_error;
+  refuses("without layers", message_of<bad>([] { compressor(lamina::layout({})); }));
+  refuses("momentum", message_of<bad>([&] { compressor(model, {.momentum = 1}); }));
+  refuses("drop ratio", message_of<bad>([&] { compressor(model, {.drop_ratio = 2}); }));
+
+  compressor device(model);
+  device_gradients<float> gradients(model, 0);
+  refuses("bind()", message_of<order>([&] { device.accumulate(execution); }));
+  device.bind(execution, gradients.tensors());
+  auto tensors = gradients.tensors();
+  tensors[1] = tensors[1].part(0, 4999);
+  refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
+  tensors.pop_back();
+  refuses("got 1 tensors", message_of<bad>([&] { device.bind(execution, tensors); }));
+  // What was bound before still is.
+  gradients.set(0, std::vector<float>(100, 1.0F));
+  device.accumulate(execution);
+  require(device.residual(execution, 0)[99] == 1.0F, "a refused bind() took the place of the one before");
+  device_gradients<double> wide(model, 0);
+  refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
+
+  const frame_buffer buffer(device.largest_frame_bytes() + 64);
+  const auto enough = buffer.bytes().first(device.largest_frame_bytes());
+  device.select(execution);
+  device.encode(execution, enough);
+  device.commit(execution);
+  refuses("accumulate()", message_of<order>([&] { device.select(execution); }));
+  device.accumulate(execution);
+  refuses("select()", message_of<order>([&] { device.encode(execution, enough); }));
+  device.select(execution);
+  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
+  refuses("encode()", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  refuses("64", message_of<bad>([&] { device.encode(execution, buffer.bytes().subspan(4)); }));
+  refuses("may have", message_of<bad>([&] { device.encode(execution, enough.first(enough.size() - 1)); }));
+  device.encode(execution, enough);
+  device.commit(execution);
+  refuses("encode()", message_of<order>([&] { device.commit(execution); }));
+
+  device_gradients<lamina::float16> halves(model, 0);
+  device.bind(execution, halves.tensors());
+  device.accumulate(execution);
+  device.select(execution);
+  device.encode(execution, enough);
+  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  std::vector<std::span<const float>> constant;
+  for (const auto& each : gradients.tensors())
+    constant.emplace_back(static_cast<float*>(each.data()), each.elements());
+  device.bind(execution, constant);
+  refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));
+  device.bind(execution, gradients.tensors());
+  refuses("aligned", message_of<bad>([&] { device.restore(execution, enough.data() + 2); }));
+
+  execution.wait();
+  auto bytes = buffer.to_host();
+  refuses("truncated",
+          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(63)); }));
+  refuses("truncated",
+          message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(64)); }));
+  bytes[0] = std::byte{0};
+  refuses("magic", message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }));
+}
+
+}  // namespace lamina_test

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <thrust/device_vector.h>
+
+#include <cstddef>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_support.hpp"
+#include "lamina/cuda/detail/device_layout.hpp"
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/detail/totals.hpp"
+#include "lamina/lamina.hpp"
+#include "support.hpp"
+
+/// Totals of blocks by themselves, in any number.
+namespace lamina_test {
+
+/// The values of layers whose blocks have totals already.
+template <class F>
+struct combine_totals_kernel {
+  static constexpr unsigned threads = 128;
+  static constexpr unsigned teams_at_once = 1;
+  static constexpr bool walks = true;
+  using shared_memory = typename lamina::cuda::detail::run_totals<F>::shared_memory;
+
+  lamina::cuda::detail::model_view<float> at;
+  const double* given;  // of each block
+  double* values;
+
+  std::size_t teams() const { return at.blocks; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
+      const std::size_t layer = at.layer_of_block[block];
+      const std::size_t first = at.first_block[layer];
+      double total = given[block];
+      const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
+      const bool is_whole =
+          totals.complete(team, shared, first, at.first_block[layer + 1] - first, block - first, total);
+      if (is_whole && team.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
+    }
+  }
+};
+
+/// The values of layers whose blocks have any number of totals, without elements behind them; twice, since what counts
+/// arrivals has to be as it was.
+template <class F, class Execution>
+void combines_totals_in_runs(const Execution& execution) {
+  std::vector<std::size_t> sizes;
+  for (const std::size_t blocks : telling_counts_of_totals()) sizes.push_back(4096 * blocks);
+  const lamina::layout model = model_of(sizes);
+  lamina::cuda::detail::device_layout tables(model);
+  const auto at = tables.template view<float>();
+  std::mt19937 random(43);
+  const auto totals = random_fractions<double>(random, at.blocks);
+  const thrust::device_vector<double> given = totals;
+  thrust::device_vector<double> values(model.layers());
+  for (int time = 0; time < 2; ++time)
+    execution.run(combine_totals_kernel<F>{at, address_of(given), values.data().get()});
+  execution.wait();
+  auto first = totals.begin();
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    const auto last = first + static_cast<std::ptrdiff_t>(sizes[l] / 4096);
+    const double total = literal_total_of_totals(std::vector<double>(first, last),
+                                                 [](double a, double b) { return F::combine(a, b); });
+    const double expected = sizes[l] == 0 ? 0.0 : F::finish(total, sizes[l]);
+    require(same_bits(static_cast<double>(values[l]), expected),
+            "the value of " + std::to_string(sizes[l] / 4096) + " totals differs");
+    first = last;
+  }
+}
+
+}  // namespace lamina_test
