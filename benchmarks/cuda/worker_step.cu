@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,9 @@
 
 #include "../common/model.hpp"
 #include "lamina/cuda/lamina.cuh"
+#if defined(LAMINA_HAS_CUBLAS)
+#include "powersgd.cuh"
+#endif
 
 namespace {
 
@@ -180,6 +184,15 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   device_floats all, sample;
   thrust::device_vector<std::size_t> indices;
   std::vector<float> values(model.layers());
+#if defined(LAMINA_HAS_CUBLAS)
+  std::vector<std::unique_ptr<lamina_benchmark::powersgd>> by_rank;
+  for (const int rank : {1, 2, 4}) {
+    if (!baselines) break;
+    by_rank.push_back(std::make_unique<lamina_benchmark::powersgd>(model, gradients, rank, stream));
+    contestants.push_back({"PowerSGD's products, rank " + std::to_string(rank) + ", graph",
+                           [&own = *by_rank.back()] { own.step(); }});
+  }
+#endif
   if (baselines) {
     for (const std::size_t count : model.sizes()) residuals.emplace_back(count);
     contestants.push_back({"two launches and a wait a layer, with Thrust", [&] {
@@ -270,7 +283,7 @@ int main(int count, char** arguments) {
     // Gradients, residual, frame and the copy's two sides, and tables.
     if (available > std::size_t{24} << 30U) {
       compare("10^9 elements", lamina::layout(std::move(layers)), 20, false, {{"step, graph", 1.10}}, csv);
-      // The totals of one layer's blocks are added by one thread; parts are the way around it.
+      // Whose 244,141 totals are combined in runs of 64, on three levels.
       compare("one layer of 10^9", lamina::layout({{"all", {1000, 1000, 1000}}}), 10, false, {}, csv);
     } else {
       std::printf("\n10^9 elements: left out, they need 24 GiB and %.1f are free\n",

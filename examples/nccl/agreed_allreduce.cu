@@ -13,6 +13,7 @@
 #include <thrust/transform.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -100,7 +101,13 @@ int train(int devices, bool waits) {
   check(ncclCommInitAll(communicators.data(), devices, ids.data()));
 
   std::size_t exchanged_elements = 0;
+  constexpr int steps_to_begin = 20;  // in which NCCL connects
+  auto begin = std::chrono::steady_clock::now();
   for (int step = 1; step <= steps; ++step) {
+    if (step == steps_to_begin + 1) {
+      on_each(workers, [](worker& each) { check(cudaStreamSynchronize(each.stream)); });
+      begin = std::chrono::steady_clock::now();
+    }
     on_each(workers, [&](worker& each) {
       const auto policy = thrust::cuda::par_nosync.on(each.stream);
       for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -150,6 +157,7 @@ int train(int devices, bool waits) {
     });
   }
   on_each(workers, [&](worker& each) { (void)each.compressor->last_step(on_stream(each.stream)); });
+  const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
 
   float furthest = 0;
   const float middle = static_cast<float>(devices + 1) / 2;
@@ -160,10 +168,12 @@ int train(int devices, bool waits) {
     }
   });
   for (const ncclComm_t each : communicators) check(ncclCommDestroy(each));
-  std::printf("%d GPUs, %d steps: %.1f %% of the elements exchanged, parameters within %.2g of the middle\n",
-              devices, steps,
-              100.0 * static_cast<double>(exchanged_elements) / static_cast<double>(model.elements()) / steps,
-              furthest);
+  std::printf(
+      "%d GPUs, %d steps of %.1f us: %.1f %% of the elements exchanged, parameters within %.2g of the "
+      "middle\n",
+      devices, steps, elapsed.count() / (steps - steps_to_begin),
+      100.0 * static_cast<double>(exchanged_elements) / static_cast<double>(model.elements()) / steps,
+      furthest);
   return furthest < 0.01F ? 0 : 1;
 }
 

@@ -2,6 +2,8 @@
 // The device's cases where Thrust's device is the CPU.
 #include <thrust/execution_policy.h>
 
+#include <iostream>
+
 #include "cases.hpp"
 #include "catch.hpp"
 #include "lamina/cuda/thrust_execution.hpp"
@@ -12,4 +14,9 @@ TEST_CASE("thrust: a device does what the CPU does") {
                                INFO(name);
                                REQUIRE_NOTHROW(run());
                              });
+}
+
+TEST_CASE("thrust: the names of all cases", "[.names]") {
+  lamina_test::for_each_case(lamina::cuda::with_policy(thrust::device),
+                             [](const auto& name, const auto&) { std::cout << name << '\n'; });
 }
