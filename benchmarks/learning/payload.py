@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are written when they are sent, as docs/wire-format.md has it. int4 is not in it yet: as int8, with integers from -7 to
-7, two to a byte."""
+"""How numbers are written when they are sent, as docs/wire-format.md has it, and two ways that it has not: int2 and int1."""
 
 import dataclasses
 
@@ -52,4 +51,27 @@ class Integers:
         return ((blocks / scale).round().clamp(-most, most) * scale).flatten(-2)[..., :elements]
 
 
-PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3)}
+@dataclasses.dataclass(frozen=True)
+class OddHalves:
+    """2^bits levels, odd multiples of half a power of two, which blocks of 64 share: no number is sent as 0. The power is the one
+    nearest to `step` times the mean magnitude, in the logarithm. Levels and step are those of least square error for a normal
+    distribution (Max, Quantizing for minimum distortion, 1960). What is left of a number is rounded, once, to a float32."""
+
+    bits: int
+    step: float
+
+    def bytes(self, elements):
+        return -(-elements * self.bits // 8) + -(-elements // BLOCK_ELEMENTS)
+
+    def rounded(self, numbers):
+        elements = numbers.shape[-1]
+        blocks = torch.nn.functional.pad(numbers, (0, -elements % BLOCK_ELEMENTS)).unflatten(-1, (-1, BLOCK_ELEMENTS))
+        wanted = self.step * 2 ** 0.5 * blocks.abs().mean(-1, keepdim=True)
+        exponent = (torch.frexp(wanted).exponent.long() - 1).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+        scale = POWERS[exponent + LARGEST_EXPONENT]
+        most = 2 ** (self.bits - 1)
+        return (((blocks / scale).floor().clamp(-most, most - 1) + 0.5) * scale).flatten(-2)[..., :elements]
+
+
+PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3),
+            "int2": OddHalves(2, 1.248), "int1": OddHalves(1, 2.0)}

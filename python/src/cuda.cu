@@ -87,7 +87,7 @@ NB_MODULE(_cuda, m) {
                          "A worker's step on the current device, with a residual of float32: accumulate, "
                          "select, encode, commit. "
                          "Calls enqueue on `stream`, and wait where that is said. What they mean is in "
-                         "docs/cuda.md. Not run on a GPU.")
+                         "docs/cuda/index.md. Not run on a GPU.")
       .def(
           "__init__",
           [](compressor* self, const nb::dict& shapes, double drop_ratio, std::uint64_t warm_up_steps,

@@ -80,20 +80,23 @@ def blocks(document):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
-def pytorch_page():
+def pytorch_pages():
     torch.manual_seed(0)
     names = {"torch": torch, "DistributedDataParallel": DistributedDataParallel,
              "ddp": DistributedDataParallel(torch.nn.Linear(8, 8))}
-    for number, block in enumerate(blocks("docs/pytorch.md")):
-        exec(compile(block, f"docs/pytorch.md, block {number + 1}", "exec"), names)
-        if number == 0:
-            names["ddp"](torch.ones(2, 8)).sum().backward()
-    assert names["state"].step == 1 and number >= 4
+    for page in ("index", "training", "local-updates"):
+        found = blocks(f"docs/pytorch/{page}.md")
+        assert found, page
+        for number, block in enumerate(found):
+            exec(compile(block, f"docs/pytorch/{page}.md, block {number + 1}", "exec"), names)
+            if page == "index":
+                names["ddp"](torch.ones(2, 8)).sum().backward()
+    assert names["state"].step == 1
     assert names["local"].totals.steps == 2 and names["resumed"].backend.step == 2
 
 
-def test_the_blocks_of_the_pytorch_page_run():
-    ranks.run(1, pytorch_page)
+def test_the_blocks_of_the_pytorch_pages_run():
+    ranks.run(1, pytorch_pages)
 
 
 def test_the_blocks_of_the_python_page_run(capsys):

@@ -56,7 +56,7 @@ class LayerDropping:
             its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
         overlap: whether the parts of a step are chosen at the end of the step before, so that a bucket's allreduce goes on
-            while the backward pass computes the next. Learns somewhat more slowly (docs/pytorch.md), sends everything in its
+            while the backward pass computes the next. Learns somewhat more slowly (docs/pytorch/training.md), sends everything in its
             first step, and needs every parameter to be used in every step.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """

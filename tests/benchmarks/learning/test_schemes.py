@@ -10,6 +10,7 @@ import torch
 
 import schemes
 from parts import Parts
+from payload import PAYLOADS
 from rows import parsed
 from toy import Toy
 
@@ -254,7 +255,7 @@ def test_local_updates_are_the_librarys_own(delay, priority, power, clock):
     assert len(came) == 4
 
 
-@pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8"])
+@pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8", "int4"])
 def test_bytes_and_roundings_are_the_librarys_own(payload):
     parts = Parts(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))
     numbers = torch.randn(330, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 330)
@@ -269,6 +270,20 @@ def test_bytes_and_roundings_are_the_librarys_own(payload):
         restored = np.empty(size, np.float32)
         decoded.restore(layer, restored)
         assert np.array_equal(restored, arriving[begin:begin + size])
+
+
+@pytest.mark.parametrize("payload, bits, mantissas, error", [("int2", 2, [0.5, 0.75], 0.13), ("int1", 1, [0.5], 0.38)])
+def test_few_bits_are_odd_halves_of_a_power_of_two(payload, bits, mantissas, error):
+    numbers = torch.randn(100, 4096, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
+    arrived = PAYLOADS[payload].rounded(numbers)
+    assert PAYLOADS[payload].bytes(4096) == 4096 * bits // 8 + 64
+    assert arrived.abs().frexp().mantissa.unique().tolist() == mantissas  # 1 and 3 times a power of two
+    assert torch.equal(arrived.sign(), numbers.sign())
+    errors = (arrived - numbers).double().square().mean(1) / numbers.double().square().mean(1)
+    assert errors.mean().item() == pytest.approx(error, rel=0.03)
+    # A block of 64 after the other, each with a power of its own.
+    assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
+    assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
 
 
 class Alike(Toy):
