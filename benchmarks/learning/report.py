@@ -43,6 +43,7 @@ class Outcome:
     runs: list[Result]
     tried: int  #: settings on the seed of tuning
     is_inside: bool  #: of the learning rates that were tried some are smaller and some larger
+    all_runs: list[Result]  #: with any of the tuned numbers
 
     @property
     def best(self) -> Result:
@@ -64,8 +65,12 @@ class Outcome:
         return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
 
     def behind(self, other: "Outcome") -> list[float]:
-        """By how much each run ended behind the run of `other` with the same seed: those not tuned on, where both have any."""
-        pairs = [(run.row.seed, run.sort_key() - of.sort_key()) for run in self.runs for of in other.runs if run.row.seed == of.row.seed]
+        """By how much each run ended behind the best that `other` has with the same seed, whatever its tuned numbers: those of
+        seeds not tuned on, where both have any."""
+        best = {}
+        for run in other.all_runs:
+            best[run.row.seed] = min(run.sort_key(), best.get(run.row.seed, math.inf))
+        pairs = [(run.row.seed, run.sort_key() - best[run.row.seed]) for run in self.runs if run.row.seed in best]
         return [by for seed, by in pairs if seed != TUNING_SEED] or [by for _, by in pairs]
 
     def period_loss(self) -> "float | None":
@@ -86,7 +91,7 @@ def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
         best = min(tuning, key=Result.sort_key)
         runs = [each for each in of if dataclasses.replace(each.row, seed=best.row.seed) == best.row and each is not best]
         rates = [each.row.rate for each in tuning]
-        outcome = Outcome([best, *runs], len(tuning), min(rates) < best.row.rate < max(rates))
+        outcome = Outcome([best, *runs], len(tuning), min(rates) < best.row.rate < max(rates), of)
         groups.setdefault((scheme.workers, scheme.steps), []).append(outcome)
     for (workers, steps), of in groups.items():
         if workers > 1:  # one worker is what anybody has without communication

@@ -199,7 +199,8 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     result(tmp_path, "workers=1", 2.5, 0.0)
     result(tmp_path, "scheme=local payload=int4 outer_rate=0.5", 2.0, 0.01)
     result(tmp_path, "scheme=local payload=int4", 2.125, 0.01)
-    # Behind the dense run of the same seed: by 0.25 and 0.35, and not by the difference of the means, of other seeds.
+    # Behind the best dense run of the same seed: by 0.25 and 0.45, and not by the difference of the means, of other seeds.
+    result(tmp_path, "rate=0.004 seed=2", 1.8)
     for seed, loss in ((0, 1.75), (1, 1.95), (2, 2.25), (3, 9.0)):
         result(tmp_path, f"scheme=local payload=int4 choice=all seed={seed}", loss, 0.01)
     assert list(report.table(report.read(tmp_path)))[2:] == [
@@ -207,8 +208,8 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
         "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.001; 0.5, 0.9 | 2, at the edge | 0 | 2.000 | +0.500 |  |",
         "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.001 | 1, at the edge | 0 | 2.500 | +1.000 |  |",
         "| 4 | 2,000 | local, all at once (DiLoCo), int4 | 1.00 % | 0.50 % | 0.001; 0.7, 0.9 | 1, at the edge | 1, 2, 3 "
-        "| 4.400 ± 2.302 | +0.300 ± 0.050 |  |"]
-    assert len(list(report.tried(report.read(tmp_path)))) == 2 + 12
+        "| 4.400 ± 2.302 | +0.350 ± 0.100 |  |"]
+    assert len(list(report.tried(report.read(tmp_path)))) == 2 + 13
 
 
 def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
