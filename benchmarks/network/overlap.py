@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Steps of workers without a server over an emulated cluster: what communication exposes, with sums after the backward pass
-and beside it. All rows of a cell are run in turn, several times over, so that they meet the same load of the machine."""
+"""Steps of workers over an emulated cluster: what communication exposes, with sums after the backward pass and beside it, among the
+workers or by a server. All rows of a cell are run in turn, several times over, so that they meet the same load of the machine."""
 
 import argparse
 import dataclasses
@@ -27,6 +27,7 @@ ELEMENTS = 25_557_032
 LAMINA = ("--topology", "allreduce", "--selection", "agreed")
 DENSE = (*LAMINA, "--runs", "without")
 DROPPING = (*LAMINA, "--runs", "with", "--drop-ratio", "0.95")
+SERVER = ("--topology", "ps", "--selection", "local", "--runs", "with", "--drop-ratio", "0.95")
 PLAIN = ("--topology", "mpi_allreduce", "--runs", "without")
 
 
@@ -35,6 +36,13 @@ class Row:
     name: str
     options: tuple[str, ...]
     is_alone: bool = False  # one worker, who has nobody to wait for
+
+    @property
+    def has_server(self) -> bool:
+        return "ps" in self.options
+
+    def machines(self, workers: int) -> int:
+        return 1 if self.is_alone else workers + (1 if self.has_server else 0)
 
     @property
     def directory(self) -> str:
@@ -53,6 +61,9 @@ ROWS = {row.name: row for row in (
     Row("R = 0.95 ahead, no overlap", (*DROPPING, "--decide", "ahead")),
     Row("R = 0.95 ahead, backward", (*DROPPING, "--decide", "ahead", "--overlap", "backward")),
     Row("R = 0.95 ahead, step", (*DROPPING, "--decide", "ahead", "--overlap", "step")),
+    Row("R = 0.95 server, at_end", SERVER),
+    Row("R = 0.95 server, as_ready, backward", (*SERVER, "--decide", "as_ready", "--overlap", "backward")),
+    Row("R = 0.95 server, as_ready, step", (*SERVER, "--decide", "as_ready", "--overlap", "step")),
 )}
 
 
@@ -82,7 +93,7 @@ def record(program: str, directory: pathlib.Path, steps: int) -> None:
 
 def run_once(program: str, row: Row, cell: Cell, steps: int, recording: pathlib.Path) -> list[dict]:
     """The steps that count."""
-    machines = list(range(1 if row.is_alone else cell.workers))
+    machines = list(range(row.machines(cell.workers)))
     options = [*row.options, "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording), "--by-layer",
                "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6", "--classes", str(MODEL_CLASSES)]
     with tempfile.TemporaryDirectory() as directory, Cluster(len(machines), RATES[cell.rate], congestion=None) as cluster:
@@ -94,8 +105,13 @@ def run_once(program: str, row: Row, cell: Cell, steps: int, recording: pathlib.
 def summary_of(row: Row, cell: Cell, runs: list[dict]) -> dict:
     steps = [step for run in runs for step in run["steps"]]
     total = [step["total_seconds"] for step in steps]
-    # A worker sends so much, and as much comes to it at the same time.
-    sent_bytes = statistics.median(step["sent_up"] + step["sent_down"] for step in steps) * 4 * ELEMENTS
+    # A worker sends so much, and as much comes to it at the same time; with a server, what its link carries the fuller way.
+    def share_of(step: dict) -> float:
+        if row.has_server:
+            return cell.workers * max(step["sent_up"], step["sent_down"])
+        return step["sent_up"] + step["sent_down"]
+
+    sent_bytes = statistics.median(map(share_of, steps)) * 4 * ELEMENTS
     rate = RATES[cell.rate]
     result = {"cell": dataclasses.asdict(cell), "row": row.name, "options": " ".join(row.options), "steps": len(steps),
               "total_seconds": statistics.median(total), "least_seconds": min(total), "most_seconds": max(total),

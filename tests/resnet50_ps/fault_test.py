@@ -16,6 +16,7 @@ from runs import (DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, at_once, checkpoi
 
 UDP = ["--transport", "udp", "--link-rate", "10000000000"]
 BOUNDED = [*UDP, "--loss-bound", "0.1", "--loss-bound-down", "0.1", "--inject-loss", "0.1"]
+AS_READY = ["--selection", "local", "--decide", "as_ready", "--bucket-bytes", "0", "--overlap"]
 OVERLAP = ["--topology", "allreduce", "--selection", "agreed", "--decide", "ahead", "--overlap"]
 
 
@@ -158,6 +159,11 @@ def main() -> None:
             partial(falls_silent, at / "silent_in_overlap", 1, "worker 1", *OVERLAP, "step", ranks=2),
             partial(falls_silent, at / "silent_owner", 0, "worker 0", *OVERLAP, "backward", "--exchange", "owners", ranks=2),
             partial(dies, at / "dies_in_overlap", 0, 0.1, *OVERLAP, "step"),
+            partial(falls_silent, at / "silent_in_parts", 2, "worker 1", *AS_READY, "step"),
+            partial(falls_silent, at / "silent_server_of_parts", 0, "the server", *AS_READY, "backward"),
+            partial(pauses, at / "paused_in_parts", at / "undisturbed_in_parts", 2, *AS_READY, "step"),
+            partial(dies, at / "dies_in_parts", 1, 0.1, *AS_READY, "backward"),
+            partial(diverges, at / "diverges_in_parts", *AS_READY, "step"),
             partial(diverges, at / "diverges_in_overlap", *OVERLAP, "backward"),
             partial(dies, at / "server", 0, 0),
             partial(dies, at / "server_over_udp", 0, 0.1, *UDP),

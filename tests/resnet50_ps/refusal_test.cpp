@@ -168,11 +168,39 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
   CHECK(refusal_of({"--topology", "allreduce", "--selection", "agreed", "--overlap", "backward", "--decide",
                     "ahead"}) == "");
   CHECK(refusal_of(with(backward, {"--collectives", "by_type", "--butterfly", "recursive_doubling"})) == "");
+  const std::vector<std::string> as_ready = {"--decide", "as_ready", "--selection", "local"};
+  CHECK(refusal_of(as_ready) == "");
+  CHECK(refusal_of(with(as_ready, {"--overlap", "backward", "--bucket-bytes", "0"})) == "");
+  CHECK(refusal_of(with(as_ready, {"--overlap", "step", "--transport", "inprocess", "--runs", "without"})) ==
+        "");
+  CHECK(refusal_of(with(as_ready, {"--overlap", "step", "--checkpoint-every", "2", "--output", "o"})) == "");
+  require_refused({
+      {with(as_ready, {"--topology", "hybrid", "--workers-per-node", "2"}),
+       "--decide as_ready needs --topology ps, not --topology hybrid"},
+      {with(dense, {"--decide", "as_ready"}),
+       "--decide as_ready needs --topology ps, not --topology allreduce"},
+      {with(as_ready, {"--mode", "async"}), "--decide as_ready needs --mode sync"},
+      {{"--decide", "as_ready"}, "--decide as_ready needs --selection local, not --selection agreed"},
+      {with(as_ready, {"--degraded"}), "--decide as_ready: not --degraded"},
+      {with(as_ready, {"--device", "cuda"}), "--decide as_ready needs --device cpu"},
+      {with(as_ready, {"--transport", "udp"}),
+       "--decide as_ready needs --transport mpi or inprocess, not --transport udp"},
+      {with(as_ready, {"--updates", "local"}), "--updates local needs --decide at_end"},
+      {with(as_ready, {"--overlap", "step", "--chunk-bytes", "8192"}),
+       "--chunk-bytes 8192 needs --topology allreduce"},
+      {with(as_ready, {"--overlap", "step", "--exchange", "owners"}),
+       "--exchange owners needs --topology allreduce"},
+      {with(as_ready, {"--overlap", "step", "--timeline", "t.json"}),
+       "--timeline needs --topology allreduce"},
+      {with(as_ready, {"--bucket-bytes", "0"}),
+       "--bucket-bytes 0 needs --overlap backward or --overlap step"},
+  });
   require_refused({
       {with(backward, {"--mode", "async"}), "--overlap backward needs --mode sync"},
       {{"--overlap", "backward", "--topology", "hybrid"},
-       "--overlap backward needs --topology allreduce, not --topology hybrid"},
-      {{"--overlap", "step"}, "--overlap step needs --topology allreduce, not --topology ps"},
+       "--overlap backward needs --topology allreduce or ps, not --topology hybrid"},
+      {{"--overlap", "step"},
+       "--overlap step needs --decide as_ready with --topology ps, not --decide at_end"},
       {with(backward, {"--degraded"}), "--overlap backward: not --degraded"},
       {with(backward, {"--device", "cuda"}),
        "--overlap backward needs --device cpu: gradients come to the CPU's memory after backward alone"},
@@ -184,7 +212,6 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
        "--decide ahead needs --selection agreed, not --selection local"},
       {{"--selection", "agreed", "--decide", "ahead"},
        "--decide ahead needs --topology allreduce, not --topology ps"},
-      {{"--decide", "as_ready"}, "--decide"},
       {{"--exchange", "owners"}, "--exchange owners needs --overlap backward or --overlap step"},
       {with(dense, {"--collectives", "ring"}),
        "--collectives ring needs --overlap backward or --overlap step"},

@@ -39,6 +39,35 @@ std::string needing_overlap(const options& given) {
   return "";
 }
 
+// Of options of sums among the workers, the first that is given.
+std::string of_sums(const options& given) {
+  if (given.exchange != "sums") return "--exchange " + given.exchange;
+  if (given.collectives != "pairwise") return "--collectives " + given.collectives;
+  if (given.chunk_bytes) return fmt::format("--chunk-bytes {}", *given.chunk_bytes);
+  if (given.is_calibrated) return "--calibrate";
+  if (!given.timeline.empty()) return "--timeline";
+  return "";
+}
+
+// Layers are decided when their gradients are there, and a server takes them.
+std::string mistake_in_as_ready(const options& given) {
+  const std::string as_ready = "--decide as_ready";
+  if (given.topology != "ps")
+    return as_ready + " needs --topology ps, not --topology " + given.topology +
+           ": each worker chooses for itself, and tells the server";
+  if (given.mode != "sync") return as_ready + " needs --mode sync";
+  if (given.selection != "local")
+    return as_ready + " needs --selection local, not --selection " + given.selection +
+           ": the values of the others are not known yet";
+  if (given.degraded) return as_ready + ": not --degraded";
+  if (given.device != "cpu")
+    return as_ready + " needs --device cpu: gradients come to the CPU's memory after backward alone";
+  if (given.transport == "udp") return as_ready + " needs --transport mpi or inprocess, not --transport udp";
+  const std::string sums = given.overlap == "none" ? "" : of_sums(given);
+  return sums.empty() ? ""
+                      : sums + " needs --topology allreduce: a server makes the sums of --decide as_ready";
+}
+
 std::string mistake_in_owners(const options& given) {
   // What leaves a slice to each worker; halving_doubling does for some numbers of them.
   const std::vector<std::string> possible = {"pairwise", "ring", "halving_doubling"};
@@ -55,7 +84,8 @@ std::string mistake_in_owners(const options& given) {
 }  // namespace
 
 void add_overlap_options(CLI::App& app, options& into) {
-  const std::string group = "Sums beside the computation, with --topology allreduce";
+  const std::string group =
+      "Sums beside the computation, with --topology allreduce, or ps and --decide as_ready";
   app.add_option("--overlap", into.overlap,
                  "when gradients are summed. none: after the backward pass; backward: beside it; step: also "
                  "during the next forward pass, where a layer is waited for when it is needed")
@@ -63,8 +93,9 @@ void add_overlap_options(CLI::App& app, options& into) {
       ->group(group);
   app.add_option("--decide", into.decide,
                  "when the layers of a step are chosen. at_end: after the backward pass; ahead: in the step "
-                 "before, so that they can leave as soon as they are computed")
-      ->check(CLI::IsMember({"at_end", "ahead"}))
+                 "before, so that they can leave as soon as they are computed; as_ready: each when it is "
+                 "computed, by the threshold of the step before, with --topology ps")
+      ->check(CLI::IsMember({"at_end", "ahead", "as_ready"}))
       ->group(group);
   app.add_option("--exchange", into.exchange,
                  "sums: every worker updates everything; owners: each its slices of all layers, and hands "
@@ -82,7 +113,7 @@ void add_overlap_options(CLI::App& app, options& into) {
       ->group(group);
   app.add_option("--bucket-bytes", into.bucket_bytes,
                  "layers are summed together until they have so many bytes; 0: each by itself; without it by "
-                 "the costs of the network")
+                 "the costs of the network, or 1 MiB where parts go to a server")
       ->check(counted)
       ->group(group);
   app.add_option("--chunk-bytes", into.chunk_bytes,
@@ -102,6 +133,10 @@ std::string mistake_in_overlap(const options& given) {
   if (given.butterfly != "halving_doubling" && given.collectives != "by_type")
     return "--butterfly needs --collectives by_type, not --collectives " + given.collectives;
   const bool is_ahead = given.decide == "ahead";
+  const bool is_as_ready = given.decide == "as_ready";
+  if (is_as_ready) {
+    if (std::string mistake = mistake_in_as_ready(given); !mistake.empty()) return mistake;
+  }
   if (is_ahead && given.selection != "agreed")
     return "--decide ahead needs --selection agreed, not --selection " + given.selection +
            ": all must have chosen the same layers before the first leaves";
@@ -111,10 +146,14 @@ std::string mistake_in_overlap(const options& given) {
     const std::string stray = needing_overlap(given);
     return stray.empty() ? "" : stray + " needs --overlap backward or --overlap step";
   }
+  if (is_as_ready) return "";
   const std::string overlap = "--overlap " + given.overlap;
   if (given.mode != "sync") return overlap + " needs --mode sync";
+  if (given.topology == "ps")
+    return overlap + " needs --decide as_ready with --topology ps, not --decide " + given.decide +
+           ": else no layer is chosen before backward ends";
   if (given.topology != "allreduce")
-    return overlap + " needs --topology allreduce, not --topology " + given.topology;
+    return overlap + " needs --topology allreduce or ps, not --topology " + given.topology;
   if (given.degraded) return overlap + ": not --degraded";
   if (given.device != "cpu")
     return overlap + " needs --device cpu: gradients come to the CPU's memory after backward alone";
@@ -144,14 +183,25 @@ void check_overlap(const training& run) {
 }
 
 std::string describe_overlap(const options& given) {
-  std::string text = given.decide == "ahead" ? "; decide ahead" : "";
+  std::string text = given.decide == "at_end" ? "" : "; decide " + given.decide;
   if (given.overlap == "none") return text;
+  if (given.decide == "as_ready")
+    return text + fmt::format("; overlap {}, parts of {} bytes", given.overlap,
+                              streaming_options_of(given).part_bytes);
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "auto"; };
   return text +
          fmt::format("; overlap {}, exchange {}, collectives {}, butterfly {}, buckets {}, chunks {}{}",
                      given.overlap, given.exchange, given.collectives, given.butterfly,
                      said(given.bucket_bytes), said(given.chunk_bytes),
                      given.is_calibrated ? ", calibrated" : "");
+}
+
+streaming_options streaming_options_of(const options& given) {
+  streaming_options meant;
+  meant.is_in_parts = given.overlap != "none";
+  meant.reaches_forward = given.overlap == "step";
+  if (given.bucket_bytes) meant.part_bytes = *given.bucket_bytes;
+  return meant;
 }
 
 overlap_options overlap_options_of(const training& run) {

@@ -6,12 +6,14 @@
 #include "launch/options.hpp"
 #include "launch/training.hpp"
 #include "loops/overlapped.hpp"
+#include "loops/streaming.hpp"
 
 namespace CLI {
 class App;
 }
 
-/// The options of collectives that overlap with the computation: what they are, which exclude one another, what they mean.
+/// The options of what overlaps with the computation, sums among the workers or a server's parts: what they are, which exclude one another,
+/// what they mean.
 namespace resnet50_ps {
 
 void add_overlap_options(CLI::App& app, options& into);
@@ -24,7 +26,8 @@ void check_overlap(const training& run);
 /// What all ranks must have alike and a checkpoint must have been made with; empty with the defaults.
 std::string describe_overlap(const options& given);
 
-/// What they mean to the loop.
+/// What they mean to the loop; and to that of workers which decide as_ready, and their server.
 overlap_options overlap_options_of(const training& run);
+streaming_options streaming_options_of(const options& given);
 
 }  // namespace resnet50_ps

@@ -19,6 +19,7 @@
 #include "loops/local_updates.hpp"
 #include "loops/node.hpp"
 #include "loops/overlapped.hpp"
+#include "loops/streaming.hpp"
 #include "model/passes.hpp"
 #include "model/resnet50.hpp"
 #include "records/trace_file.hpp"
@@ -121,6 +122,8 @@ run_result train_as_server(transport& ranks, const training& run, const replica&
   const server_options serving = server_options_of(run, from.step);
   if (options.updates == "local") {
     serve_local_updates(link, local, serving, local_options_of(run), kept.tasks, std::move(from));
+  } else if (options.decide == "as_ready" && options.overlap != "none") {
+    serve_in_parts(link, local, serving, streaming_options_of(options), kept.tasks, std::move(from));
   } else if (options.mode == "sync") {
     serve(link, local, serving, kept.tasks, std::move(from));
   } else {
@@ -144,6 +147,8 @@ void train_as_worker(transport& ranks, const training& run, replica& local) {
     return work_on_local_updates(link, local, tasks, options, server_options_of(run, steps_done),
                                  local_options_of(run));
   }
+  if (run.options.decide == "as_ready")
+    return work_as_ready(link, local, tasks, options, streaming_options_of(run.options));
   if (ranks.rank() != leader) return work_in_node(link, local, tasks, options);
   if (run.topology.nodes[node].size() == 1) return work(link, local, tasks, options);
   std::vector<client> members;

@@ -50,9 +50,10 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   compression.momentum = options.residual_momentum;
   compression.drop_ratio = 0;
   compression.frame_checksum = checksum_of(losses_of(run));
+  if (options.decide == "as_ready") compression.decide = lamina::decision_timing::as_ready;
   // Where nothing is held back, gradients are summed as they are, unless the residual is to correct for momentum.
   const bool overlaps = options.overlap != "none" && options.residual_momentum > 0;
-  if (options.decide == "ahead" ? run.layer_dropping : overlaps)
+  if (options.decide == "ahead" ? run.layer_dropping : overlaps && options.decide == "at_end")
     compression.decide = lamina::decision_timing::ahead;
   if (!run.layer_dropping) return compression;
 

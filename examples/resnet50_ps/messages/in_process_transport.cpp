@@ -95,6 +95,15 @@ class in_process_run::end : public transport {
     send({&to, 1}, kind, what);
   }
 
+  void flush(std::span<const std::size_t> to) override { lose_if_finished(to); }
+
+  std::optional<message> look_for(std::span<const std::size_t> from) override {
+    for (std::size_t sender = 0; sender < from.size(); ++sender) {
+      if (has_come(from[sender])) return take(from, sender);
+    }
+    return std::nullopt;
+  }
+
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override {
     run_.wait_until(rank_, [&] {
       return std::ranges::all_of(from, [&](std::size_t rank) { return has_come(rank) || is_over(rank); });

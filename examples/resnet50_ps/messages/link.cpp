@@ -137,6 +137,11 @@ void server_link::begin_send(std::size_t client, message_kind kind, const payloa
   transport_.begin_send(clients_[client].rank, kind, what);
 }
 
+void server_link::flush() {
+  const work_clock::pause sending(clock_);
+  transport_.flush(ranks_left_);
+}
+
 void server_link::send_to_all(message_kind kind, const payload& what) {
   const work_clock::pause sending(clock_);
   try {
@@ -233,6 +238,23 @@ void worker_link::send(message_kind kind, const payload& what) {
   transport_.send(std::span(&hub_, 1), kind, what);
 }
 
+void worker_link::begin_send(message_kind kind, const payload& what) {
+  const work_clock::pause sending(clock_);
+  transport_.begin_send(hub_, kind, what);
+}
+
+std::optional<message> worker_link::look_for(message_kind kind) {
+  const work_clock::pause looking(clock_);
+  std::optional<message> arrived = transport_.look_for(std::span(&hub_, 1));
+  if (arrived) expect(*arrived, kind, name_of_server());
+  return arrived;
+}
+
+void worker_link::flush() {
+  const work_clock::pause sending(clock_);
+  transport_.flush(std::span(&hub_, 1));
+}
+
 message worker_link::receive(message_kind kind) {
   const work_clock::pause waiting(clock_);
   message arrived = transport_.receive_from_each(std::span(&hub_, 1))[0];
@@ -247,9 +269,17 @@ message worker_link::receive_parameters() {
 }
 
 void worker_link::push(step_report report, payload gradients) {
+  send(message_kind::gradients, with_report(report, std::move(gradients)));
+}
+
+void worker_link::begin_push(step_report report, payload gradients) {
+  begin_send(message_kind::gradients, with_report(report, std::move(gradients)));
+}
+
+payload worker_link::with_report(step_report report, payload gradients) {
   report.compute_seconds = clock_.take() - report.node_seconds;
   gradients.append(payload(encode_report(report)));
-  send(message_kind::gradients, gradients);
+  return gradients;
 }
 
 sent_frame worker_link::push(step_report report, outgoing_frame gradients,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <lamina/error.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -96,6 +97,8 @@ class server_link {
   void send(std::size_t client, message_kind kind, const payload& what);
   /// The same, but returns before it has been sent, so that a client which does not take it holds up no other.
   void begin_send(std::size_t client, message_kind kind, const payload& what);
+  /// Returns when all that has begun to go to clients has been sent.
+  void flush();
   void send_to_all(message_kind kind, const payload& what);
   /// A frame to one client, or the same to all, with what each must get of it: one for each client, or none. Of all, what became of it
   /// for each client, lost ones included.
@@ -142,11 +145,19 @@ class worker_link {
   work_clock& clock() { return clock_; }
 
   void send(message_kind kind, const payload& what);
+  /// Returns before it has been sent, which goes on its way during later calls.
+  void begin_send(message_kind kind, const payload& what);
   message receive(message_kind kind);
+  /// The message if it has come; moves on what is on its way. Throws link_error for one of another kind.
+  std::optional<message> look_for(message_kind kind);
+  /// Returns when all that has begun to go has been sent.
+  void flush();
   /// Parameters: from when they have come the clock counts.
   message receive_parameters();
   /// With the seconds that have passed on the clock, of which those in the node are no computing.
   void push(step_report report, payload gradients);
+  /// The same, which goes on its way during later calls.
+  void begin_push(step_report report, payload gradients);
   /// The same of a frame, of which some may be lost: what has arrived.
   sent_frame push(step_report report, outgoing_frame gradients, const lamina::bounded::obligations& owed);
   /// The last message.
@@ -158,6 +169,8 @@ class worker_link {
   void average(std::span<double> values, double weight = 1);
 
  private:
+  payload with_report(step_report report, payload gradients);
+
   transport& transport_;
   std::size_t hub_;
   work_clock clock_;

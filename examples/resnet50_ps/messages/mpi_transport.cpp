@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <iterator>
 #include <thread>
 
 namespace resnet50_ps {
@@ -33,7 +34,7 @@ mpi_transport::mpi_transport(MPI_Comm communicator, mpi_transport_options option
 mpi_transport::~mpi_transport() {
   abandoned_.splice(abandoned_.end(), signs_);
   abandoned_.splice(abandoned_.end(), outgoing_);
-  for (std::list<mpi_outgoing>& each : begun_) abandoned_.splice(abandoned_.end(), each);
+  for (way_to& each : begun_) abandoned_.splice(abandoned_.end(), each.on_its_way);
   abandoned_.remove_if([](mpi_outgoing& each) { return !each.is_in_flight(); });
   const bool is_open =
       std::ranges::any_of(incoming_, [](const incoming& each) { return !all_complete(each.requests); });
@@ -175,10 +176,14 @@ mpi_transport::progress mpi_transport::both(progress one, progress other) {
 mpi_transport::progress mpi_transport::move_begun_on() {
   progress most = progress::none;
   for (std::size_t rank = 0; rank < begun_.size(); ++rank) {
-    if (begun_[rank].empty()) continue;
-    const progress seen = begun_[rank].front().advance();
+    way_to& way = begun_[rank];
+    if (way.on_its_way.empty()) continue;
+    const progress seen = way.on_its_way.front().advance();
     if (seen >= progress::advanced) heard_at_[rank] = std::chrono::steady_clock::now();
-    if (seen == progress::done) begun_[rank].clear();
+    if (seen == progress::done) {
+      way.on_its_way.clear();
+      begin_next(rank);
+    }
     most = std::max(most, std::min(seen, progress::advanced));
   }
   return most;
@@ -186,7 +191,7 @@ mpi_transport::progress mpi_transport::move_begun_on() {
 
 // What has begun to go to these ranks.
 mpi_transport::progress mpi_transport::finishing(std::span<const std::size_t> to) const {
-  const bool is_done = std::ranges::all_of(to, [&](std::size_t rank) { return begun_[rank].empty(); });
+  const bool is_done = std::ranges::all_of(to, [&](std::size_t rank) { return begun_[rank].is_free(); });
   return is_done ? progress::done : progress::moving;
 }
 
@@ -254,8 +259,37 @@ void mpi_transport::send(std::span<const std::size_t> to, message_kind kind, con
 }
 
 void mpi_transport::begin_send(std::size_t to, message_kind kind, const payload& what) {
-  post(begun_[to], {&to, 1}, kind, what);
+  begun_[to].behind.emplace_back(kind, what);
+  if (begun_[to].on_its_way.empty()) begin_next(to);
   heard_at_[to] = std::chrono::steady_clock::now();
+}
+
+void mpi_transport::begin_next(std::size_t to) {
+  way_to& way = begun_[to];
+  if (way.behind.empty()) return;
+  incoming_[to].is_unanswered = false;
+  way.on_its_way.emplace_back(communicator_, std::span(&to, 1), way.behind.front().first,
+                              std::move(way.behind.front().second));
+  way.behind.pop_front();
+}
+
+void mpi_transport::flush(std::span<const std::size_t> to) {
+  wait_until(
+      timeout_of(to), [&] { return finishing(to); },
+      [&] {
+        std::vector<std::size_t> deaf;
+        std::ranges::copy_if(to, std::back_inserter(deaf),
+                             [&](std::size_t rank) { return !begun_[rank].is_free(); });
+        lose(deaf, "sending to", timeout_of(deaf));
+      });
+}
+
+std::optional<message> mpi_transport::look_for(std::span<const std::size_t> from) {
+  move_begun_on();
+  for (std::size_t sender = 0; sender < from.size(); ++sender) {
+    if (advance(incoming_[from[sender]]) == progress::done) return take(from, sender);
+  }
+  return std::nullopt;
 }
 
 std::vector<message> mpi_transport::receive_from_each(std::span<const std::size_t> from) {

@@ -9,8 +9,10 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "messages/mpi_outgoing.hpp"
@@ -51,6 +53,8 @@ class mpi_transport : public transport {
   std::string name_of(std::size_t rank) const override { return options_.name_of(rank); }
   void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override;
   void begin_send(std::size_t to, message_kind kind, const payload& what) override;
+  void flush(std::span<const std::size_t> to) override;
+  std::optional<message> look_for(std::span<const std::size_t> from) override;
   std::vector<message> receive_from_each(std::span<const std::size_t> from) override;
   message receive_from_any(std::span<const std::size_t> from) override;
   message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) override;
@@ -67,6 +71,13 @@ class mpi_transport : public transport {
     enum class phase { idle, announcing, arriving, arrived } at = phase::idle;
   };
   using progress = mpi_progress;
+  /// What has begun to go to one rank. One message at a time, since the pieces of two would mix.
+  struct way_to {
+    std::list<mpi_outgoing> on_its_way;  // at most one
+    std::list<std::pair<message_kind, payload>> behind;
+
+    bool is_free() const { return on_its_way.empty() && behind.empty(); }
+  };
 
   void post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,
             const payload& what);
@@ -74,6 +85,7 @@ class mpi_transport : public transport {
   void pass_on_life(std::size_t from);
   progress advance(incoming& from);
   static progress both(progress one, progress other);
+  void begin_next(std::size_t to);
   progress move_begun_on();
   progress finishing(std::span<const std::size_t> to) const;
   progress sending();
@@ -94,7 +106,7 @@ class mpi_transport : public transport {
   std::vector<std::chrono::steady_clock::time_point> heard_at_;  // of each rank, or sent to
   std::vector<incoming> incoming_;                               // of every rank
   std::list<mpi_outgoing> outgoing_;                             // on their way, waited for
-  std::vector<std::list<mpi_outgoing>> begun_;                   // on their way to each rank: at most one
+  std::vector<way_to> begun_;                                    // to each rank
   std::list<mpi_outgoing> abandoned_;  // to ranks that are lost: MPI may still look at them
   std::list<mpi_outgoing> signs_;      // of life, on their way
   std::chrono::steady_clock::time_point showed_life_at_;

@@ -18,6 +18,8 @@ const char* describe(message_kind kind) {
       return "parameters";
     case message_kind::gradients:
       return "gradients";
+    case message_kind::part:
+      return "a part of gradients";
     case message_kind::report:
       return "a report";
     case message_kind::finished:
@@ -55,6 +57,14 @@ std::size_t payload::size_bytes() const {
   std::size_t sum = 0;
   for (const auto segment : segments_) sum += segment.size();
   return sum;
+}
+
+void transport::flush(std::span<const std::size_t>) {
+  throw std::logic_error("flush: this transport does not say when what has begun to go has been sent");
+}
+
+std::optional<message> transport::look_for(std::span<const std::size_t>) {
+  throw std::logic_error("look_for: this transport gives a message to who waits for one");
 }
 
 std::vector<sent_frame> transport::send_frame(std::span<const std::size_t> to, message_kind kind,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <lamina/bounded/todo.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -55,13 +56,14 @@ enum class message_kind : std::uint64_t {
   welcome,       ///< the answer: the steps that are done
   parameters,    ///< a frame of parameters
   gradients,     ///< a frame of gradients, or in a node the gradients as they are; with a report
-  report,        ///< what a worker tells beside its gradients, alone
-  finished,      ///< a report, the last: training is over for the sender, which neither sends nor awaits more
-  values,        ///< to be averaged over the workers
-  mean,          ///< of such values
-  slice,         ///< of a sum that the workers make among themselves
-  state,         ///< what a worker keeps from step to step
-  failure,       ///< why the sender ends
+  part,    ///< a part of a step's gradients that is not the last, which goes as `gradients`: without a report
+  report,  ///< what a worker tells beside its gradients, alone
+  finished,  ///< a report, the last: training is over for the sender, which neither sends nor awaits more
+  values,    ///< to be averaged over the workers
+  mean,      ///< of such values
+  slice,     ///< of a sum that the workers make among themselves
+  state,     ///< what a worker keeps from step to step
+  failure,   ///< why the sender ends
 };
 /// "parameters", "a mean".
 const char* describe(message_kind kind);
@@ -139,9 +141,13 @@ class transport {
   virtual std::vector<sent_frame> send_frame(std::span<const std::size_t> to, message_kind kind,
                                              const outgoing_frame& what,
                                              std::span<const lamina::bounded::obligations> of_each = {});
-  /// Returns before the message has been sent, which goes on its way while this rank waits for others: a receiver that does not
-  /// take it holds up nobody else. Waits for the message before to the same rank.
+  /// Returns before the message has been sent, which goes on its way while this rank waits for others, or looks: a receiver that
+  /// does not take it holds up nobody. Behind the messages before to the same rank.
   virtual void begin_send(std::size_t to, message_kind kind, const payload& what) = 0;
+  /// Returns when all that has begun to go to these ranks has been sent. Throws std::logic_error where the transport does not know.
+  virtual void flush(std::span<const std::size_t> to);
+  /// The message of one of these, if one is there: moves on what is on its way, and does not wait. Throws as flush().
+  virtual std::optional<message> look_for(std::span<const std::size_t> from);
   /// One message from each, in their order.
   virtual std::vector<message> receive_from_each(std::span<const std::size_t> from) = 0;
   /// The message of whichever comes first; nobody is kept waiting by a busier one.

@@ -2,16 +2,13 @@
 // Sums beside the computation change nothing: runs of a small network over MPI against those that sum after the backward pass, bit
 // for bit. Every rank passes through the same test cases in the same order and asserts of its own replica.
 #include <torch/nn/module.h>
-#include <torch/nn/modules/activation.h>
 #include <torch/utils.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <lamina/collectives/mpi_channel.hpp>
-#include <lamina/collectives/torch_hooks.hpp>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,55 +22,20 @@
 #include "loops/overlapped.hpp"
 #include "messages/mpi_transport.hpp"
 #include "messages/worker_group.hpp"
-#include "model/batch_norm.hpp"
 #include "model/passes.hpp"
 #include "model/replica.hpp"
 
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
+#include "gated_network.hpp"
 #include "world.hpp"
 
 namespace {
 
 using namespace resnet50_ps;
 namespace collectives = lamina::collectives;
-using collectives::gated;
 
 constexpr std::uint64_t steps = 25;
-constexpr std::int64_t classes = 5;
-const collectives::gate open_gate;
-
-// Called in the backward pass of the first layer, when the gradients of all others are complete; may be empty.
-std::function<void()> before_last_gradient;
-
-// A convolution, a normalisation, a layer larger than a part, and one with fewer elements than there are ranks.
-struct network_impl : torch::nn::Module {
-  network_impl()
-      : conv(register_module(
-            "conv", gated<torch::nn::Conv2dImpl>(open_gate, torch::nn::Conv2dOptions(3, 8, 3).bias(false)))),
-        norm(register_module("norm", gated<batch_norm_impl>(open_gate, 8))),
-        hidden(register_module("hidden", gated<torch::nn::LinearImpl>(open_gate, 128, 64))),
-        output(register_module("output", gated<torch::nn::LinearImpl>(open_gate, 64, classes))),
-        scale(register_module(
-            "scale", gated<torch::nn::LinearImpl>(open_gate, torch::nn::LinearOptions(1, 1).bias(false)))) {}
-  torch::Tensor forward(const torch::Tensor& x) {
-    const torch::Tensor first = conv(x);
-    if (first.requires_grad()) {
-      first.register_hook([](const torch::Tensor& gradient) {
-        if (before_last_gradient) before_last_gradient();
-        return gradient;
-      });
-    }
-    const torch::Tensor features = torch::relu(norm(first)).flatten(1);
-    const torch::Tensor logits = output(torch::relu(hidden(features)));
-    return scale(logits.reshape({-1, 1})).reshape(logits.sizes());
-  }
-  gated<torch::nn::Conv2dImpl> conv;
-  gated<batch_norm_impl> norm;
-  gated<torch::nn::LinearImpl> hidden, output, scale;
-};
-TORCH_MODULE_IMPL(network, network_impl);
-
 enum class loop { allreduce, plain, overlapped };
 
 struct settings {
@@ -95,18 +57,6 @@ struct diary {
   std::map<std::uint64_t, evaluation> evaluations;
   std::vector<server_state> saved;
 };
-
-std::vector<float> parameters_of(const replica& local) {
-  std::vector<float> flat;
-  for (std::size_t l = 0; l < local.model().layers(); ++l)
-    flat.insert(flat.end(), local[l].begin(), local[l].end());
-  return flat;
-}
-
-// A digest of the parameters, as an evaluation: of parameters that are not whole it is another.
-std::uint64_t digest_of(const replica& local) {
-  return hash_of(local) >> 1U;
-}
 
 diary train(const settings& given) {
   const topology who = allreduce_topology(ranks());
@@ -184,10 +134,6 @@ diary train(const settings& given) {
   }
   seen.at_end = parameters_of(local);
   return seen;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 void require_equal_runs(const diary& a, const diary& b) {
