@@ -13,6 +13,7 @@
 #include "lamina/collectives/memory_channel.hpp"
 #include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
+#include "lamina/collectives/prediction.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/staging.hpp"

@@ -191,6 +191,12 @@ class plan {
                              ranks_, which.elements, chunk_elements(), costs_);
   }
 
+  /// Of one of its tasks: with owners a bucket has two, and each takes half.
+  [[nodiscard]] double seconds_of(const task& which) const {
+    const bucket& of = buckets_[which.bucket];
+    return seconds_of(of) / (which.what == operation::all_reduce || of.is_gathered ? 1 : 2);
+  }
+
   /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
   /// \param ready            of each layer, seconds after the beginning of the step
   /// \param end_of_backward  likewise
