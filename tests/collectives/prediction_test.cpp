@@ -24,14 +24,16 @@ namespace {
 constexpr collectives::cost_table bytes_alone = {1e-12, 1e-8, 1e-8, 1e-15};
 
 // Equal layers, each a bucket, whose gradients become ready from the last to the first.
-plan equal_layers(std::size_t layers) {
+plan equal_layers(std::size_t layers, const std::vector<double>& ready_seconds = {}) {
   std::vector<std::size_t> order(layers);
   for (std::size_t l = 0; l < layers; ++l) order[l] = layers - 1 - l;
   return {model_of(std::vector<std::size_t>(layers, 4'000)),
           4,
           order,
           std::vector<layer_class>(layers),
-          {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::ring)},
+          {.bucket_bytes = 0,
+           .choice = algorithm_choice::always(algorithm::ring),
+           .ready_seconds = ready_seconds},
           bytes_alone};
 }
 
@@ -73,8 +75,8 @@ TEST_CASE("prediction: many equal layers expose what the bounds say") {
   CHECK(share_of(0.5, owners, waits::in_the_forward) == Approx(0).margin(2e-3));
   CHECK(share_of(1, owners, waits::in_the_forward) == Approx(1.0 / 6).margin(2e-3));
   CHECK(share_of(1, owners, waits::at_the_end) == Approx(1.0 / 2).margin(2e-3));
-  const auto filled = made.tasks_of_owners(evenly(1000, m).ready);
-  CHECK(share_of(1, filled, waits::in_the_forward) < 0.04);
+  const plan filled = equal_layers(1000, evenly(1000, m).ready);
+  CHECK(share_of(1, filled.tasks_of_owners(), waits::in_the_forward) < 0.04);
 }
 
 // Two layers, of two and four seconds.
@@ -96,10 +98,8 @@ TEST_CASE("prediction: a step with owners, by hand") {
   CHECK(collectives::predicted_exposed(made, tasks, {{4, 4}, {6, 4}, 6}, waits::in_the_forward) ==
         Approx(0).margin(1e-6));
   CHECK(collectives::predicted_exposed(made, tasks, {{4, 4}, {6, 3}, 6}, waits::in_the_forward) == Approx(1));
-  CHECK(
-      collectives::predicted_exposed(made, tasks, {{4, 4}, {4, 0}, 6}, waits::in_the_forward) ==
-      Approx(
-          2));  // the link is never idle: 6 s of it, but what a step hands over first waits for the last of the step before
+  // The first gradient is there at once, and waits for the parameters of the step before, whose link was never idle.
+  CHECK(collectives::predicted_exposed(made, tasks, {{4, 4}, {4, 0}, 6}, waits::in_the_forward) == Approx(2));
 }
 
 TEST_CASE("prediction: where all is waited for at the end, it is the plan's own") {

@@ -52,9 +52,6 @@ struct engine_options {
   /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
   /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
   owner_update update = {};
-  /// With update: of each layer, seconds after the beginning of a step at which its gradient is ready, the same numbers on all ranks. Where
-  /// by these the link would be idle in the backward pass, parameters go round: plan::tasks_of_owners(). None: after the last sum.
-  std::vector<double> ready_seconds = {};
 };
 
 /// What the steps so far took.
@@ -87,7 +84,7 @@ struct engine_totals {
 class engine {
  public:
   /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
-  /// a timeout that is not above 0, for ready_seconds without update or of another number of layers; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
+  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
   /// std::invalid_argument where the algorithm of a bucket leaves other sums than one slice to each rank.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
@@ -100,9 +97,11 @@ class engine {
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
     const bool has_owners = static_cast<bool>(options_.update);
-    if (!has_owners && !options_.ready_seconds.empty())
-      throw std::invalid_argument("ready_seconds orders what owners hand round, and options.update is empty");
-    tasks_ = has_owners ? plan_.tasks_of_owners(options_.ready_seconds) : plan_.tasks();
+    if (has_owners) {
+      tasks_.assign(plan_.tasks_of_owners().begin(), plan_.tasks_of_owners().end());
+    } else {
+      tasks_ = plan_.tasks();
+    }
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
     for (const task& each : tasks_) predicted_seconds_.push_back(plan_.seconds_of(each));
     now_ = tasks_.size();

@@ -20,6 +20,7 @@
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/plan_options.hpp"
+#include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum_payload.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
@@ -63,11 +64,11 @@ class plan {
   /// \param ranks        P
   /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
-  /// \param options      buckets, chunks, algorithms
+  /// \param options      buckets, chunks, algorithms, when owners hand parameters round
   /// \param costs        agreed between the ranks; kept with three digits
   /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, a gathered
-  /// layer that is not P slices of one length, or a payload that sums have not, or not by the algorithm of a bucket; calibration_error for
-  /// a cost that cannot be.
+  /// layer that is not P slices of one length, ready_seconds of another number of layers or that cannot be, or a payload that sums have not,
+  /// or not by the algorithm of a bucket; calibration_error for a cost that cannot be.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
        std::span<const layer_class> classes, const plan_options& options = {},
        const cost_table& costs = gigabit_costs)
@@ -103,6 +104,8 @@ class plan {
     }
     if (const auto mistake = mistake_in_slices()) throw std::invalid_argument(*mistake);
     if (const auto mistake = mistake_in_payload()) throw std::invalid_argument(*mistake);
+    if (!options.ready_seconds.empty()) check_times(options.ready_seconds);
+    tasks_of_owners_ = order_for_owners(options.ready_seconds);
     finish();
   }
 
@@ -167,12 +170,6 @@ class plan {
            2;
   }
 
-  /// Of one of its tasks: with owners a bucket has two, and each takes half.
-  [[nodiscard]] double seconds_of(const task& which) const {
-    const bucket& of = buckets_[which.bucket];
-    return seconds_of(of) / (which.what == operation::all_reduce || of.is_gathered ? 1 : 2);
-  }
-
   /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
   /// \param ready            of each layer, seconds after the beginning of the step
   /// \param end_of_backward  likewise
@@ -196,28 +193,23 @@ class plan {
     return all;
   }
   /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
-  /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round. What is
-  /// gathered goes round once, where sums would be made.
-  /// \param ready  of each layer, seconds after the beginning of the step, the same on all ranks; none: all after the last sum
-  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
-  [[nodiscard]] std::vector<task> tasks_of_owners(std::span<const double> ready = {}) const {
-    if (!ready.empty()) check_times(ready);
-    std::vector<task> all;
-    std::vector<std::size_t> summed;  // and not handed round
-    double now = 0;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
-      while (now < complete && !summed.empty()) {
-        all.push_back({summed.back(), operation::all_gather});
-        now += seconds_of(all.back());
-        summed.pop_back();
-      }
-      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::reduce_scatter});
-      now = std::max(now, complete) + seconds_of(all.back());
-      if (!buckets_[b].is_gathered) summed.push_back(b);
-    }
-    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
-    return all;
+  /// first, once all is summed. But where by plan_options::ready_seconds the link would be idle, waiting for a gradient, the bucket summed
+  /// before goes round. What is gathered goes round once, where sums would be made.
+  [[nodiscard]] std::span<const task> tasks_of_owners() const noexcept { return tasks_of_owners_; }
+
+  /// A layer is cut into P slices of ⌈n/P⌉ elements, of which the last may be shorter, or empty. Throws std::out_of_range for the layer.
+  [[nodiscard]] element_range slice(std::size_t layer, std::size_t index) const {
+    const std::size_t width = slice_elements(layer);
+    const std::size_t elements = model_.sizes()[layer];
+    return {std::min(elements, index * width), std::min(elements, (index + 1) * width)};
+  }
+  [[nodiscard]] std::size_t slice_elements(std::size_t layer) const {
+    model_.check_layer(layer);
+    return model_.sizes()[layer] / ranks_ + (model_.sizes()[layer] % ranks_ != 0 ? 1 : 0);
+  }
+  /// With owners: the elements of a layer that a rank updates, in all steps. Throws as owned_elements(), and std::out_of_range for the layer.
+  [[nodiscard]] element_range owned_by(std::size_t rank, std::size_t layer) const {
+    return slice(layer, owned_elements(buckets_[place(layer).bucket].how, ranks_, rank, ranks_).begin);
   }
 
   /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted seconds.
@@ -236,6 +228,24 @@ class plan {
 
  private:
   static constexpr std::size_t least_chunk_bytes = 4096;
+
+  [[nodiscard]] std::vector<task> order_for_owners(std::span<const double> ready) const {
+    std::vector<task> all;
+    std::vector<std::size_t> summed;  // and not handed round
+    double now = 0;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
+      for (; now < complete && !summed.empty(); summed.pop_back()) {
+        all.push_back({summed.back(), operation::all_gather});
+        now += seconds_of(all.back());
+      }
+      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::reduce_scatter});
+      if (!ready.empty()) now = std::max(now, complete) + seconds_of(all.back());
+      if (!buckets_[b].is_gathered) summed.push_back(b);
+    }
+    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
+    return all;
+  }
 
   plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
 
@@ -307,6 +317,8 @@ class plan {
 
   // How a bucket moves, in a plan's text.
   static constexpr const char* gathered_word = "gathered";
+  // An order of owners that is not the one without ready_seconds.
+  static constexpr const char* owners_word = "owners";
   static const char* word_of(const bucket& which) noexcept {
     return which.is_gathered ? gathered_word : name_of(which.how);
   }
@@ -358,9 +370,14 @@ class plan {
     costs_.beta_both_ways = number<double>(in, "beta_both_ways");
     costs_.gamma = number<double>(in, "gamma");
     std::vector<std::size_t> order;
+    std::optional<std::vector<std::size_t>> owners;
     for (std::string line; std::getline(in >> std::ws, line);) {
       std::istringstream words(line);
       words.imbue(std::locale::classic());
+      if (line.starts_with(owners_word)) {
+        owners = read_owners(words);
+        continue;
+      }
       expect(words, "bucket");
       std::string how;
       words >> how;
@@ -383,6 +400,37 @@ class plan {
     } catch (const calibration_error& error) {
       throw plan_error(std::string("the plan: ") + error.what());
     }
+    if (owners) {
+      set_order_for_owners(*owners);
+    } else {
+      tasks_of_owners_ = order_for_owners({});
+    }
+  }
+
+  static std::vector<std::size_t> read_owners(std::istream& words) {
+    expect(words, owners_word);
+    std::vector<std::size_t> order;
+    for (std::size_t bucket = 0; words >> bucket;) order.push_back(bucket);
+    return order;
+  }
+  // Each bucket stands there twice: for its sum, in their order, and for its parameters; and once where it is gathered.
+  void set_order_for_owners(std::span<const std::size_t> order) {
+    std::vector<bool> is_done(buckets_.size());
+    std::size_t begun = 0;
+    for (const std::size_t b : order) {
+      const bool begins = b == begun;
+      if (b > begun || b >= buckets_.size() || (!begins && is_done[b])) {
+        throw plan_error("the plan: the owners' order has bucket " + std::to_string(b) +
+                         " where it cannot be");
+      }
+      const bool is_summed = begins && !buckets_[b].is_gathered;
+      tasks_of_owners_.push_back({b, is_summed ? operation::reduce_scatter : operation::all_gather});
+      is_done[b] = !is_summed;
+      begun += begins ? 1 : 0;
+    }
+    const auto missing = std::ranges::find(is_done, false);
+    if (missing == is_done.end()) return;
+    throw plan_error("the plan: the owners' order lacks bucket " + std::to_string(missing - is_done.begin()));
   }
 
   // Places, text and fingerprint, of the buckets.
@@ -404,6 +452,11 @@ class plan {
     for (const bucket& each : buckets_) {
       text_ += std::string("bucket ") + word_of(each);
       for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));
+      text_ += "\n";
+    }
+    if (tasks_of_owners_ != order_for_owners({})) {
+      text_ += owners_word;
+      for (const task& each : tasks_of_owners_) text_.append(" ").append(std::to_string(each.bucket));
       text_ += "\n";
     }
     fingerprint_ = fingerprint_of(text_);
@@ -430,6 +483,7 @@ class plan {
   payload_type payload_ = payload_type::as_is;
   cost_table costs_;
   std::vector<bucket> buckets_;
+  std::vector<task> tasks_of_owners_;
   std::vector<layer_place> places_;
   std::string text_;
   std::uint64_t fingerprint_ = 0;

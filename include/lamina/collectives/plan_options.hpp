@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <vector>
 
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/options.hpp"
 
-/// What a plan is made by: the classes of layers, the choice of an algorithm, the sizes of buckets, as what gradients travel.
+/// What a plan is made from: the classes of layers, the choice of an algorithm, the sizes of buckets, as what gradients travel.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// What a layer belongs to. Biases and batch normalisation go with the module that owns them; normalisation is convolutional. It
@@ -60,6 +61,9 @@ struct plan_options {
   /// As what gradients travel to be summed, and sums back: as_is, or rounded to bfloat16 or float16, which algorithm::pairwise alone
   /// does. Sizes of buckets and chunks are of gradients as they lie in memory. See sum_payload.hpp.
   payload_type payload = payload_type::as_is;
+  /// For owners: of each layer, seconds after the beginning of a step at which its gradient is ready, the same numbers on all ranks. Where by
+  /// these the link would be idle in the backward pass, parameters go round there: plan::tasks_of_owners(). None: after the last sum.
+  std::vector<double> ready_seconds = {};
 };
 
 }  // namespace lamina::inline LAMINA_ABI::collectives
