@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: MIT
+"""Every number that claims a measurement is in a file under benchmarks/results, or is arithmetic: numbers.py [ROOT].
+
+Looks at README.md and docs/, but for docs/decisions and the pages of a format (FORMATS). A number claims a measurement if behind it
+stands a unit of time, %, kB, MB, GB, "times", "×" or "points", or, of a fraction, "of"; in a table also if such a unit stands in its
+column's head. Headings, code, and sizes in bytes, KiB, MiB and Gb/s, which settings and formats have, are left out. An HTML comment
+says where the numbers come from:
+
+    <!-- numbers: overlap/results.json -->       each is a number of one of these files of benchmarks/results
+    <!-- cells: network/table.md#first -->       the same, and all of a table's cell stand in one record
+    <!-- rows: overlap/table.md -->              the same, and all of a table's row stand in one record
+    <!-- arithmetic: 0.371 / 0.986; 1 - 0.9 -->  each value is computed here; an operand is of the page or of its files
+    <!-- arithmetic: WORDS -->                   all of it follows from what the words say
+    <!-- settings: WORDS -->                     what the program is told or promises; nobody measured it
+    <!-- measured by: COMMAND, not kept -->      no file has it
+
+A record is a line of Markdown or text (with those behind it whose first cell is empty), or an object of JSON. FILE#WORDS takes the
+records that have the words in them, in the heading or in the keys above. Where a mark names files, numbers with a decimal point are
+checked as well, and in a table all numbers but the first column's. A number is found if one of the file rounds to it at its digits,
+in its own unit or the unit's base (seconds, bytes, a share).
+
+A mark with a blank line behind it holds to the end of its section; without one for the paragraph, list or table that follows; within
+a list item or a paragraph for that. Nearer files take the place of farther ones.
+"""
+
+import ast
+import bisect
+import collections
+import dataclasses
+import functools
+import json
+import operator
+import pathlib
+import re
+import sys
+
+FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
+FILES, WORDS = {"numbers", "cells", "rows"}, {"arithmetic", "settings", "measured by"}
+MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|settings|measured by):\s*(.*?)\s*-->")
+NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
+UNIT = re.compile(r"\s*(%|×|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
+CHAIN = re.compile(r"\s*(?:to|and|or|–|,|/|±|\()\s*")  # 84 to 98 %: the unit is of both
+HEAD_UNIT = re.compile(r"(?:^|[\s,(|])(%|kB|MB|GB|ns|us|µs|ms|s|seconds|milliseconds)(?=$|[\s,)/])")
+CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
+# What a file may have it as, in place of the unit itself.
+FACTORS = {"%": [100], "ms": [1e3], "milliseconds": [1e3], "us": [1e6, 1e3], "µs": [1e6, 1e3], "ns": [1e9, 1e3],
+           "s": [1e-3], "seconds": [1e-3], "minutes": [1 / 60], "hours": [1 / 3600, 1 / 60], "kB": [1e-3], "MB": [1e-6],
+           "GB": [1e-9, 1e-3], "GB/s": [1e-9, 1e-3]}
+CONSTANTS = {1, 2, 8, 60, 100, 1000, 1024, 3600}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    kind: str
+    text: str
+
+    @property
+    def formulas(self) -> list[float] | None:
+        """The values of arithmetic that is computed here; None where words say it."""
+        try:
+            return [value(each) for each in self.text.split(";")] if self.kind == "arithmetic" else None
+        except SyntaxError:
+            return None
+
+
+@dataclasses.dataclass
+class Block:
+    """A paragraph, an item of a list, or a row of a table."""
+
+    line: int
+    text: str
+    marks: list[Mark]
+    head: list[str] | None = None  # of a table: its columns' titles
+
+    def files(self, kinds: set[str] = FILES) -> list[Mark]:
+        return [mark for mark in self.marks if mark.kind in kinds]
+
+    def words(self) -> Mark | None:
+        return next((mark for mark in self.marks if mark.kind in WORDS and mark.formulas is None), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    line: int
+    text: str
+    unit: str
+    cell: int
+
+    @functools.cached_property
+    def value(self) -> float:
+        return abs(float(self.text.replace(",", "")))
+
+    @functools.cached_property
+    def slack(self) -> float:
+        return 0.5000001 * 10 ** -len(self.text.partition(".")[2])
+
+    def ranges(self) -> list[tuple[float, float]]:
+        """From where to where a number of a file rounds to this one."""
+        factors = [1, *FACTORS.get(self.unit, FACTORS.get(self.unit + "s", []))]
+        return [((self.value - self.slack) / factor, (self.value + self.slack) / factor) for factor in factors]
+
+
+# ---- arithmetic
+
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
+
+
+def value(formula: str) -> float:
+    """Of numbers, + - * / ** and brackets. Raises SyntaxError for anything else."""
+    def of(node: ast.expr) -> float:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](of(node.left), of(node.right))
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return node.value
+        raise SyntaxError(formula)
+    return of(ast.parse(formula.strip(), mode="eval").body)
+
+
+def operands(formulas: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", formulas)
+
+
+# ---- the files
+
+@functools.cache
+def records(file: pathlib.Path) -> list[tuple[str, list[float]]]:
+    """The words above and in each record, and its numbers, in order of size."""
+    text = file.read_text(encoding="utf-8")
+    found = of_json(json.loads(text), "") if file.suffix == ".json" else of_lines(text)
+    return [(words, sorted(map(abs, numbers))) for words, numbers in found if numbers]
+
+
+def of_lines(text: str) -> list[tuple[str, list[float]]]:
+    found: list[tuple[str, list[float]]] = []
+    heading = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading = line
+        if re.match(r"\|\s*\|", line) and found:
+            found[-1] = (found[-1][0] + "\n" + line, found[-1][1] + plain_numbers(line))
+        else:
+            found.append((heading + "\n" + line, plain_numbers(line)))
+    return found
+
+
+def of_json(node: object, above: str) -> list[tuple[str, list[float]]]:
+    if isinstance(node, list):
+        return [each for part in node for each in of_json(part, above)] if any(isinstance(part, dict) for part in node) \
+            else [(above, leaves(node))]
+    if not isinstance(node, dict):
+        return [(above, leaves(node))]
+    own = above + "".join(f" {key}: {part}" for key, part in node.items() if isinstance(part, (str, int, float)))
+    found = [(own, plain_numbers(above) + [number for part in node.values() if not isinstance(part, dict) for number in leaves(part)])]
+    for key, part in node.items():
+        if isinstance(part, dict) or isinstance(part, list) and any(isinstance(each, dict) for each in part):
+            found += of_json(part, f"{own} {key}")
+    return found
+
+
+def leaves(node: object) -> list[float]:
+    if isinstance(node, list):
+        return [number for part in node for number in leaves(part)]
+    if isinstance(node, str):
+        return plain_numbers(node)
+    return [float(node)] if isinstance(node, (int, float)) and not isinstance(node, bool) else []
+
+
+def plain_numbers(text: str) -> list[float]:
+    return [float(each.replace(",", "")) for each in re.findall(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", text)]
+
+
+@functools.cache
+def sources(root: pathlib.Path, mark: Mark) -> list[tuple[str, list[float]]]:
+    """The records that a mark names. Raises ValueError for a file that is not there, or words that are in none."""
+    found = []
+    for each in re.split(r",\s+(?=[\w./*=-]+\.(?:json|md|txt|csv))|;\s*", mark.text):
+        name, _, words = each.partition("#")
+        files = sorted((root / "benchmarks/results").glob(name))
+        if not files:
+            raise ValueError(f"there is no benchmarks/results/{name}")
+        chosen = [record for file in files for record in records(file) if words in record[0]]
+        if not chosen:
+            raise ValueError(f"'{words}' is nowhere in benchmarks/results/{name}")
+        found += chosen
+    return found
+
+
+@functools.cache
+def bag(root: pathlib.Path, mark: Mark) -> list[float]:
+    return sorted({number for _, numbers in sources(root, mark) for number in numbers})
+
+
+def within(numbers: list[float], claim: Claim) -> bool:
+    return any((at := bisect.bisect_left(numbers, low)) < len(numbers) and numbers[at] <= high for low, high in claim.ranges())
+
+
+# ---- the pages
+
+def blocks(text: str) -> list[Block]:
+    found: list[Block] = []
+    sections: list[tuple[int, list[Mark]]] = [(0, [])]  # by the level of their heading
+    lines = text.splitlines()
+    fence, head, above, last_item = "", None, [], None
+    for number, line in enumerate(lines, 1):
+        after = lines[number] if number < len(lines) else ""
+        marks = [Mark(*each) for each in MARK.findall(line)]
+        if fence or re.match(r"\s*(```|~~~)", line):
+            fence = "" if fence and line.strip() == fence else fence or re.match(r"\s*(```|~~~)", line)[1]
+        elif heading := re.match(r"(#+) ", line):
+            level = len(heading[1])
+            sections = [each for each in sections if each[0] < level] + [(level, [])]
+        elif not line.strip():
+            head, above, last_item = None, [], None
+        elif marks and not MARK.sub("", line).strip():
+            (above if after.strip() else sections[-1][1]).extend(marks)
+        elif line.startswith("|"):
+            cells = line.strip().strip("|").split("|")
+            if head is None:
+                head = cells
+            if not re.fullmatch(r"[|\s:-]+", line):
+                found.append(Block(number, line, joined(sections, above, marks), head))
+        elif not line.lstrip().startswith("!["):
+            if last_item is None or re.match(r"\s*(?:[-*]|\d+\.) ", line):
+                last_item = Block(number, "", joined(sections, above, []))
+                found.append(last_item)
+            last_item.text += ("\n" if last_item.text else "") + line
+            last_item.marks = joined([(0, last_item.marks)], marks)
+    return found
+
+
+def joined(sections: list[tuple[int, list[Mark]]], *nearer: list[Mark]) -> list[Mark]:
+    """All marks of a place. Nearer files take the place of farther ones, and so does what covers all numbers by words."""
+    result: list[Mark] = []
+    for marks in [*(each for _, each in sections), *nearer]:
+        if any(mark.kind in FILES for mark in marks):
+            result = [mark for mark in result if mark.kind not in FILES and mark.formulas is not None]
+        result = result + marks
+    return result
+
+
+def stripped(text: str) -> str:
+    """Without comments, code and where links lead; places stay."""
+    text = re.sub(r"<!--.*?-->", lambda match: " " * len(match[0]), text)
+    text = CODE.sub(lambda match: " " * len(match[0]), text)
+    text = re.sub(r"\]\([^)\s]*\)", lambda match: "]" + " " * (len(match[0]) - 1), text)
+    return re.sub(r"\bdecisions? \d+", lambda match: " " * len(match[0]), text)
+
+
+def claims(block: Block) -> list[Claim]:
+    checked = bool(block.files())
+    if block.head is None:
+        return [claim for claim in claims_of(block, stripped(block.text), 0, "")
+                if claim.unit or checked and "." in claim.text]
+    found = []
+    for index, cell in enumerate(stripped(block.text).strip().strip("|").split("|")):
+        title = HEAD_UNIT.search(stripped(block.head[index])) if index < len(block.head) and block.text.strip("| ") else None
+        found += [claim for claim in claims_of(block, cell, index, title[1] if title else "")
+                  if index > 0 and (checked or claim.unit) or index == 0 and claim.unit and not checked and not title]
+    return found
+
+
+def claims_of(block: Block, text: str, cell: int, unit_above: str) -> list[Claim]:
+    found: list[Claim] = []
+    matches = list(NUMBER.finditer(text))
+    unit = ""
+    for match, following in zip(reversed(matches), [None, *reversed(matches)]):
+        behind = UNIT.match(text, match.end())
+        if behind:
+            unit = behind[1]
+        elif match[2] and re.match(r"\s+of\b", text[match.end():]):
+            unit = "of"
+        elif following is None or not CHAIN.fullmatch(text[match.end():following.start()]):
+            unit = ""
+        if not (re.search(r"=\s*$", text[:match.start()]) and not behind) and not re.fullmatch(r"0\d+", match[1]):
+            line = block.line + block.text.count("\n", 0, match.start()) if cell == 0 and block.head is None else block.line
+            found.append(Claim(line, match[1] + (match[2] or ""), unit or unit_above, cell))
+    return found[::-1]
+
+
+# ---- the check
+
+@dataclasses.dataclass
+class Page:
+    """What was found on it: how many numbers by kind, what is wrong, and the checks, to be asked again with other digits."""
+
+    counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    checks: list[tuple[Claim, object]] = dataclasses.field(default_factory=list)
+
+
+def check(root: pathlib.Path, page: pathlib.Path) -> Page:
+    found = Page()
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(root)
+    on_page = {each[1].replace(",", "") + (each[2] or "") for each in NUMBER.finditer(MARK.sub("", text))}
+    used: set[tuple[int, Mark, float]] = set()
+    all_blocks = blocks(text)
+    for block in all_blocks:
+        try:
+            check_block(root, name, block, found, used)
+        except ValueError as error:
+            found.problems.append(f"{name}:{block.line}: {error}")
+    for mark in dict.fromkeys(mark for block in all_blocks for mark in block.marks if mark.formulas is not None):
+        files = [each for block in all_blocks if mark in block.marks for each in block.files()]
+        for operand in operands(mark.text):
+            if float(operand) not in CONSTANTS and operand not in on_page and \
+                    not any(within(bag(root, each), Claim(0, operand, "", 0)) for each in files):
+                found.problems.append(f"{name}: {operand} of '{mark.text}' is neither on the page nor in its files")
+        for formula, result in zip(mark.text.split(";"), mark.formulas):
+            if (mark, result) not in used:
+                found.problems.append(f"{name}: no number follows from '{formula.strip()}'")
+    return found
+
+
+def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Page, used: set) -> None:
+    words = block.words()
+    files = block.files()
+    formulas = [(mark, result) for mark in block.marks for result in mark.formulas or []]
+    left = []
+    for claim in claims(block):
+        fitting = [each for each in formulas if within([abs(each[1])], claim)]
+        if words:
+            found.counts[words.kind + (" by words" if words.kind == "arithmetic" else "")] += 1
+        elif fitting:
+            used.update(fitting)
+            found.counts["arithmetic"] += 1
+            found.checks.append((claim, lambda other, of=formulas: any(within([abs(result)], other) for _, result in of)))
+        elif not files:
+            found.problems.append(f"{name}:{claim.line}: no mark says where {claim.text} {claim.unit} comes from")
+        else:
+            left.append(claim)
+    for group in together(block, left, files[0].kind if files else ""):
+        for claim in group:
+            others = [each for each in group if each is not claim]
+            ask = functools.partial(stands, root, files, others)
+            if ask(claim):
+                found.counts["found"] += 1
+                found.checks.append((claim, ask))
+            else:
+                with_whom = " with " + ", ".join(each.text for each in others) if others else ""
+                found.problems.append(f"{name}:{claim.line}: {claim.text}{' ' + claim.unit if claim.unit else ''}{with_whom}: "
+                                      f"in no record of {'; '.join(mark.text for mark in files)}")
+
+
+def together(block: Block, left: list[Claim], kind: str) -> list[list[Claim]]:
+    """What must stand in one record."""
+    if block.head is None or kind == "numbers":
+        return [[claim] for claim in left]
+    if kind == "rows":
+        return [left]
+    return [[claim for claim in left if claim.cell == cell] for cell in dict.fromkeys(claim.cell for claim in left)]
+
+
+def stands(root: pathlib.Path, files: list[Mark], others: list[Claim], claim: Claim) -> bool:
+    if not others:
+        return any(within(bag(root, mark), claim) for mark in files)
+    return any(all(within(numbers, each) for each in [claim, *others]) for mark in files for _, numbers in sources(root, mark))
+
+
+def noticed(checks: list[tuple[Claim, object]]) -> tuple[int, int]:
+    """How many changes of a single digit would be noticed, and of how many."""
+    caught = tried = 0
+    for claim, ask in checks:
+        for place, digit in enumerate(claim.text):
+            if digit.isdigit():
+                other = dataclasses.replace(claim, text=claim.text[:place] + str((int(digit) + 1) % 10) + claim.text[place + 1:])
+                tried += 1
+                caught += not ask(other)
+    return caught, tried
+
+
+def pages(root: pathlib.Path) -> list[pathlib.Path]:
+    return [root / "README.md", *(page for page in sorted((root / "docs").rglob("*.md"))
+                                  if page.relative_to(root / "docs").parts[0] != "decisions" and str(page.relative_to(root)) not in FORMATS)]
+
+
+def main() -> None:
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[2]).resolve()
+    found = {page: check(root, page) for page in pages(root)}
+    if problems := [problem for each in found.values() for problem in each.problems]:
+        sys.exit("\n".join(problems))
+    counts = sum((each.counts for each in found.values()), collections.Counter())
+    caught, tried = noticed([asked for each in found.values() for asked in each.checks])
+    print(f"{len(found)} pages: " + ", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
+    print(f"{caught} of {tried} changes of a single digit would be noticed ({100 * caught / max(tried, 1):.1f} %)")
+
+
+if __name__ == "__main__":
+    main()
