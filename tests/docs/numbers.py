@@ -16,7 +16,7 @@ says where the numbers come from:
 
 A record is a line of Markdown or text (with those behind it whose first cell is empty), or an object of JSON. FILE#WORDS takes the
 records that have the words in them, in the heading or in the keys above. Where a mark names files, numbers with a decimal point are
-checked as well, and in a table all numbers but the first column's. A number is found if one of the file rounds to it at its digits,
+checked as well, and in a table all numbers of cells without words. The first column has names. A number is found if one of the file rounds to it at its digits,
 in its own unit or the unit's base (seconds, bytes, a share).
 
 A mark with a blank line behind it holds to the end of its section; without one for the paragraph, list or table that follows; within
@@ -38,9 +38,10 @@ FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
 FILES, WORDS = {"numbers", "cells", "rows"}, {"arithmetic", "settings", "measured by"}
 MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|settings|measured by):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
-UNIT = re.compile(r"\s*(%|×|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
+UNIT = re.compile(r"\s*(%|×(?!\s*\d)|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
 CHAIN = re.compile(r"\s*(?:to|and|or|–|,|/|±|\()\s*")  # 84 to 98 %: the unit is of both
 HEAD_UNIT = re.compile(r"(?:^|[\s,(|])(%|kB|MB|GB|ns|us|µs|ms|s|seconds|milliseconds)(?=$|[\s,)/])")
+WORD = re.compile(r"(?!bytes|times|seconds|minutes)[A-Za-z]{4,}")
 CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
 # What a file may have it as, in place of the unit itself.
 FACTORS = {"%": [100], "ms": [1e3], "milliseconds": [1e3], "us": [1e6, 1e3], "µs": [1e6, 1e3], "ns": [1e9, 1e3],
@@ -134,7 +135,7 @@ def of_lines(text: str) -> list[tuple[str, list[float]]]:
     found: list[tuple[str, list[float]]] = []
     heading = ""
     for line in text.splitlines():
-        if line.startswith("#"):
+        if line.startswith(("#", "**")):
             heading = line
         if re.match(r"\|\s*\|", line) and found:
             found[-1] = (found[-1][0] + "\n" + line, found[-1][1] + plain_numbers(line))
@@ -199,10 +200,8 @@ def within(numbers: list[float], claim: Claim) -> bool:
 def blocks(text: str) -> list[Block]:
     found: list[Block] = []
     sections: list[tuple[int, list[Mark]]] = [(0, [])]  # by the level of their heading
-    lines = text.splitlines()
     fence, head, above, last_item = "", None, [], None
-    for number, line in enumerate(lines, 1):
-        after = lines[number] if number < len(lines) else ""
+    for number, line in enumerate(text.splitlines(), 1):
         marks = [Mark(*each) for each in MARK.findall(line)]
         if fence or re.match(r"\s*(```|~~~)", line):
             fence = "" if fence and line.strip() == fence else fence or re.match(r"\s*(```|~~~)", line)[1]
@@ -210,14 +209,16 @@ def blocks(text: str) -> list[Block]:
             level = len(heading[1])
             sections = [each for each in sections if each[0] < level] + [(level, [])]
         elif not line.strip():
+            if head is None and last_item is None:
+                sections[-1][1].extend(above)
             head, above, last_item = None, [], None
-        elif marks and not MARK.sub("", line).strip():
-            (above if after.strip() else sections[-1][1]).extend(marks)
+        elif marks and last_item is None and not MARK.sub("", line).strip():
+            above.extend(marks)
         elif line.startswith("|"):
             cells = line.strip().strip("|").split("|")
             if head is None:
                 head = cells
-            if not re.fullmatch(r"[|\s:-]+", line):
+            elif not re.fullmatch(r"[|\s:-]+", line):
                 found.append(Block(number, line, joined(sections, above, marks), head))
         elif not line.lstrip().startswith("!["):
             if last_item is None or re.match(r"\s*(?:[-*]|\d+\.) ", line):
@@ -254,8 +255,9 @@ def claims(block: Block) -> list[Claim]:
     found = []
     for index, cell in enumerate(stripped(block.text).strip().strip("|").split("|")):
         title = HEAD_UNIT.search(stripped(block.head[index])) if index < len(block.head) and block.text.strip("| ") else None
-        found += [claim for claim in claims_of(block, cell, index, title[1] if title else "")
-                  if index > 0 and (checked or claim.unit) or index == 0 and claim.unit and not checked and not title]
+        is_sentence = WORD.search(cell) is not None
+        found += [claim for claim in claims_of(block, cell, index, title[1] if title and not is_sentence else "")
+                  if (index > 0 or not checked) and (claim.unit or checked and (not is_sentence or "." in claim.text))]
     return found
 
 
