@@ -11,6 +11,7 @@ says where the numbers come from:
     <!-- rows: overlap/table.md -->              the same, and all of a table's row stand in one record
     <!-- arithmetic: 0.371 / 0.986; 1 - 0.9 -->  each value is computed here; an operand is of the page or of its files
     <!-- arithmetic: WORDS -->                   all of it follows from what the words say
+    <!-- cited: SOURCE -->                       somebody else has measured it
     <!-- settings: WORDS -->                     what the program is told or promises; nobody measured it
     <!-- measured by: COMMAND, not kept -->      no file has it
 
@@ -35,8 +36,8 @@ import re
 import sys
 
 FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
-FILES, WORDS = {"numbers", "cells", "rows"}, {"arithmetic", "settings", "measured by"}
-MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|settings|measured by):\s*(.*?)\s*-->")
+FILES, WORDS = {"numbers", "cells", "rows"}, {"arithmetic", "cited", "settings", "measured by"}
+MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|cited|settings|measured by):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
 UNIT = re.compile(r"\s*(%|×(?!\s*\d)|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
 CHAIN = re.compile(r"\s*(?:to|and|or|–|,|/|±|\()\s*")  # 84 to 98 %: the unit is of both
