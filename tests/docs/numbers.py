@@ -78,7 +78,7 @@ class Block:
         return [mark for mark in self.marks if mark.kind in kinds]
 
     def words(self) -> Mark | None:
-        return next((mark for mark in self.marks if mark.kind in WORDS and mark.formulas is None), None)
+        return next((mark for mark in reversed(self.marks) if mark.kind in WORDS and mark.formulas is None), None)
 
 
 @dataclasses.dataclass(frozen=True)
