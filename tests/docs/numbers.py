@@ -10,7 +10,7 @@ says where the numbers come from:
     <!-- cells: network/table.md#first -->       the same, and all of a table's cell stand in one record
     <!-- rows: overlap/table.md -->              the same, and all of a table's row stand in one record
     <!-- arithmetic: 0.371 / 0.986; 1 - 0.9 -->  each value is computed here; an operand is of the page or of its files
-    <!-- arithmetic: WORDS -->                   all of it follows from what the words say
+    <!-- computed: WORDS -->                     all of it follows by the words, and nothing was measured
     <!-- cited: SOURCE -->                       somebody else has measured it
     <!-- settings: WORDS -->                     what the program is told or promises; nobody measured it
     <!-- measured by: COMMAND, not kept -->      no file has it
@@ -34,12 +34,14 @@ import operator
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Iterator
 
 FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
-FILES, WORDS = {"numbers", "cells", "rows"}, {"arithmetic", "cited", "settings", "measured by"}
-MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|cited|settings|measured by):\s*(.*?)\s*-->")
+FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings", "measured by"}
+MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|computed|cited|settings|measured by):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
 UNIT = re.compile(r"\s*(%|×(?!\s*\d)|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
+NO_CLAIM = re.compile(r"\s*[KMG](?:iB|b/s)")
 CHAIN = re.compile(r"\s*(?:to|and|or|–|,|/|±|\()\s*")  # 84 to 98 %: the unit is of both
 HEAD_UNIT = re.compile(r"(?:^|[\s,(|])(%|kB|MB|GB|ns|us|µs|ms|s|seconds|milliseconds)(?=$|[\s,)/])")
 WORD = re.compile(r"(?!bytes|times|seconds|minutes)[A-Za-z]{4,}")
@@ -56,13 +58,10 @@ class Mark:
     kind: str
     text: str
 
-    @property
-    def formulas(self) -> list[float] | None:
-        """The values of arithmetic that is computed here; None where words say it."""
-        try:
-            return [value(each) for each in self.text.split(";")] if self.kind == "arithmetic" else None
-        except SyntaxError:
-            return None
+    @functools.cached_property
+    def formulas(self) -> list[tuple[str, float]]:
+        """Of arithmetic, each formula and its value. Raises ValueError for what is none."""
+        return [(each.strip(), value(each)) for each in self.text.split(";")] if self.kind == "arithmetic" else []
 
 
 @dataclasses.dataclass
@@ -78,7 +77,7 @@ class Block:
         return [mark for mark in self.marks if mark.kind in kinds]
 
     def words(self) -> Mark | None:
-        return next((mark for mark in reversed(self.marks) if mark.kind in WORDS and mark.formulas is None), None)
+        return next((mark for mark in reversed(self.marks) if mark.kind in WORDS), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,18 +107,17 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def value(formula: str) -> float:
-    """Of numbers, + - * / ** and brackets. Raises SyntaxError for anything else."""
+    """Of numbers, + - * / ** and brackets. Raises ValueError for anything else."""
     def of(node: ast.expr) -> float:
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return OPERATORS[type(node.op)](of(node.left), of(node.right))
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
             return node.value
-        raise SyntaxError(formula)
-    return of(ast.parse(formula.strip(), mode="eval").body)
-
-
-def operands(formulas: str) -> list[str]:
-    return re.findall(r"\d+(?:\.\d+)?", formulas)
+        raise ValueError(f"'{formula.strip()}' is no arithmetic")
+    try:
+        return of(ast.parse(formula.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError):
+        raise ValueError(f"'{formula.strip()}' is no arithmetic") from None
 
 
 # ---- the files
@@ -235,7 +233,7 @@ def joined(sections: list[tuple[int, list[Mark]]], *nearer: list[Mark]) -> list[
     result: list[Mark] = []
     for marks in [*(each for _, each in sections), *nearer]:
         if any(mark.kind in FILES for mark in marks):
-            result = [mark for mark in result if mark.kind not in FILES and mark.formulas is not None]
+            result = [mark for mark in result if mark.kind == "arithmetic"]
         result = result + marks
     return result
 
@@ -274,7 +272,8 @@ def claims_of(block: Block, text: str, cell: int, unit_above: str) -> list[Claim
             unit = "of"
         elif following is None or not CHAIN.fullmatch(text[match.end():following.start()]):
             unit = ""
-        if not (re.search(r"=\s*$", text[:match.start()]) and not behind) and not re.fullmatch(r"0\d+", match[1]):
+        is_option = re.search(r"=\s*$", text[:match.start()]) and not behind  # R = 0.95
+        if not is_option and not NO_CLAIM.match(text, match.end()) and not re.fullmatch(r"0\d+", match[1]):
             line = block.line + block.text.count("\n", 0, match.start()) if cell == 0 and block.head is None else block.line
             found.append(Claim(line, match[1] + (match[2] or ""), unit or unit_above, cell))
     return found[::-1]
@@ -288,46 +287,51 @@ class Page:
 
     counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     problems: list[str] = dataclasses.field(default_factory=list)
-    checks: list[tuple[Claim, object]] = dataclasses.field(default_factory=list)
+    checks: list[tuple[Claim, Callable[[Claim], bool]]] = dataclasses.field(default_factory=list)
 
 
 def check(root: pathlib.Path, page: pathlib.Path) -> Page:
     found = Page()
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(root)
-    on_page = {each[1].replace(",", "") + (each[2] or "") for each in NUMBER.finditer(MARK.sub("", text))}
-    used: set[tuple[int, Mark, float]] = set()
+    used: set[tuple[Mark, str]] = set()
     all_blocks = blocks(text)
     for block in all_blocks:
         try:
             check_block(root, name, block, found, used)
         except ValueError as error:
             found.problems.append(f"{name}:{block.line}: {error}")
-    for mark in dict.fromkeys(mark for block in all_blocks for mark in block.marks if mark.formulas is not None):
-        files = [each for block in all_blocks if mark in block.marks for each in block.files()]
-        for operand in operands(mark.text):
-            if float(operand) not in CONSTANTS and operand not in on_page and \
-                    not any(within(bag(root, each), Claim(0, operand, "", 0)) for each in files):
-                found.problems.append(f"{name}: {operand} of '{mark.text}' is neither on the page nor in its files")
-        for formula, result in zip(mark.text.split(";"), mark.formulas):
-            if (mark, result) not in used:
-                found.problems.append(f"{name}: no number follows from '{formula.strip()}'")
+    if not found.problems:
+        found.problems = list(problems_of_formulas(root, name, text, all_blocks, used))
     return found
 
 
-def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Page, used: set) -> None:
+def problems_of_formulas(root: pathlib.Path, name: pathlib.Path, text: str, all_blocks: list[Block], used: set[tuple[Mark, str]]) -> Iterator[str]:
+    on_page = {each[1].replace(",", "") + (each[2] or "") for each in NUMBER.finditer(MARK.sub("", text))}
+    for mark in dict.fromkeys(mark for block in all_blocks for mark in block.marks if mark.kind == "arithmetic"):
+        files = [each for block in all_blocks if mark in block.marks for each in block.files()]
+        for operand in re.findall(r"\d+(?:\.\d+)?", mark.text):
+            if float(operand) not in CONSTANTS and operand not in on_page and \
+                    not any(within(bag(root, each), Claim(0, operand, "", 0)) for each in files):
+                yield f"{name}: {operand} of '{mark.text}' is neither on the page nor in its files"
+        for formula, _ in mark.formulas:
+            if (mark, formula) not in used:
+                yield f"{name}: no number follows from '{formula}'"
+
+
+def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Page, used: set[tuple[Mark, str]]) -> None:
     words = block.words()
     files = block.files()
-    formulas = [(mark, result) for mark in block.marks for result in mark.formulas or []]
+    formulas = [(mark, formula, result) for mark in block.marks for formula, result in mark.formulas]
     left = []
     for claim in claims(block):
-        fitting = [each for each in formulas if within([abs(each[1])], claim)]
+        fitting = [(mark, formula) for mark, formula, result in formulas if within([abs(result)], claim)]
         if words:
-            found.counts[words.kind + (" by words" if words.kind == "arithmetic" else "")] += 1
+            found.counts[words.kind] += 1
         elif fitting:
             used.update(fitting)
             found.counts["arithmetic"] += 1
-            found.checks.append((claim, lambda other, of=formulas: any(within([abs(result)], other) for _, result in of)))
+            found.checks.append((claim, lambda other, of=formulas: any(within([abs(result)], other) for *_, result in of)))
         elif not files:
             found.problems.append(f"{name}:{claim.line}: no mark says where {claim.text} {claim.unit} comes from")
         else:
@@ -360,7 +364,7 @@ def stands(root: pathlib.Path, files: list[Mark], others: list[Claim], claim: Cl
     return any(all(within(numbers, each) for each in [claim, *others]) for mark in files for _, numbers in sources(root, mark))
 
 
-def noticed(checks: list[tuple[Claim, object]]) -> tuple[int, int]:
+def noticed(checks: list[tuple[Claim, Callable[[Claim], bool]]]) -> tuple[int, int]:
     """How many changes of a single digit would be noticed, and of how many."""
     caught = tried = 0
     for claim, ask in checks:
