@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every number that claims a measurement is in a file under benchmarks/results, or is arithmetic: numbers.py [ROOT].
+"""Every number that claims a measurement is in a file under benchmarks/results, or is arithmetic: page_numbers.py [ROOT].
 
 Looks at README.md and docs/, but for docs/decisions and the pages of a format (FORMATS). A number claims a measurement if behind it
 stands a unit of time, %, kB, MB, GB, "times", "×" or "points", or, of a fraction, "of"; in a table also if such a unit stands in its
@@ -17,8 +17,8 @@ says where the numbers come from:
 
 A record is a line of Markdown or text (with those behind it whose first cell is empty), or an object of JSON. FILE#WORDS takes the
 records that have the words in them, in the heading or in the keys above. Where a mark names files, numbers with a decimal point are
-checked as well, and in a table all numbers of cells without words. The first column has names. A number is found if one of the file rounds to it at its digits,
-in its own unit or the unit's base (seconds, bytes, a share).
+checked as well, and in a table all numbers of cells without words; the first column has names. A number is found if one of the
+file rounds to it at its digits, in its own unit or the unit's base (seconds, bytes, a share).
 
 A mark with a blank line behind it holds to the end of its section; without one for the paragraph, list or table that follows; within
 a list item or a paragraph for that. Nearer files take the place of farther ones.
@@ -29,12 +29,14 @@ import bisect
 import collections
 import dataclasses
 import functools
-import json
 import operator
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
+
+import records
+from records import Record
 
 FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
 FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings", "measured by"}
@@ -73,8 +75,8 @@ class Block:
     marks: list[Mark]
     head: list[str] | None = None  # of a table: its columns' titles
 
-    def files(self, kinds: set[str] = FILES) -> list[Mark]:
-        return [mark for mark in self.marks if mark.kind in kinds]
+    def files(self) -> list[Mark]:
+        return [mark for mark in self.marks if mark.kind in FILES]
 
     def words(self) -> Mark | None:
         return next((mark for mark in reversed(self.marks) if mark.kind in WORDS), None)
@@ -123,54 +125,7 @@ def value(formula: str) -> float:
 # ---- the files
 
 @functools.cache
-def records(file: pathlib.Path) -> list[tuple[str, list[float]]]:
-    """The words above and in each record, and its numbers, in order of size."""
-    text = file.read_text(encoding="utf-8")
-    found = of_json(json.loads(text), "") if file.suffix == ".json" else of_lines(text)
-    return [(words, sorted(map(abs, numbers))) for words, numbers in found if numbers]
-
-
-def of_lines(text: str) -> list[tuple[str, list[float]]]:
-    found: list[tuple[str, list[float]]] = []
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith(("#", "**")):
-            heading = line
-        if re.match(r"\|\s*\|", line) and found:
-            found[-1] = (found[-1][0] + "\n" + line, found[-1][1] + plain_numbers(line))
-        else:
-            found.append((heading + "\n" + line, plain_numbers(line)))
-    return found
-
-
-def of_json(node: object, above: str) -> list[tuple[str, list[float]]]:
-    if isinstance(node, list):
-        return [each for part in node for each in of_json(part, above)] if any(isinstance(part, dict) for part in node) \
-            else [(above, leaves(node))]
-    if not isinstance(node, dict):
-        return [(above, leaves(node))]
-    own = above + "".join(f" {key}: {part}" for key, part in node.items() if isinstance(part, (str, int, float)))
-    found = [(own, plain_numbers(above) + [number for part in node.values() if not isinstance(part, dict) for number in leaves(part)])]
-    for key, part in node.items():
-        if isinstance(part, dict) or isinstance(part, list) and any(isinstance(each, dict) for each in part):
-            found += of_json(part, f"{own} {key}")
-    return found
-
-
-def leaves(node: object) -> list[float]:
-    if isinstance(node, list):
-        return [number for part in node for number in leaves(part)]
-    if isinstance(node, str):
-        return plain_numbers(node)
-    return [float(node)] if isinstance(node, (int, float)) and not isinstance(node, bool) else []
-
-
-def plain_numbers(text: str) -> list[float]:
-    return [float(each.replace(",", "")) for each in re.findall(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", text)]
-
-
-@functools.cache
-def sources(root: pathlib.Path, mark: Mark) -> list[tuple[str, list[float]]]:
+def sources(root: pathlib.Path, mark: Mark) -> list[Record]:
     """The records that a mark names. Raises ValueError for a file that is not there, or words that are in none."""
     found = []
     for each in re.split(r",\s+(?=[\w./*=-]+\.(?:json|md|txt|csv))|;\s*", mark.text):
@@ -178,7 +133,7 @@ def sources(root: pathlib.Path, mark: Mark) -> list[tuple[str, list[float]]]:
         files = sorted((root / "benchmarks/results").glob(name))
         if not files:
             raise ValueError(f"there is no benchmarks/results/{name}")
-        chosen = [record for file in files for record in records(file) if words in record[0]]
+        chosen = [record for file in files for record in records.of_file(file) if words in record[0]]
         if not chosen:
             raise ValueError(f"'{words}' is nowhere in benchmarks/results/{name}")
         found += chosen
@@ -253,9 +208,9 @@ def claims(block: Block) -> list[Claim]:
                 if claim.unit or checked and "." in claim.text]
     found = []
     for index, cell in enumerate(stripped(block.text).strip().strip("|").split("|")):
-        title = HEAD_UNIT.search(stripped(block.head[index])) if index < len(block.head) and block.text.strip("| ") else None
         is_sentence = WORD.search(cell) is not None
-        found += [claim for claim in claims_of(block, cell, index, title[1] if title and not is_sentence else "")
+        unit = None if is_sentence or index >= len(block.head) else HEAD_UNIT.search(stripped(block.head[index]))
+        found += [claim for claim in claims_of(block, cell, index, unit[1] if unit else "")
                   if (index > 0 or not checked) and (claim.unit or checked and (not is_sentence or "." in claim.text))]
     return found
 
@@ -306,7 +261,8 @@ def check(root: pathlib.Path, page: pathlib.Path) -> Page:
     return found
 
 
-def problems_of_formulas(root: pathlib.Path, name: pathlib.Path, text: str, all_blocks: list[Block], used: set[tuple[Mark, str]]) -> Iterator[str]:
+def problems_of_formulas(root: pathlib.Path, name: pathlib.Path, text: str, all_blocks: list[Block],
+                         used: set[tuple[Mark, str]]) -> Iterator[str]:
     on_page = {each[1].replace(",", "") + (each[2] or "") for each in NUMBER.finditer(MARK.sub("", text))}
     for mark in dict.fromkeys(mark for block in all_blocks for mark in block.marks if mark.kind == "arithmetic"):
         files = [each for block in all_blocks if mark in block.marks for each in block.files()]
@@ -320,42 +276,41 @@ def problems_of_formulas(root: pathlib.Path, name: pathlib.Path, text: str, all_
 
 
 def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Page, used: set[tuple[Mark, str]]) -> None:
-    words = block.words()
-    files = block.files()
+    all_claims, files = claims(block), block.files()
+    if words := block.words():
+        found.counts[words.kind] += len(all_claims)
+        return
     formulas = [(mark, formula, result) for mark in block.marks for formula, result in mark.formulas]
-    left = []
-    for claim in claims(block):
-        fitting = [(mark, formula) for mark, formula, result in formulas if within([abs(result)], claim)]
-        if words:
-            found.counts[words.kind] += 1
-        elif fitting:
-            used.update(fitting)
-            found.counts["arithmetic"] += 1
-            found.checks.append((claim, lambda other, of=formulas: any(within([abs(result)], other) for *_, result in of)))
-        elif not files:
-            found.problems.append(f"{name}:{claim.line}: no mark says where {claim.text} {claim.unit} comes from")
-        else:
-            left.append(claim)
-    for group in together(block, left, files[0].kind if files else ""):
+
+    def follows(claim: Claim) -> bool:
+        return any(within([abs(result)], claim) for *_, result in formulas)
+
+    for group in together(block, all_claims, files[0].kind if files else ""):
         for claim in group:
-            others = [each for each in group if each is not claim]
-            ask = functools.partial(stands, root, files, others)
-            if ask(claim):
-                found.counts["found"] += 1
-                found.checks.append((claim, ask))
+            # What follows from a formula need not stand in the record of the others.
+            others = [each for each in group if each is not claim and not follows(each)]
+
+            def right(other: Claim, others: list[Claim] = others) -> bool:
+                return follows(other) or bool(files) and stands(root, files, others, other)
+
+            if right(claim):
+                used.update((mark, formula) for mark, formula, result in formulas if within([abs(result)], claim))
+                found.counts["arithmetic" if follows(claim) else "found"] += 1
+                found.checks.append((claim, right))
             else:
-                with_whom = " with " + ", ".join(each.text for each in others) if others else ""
-                found.problems.append(f"{name}:{claim.line}: {claim.text}{' ' + claim.unit if claim.unit else ''}{with_whom}: "
-                                      f"in no record of {'; '.join(mark.text for mark in files)}")
+                found.problems.append(f"{name}:{claim.line}: {(claim.text + ' ' + claim.unit).strip()}"
+                                      + (" with " + ", ".join(each.text for each in others) if files and others else "")
+                                      + (f": in no record of {'; '.join(mark.text for mark in files)}" if files else
+                                         ": no mark says where it comes from"))
 
 
-def together(block: Block, left: list[Claim], kind: str) -> list[list[Claim]]:
+def together(block: Block, of: list[Claim], kind: str) -> list[list[Claim]]:
     """What must stand in one record."""
     if block.head is None or kind == "numbers":
-        return [[claim] for claim in left]
+        return [[claim] for claim in of]
     if kind == "rows":
-        return [left]
-    return [[claim for claim in left if claim.cell == cell] for cell in dict.fromkeys(claim.cell for claim in left)]
+        return [of]
+    return [[claim for claim in of if claim.cell == cell] for cell in dict.fromkeys(claim.cell for claim in of)]
 
 
 def stands(root: pathlib.Path, files: list[Mark], others: list[Claim], claim: Claim) -> bool:
@@ -377,8 +332,8 @@ def noticed(checks: list[tuple[Claim, Callable[[Claim], bool]]]) -> tuple[int, i
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
-    return [root / "README.md", *(page for page in sorted((root / "docs").rglob("*.md"))
-                                  if page.relative_to(root / "docs").parts[0] != "decisions" and str(page.relative_to(root)) not in FORMATS)]
+    of_docs = [page.relative_to(root) for page in sorted((root / "docs").rglob("*.md"))]
+    return [root / "README.md", *(root / page for page in of_docs if page.parts[1] != "decisions" and str(page) not in FORMATS)]
 
 
 def main() -> None:
