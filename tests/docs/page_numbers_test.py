@@ -45,6 +45,10 @@ class Pages(unittest.TestCase):
                       "A frame has 12 kB.", "It wins 3.6 points.", "- **Quick:** 4 ms", "| a | s |\n|---|---|\n| b | 12 |"):
             self.assertIn("no mark says where it comes from", "".join(self.problems(claim)), claim)
 
+    def test_a_unit_is_of_all_numbers_before_it(self) -> None:
+        for claim, numbers in (("84 to 98 %", 2), ("3, 4 and 5 s", 3), ("7 ± 1 ms", 2), ("4 tests in 5 s", 1)):
+            self.assertEqual(len(self.problems(claim)), numbers, claim)
+
     def test_what_claims_nothing_wants_none(self) -> None:
         for text in ("R = 0.95 with 161 layers and PyTorch 1.13.1", "# 3 s a step", "`5 ms`", "```\n5 ms\n```", "a link of 1 Gb/s",
                      "a queue of 64 KiB", "2 × 32 images", "[this](page.md#5-s)", "![5 s](a.svg)", "int8 and sm_90"):
