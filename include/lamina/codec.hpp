@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// The codec: the layers that were chosen to bytes (encoder.hpp) and back (decoder.hpp). docs/wire-format.md describes
-/// every byte.
+/// The codec: the layers that were chosen to bytes (encoder.hpp) and back (decoder.hpp), and the same of a step in parts
+/// (part_encoder.hpp, step_parts.hpp). docs/wire-format.md describes every byte.
 
 #include "lamina/decoder.hpp"
 #include "lamina/encoder.hpp"
+#include "lamina/part_encoder.hpp"
+#include "lamina/step_parts.hpp"

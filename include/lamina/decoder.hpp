@@ -41,10 +41,16 @@ struct frame_decoder {
     if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
       return frame_errc::wrong_layout;
 
-    const std::size_t bitmap_bytes = padded_bitmap_bytes(model.layers());
-    if (bytes.size() - wire_header_bytes < bitmap_bytes) return frame_errc::truncated;
-    const auto bitmap = bytes.subspan(wire_header_bytes, bitmap_bytes);
-    if (!is_canonical(bitmap, model)) return frame_errc::bad_presence;
+    const bool is_part = (header.flags & flag_part) != 0;
+    const bool is_last = (header.flags & flag_last_part) != 0;
+    const std::size_t bitmaps_bytes = padded_bitmap_bytes(model.layers(), is_part);
+    if (bytes.size() - wire_header_bytes < bitmaps_bytes) return frame_errc::truncated;
+    const auto bitmaps = bytes.subspan(wire_header_bytes, bitmaps_bytes);
+    const auto bitmap = bitmaps.first(bitmap_bytes(model.layers()));
+    const auto decided = bitmaps.subspan(bitmap.size(), is_part ? bitmap.size() : 0);
+    const auto padding = bitmaps.subspan(bitmap.size() + decided.size());
+    if (!is_canonical(bitmap, model) || !is_zero(padding)) return frame_errc::bad_presence;
+    if (is_part && !may_be_decided(decided, bitmap, is_last, model)) return frame_errc::bad_decided;
 
     const auto type = static_cast<payload_type>(header.payload_type);
     std::vector<std::size_t> begins(model.layers() + 1);
@@ -58,7 +64,7 @@ struct frame_decoder {
       sent_elements += elements;
     }
     if (header.payload_bytes != begins.back()) return frame_errc::bad_payload_size;
-    const auto payload = bytes.subspan(wire_header_bytes + bitmap_bytes);
+    const auto payload = bytes.subspan(wire_header_bytes + bitmaps_bytes);
     if (payload.size() < header.payload_bytes) return frame_errc::truncated;
     if (payload.size() > header.payload_bytes) return frame_errc::trailing_bytes;
     if (const std::error_code bad = check_checksum(header, bytes)) return bad;
@@ -71,6 +77,10 @@ struct frame_decoder {
                .sender = header.sender,
                .run = header.run,
                .step = header.step,
+               .is_part = is_part,
+               .ends_step = !is_part || is_last,
+               .part = header.part,
+               .decided = decided,
                .model = model,
                .sent_elements = sent_elements,
                .bytes = payload,
@@ -86,8 +96,9 @@ struct frame_decoder {
             check_fields(header, is_double ? element_code<double> : element_code<float>)) {
       return bad;
     }
-    // No overflow: 2^64 layers take 2^61 bytes.
-    const std::uint64_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
+    const bool is_part = (header.flags & flag_part) != 0;
+    // No overflow: two bitmaps of 2^64 layers take 2^62 bytes.
+    const std::uint64_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers, is_part);
     if (prefix_bytes > largest_size || header.payload_bytes > largest_size - prefix_bytes)
       return frame_errc::bad_payload_size;
     out = {.size_bytes = static_cast<std::size_t>(prefix_bytes + header.payload_bytes),
@@ -98,7 +109,10 @@ struct frame_decoder {
            .run = header.run,
            .step = header.step,
            .fingerprint = header.fingerprint,
-           .layers = header.layers};
+           .layers = header.layers,
+           .is_part = is_part,
+           .ends_step = !is_part || (header.flags & flag_last_part) != 0,
+           .part = header.part};
     return {};
   }
 
@@ -117,7 +131,9 @@ struct frame_decoder {
     }
     if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4))
       return frame_errc::unknown_payload_type;
-    if ((header.flags & ~flag_checksum) != 0 || header.reserved != decltype(header.reserved){}) {
+    const bool is_whole = (header.flags & flag_part) == 0;
+    if ((header.flags & ~flags_of_version_1) != 0 || header.reserved != 0 ||
+        (is_whole && ((header.flags & flag_last_part) != 0 || header.part != 0))) {
       return frame_errc::nonzero_reserved;
     }
     return {};
@@ -133,6 +149,21 @@ struct frame_decoder {
     }
     for (std::size_t l = model.layers(); l < bitmap.size() * 8; ++l) {
       if (is_present(bitmap, l)) return false;
+    }
+    return true;
+  }
+
+  static bool is_zero(std::span<const std::byte> bytes) noexcept {
+    return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+  }
+
+  // What is present is decided, and in the last part everything is.
+  static bool may_be_decided(std::span<const std::byte> decided, std::span<const std::byte> present,
+                             bool is_last, const layout& model) noexcept {
+    if (!is_canonical(decided, model)) return false;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const bool must_be = is_present(present, l) || (is_last && model.sizes()[l] > 0);
+      if (must_be && !is_present(decided, l)) return false;
     }
     return true;
   }
@@ -210,14 +241,10 @@ inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& 
   return info;
 }
 
-/// `error` is set to unexpected_kind, other_run or unexpected_step unless the frame is of this kind, run and step, and cleared
-/// if it is: late, early and replayed frames are refused by it. A frame that was under way when its sender was restarted has the
-/// step of another, but not its run.
-///
-/// `run` is that of the sender's options; 0: the frame is of none.
+/// The same as expect() where a step may come in parts: step_parts then says whether a part is the next.
 template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
-            std::uint32_t run = 0) noexcept {
+void expect_part(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
+                 std::uint32_t run = 0) noexcept {
   error.clear();
   if (frame.kind() != kind) {
     error = frame_errc::unexpected_kind;
@@ -228,26 +255,49 @@ void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std
   }
 }
 
+/// `error` is set to unexpected_kind, other_run or unexpected_step unless the frame is of this kind, run and step, to
+/// unexpected_part if it is a part of a step, and cleared
+/// if it is: late, early and replayed frames are refused by it. A frame that was under way when its sender was restarted has the
+/// step of another, but not its run.
+///
+/// `run` is that of the sender's options; 0: the frame is of none.
+template <element T>
+void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
+            std::uint32_t run = 0) noexcept {
+  expect_part(frame, kind, step, error, run);
+  if (!error && frame.is_part()) error = frame_errc::unexpected_part;
+}
+
 namespace detail {
 
 template <element T>
 [[nodiscard]] std::string describe(const frame_view<T>& frame) {
   return "frame of sender " + std::to_string(frame.sender()) + ", step " + std::to_string(frame.step()) +
-         (frame.run() == 0 ? "" : ", run " + std::to_string(frame.run()));
+         (frame.run() == 0 ? "" : ", run " + std::to_string(frame.run())) +
+         (frame.is_part() ? ", part " + std::to_string(frame.part()) : "");
+}
+
+template <element T>
+[[noreturn]] void refuse(const std::error_code& error, const frame_view<T>& frame, std::uint64_t step,
+                         std::uint32_t run) {
+  raise(decode_error(error, describe(frame) + ", where one of step " + std::to_string(step) +
+                                (run == 0 ? "" : ", run " + std::to_string(run)) + " is expected"));
 }
 
 }  // namespace detail
 
-/// Throws decode_error with the same codes.
+/// Both throw decode_error with the same codes.
 template <element T>
 void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run = 0) {
   std::error_code error;
   expect(frame, kind, step, error, run);
-  if (error) {
-    detail::raise(decode_error(error, detail::describe(frame) + ", where one of step " +
-                                          std::to_string(step) +
-                                          (run == 0 ? "" : ", run " + std::to_string(run)) + " is expected"));
-  }
+  if (error) detail::refuse(error, frame, step, run);
+}
+template <element T>
+void expect_part(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run = 0) {
+  std::error_code error;
+  expect_part(frame, kind, step, error, run);
+  if (error) detail::refuse(error, frame, step, run);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -78,9 +79,11 @@ class frame_encoder {
   ///                        what one is made of; called for the layers sent, in order
   /// \param type            how the elements are written
   /// \param checksum        whether the frame has one, in which case what is sent is read once more
+  /// \param part            where it stands in a step that is sent in parts; see part_encoder.hpp, which counts them
   /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  the selection is of another layout, or a span has another size than its layer;
-  ///                                parameters to be written as int8 or int4 that hold NaN or infinity
+  ///                                parameters to be written as int8 or int4 that hold NaN or infinity; a part in which
+  ///                                layers go out that are not decided, or that is the last and decides not all
   ///
   /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a
   /// buffer of the encoder.
@@ -88,12 +91,16 @@ class frame_encoder {
   const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
                               const selection& chosen, LayerElements&& layer_elements,
                               payload_type type = payload_type::as_is,
-                              frame_checksum checksum = frame_checksum::xxh3) {
+                              frame_checksum checksum = frame_checksum::xxh3,
+                              const std::optional<frame_part>& part = {}) {
     detail::require_lasting_elements<LayerElements>();
     forget();
     if (chosen.model().fingerprint() != model_.fingerprint()) {
       detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
     }
+    if (part) check_decided(*part, chosen);
+    prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), part.has_value()),
+                   std::byte{0});
     segments_.assign(1, prefix_);
     if (type != payload_type::as_is) converted_.resize(std::max(converted_.size(), bytes_of(chosen, type)));
     std::size_t payload_bytes = 0;
@@ -123,9 +130,14 @@ class frame_encoder {
     header.payload_type = static_cast<std::uint8_t>(type);
     header.payload_bytes = payload_bytes;
     header.run = run_;
+    if (part) {
+      header.flags |= detail::flag_part | (part->is_last ? detail::flag_last_part : 0);
+      header.part = part->index;
+    }
     detail::write_header(prefix_, header);
     const auto bitmap = std::as_bytes(chosen.bitmap());
-    std::copy(bitmap.begin(), bitmap.end(), prefix_.begin() + detail::wire_header_bytes);
+    const auto behind = std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes).out;
+    if (part) std::ranges::copy(std::as_bytes(part->decided->bitmap()), behind);
 
     if (has_checksum) {
       header.checksum = checksum_of_frame();
@@ -147,6 +159,20 @@ class frame_encoder {
   [[nodiscard]] const encoded_frame& frame() const noexcept { return frame_; }
 
  private:
+  void check_decided(const frame_part& part, const selection& chosen) const {
+    const selection& decided = *part.decided;
+    if (decided.model().fingerprint() != model_.fingerprint()) {
+      detail::raise(std::invalid_argument("what is decided is of another layout than the frame"));
+    }
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (decided.is_sent(l) || model_.sizes()[l] == 0) continue;
+      if (chosen.is_sent(l) || part.is_last) {
+        detail::raise(std::invalid_argument("layer '" + model_[l].name + "' is not decided, and " +
+                                            (part.is_last ? "the part is the last" : "the part holds it")));
+      }
+    }
+  }
+
   // Nobody keeps what a payload does not say of parameters; of gradients the residual does, of updates the drift.
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {

@@ -42,6 +42,9 @@ enum class frame_errc {
   unknown_sender,        ///< a sender outside [0, senders)
   duplicate_sender,      ///< a second frame of one sender in the same step
   other_run,             ///< a frame of another run: from before a restart, or of a job beside this one
+  unexpected_part,       ///< not the next part of its sender's step, or a part where a whole frame belongs
+  duplicate_layer,       ///< a layer that an earlier part of the step has decided already
+  bad_decided,           ///< what a part says is decided cannot be: see docs/wire-format.md
 };
 
 namespace detail {
@@ -89,6 +92,12 @@ class LAMINA_VISIBLE frame_error_category final : public std::error_category {
         return "sender has already sent a frame in this step";
       case frame_errc::other_run:
         return "frame belongs to another run";
+      case frame_errc::unexpected_part:
+        return "frame is not the next part of its sender's step";
+      case frame_errc::duplicate_layer:
+        return "part holds a layer that an earlier part of the step has decided";
+      case frame_errc::bad_decided:
+        return "part says of layers that they are decided which cannot be";
     }
     return "unknown frame error";
   }

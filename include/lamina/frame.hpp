@@ -23,6 +23,7 @@
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
+#include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
 /// What goes over the wire: a frame that is ready to send, and one that has come.
@@ -82,20 +83,33 @@ struct frame_info {
   std::uint64_t step = 0;
   std::uint64_t fingerprint = 0;  ///< of the layout, as layout::fingerprint()
   std::uint64_t layers = 0;       ///< L, of that layout
+  bool is_part = false;           ///< whether it is a part of a step
+  bool ends_step = false;         ///< whether it is a whole frame or the last part
+  std::uint16_t part = 0;         ///< its number within step and sender; 0 for a whole frame
 
   friend bool operator==(const frame_info&, const frame_info&) = default;
 };
 /// The bytes that peek() looks at.
 inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
+/// Where a frame stands in a step that its sender sends in parts.
+struct frame_part {
+  std::uint16_t index = 0;  ///< 0, 1, 2, ... within step and sender
+  bool is_last = true;      ///< ends the step
+  const selection* decided =
+      nullptr;  ///< the layers that this part and those before it have decided, sent or held back
+};
+
 /// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The layout is
 /// that of the frames, which is gradient_compressor::parts() where layers are cut into parts: each part has a bit of its own, and
 /// scales of its own in int8 and int4. The largest std::size_t, if that cannot be counted. Cost: O(L).
+///
+/// \param is_in_parts  whether steps may come in parts, each of which has two bitmaps; one part may hold all layers
 template <element T>
-[[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
-                                              payload_type type = payload_type::as_is) noexcept {
+[[nodiscard]] std::size_t largest_frame_bytes(const layout& model, payload_type type = payload_type::as_is,
+                                              bool is_in_parts = false) noexcept {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers());
+  std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers(), is_in_parts);
   for (const std::size_t elements : model.sizes()) {
     if (elements > most / sizeof(T)) return most;
     const std::size_t layer_bytes = payload_bytes<T>(type, elements);
@@ -107,9 +121,9 @@ template <element T>
 
 /// The same of a partition: of its parts.
 template <element T>
-[[nodiscard]] std::size_t largest_frame_bytes(const partition& cut,
-                                              payload_type type = payload_type::as_is) noexcept {
-  return largest_frame_bytes<T>(cut.parts(), type);
+[[nodiscard]] std::size_t largest_frame_bytes(const partition& cut, payload_type type = payload_type::as_is,
+                                              bool is_in_parts = false) noexcept {
+  return largest_frame_bytes<T>(cut.parts(), type, is_in_parts);
 }
 
 namespace detail {
@@ -121,6 +135,9 @@ struct frame_decoder;
 ///
 /// A layer that was not sent is *held back*. In a frame of gradients it counts as zeros: restore() writes them. In a frame of
 /// parameters it means that the receiver keeps what it has: apply_to() does.
+///
+/// Of a step that is sent in parts each frame says which layers are decided so far. One that is decided and was in no part yet is
+/// held back; of one that is not decided, a part says nothing. step_parts.hpp has the receiver's side.
 template <element T>
 class frame_view {
  public:
@@ -146,8 +163,19 @@ class frame_view {
   [[nodiscard]] payload_type payload() const noexcept { return is_.payload; }
   /// Elements of the layers that were sent, together.
   [[nodiscard]] std::size_t sent_elements() const noexcept { return is_.sent_elements; }
+  /// Whether this is a part of a step, and which: 0, 1, 2, ... within step and sender; 0 for a whole frame.
+  [[nodiscard]] bool is_part() const noexcept { return is_.is_part; }
+  [[nodiscard]] std::uint16_t part() const noexcept { return is_.part; }
+  /// Whether its sender sends no more in this step: a whole frame, or the last part.
+  [[nodiscard]] bool ends_step() const noexcept { return is_.ends_step; }
+  /// Whether this frame, or a part before it, decides the layer; an empty layer always is decided. Throws std::out_of_range.
+  [[nodiscard]] bool is_decided(std::size_t layer) const {
+    check_layer(layer);
+    if (!is_.is_part || is_.model->sizes()[layer] == 0) return true;
+    return ((is_.decided[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
+  }
 
-  /// True for a layer that is held back. Throws std::out_of_range.
+  /// True for a layer that is not in the frame: held back, or of a part, in another. Throws std::out_of_range.
   [[nodiscard]] bool is_dropped(std::size_t layer) const {
     check_layer(layer);
     return is_.begins[layer] == is_.begins[layer + 1];
@@ -202,7 +230,8 @@ class frame_view {
     }
   }
   /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one held back becomes zeros. Throws
-  /// std::out_of_range, std::logic_error for a frame of parameters, in which held back means keep, or
+  /// std::out_of_range, std::logic_error for a frame of parameters, in which held back means keep, and for a layer that a part
+  /// does not hold, or
   /// std::invalid_argument if `out` has another size or overlaps the frame's payload, before anything is written.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
@@ -211,6 +240,10 @@ class frame_view {
       detail::raise(std::logic_error(
           "restore: a layer held back in a frame of parameters is to be kept, not zeros; use "
           "apply_to()"));
+    }
+    if (is_.is_part && is_dropped(layer)) {
+      detail::raise(std::logic_error("restore: layer '" + (*is_.model)[layer].name +
+                                     "' is not in this part of the step, but may be in another"));
     }
     const std::span<T> to = checked_output(layer, out);
     if (is_dropped(layer)) {
@@ -265,6 +298,10 @@ class frame_view {
     std::uint32_t sender = 0;
     std::uint32_t run = 0;
     std::uint64_t step = 0;
+    bool is_part = false;
+    bool ends_step = true;
+    std::uint16_t part = 0;
+    std::span<const std::byte> decided;  // a bit a layer; of a part alone
     std::optional<layout> model;
     std::size_t sent_elements = 0;
     std::span<const std::byte> bytes;

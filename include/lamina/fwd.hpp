@@ -71,6 +71,10 @@ template <element T>
 class frame_view;
 template <element T>
 class frame_encoder;
+template <element T>
+class part_encoder;
+class step_parts;
+struct frame_part;
 struct frame_info;
 
 // What goes wrong.

@@ -18,6 +18,7 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
+#include "lamina/part_encoder.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
@@ -71,10 +72,14 @@ class parameter_publisher {
     if (workers == 0) detail::raise(std::invalid_argument("a parameter server needs at least one worker"));
   }
 
-  /// The parameters of these layers have changed. Throws std::invalid_argument for a selection of another layout.
+  /// The parameters of these layers have changed. Throws std::invalid_argument for a selection of another layout, and
+  /// std::logic_error for a layer that a part of the step under way has published.
   void update(const selection& layers) {
     if (layers.model().fingerprint() != model_.fingerprint()) {
       detail::raise(std::invalid_argument("the selection is of another layout than the publisher's"));
+    }
+    if (parts_to_all_ && parts_to_all_->encoder.count() > 0 && !parts_to_all_->encoder.is_complete()) {
+      for (const std::size_t l : layers.sent()) check_not_decided(l);
     }
     ++clock_;
     for (std::size_t l = 0; l < updated_at_.size(); ++l) {
@@ -107,11 +112,33 @@ class parameter_publisher {
   [[nodiscard]] const encoded_frame& encode_for_all(std::uint64_t step, Parameters&& parameters) {
     std::copy(seen_.begin(), seen_.end(), encoded_at_.begin());
     std::fill(last_frame_.begin(), last_frame_.end(), last_frame::none);
+    if (parts_to_all_) parts_to_all_->encoder.forget();
     const encoded_frame& frame =
         encode_since(*std::min_element(seen_.begin(), seen_.end()), step, reply_to_all_, parameters);
     for (auto& each : encoded_at_) each = clock_;
     std::fill(last_frame_.begin(), last_frame_.end(), last_frame::of_all);
     return frame;
+  }
+
+  /// The same frame in parts, while layers are still updated: those of `decided` that encode_for_all() would hold and no part of
+  /// this step has yet. Decided is a layer that this step will not update any more, whether it has or not; update() comes before.
+  /// Valid until the first part of the next step, so that several may be under way; the parameters in it must not change before
+  /// it has arrived. The step ends with encode_rest_for_all(), and is committed once, after that has arrived; a commit before
+  /// commits nothing. Throws as encode_for_all(); std::invalid_argument, too, for a selection of another layout;
+  /// std::length_error for part 65,536. On an error there is no such part, and those before it stay.
+  ///
+  /// \param decided  the layers that are decided so far, those of the parts before among them; empty ones are not looked at
+  template <class Parameters>
+  [[nodiscard]] const encoded_frame& encode_ready_for_all(std::uint64_t step, const selection& decided,
+                                                          Parameters&& parameters) {
+    return encode_part_for_all(step, decided, false, parameters);
+  }
+  /// The last part: every layer is decided.
+  template <class Parameters>
+  [[nodiscard]] const encoded_frame& encode_rest_for_all(std::uint64_t step, Parameters&& parameters) {
+    selection all(model_);
+    all.send_all();
+    return encode_part_for_all(step, all, true, parameters);
   }
 
   /// The last frame encoded for this worker, or for all, has reached it. Until then encode repeats what was in it, so that
@@ -156,10 +183,11 @@ class parameter_publisher {
   }
 
   /// The worker was restarted and has seen nothing: its next frame holds every layer, and nothing is pending. A commit of what
-  /// was encoded for it before commits nothing. Throws std::out_of_range.
+  /// was encoded for it before commits nothing, and a step that goes out in parts begins again. Throws std::out_of_range.
   void forget(std::size_t worker) {
     seen_.at(worker) = encoded_at_.at(worker) = 0;
     pending_[worker].clear();
+    if (parts_to_all_ && !parts_to_all_->encoder.is_complete()) parts_to_all_->encoder.forget();
   }
 
   /// The layers in the last frame of encode() for this worker, none before the first and after an encode that threw. Throws
@@ -167,13 +195,18 @@ class parameter_publisher {
   [[nodiscard]] const selection& published(std::size_t worker) const {
     return layers_in(replies_.at(worker));
   }
-  /// The same of encode_for_all().
+  /// The same of encode_for_all(), or of the parts of the step so far.
   [[nodiscard]] const selection& published_to_all() const noexcept { return layers_in(reply_to_all_); }
 
  private:
   struct reply {
     selection layers;
     frame_encoder<T> encoder;
+  };
+
+  struct reply_in_parts {
+    part_encoder<T> encoder;
+    selection decided;  // by the last part
   };
 
   /// Which frame a commit of a worker is of.
@@ -184,20 +217,53 @@ class parameter_publisher {
     last_frame_[worker] = last_frame::none;
   }
 
+  void find_news(std::uint64_t seen) {
+    news_.clear();
+    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
+      if (updated_at_[l] > seen) news_.send(l);
+    }
+  }
+
   template <class Parameters>
   const encoded_frame& encode_since(std::uint64_t seen, std::uint64_t step, std::optional<reply>& to,
                                     Parameters& parameters) {
     if (!to) to.emplace(reply{selection(model_), frame_encoder<T>(model_, options_.run)});
     to->layers.clear();
     to->encoder.forget();
-    news_.clear();
-    for (std::size_t l = 0; l < updated_at_.size(); ++l) {
-      if (updated_at_[l] > seen) news_.send(l);
-    }
+    find_news(seen);
     const encoded_frame& frame = to->encoder.encode(frame_kind::parameters, step, 0, news_, parameters,
                                                     options_.payload, options_.frame_checksum);
     std::swap(to->layers, news_);
     return frame;
+  }
+
+  template <class Parameters>
+  const encoded_frame& encode_part_for_all(std::uint64_t step, const selection& decided, bool is_last,
+                                           Parameters& parameters) {
+    if (!parts_to_all_)
+      parts_to_all_.emplace(reply_in_parts{part_encoder<T>(model_, options_.run), selection(model_)});
+    if (!reply_to_all_)
+      reply_to_all_.emplace(reply{selection(model_), frame_encoder<T>(model_, options_.run)});
+    find_news(*std::min_element(seen_.begin(), seen_.end()));
+    part_encoder<T>& encoder = parts_to_all_->encoder;
+    const encoded_frame& frame = encoder.encode(frame_kind::parameters, step, 0, news_, decided, is_last,
+                                                parameters, options_.payload, options_.frame_checksum);
+    parts_to_all_->decided = decided;
+    if (encoder.count() == 1) reply_to_all_->layers.clear();
+    for (const std::size_t l : encoder.layers(encoder.count() - 1).sent()) reply_to_all_->layers.send(l);
+    if (is_last) {
+      for (auto& each : encoded_at_) each = clock_;
+    } else {
+      std::copy(seen_.begin(), seen_.end(), encoded_at_.begin());
+    }
+    std::fill(last_frame_.begin(), last_frame_.end(), is_last ? last_frame::of_all : last_frame::none);
+    return frame;
+  }
+
+  void check_not_decided(std::size_t layer) const {
+    if (!parts_to_all_->decided.is_sent(layer)) return;
+    detail::raise(
+        std::logic_error("update: a part of the step under way has published '" + model_[layer].name + "'"));
   }
 
   const selection& layers_in(const std::optional<reply>& of) const noexcept {
@@ -214,6 +280,7 @@ class parameter_publisher {
   std::vector<std::vector<element_range>> pending_;  // W
   std::vector<std::optional<reply>> replies_;        // made when first used
   std::optional<reply> reply_to_all_;
+  std::optional<reply_in_parts> parts_to_all_;
   selection nothing_;
   selection news_;  // of the frame that is being encoded
 };

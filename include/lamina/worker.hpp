@@ -29,6 +29,7 @@
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
+#include "lamina/part_encoder.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
@@ -64,6 +65,8 @@ namespace lamina::inline LAMINA_ABI {
 ///     compressor.encode();                              // ends the step; writes a header, copies nothing
 ///     compressor.commit();                              // once all sends have completed: one commit a step
 ///
+/// as_ready, frames can go out meanwhile: encode_ready() gives what was decided since the last, encode_rest() what is left.
+///
 /// accumulate, accumulate_all, skip, select and encode also come with a std::error_code, which is set to an errc, or to
 /// std::errc::not_enough_memory, and then nothing has changed, but that an encode() without memory for its frame may have
 /// selected the step: call it again, which sends what it would have. They are for programs without exceptions; an exception
@@ -84,7 +87,9 @@ class gradient_compressor {
       : options_(options),
         intake_(model, options, std::move(functor)),
         decider_(parts(), detail::options_by_part(options, cut())),
-        encoder_(parts(), options.run) {
+        encoder_(parts(), options.run),
+        encoder_of_parts_(parts(), options.run),
+        decided_(parts()) {
     if (model.layers() == 0) {
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
     }
@@ -259,7 +264,8 @@ class gradient_compressor {
   [[nodiscard]] const selection& chosen() const noexcept { return decider_.chosen(); }
 
   /// The frame of this step, pointing into the residual: valid until the next accumulate, commit or encode. Selects by this
-  /// worker's values if nothing was selected. Throws as select(). Without memory for the frame there is none, and the step may
+  /// worker's values if nothing was selected. Holds all that the step sends, also what went out in parts: for a receiver that has
+  /// none of these. Throws as select(). Without memory for the frame there is none, and the step may
   /// be selected: call encode() again.
   const encoded_frame& encode() { return encode(detail::throws()); }
   /// The frame has no bytes on an error.
@@ -268,6 +274,27 @@ class gradient_compressor {
     if (error) encoder_.forget();
     return encoder_.frame();
   }
+
+  /// as_ready: a part of the step, before its end: a frame with the parts() sent that were decided since the last call. Points into
+  /// the residual and stays valid, as those before it, until commit() or the next step: several may be under way. It holds what
+  /// was decided, be that nothing; is_sent() says whether one is worth its 128 bytes and more. Once encode_rest() has ended the
+  /// step, begins with all of it again: for a step whose send failed. Throws std::logic_error for another options.decide, and
+  /// before the step has a gradient; std::length_error for part 65,536.
+  ///
+  ///     for each layer l, as its gradient comes:
+  ///       compressor.accumulate(l, gradient);
+  ///       if (enough was decided to be sent)  send compressor.encode_ready();
+  ///     send compressor.encode_rest();
+  ///     compressor.commit();   // once all of them have arrived: one commit a step
+  const encoded_frame& encode_ready() { return encode_part("encode_ready", false, detail::throws()); }
+  /// The frame has no bytes on an error.
+  const encoded_frame& encode_ready(std::error_code& error) {
+    return encode_part("encode_ready", false, error);
+  }
+  /// The last part of the step, with all that no part has yet; ends the step as encode() does. Without an encode_ready() before it,
+  /// the step in one part. Throws as encode_ready(), and as select().
+  const encoded_frame& encode_rest() { return encode_part("encode_rest", true, detail::throws()); }
+  const encoded_frame& encode_rest(std::error_code& error) { return encode_part("encode_rest", true, error); }
 
   /// What encode() would send, without a frame, for collectives: writes the parts sent to `to`, one behind the other, each
   /// element divided by `divisor`. Counts as encode() for commit(). What was received in its place, summed over the workers,
@@ -285,7 +312,7 @@ class gradient_compressor {
       if (divisor != T(1)) detail::divide_elements(to.data(), divisor, from.size());
       to = to.subspan(from.size());
     }
-    is_packed_ = true;
+    sent_as_ = sent_as::packed;
     intake_.set_phase(detail::step_phase::encoded);
   }
 
@@ -339,8 +366,7 @@ class gradient_compressor {
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
     check_encoded();
-    std::size_t segment = 0;
-    for (const std::size_t part : chosen().sent()) take_out(part, ++segment);
+    for_each_sent([&](std::size_t part, const std::byte* bytes) { take_out(part, bytes); });
     decider_.selector().commit(step());
     intake_.set_phase(detail::step_phase::committed);
   }
@@ -362,22 +388,20 @@ class gradient_compressor {
     detail::check_delivery("commit", arrived, chosen(),
                            is_sent_exactly() ? payload_type::as_is : options_.payload);
     if (arrived.is_complete()) return commit();
-    std::size_t segment = 0;
-    for (const std::size_t part : chosen().sent()) {
-      ++segment;
+    for_each_sent([&](std::size_t part, const std::byte* bytes) {
       const std::size_t lost = arrived.lost_chunks(part);
       if (lost == 0) {
-        take_out(part, segment);
+        take_out(part, bytes);
       } else if (lost < arrived.chunks(part)) {
         arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
           if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
-          intake_.residual().subtract(part, options_.payload, payload_of_segment(segment), begin, end);
+          intake_.residual().subtract(part, options_.payload, bytes, begin, end);
         });
         intake_.set_sent(part);
       } else {
         decider_.take_back(intake_, part);
       }
-    }
+    });
     decider_.selector().commit(step(), arrived);
     intake_.set_phase(detail::step_phase::committed);
   }
@@ -390,7 +414,8 @@ class gradient_compressor {
   void abandon() noexcept {
     if (intake_.phase() == detail::step_phase::committed) return;
     encoder_.forget();
-    is_packed_ = false;
+    encoder_of_parts_.forget();
+    sent_as_ = sent_as::frame;
     if (intake_.has_nothing()) {
       decider_.selector().take_back(step());
       intake_.take_back();
@@ -481,24 +506,39 @@ class gradient_compressor {
   }
 
   void check_encoded() const {
-    if (detail::may_commit(intake_.phase()) &&
-        (is_packed_ || encoder_.frame().size_bytes() != 0)) {  // a copy has none
-      return;
-    }
+    if (detail::may_commit(intake_.phase()) && is_encoded()) return;
     detail::raise(std::logic_error("commit: no frame to commit in step " + std::to_string(step()) +
                                    "; call encode() before, and commit() once for it"));
   }
 
-  bool is_sent_exactly() const noexcept { return is_packed_ || options_.payload == payload_type::as_is; }
-  // The first segment is the frame's header, those that follow are the parts sent.
-  const std::byte* payload_of_segment(std::size_t segment) const noexcept {
-    return encoder_.frame().segments()[segment].data();
+  // A copy of a compressor has no frame.
+  bool is_encoded() const noexcept {
+    if (sent_as_ == sent_as::frame) return encoder_.frame().size_bytes() != 0;
+    return sent_as_ == sent_as::packed || encoder_of_parts_.is_complete();
   }
-  void take_out(std::size_t part, std::size_t segment) {
+  bool is_sent_exactly() const noexcept {
+    return sent_as_ == sent_as::packed || options_.payload == payload_type::as_is;
+  }
+  // Calls `use` for each part sent, with its bytes on the wire, unless it was packed.
+  template <class Use>
+  void for_each_sent(const Use& use) const {
+    const auto of_frame = [&](const selection& layers, const encoded_frame& frame) {
+      std::size_t segment = 0;  // of the frame's header
+      for (const std::size_t part : layers.sent()) use(part, frame.segments()[++segment].data());
+    };
+    if (sent_as_ == sent_as::frame) return of_frame(chosen(), encoder_.frame());
+    if (sent_as_ == sent_as::parts) {
+      for (std::size_t k = 0; k < encoder_of_parts_.count(); ++k)
+        of_frame(encoder_of_parts_.layers(k), encoder_of_parts_.frame(k));
+      return;
+    }
+    for (const std::size_t part : chosen().sent()) use(part, nullptr);
+  }
+  void take_out(std::size_t part, const std::byte* bytes) {
     if (is_sent_exactly()) {
       intake_.residual().clear(part);
     } else {
-      intake_.residual().subtract(part, options_.payload, payload_of_segment(segment));
+      intake_.residual().subtract(part, options_.payload, bytes);
     }
     intake_.set_sent(part);
   }
@@ -545,17 +585,50 @@ class gradient_compressor {
     encoder_.encode(
         frame_kind::gradients, step(), options_.sender, chosen(),
         [this](std::size_t part) { return residual()[part]; }, options_.payload, options_.frame_checksum);
-    is_packed_ = false;
+    encoder_of_parts_.forget();
+    sent_as_ = sent_as::frame;
     intake_.set_phase(detail::step_phase::encoded);
     return encoder_.frame();
+  }
+
+  template <class Fail>
+  const encoded_frame& encode_part(const char* call, bool is_last, const Fail& fail) {
+    encoder_.forget();  // what is given back on an error
+    if (options_.decide != decision_timing::as_ready) {
+      fail(errc::out_of_order, [&] {
+        return std::logic_error(std::string(call) +
+                                ": options.decide is not as_ready: call encode() at the end of the step");
+      });
+    } else if (intake_.require_open_step(call, fail) && is_last &&
+               intake_.phase() == detail::step_phase::accumulating) {
+      decider_.decide_own(intake_, fail);
+    }
+    if (fail.has_failed()) return encoder_.frame();
+    decided_.clear();
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      if (is_decided(part)) decided_.send(part);
+    }
+    const encoded_frame& frame = encoder_of_parts_.encode(
+        frame_kind::gradients, step(), options_.sender, chosen(), decided_, is_last,
+        [this](std::size_t part) { return residual()[part]; }, options_.payload, options_.frame_checksum);
+    sent_as_ = sent_as::parts;
+    if (is_last) intake_.set_phase(detail::step_phase::encoded);
+    return frame;
+  }
+  const encoded_frame& encode_part(const char* call, bool is_last, std::error_code& error) {
+    const encoded_frame* frame =
+        reported(error, [&] { return &encode_part(call, is_last, detail::reports(error)); });
+    return error ? encoder_.frame() : *frame;
   }
 
   compressor_options options_;
   detail::gradient_intake<T, Representative> intake_;
   detail::step_decider decider_;
   frame_encoder<T> encoder_;
+  part_encoder<T> encoder_of_parts_;
+  selection decided_;        // by the end of the part that is encoded
   std::vector<T> foreseen_;  // what pack_ahead() rounds
-  bool is_packed_ = false;   // in place of a frame
+  enum class sent_as : std::uint8_t { frame, parts, packed } sent_as_ = sent_as::frame;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A synchronous server and its workers, driven by the bytes as commands in any order: sends that fail, frames that are
+// A synchronous server and its workers, driven by the bytes as commands in any order: steps in parts and whole, sends that fail, frames that are
 // damaged, doubled, late or of strangers, steps without some workers, replies that are lost, workers that restart. With
 // integers for gradients sums are exact: nothing is lost, every replica is the server's, and what is refused is refused by
 // name and changes nothing.
@@ -41,13 +41,14 @@ struct worker {
   lamina::gradient_compressor<float> compressor;
   phase at = phase::idle;
   std::vector<bool> has_gradient;  // in the step under way
-  bytes frame;                     // the last one
+  std::vector<bytes> parts;        // of the step under way
+  std::vector<bytes> frames;       // of the last step: one, or its parts
   bool may_arrive = false;         // neither committed nor given up
   tensors computed;                // the sum of all gradients
   tensors sent;                    // the sum of all that was committed
   tensors replica;
   std::vector<bool> is_stale;        // layers that the replica has not heard of
-  bytes reply;                       // under way, if there is one
+  std::vector<bytes> reply;          // under way, if there is one: a frame, or its parts
   tensors replied;                   // the server's model in it
   std::vector<bool> is_stale_after;  // layers updated since it was encoded
 };
@@ -67,6 +68,7 @@ lamina::compressor_options options_of(input& in) {
   if (in.below(4) == 3) options.byte_budget = 0.3;
   if (in.below(4) == 3) options.refresh = lamina::refresh_schedule::fixed(4);
   options.payload = static_cast<lamina::payload_type>(in.below(5));
+  if (in.below(3) == 2) options.decide = lamina::decision_timing::as_ready;
   return options;
 }
 
@@ -143,36 +145,64 @@ class cluster {
       one.at = phase::accumulating;
       one.has_gradient.assign(model_.layers(), false);
       one.may_arrive = false;  // what was not sent yet is given up
+      one.parts.clear();
+    }
+    if (is_as_ready() && one.has_gradient[l]) {  // it is decided
+      if (model_.sizes()[l] == 0) return;
+      check(throws<std::logic_error>(
+                [&] { one.compressor.accumulate(l, std::vector<float>(model_.sizes()[l])); }),
+            "nothing comes to a layer that is decided");
+      return;
     }
     const auto gradient = lamina_test::random_integers<float>(random_, model_.sizes()[l], 1 + in_.below(8));
     one.compressor.accumulate(l, gradient);
     one.has_gradient[l] = true;
     for (std::size_t i = 0; i < gradient.size(); ++i) one.computed[l][i] += gradient[i];
+    if (is_as_ready() && in_.below(4) == 3) one.parts.push_back(one.compressor.encode_ready().to_bytes());
   }
+
+  bool is_as_ready() const { return options_.decide == lamina::decision_timing::as_ready; }
 
   void encode(std::size_t w) {
     worker& one = workers_[w];
     bool is_ready = one.at != phase::idle;
     for (std::size_t l = 0; is_ready && l < model_.layers(); ++l)
       is_ready = one.has_gradient[l] || model_.sizes()[l] == 0;
-    const bool refused = throws<std::logic_error>([&] { one.frame = one.compressor.encode().to_bytes(); });
+    // Of a step that has begun in parts the rest; encoded again, all of it, whole or in parts.
+    const bool is_rest = one.at == phase::accumulating && !one.parts.empty();
+    const bool is_in_parts = is_rest || (is_as_ready() && in_.flag());
+    std::vector<bytes> frames;
+    if (is_rest) frames = one.parts;
+    const bool refused = throws<std::logic_error>([&] {
+      if (is_in_parts && one.at == phase::encoded && in_.flag())
+        frames.push_back(one.compressor.encode_ready().to_bytes());
+      frames.push_back((is_in_parts ? one.compressor.encode_rest() : one.compressor.encode()).to_bytes());
+    });
     check(refused != is_ready, "a frame has the gradients of all layers");
     if (refused) return;
+    one.frames = std::move(frames);
     one.at = phase::encoded;
     one.may_arrive = true;
   }
 
   void arrive(std::size_t w) {
     worker& one = workers_[w];
-    if (one.frame.empty()) return;
-    bytes frame = one.frame;
-    const auto view = lamina::decode<float>(frame, model_);
-    if (add(view, one.may_arrive)) {
-      accepted_[w] = std::move(frame);  // the view goes with it
+    if (one.frames.empty()) return;
+    std::vector<bytes> frames = one.frames;
+    for (std::size_t k = 0; k < frames.size(); ++k) {
+      if (!add(lamina::decode<float>(frames[k], model_), one.may_arrive)) {
+        check(k == 0, "of a step all parts are taken or none");
+        return;
+      }
+      if (k == 0) accepted_[w].emplace();
+      accepted_[w]->push_back(std::move(frames[k]));  // the view goes with it
+      check(!add(lamina::decode<float>(one.frames[k], model_), true), "no part is taken twice");
+    }
+    {
       one.compressor.commit();
       one.may_arrive = false;
       one.at = phase::idle;
-      receive(one.sent, view, true);
+      for (const bytes& frame : *accepted_[w]) receive(one.sent, lamina::decode<float>(frame, model_), true);
     }
   }
 
@@ -187,8 +217,13 @@ class cluster {
       expected = frame_errc::unexpected_step;
     } else if (frame.sender() >= workers_.size()) {
       expected = frame_errc::unknown_sender;
-    } else if (accepted_[frame.sender()]) {
-      expected = frame_errc::duplicate_sender;
+    } else if (const auto& taken = accepted_[frame.sender()]) {
+      const bool are_whole = !frame.is_part() && !lamina::decode<float>(taken->front(), model_).is_part();
+      // The last part that was taken is one that is not expected, and so is any other but the next.
+      if (are_whole || frame.part() != taken->size() || !frame.is_part())
+        expected = are_whole ? frame_errc::duplicate_sender : frame_errc::unexpected_part;
+      else if (lamina::decode<float>(taken->back(), model_).ends_step())
+        expected = frame_errc::unexpected_part;
     } else if (!may_arrive) {
       return false;
     }
@@ -207,8 +242,8 @@ class cluster {
   }
 
   void damage(std::size_t w) {
-    bytes frame = workers_[w].frame;
-    if (frame.empty() || !lamina::checksums_available) return;
+    if (workers_[w].frames.empty() || !lamina::checksums_available) return;
+    bytes frame = workers_[w].frames[in_.below(256) % workers_[w].frames.size()];
     frame[in_.value<std::uint16_t>() % frame.size()] ^= static_cast<std::byte>(1 + in_.below(255));
     std::error_code code;
     lamina::decode<float>(frame, model_, code);
@@ -265,12 +300,14 @@ class cluster {
   void update(std::size_t present) {
     lamina::selection arrived(model_);
     tensors sum = filled(model_, 0);
-    for (const auto& frame : accepted_) {
-      if (!frame) continue;
-      const auto view = lamina::decode<float>(*frame, model_);
-      receive(sum, view, true);
-      for (std::size_t l = 0; l < model_.layers(); ++l) {
-        if (!view.is_dropped(l)) arrived.send(l);
+    for (const auto& frames : accepted_) {
+      if (!frames) continue;
+      for (const bytes& frame : *frames) {
+        const auto view = lamina::decode<float>(frame, model_);
+        receive(sum, view, true);
+        for (std::size_t l = 0; l < model_.layers(); ++l) {
+          if (!view.is_dropped(l)) arrived.send(l);
+        }
       }
     }
     check(std::ranges::equal(arrived.bitmap(), aggregator_.arrived().bitmap()), "what was sent has arrived");
@@ -297,8 +334,10 @@ class cluster {
       return reply_arrives(one);
     }
     encode_reply(one,
-                 publisher_.encode(
-                     w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; }));
+                 {publisher_
+                      .encode(
+                          w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; })
+                      .to_bytes()});
     check_published(publisher_.published(w), [&](std::size_t l) { return one.is_stale[l]; });
     if (in_.flag()) return;
     publisher_.commit(w);
@@ -306,9 +345,21 @@ class cluster {
   }
 
   void publish_to_all() {
-    const lamina::encoded_frame& frame = publisher_.encode_for_all(
-        aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; });
-    for (worker& each : workers_) encode_reply(each, frame);
+    const auto layer = [&](std::size_t l) -> const auto& {
+      return parameters_[l];
+    };
+    std::vector<bytes> frames;
+    if (in_.flag()) {
+      frames.push_back(publisher_.encode_for_all(aggregator_.step(), layer).to_bytes());
+    } else {
+      lamina::selection decided(model_);
+      while (in_.flag() && frames.size() < 4) {
+        decided.send(in_.below(model_.layers()));
+        frames.push_back(publisher_.encode_ready_for_all(aggregator_.step(), decided, layer).to_bytes());
+      }
+      frames.push_back(publisher_.encode_rest_for_all(aggregator_.step(), layer).to_bytes());
+    }
+    for (worker& each : workers_) encode_reply(each, frames);
     check_published(publisher_.published_to_all(), [&](std::size_t l) {
       return std::ranges::any_of(workers_, [&](const worker& each) { return each.is_stale[l]; });
     });
@@ -321,8 +372,8 @@ class cluster {
     if (all_arrive) publisher_.commit_all();
   }
 
-  void encode_reply(worker& one, const lamina::encoded_frame& frame) {
-    one.reply = frame.to_bytes();
+  void encode_reply(worker& one, std::vector<bytes> frames) {
+    one.reply = std::move(frames);
     one.replied = parameters_;
     one.is_stale_after.assign(model_.layers(), false);
   }
@@ -336,7 +387,13 @@ class cluster {
   }
 
   void reply_arrives(worker& one) {
-    receive(one.replica, lamina::decode<float>(one.reply, model_), false);
+    lamina::step_parts parts(model_);
+    for (const bytes& frame : one.reply) {
+      const auto view = lamina::decode<float>(frame, model_);
+      parts.add(view);
+      receive(one.replica, view, false);
+    }
+    check(parts.is_complete(), "a reply has its last part");
     one.reply.clear();
     one.is_stale = one.is_stale_after;
     check(same_tensors(one.replica, one.replied), "a replica is the server's model");
@@ -367,7 +424,8 @@ class cluster {
   std::mt19937 random_;
   lamina::layout model_;
   lamina::compressor_options options_;
-  std::vector<std::optional<bytes>> accepted_;  // in the server's step, of each worker
+  std::vector<std::optional<std::vector<bytes>>>
+      accepted_;  // in the server's step, of each worker: its frame, or parts
   lamina::gradient_aggregator<float> aggregator_;
   lamina::parameter_publisher<float> publisher_;
   lamina::frame_encoder<float> encoder_;

@@ -2,6 +2,7 @@
 // Any bytes decode to a frame or a named error; of a frame everything can be read, and means the same whichever way.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 #include "fuzz.hpp"
@@ -44,7 +45,11 @@ void read_layer(const frame_view<T>& frame, std::size_t l, std::size_t elements,
         "apply_to refuses another size");
   std::vector<T> restored = untouched;
   const bool is_restored = !throws<std::logic_error>([&] { frame.restore(l, restored); });
-  check(is_restored == (frame.kind() != lamina::frame_kind::parameters), "parameters are not restored");
+  const bool may_be_restored =
+      frame.kind() != lamina::frame_kind::parameters && !(frame.is_part() && frame.is_dropped(l));
+  check(is_restored == may_be_restored, "parameters, and what is not in a part, are not restored");
+  check(frame.is_decided(l) || (frame.is_part() && frame.is_dropped(l) && !frame.ends_step()),
+        "a layer is decided, unless a part before the last leaves it");
   check(throws<std::logic_error>([&] { frame.restore(l, std::vector<T>(elements + 1)); }),
         "restore refuses another size");
   std::size_t seen = 0;
@@ -92,14 +97,22 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
   }
   check(chosen.sent_elements() == frame.sent_elements(), "the view counts what was sent");
   lamina::frame_encoder<T> encoder(model, frame.run());
+  lamina::selection decided(model);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (frame.is_decided(l)) decided.send(l);
+  }
+  std::optional<lamina::frame_part> part;
+  if (frame.is_part()) part = lamina::frame_part{frame.part(), frame.ends_step(), &decided};
   bytes written = encoder
-                      .encode(frame.kind(), frame.step(), frame.sender(), chosen,
-                              [&](std::size_t l) { return frame.layer(l); })
+                      .encode(
+                          frame.kind(), frame.step(), frame.sender(), chosen,
+                          [&](std::size_t l) { return frame.layer(l); }, payload_type::as_is,
+                          lamina::frame_checksum::xxh3, part)
                       .to_bytes();
   bytes read(given.begin(), given.end());
   check(read.size() == written.size(), "a frame has one size");
   for (bytes* each : {&read, &written}) {  // a frame may go without a checksum
-    std::fill_n(each->begin() + 8, 4, std::byte{0});
+    (*each)[8] &= ~std::byte{lamina::detail::flag_checksum};
     std::fill_n(each->begin() + lamina::detail::checksum_offset, 8, std::byte{0});
   }
   check(read == written, "a frame is written in one way");
@@ -121,12 +134,16 @@ void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
     check(added == outcome::refused && code == frame_errc::other_run, "a run is the server's");
   } else if (frame.sender() >= 3) {
     check(added == outcome::refused && code == frame_errc::unknown_sender, "a sender is known");
+  } else if (frame.part() != 0) {
+    check(added == outcome::refused && code == frame_errc::unexpected_part, "parts come from the first on");
   } else {
     check(added == outcome::done, "a good frame is taken");
     check(outcome_of([&] { aggregator.add(frame); }, &code) == outcome::refused &&
-              code == frame_errc::duplicate_sender,
+              code == (frame.is_part() ? frame_errc::unexpected_part : frame_errc::duplicate_sender),
           "a frame is taken once");
-    aggregator.close();
+    check(throws<std::logic_error>([&] { aggregator.close(); }) != frame.ends_step(),
+          "a step is not closed over a part");
+    if (!frame.ends_step()) return;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(aggregator.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
       std::vector<T> expected(model.sizes()[l]);
@@ -168,7 +185,8 @@ void peek_at(std::span<const std::byte> given, const frame_view<T>& view, const 
   if (decoded) return;
   check(info.size_bytes == given.size() && info.element_bytes == sizeof(T) && info.kind == view.kind() &&
             info.payload == view.payload() && info.sender == view.sender() && info.run == view.run() &&
-            info.step == view.step() && info.layers == view.layers(),
+            info.step == view.step() && info.layers == view.layers() && info.is_part == view.is_part() &&
+            info.part == view.part() && info.ends_step == view.ends_step(),
         "peek says what decode says");
 }
 
@@ -195,7 +213,7 @@ void decode_and_use(input& in) {
     return;
   }
   check(view.layers() == model.layers() && view.is_of(model), "a frame is of its model");
-  check(given.size() <= lamina::largest_frame_bytes<T>(model, view.payload()),
+  check(given.size() <= lamina::largest_frame_bytes<T>(model, view.payload(), view.is_part()),
         "no frame is larger than the largest");
   input choices(given);
   for (std::size_t l = 0; l < model.layers(); ++l) read_layer(view, l, model.sizes()[l], choices);

@@ -40,6 +40,48 @@ void check_decoded(const lamina::frame_view<T>& frame, std::size_t l, const std:
   check(lamina_test::same_bits(again, frame.bytes_of(l)), "a payload depends on its layer alone");
 }
 
+// The same layers in parts: whatever is decided when, together they are the frame.
+template <class T>
+void check_parts(input& in, const lamina::frame_view<T>& whole, const lamina::layout& model,
+                 const lamina::selection& chosen, const std::vector<std::vector<T>>& values) {
+  lamina::part_encoder<T> encoder(model, whole.run());
+  lamina::step_parts parts(model);
+  lamina::selection decided(model);
+  lamina::selection come(model);
+  const auto elements = [&](std::size_t l) { return std::span<const T>(values[l]); };
+  std::vector<bytes> frames;
+  for (bool is_last = false; !is_last;) {
+    is_last = frames.size() == 4 || in.flag();
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (is_last || in.flag()) decided.send(l);
+    }
+    const auto& encoded = encoder.encode(whole.kind(), whole.step(), whole.sender(), chosen, decided, is_last,
+                                         elements, whole.payload());
+    frames.push_back(encoded.to_bytes());
+  }
+  for (std::size_t k = 0; k < frames.size(); ++k) {
+    check(frames[k] == encoder.frame(k).to_bytes(), "a part stays while others are encoded");
+    const auto view = lamina::decode<T>(frames[k], model);
+    std::error_code error;
+    if (k + 1 < frames.size()) {
+      auto gap = parts;
+      gap.add(lamina::decode<T>(frames[k + 1], model), error);
+      check(error == lamina::frame_errc::unexpected_part, "no part is left out");
+    }
+    parts.add(view);
+    parts.add(view, error);
+    check(error == lamina::frame_errc::unexpected_part, "no part is taken twice");
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      check(view.is_decided(l) == parts.is_decided(l), "what is decided is what the last part says");
+      if (view.is_dropped(l)) continue;
+      check(!come.is_sent(l), "a layer is in one part");
+      come.send(l);
+      check(lamina_test::same_bits(view.bytes_of(l), whole.bytes_of(l)), "a layer is the same in a part");
+    }
+  }
+  check(parts.is_complete() && std::ranges::equal(come.bitmap(), chosen.bitmap()), "the parts are the frame");
+}
+
 template <class T>
 void round_trip(input& in) {
   const lamina::layout model = model_of(in);
@@ -77,6 +119,8 @@ void round_trip(input& in) {
       check(view.is_dropped(l) == chosen.is_dropped(l), "a layer is there if it was selected");
       check_decoded(view, l, values[l]);
     }
+
+    check_parts(in, view, model, chosen, values);
 
     if (!lamina::checksums_available) continue;
     bytes damaged = whole;

@@ -48,15 +48,18 @@ class Row(NamedTuple):
     size: int
     fingerprint: int
     run: int
+    part: int | None = None
+    decided: str = "all"
+    place: str = "last"
 
     def layers_present(self) -> list[bool]:
         return presence(self.present, self.model)
 
 
 def rows() -> list[Row]:
-    split = [words[1:] for words in lines_of(TABLE) if words[0] == "frame"]
-    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16), int(w[11]) if len(w) > 11 else 0)
-            for w in split]
+    split = [words[1:] for words in lines_of(TABLE) if words[0] in ("frame", "part")]
+    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16), int(w[11]) if len(w) > 11 else 0,
+                *((int(w[12]), w[13], w[14]) if len(w) > 12 else ())) for w in split]
 
 
 def presence(text: str, model: str) -> list[bool]:
@@ -102,8 +105,10 @@ def flipped(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def names_for(bit: int, payload_at: int, has_checksum: bool) -> set[str]:
-    """The names of which one refuses a frame with this bit flipped; "" if it may be read."""
+    """The names of which one refuses a whole frame, with layers in it, that has this bit flipped; "" if it may be read."""
     only_checksum = "checksum_mismatch" if has_checksum else ""
+    if bit == 65:
+        return {"bad_decided"}  # it becomes a part, which has decided nothing
     fields = [(4, "bad_magic"), (6, "unsupported_version"), (7, "wrong_element_type"), (8, "unknown_kind"),
               (12, "checksum_mismatch" if bit == 64 else "nonzero_reserved"), (24, only_checksum),
               (40, "wrong_layout"), (48, "bad_payload_size"), (49, "unknown_payload_type bad_payload_size"),
@@ -139,6 +144,9 @@ class GoldenFrames(unittest.TestCase):
                              (row.kind, row.element_type, row.payload_type, row.step, row.sender, row.run), row.file)
             self.assertEqual(frame.has_checksum, row.checksum == "xxh3", row.file)
             self.assertEqual(frame.present, row.layers_present(), row.file)
+            decided = [known or size == 0 for known, size in zip(presence(row.decided, row.model), frame.model.sizes)]
+            self.assertEqual((frame.part, frame.decided, frame.is_last), (row.part, decided, row.place == "last"),
+                             row.file)
             self.check_elements(frame, row)
 
     def test_what_no_writer_writes(self) -> None:
@@ -183,12 +191,38 @@ class Damage(unittest.TestCase):
         """One frame of each payload type with a checksum, and without."""
         chosen = [row for row in rows() if row.file.startswith("mixed_gradients_float") and "_some" in row.file]
         self.assertEqual(len({(row.payload_type, row.checksum) for row in chosen}), 10)
+        self.assertTrue(all(row.part is None for row in chosen))
         for row in chosen:
             payload_at = bytes_before_payload(len(MODELS[row.model]))
             for bit, damaged in flipped(data_of(row.file)):
                 name = name_of_refusal(damaged, row)
                 if name not in names_for(bit, payload_at, row.checksum == "xxh3"):
                     self.fail(f"{row.file}, bit {bit}: {name or 'read'}")
+
+    def test_parts_that_cannot_be(self) -> None:
+        """Without a checksum, so that the field itself is looked at."""
+        rows_of_parts = [row for row in rows() if row.part is not None]
+        self.assertEqual(len(rows_of_parts), 6)
+        for row in rows_of_parts:
+            data = bytearray(data_of(row.file))
+            data[8] &= ~1
+            data[56:64] = bytes(8)
+            self.assertEqual(name_of_refusal(bytes(data), row), "", row.file)
+            beyond = bytearray(data)
+            beyond[63 + 2 * ((len(MODELS[row.model]) + 7) // 8)] ^= 0x80  # the last bit of what is decided
+            whole = bytearray(data)
+            whole[8] &= ~2
+            alone = bytearray(data)
+            alone[8] = 4
+            ended = bytearray(data)
+            ended[8] |= 4
+            self.assertEqual(name_of_refusal(bytes(alone), row), "nonzero_reserved", row.file)
+            # Without its flag: a number or "last" is left over, or else a second bitmap.
+            self.assertIn(name_of_refusal(bytes(whole), row), {"nonzero_reserved", "bad_presence"}, row.file)
+            if row.model == "mixed":  # its 9 layers leave bits over
+                self.assertEqual(name_of_refusal(bytes(beyond), row), "bad_decided", row.file)
+            if row.place == "more":
+                self.assertEqual(name_of_refusal(bytes(ended), row), "bad_decided", row.file)
 
     def test_of_another_model_or_type(self) -> None:
         for row in rows():
@@ -223,6 +257,13 @@ class Command(unittest.TestCase):
         result = self.run_on(file, f"{TABLE}:mixed")
         self.assertIn("gradients of step 43, sender 2, run 305419896\n", result.stdout)
 
+    def test_prints_a_part(self) -> None:
+        file = HERE / "frames" / "mixed_gradients_float_as_is_middle_part.lamina"
+        result = self.run_on(file, f"{TABLE}:mixed")
+        self.assertIn("gradients of step 80, sender 1\npart 1\n", result.stdout)
+        self.assertIn("  embedding: not decided yet\n", result.stdout)
+        self.assertIn("  fc.bias: in no part from here on\n", result.stdout)
+
     def test_names_the_refusal(self) -> None:
         result = self.run_on(TABLE, str(HERE.parents[1] / "benchmarks" / "models" / "resnet50.txt"))
         self.assertEqual(result.returncode, 1)
@@ -234,7 +275,8 @@ class Page(unittest.TestCase):
         """Every name that the reader gives stands in the page."""
         page = (HERE.parents[1] / "docs" / "wire-format.md").read_text(encoding="utf-8")
         reader = (HERE / "read_frame.py").read_text(encoding="utf-8")
-        names = {line.rsplit('"', 2)[1] for line in reader.splitlines() if line.strip().startswith("refuse_if(")}
+        refusing = [line for line in reader.splitlines() if "refuse_if(" in line or "bits_of(" in line]
+        names = {line.rsplit('"', 2)[1] for line in refusing if '"' in line}
         self.assertGreater(len(names), 10)
         for name in names:
             self.assertIn(f"`{name}`", page)

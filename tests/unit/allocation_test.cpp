@@ -53,6 +53,27 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   }
 }
 
+TEMPLATE_TEST_CASE("allocation: a step in parts allocates nothing after the first with as many", "", float,
+                   double) {
+  const lamina::layout model = model_of({500, 64, 0, 900, 1, 30});
+  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::int8}) {
+    lamina::gradient_compressor<TestType> compressor(
+        model, {.drop_ratio = 0, .decide = lamina::decision_timing::as_ready, .payload = payload});
+    const std::vector<TestType> gradient(900, 1);
+    for (int step = 1; step <= 4; ++step) {
+      const long count = allocations_of([&] {
+        for (std::size_t l = model.layers(); l-- > 0;) {
+          compressor.accumulate(l, std::span(gradient).first(model.sizes()[l]));
+          if (l > 0) compressor.encode_ready();
+        }
+        compressor.encode_rest();
+        compressor.commit();
+      });
+      CHECK((count == 0) == (step > 1));
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing", "", float,
                    double) {
   const lamina::layout model = model_of({5000, 64, 9000, 1});

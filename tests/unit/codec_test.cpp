@@ -340,8 +340,11 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
   for (const int number : {0, 3, 5, 255}) {
     CHECK(refused(kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_kind);
   }
-  for (const std::uint32_t number : {2U, 3U, 0x80000001U}) {
+  for (const std::uint32_t number : {4U, 5U, 8U, 0x80000001U}) {
     CHECK(refused(flags, number) == frame_errc::nonzero_reserved);
+  }
+  for (const std::uint32_t number : {2U, 3U, 6U, 7U}) {  // a part, which has decided nothing
+    CHECK(refused(flags, number) == frame_errc::bad_decided);
   }
   constexpr std::size_t payload_kind = 48;
   CHECK(refused(payload_kind, std::uint8_t{1}) == frame_errc::bad_payload_size);  // float16, of another size

@@ -170,13 +170,16 @@ TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refuse
   const lamina::layout model = model_of(sizes);
   for (const payload_type type : every_type) {
     const bytes frame = frame_of<TestType>(type);
+    // Bit 1 makes it a part, in which nothing is decided and something present; bit 2 is for a part alone.
     for (unsigned bit = 1; bit < 32; ++bit) {
       const auto flag = [&](wire_header& header) { header.flags |= 1U << bit; };
-      REQUIRE(verdict<TestType>(changed(frame, flag), model) == frame_errc::nonzero_reserved);
+      REQUIRE(verdict<TestType>(changed(frame, flag), model) ==
+              (bit == 1 ? frame_errc::bad_decided : frame_errc::nonzero_reserved));
     }
     for (unsigned bit = 0; bit < 24; ++bit) {
       const auto reserved = [&](wire_header& header) {
-        header.reserved[bit / 8] = static_cast<std::uint8_t>(1U << (bit % 8));
+        if (bit < 8) header.reserved = static_cast<std::uint8_t>(1U << bit);
+        if (bit >= 8) header.part = static_cast<std::uint16_t>(1U << (bit - 8));
       };
       REQUIRE(verdict<TestType>(changed(frame, reserved), model) == frame_errc::nonzero_reserved);
     }
@@ -333,7 +336,8 @@ TEMPLATE_TEST_CASE("peek: the first 64 bytes tell the frame's size and what it s
                                            .run = 9,
                                            .step = 77,
                                            .fingerprint = model.fingerprint(),
-                                           .layers = 4};
+                                           .layers = 4,
+                                           .ends_step = true};
       CHECK(lamina::peek(std::span(frame).first(lamina::peek_bytes)) == expected);
       CHECK(lamina::peek(frame) == expected);
       CHECK_FALSE(verdict_of_peek(frame));

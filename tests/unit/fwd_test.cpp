@@ -18,8 +18,9 @@ using declared =
           lamina::residual_accumulator<float>, lamina::gradient_compressor<float>,
           lamina::gradient_compressor<double, lamina::max_abs>, lamina::gradient_aggregator<double>,
           lamina::parameter_publisher<float>, lamina::frame_view<float>, lamina::frame_encoder<double>,
-          lamina::any_compressor, lamina::encoded_frame, lamina::frame_info, lamina::frame_errc, lamina::errc,
-          lamina::decode_error, lamina::non_finite_gradient>;
+          lamina::part_encoder<float>, lamina::step_parts, lamina::frame_part, lamina::any_compressor,
+          lamina::encoded_frame, lamina::frame_info, lamina::frame_errc, lamina::errc, lamina::decode_error,
+          lamina::non_finite_gradient>;
 
 }  // namespace
 

@@ -353,7 +353,7 @@ TEST_CASE("server: no mean before all frames are there, none of a layer that doe
   const bytes first = frame_of<float>(model, {{1}}, 0);
   const bytes second = frame_of<float>(model, {{1}}, 1);
   aggregator.add(lamina::decode<float>(first, model));
-  CHECK(contains(message_of<std::logic_error>([&] { ask(0); }), "1 of 2 frames"));
+  CHECK(contains(message_of<std::logic_error>([&] { ask(0); }), "1 of 2 senders"));
   aggregator.add(lamina::decode<float>(second, model));
   CHECK_NOTHROW(ask(0));
   CHECK_THROWS_AS(ask(1), std::out_of_range);

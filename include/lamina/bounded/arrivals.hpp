@@ -184,6 +184,7 @@ class arrivals {
     const frame_info info = peek(begin.prefix, error);
     if (error) return error;
     if (info.kind != options_.kind || begin.kind != options_.kind) return frame_errc::unexpected_kind;
+    if (info.is_part) return frame_errc::unexpected_part;
     if (info.element_bytes != grid_.element_bytes()) return frame_errc::wrong_element_type;
     if (info.payload != grid_.type()) return bounded_errc::wrong_payload_type;
     if (info.fingerprint != parts.fingerprint() || info.layers != parts.layers())

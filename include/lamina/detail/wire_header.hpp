@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -25,6 +24,9 @@ inline constexpr std::size_t payload_alignment_bytes = 64;
 inline constexpr std::uint32_t wire_magic = 0x4d414cf4;  // the bytes F4 'L' 'A' 'M'
 inline constexpr std::uint16_t wire_version = 1;
 inline constexpr std::uint32_t flag_checksum = 1;
+inline constexpr std::uint32_t flag_part = 2;       // of a step: a second bitmap follows that of the presence
+inline constexpr std::uint32_t flag_last_part = 4;  // only with flag_part
+inline constexpr std::uint32_t flags_of_version_1 = flag_checksum | flag_part | flag_last_part;
 
 template <element T>
 inline constexpr std::uint8_t element_code = sizeof(T) == 4 ? 1 : 2;
@@ -41,17 +43,23 @@ struct wire_header {
   std::uint64_t layers = 0;
   std::uint64_t payload_bytes = 0;
   std::uint8_t payload_type = 0;
-  std::array<std::uint8_t, 3> reserved{};
-  std::uint32_t run = 0;  // 0: none
+  std::uint8_t reserved = 0;
+  std::uint16_t part = 0;  // within its step and sender; 0 without flag_part
+  std::uint32_t run = 0;   // 0: none
   std::uint64_t checksum = 0;
 };
-static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, run) == 52 &&
-              offsetof(wire_header, checksum) == checksum_offset);
+static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, part) == 50 &&
+              offsetof(wire_header, run) == 52 && offsetof(wire_header, checksum) == checksum_offset);
 
-/// Presence bitmap plus the zeros that bring the payload to its alignment.
+/// A bit a layer.
 template <std::unsigned_integral Number>
-[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers) noexcept {
-  const Number bytes = layers / 8 + (layers % 8 != 0);
+[[nodiscard]] constexpr Number bitmap_bytes(Number layers) noexcept {
+  return layers / 8 + (layers % 8 != 0);
+}
+/// Presence bitmap, in a part of a step that of what is decided too, and the zeros that bring the payload to its alignment.
+template <std::unsigned_integral Number>
+[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers, bool is_part = false) noexcept {
+  const Number bytes = bitmap_bytes(layers) * (is_part ? 2 : 1);
   const Number rest = bytes % payload_alignment_bytes;
   return rest == 0 ? bytes : bytes + (payload_alignment_bytes - rest);
 }
