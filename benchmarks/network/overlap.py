@@ -90,7 +90,7 @@ class Session:
             turn, after = self.run_turn(row, cell, cluster), None
             if before is not None:
                 after = calibrate(self.given.alone, cell, cluster)
-                turn.drift, before = drift(before, after), after
+                turn.drift, turn.costs, before = drift(before, after), after, after
             turns.append(turn)
             is_steady = turn.refusal or turn.drift is None or turn.drift <= overlap_report.MOST_DRIFT
             if is_steady or len(turns) == 2 or not self.has_time_for(row, cell):

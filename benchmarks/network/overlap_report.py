@@ -18,12 +18,14 @@ TIE_SHARE = 0.02  # medians that differ by less are not told apart
 
 @dataclasses.dataclass
 class Turn:
-    """One run of a row: the steps that count, the load of the machine before it, and how far the calibrations around it differ."""
+    """One run of a row: the steps that count, the load of the machine before it, the constants of the network after it, and how far they
+    are from those before."""
 
     steps: list[dict]
     load: float
     commit: str
     drift: float | None = None
+    costs: dict | None = None
     torch: str | None = None
     refusal: str | None = None  # why there are no steps
 

@@ -36,12 +36,16 @@ class Pace:
 
     def __init__(self) -> None:
         self.interpreter_seconds = 0.0
-        self.between: list[float] = []  # of this step
+        self.between: list[float] = []  # since resume()
 
     def begin(self) -> None:
         self.spent = 0.0
         self.due = self.woke = time.monotonic()
         self.between = []
+
+    def resume(self) -> None:
+        """What has passed since the last sleep is the interpreter's."""
+        self.woke, self.between = time.monotonic(), []
 
     def spend_until(self, seconds: float, work: Callable[[], None] = lambda: None) -> None:
         taken = time.monotonic() - self.woke
@@ -87,6 +91,7 @@ class PacedNetwork(nn.Module):
         self.pace.spend_until(share * self.compute_seconds)
         for layer in reversed(self.backward_order):
             x = PacedLayer.apply(x, self.layers[layer], layer, self)
+        self.pace.resume()
         return x.sum()
 
     def gradient_of(self, layer: int) -> torch.Tensor:

@@ -52,6 +52,8 @@ def order_and_values(directory: pathlib.Path) -> None:
         seen.clear()
         before = [parameter.detach().clone() for parameter in network.parameters()]
         ddp.a_step(module, network, optimizer, recording)
+        # Of backward alone: three gradients and the end.
+        require(len(network.pace.between) == 4, f"what Python takes between layers is measured of others: {network.pace.between}")
         require(seen == [1, 2, 0], f"gradients come in the order {seen}")
         expected = recording.steps[step % 2]
         for parameter, gradient, old in zip(network.parameters(), expected, before):
@@ -60,6 +62,17 @@ def order_and_values(directory: pathlib.Path) -> None:
     # A worker beyond those recorded has the same gradients, a step later.
     require(torch.equal(paced_model.Recording(directory, 3, SHAPES).next()[1], recording.steps[1][1]), "worker 3 begins elsewhere")
     dist.destroy_process_group()
+
+
+def accounts() -> None:
+    """What others take comes on top, but for the interpreter's share."""
+    pace = paced_model.Pace()
+    for share, comes_on_top in ((0.0, True), (1e9, False)):
+        pace.interpreter_seconds = share
+        pace.begin()
+        begun = pace.due
+        pace.spend_until(0.0)
+        require((pace.due > begun) is comes_on_top, f"a share of {share} s: due {pace.due - begun} s later")
 
 
 def refusals(directory: pathlib.Path) -> None:
@@ -100,6 +113,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         write_recording(directory)
+        accounts()
         refusals(directory)
         order_and_values(directory)
         runs(directory)
