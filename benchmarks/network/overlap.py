@@ -69,8 +69,8 @@ class Session:
         if not any(rounds):
             return True
         rate = RATES[cell.rate]
-        # Short bursts: what a full bucket lets through at once must be little of a step. Queues are as long as others'.
-        queue = None if rate is None or rate > 1e9 else int(rate / 8 * QUEUE_MS / 1000)
+        # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
+        queue = None if rate is None or rate >= 1e9 else int(rate / 8 * QUEUE_MS / 1000)
         with Cluster(cell.workers, rate, queue_bytes=queue, congestion=None) as cluster:
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
