@@ -163,6 +163,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
                                              "agreed",     "--runs",    "with"};
   CHECK(refusal_of(backward) == "");
   CHECK(refusal_of(with(dense, {"--overlap", "step", "--exchange", "owners", "--bucket-bytes", "0"})) == "");
+  CHECK(refusal_of(with(backward, {"--sum-payload", "bfloat16"})) == "");
   CHECK(refusal_of(with(dropping, {"--overlap", "step", "--decide", "ahead"})) == "");
   CHECK(refusal_of(with(dropping, {"--decide", "ahead"})) == "");
   CHECK(refusal_of({"--topology", "allreduce", "--selection", "agreed", "--overlap", "backward", "--decide",
@@ -189,6 +190,11 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(dense, {"--collectives", "ring"}),
        "--collectives ring needs --overlap backward or --overlap step"},
       {with(dense, {"--bucket-bytes", "0"}), "--bucket-bytes 0 needs --overlap backward or --overlap step"},
+      {with(dense, {"--sum-payload", "bfloat16"}),
+       "--sum-payload bfloat16 needs --overlap backward or --overlap step"},
+      {with(backward, {"--sum-payload", "float16"}), "--sum-payload"},
+      {with(backward, {"--sum-payload", "bfloat16", "--collectives", "ring"}),
+       "--sum-payload bfloat16 needs --collectives pairwise, not --collectives ring"},
       {with(dense, {"--timeline", "t.json"}), "--timeline needs --overlap backward or --overlap step"},
       {with(backward, {"--butterfly", "recursive_doubling"}),
        "--butterfly needs --collectives by_type, not --collectives pairwise"},

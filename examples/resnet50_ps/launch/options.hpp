@@ -74,6 +74,7 @@ struct options {
   std::string exchange = "sums";         ///< sums or owners
   std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
   std::string butterfly = "halving_doubling";
+  std::string sum_payload = "as_is";        ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;

@@ -34,6 +34,7 @@ std::string needing_overlap(const options& given) {
   if (given.collectives != "pairwise") return "--collectives " + given.collectives;
   if (given.bucket_bytes) return fmt::format("--bucket-bytes {}", *given.bucket_bytes);
   if (given.chunk_bytes) return fmt::format("--chunk-bytes {}", *given.chunk_bytes);
+  if (given.sum_payload != "as_is") return "--sum-payload " + given.sum_payload;
   if (given.is_calibrated) return "--calibrate";
   if (!given.timeline.empty()) return "--timeline";
   return "";
@@ -80,6 +81,12 @@ void add_overlap_options(CLI::App& app, options& into) {
   app.add_option("--butterfly", into.butterfly, "of --collectives by_type")
       ->check(CLI::IsMember({"halving_doubling", "recursive_doubling"}))
       ->group(group);
+  app.add_option(
+         "--sum-payload", into.sum_payload,
+         "as what gradients travel to be summed, and sums back. What rounding takes of a gradient is lost, "
+         "but for --decide ahead, where it stays in the residual; what it takes of a sum is lost")
+      ->check(CLI::IsMember({"as_is", "bfloat16"}))
+      ->group(group);
   app.add_option("--bucket-bytes", into.bucket_bytes,
                  "layers are summed together until they have so many bytes; 0: each by itself; without it by "
                  "the costs of the network")
@@ -124,6 +131,9 @@ std::string mistake_in_overlap(const options& given) {
            " needs --transport mpi: in one process workers take turns, and nothing runs beside them";
   if (drops_layers(given) && !is_ahead)
     return overlap + " sends nothing before backward ends when --decide at_end: use --decide ahead";
+  if (given.sum_payload != "as_is" && given.collectives != "pairwise")
+    return "--sum-payload " + given.sum_payload + " needs --collectives pairwise, not --collectives " +
+           given.collectives + ", which would round on its way from worker to worker";
   if (given.chunk_bytes && *given.chunk_bytes < 4096)
     return fmt::format("--chunk-bytes {} is less than 4096", *given.chunk_bytes);
   if (given.is_calibrated && (given.checkpoint_period_steps > 0 || given.resume))
@@ -147,11 +157,12 @@ std::string describe_overlap(const options& given) {
   std::string text = given.decide == "ahead" ? "; decide ahead" : "";
   if (given.overlap == "none") return text;
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "auto"; };
-  return text +
-         fmt::format("; overlap {}, exchange {}, collectives {}, butterfly {}, buckets {}, chunks {}{}",
-                     given.overlap, given.exchange, given.collectives, given.butterfly,
-                     said(given.bucket_bytes), said(given.chunk_bytes),
-                     given.is_calibrated ? ", calibrated" : "");
+  return text + fmt::format(
+                    "; overlap {}, exchange {}, collectives {}, butterfly {}, sum payload {}, buckets {}, "
+                    "chunks {}{}",
+                    given.overlap, given.exchange, given.collectives, given.butterfly, given.sum_payload,
+                    said(given.bucket_bytes), said(given.chunk_bytes),
+                    given.is_calibrated ? ", calibrated" : "");
 }
 
 overlap_options overlap_options_of(const training& run) {
@@ -162,6 +173,7 @@ overlap_options overlap_options_of(const training& run) {
   meant.plan.bucket_bytes = given.bucket_bytes;
   if (given.chunk_bytes) meant.plan.chunk_bytes = *given.chunk_bytes;
   meant.plan.choice = choice_of(given);
+  meant.plan.payload = collectives::parse_sum_payload(given.sum_payload);
   meant.is_calibrated = given.is_calibrated;
   meant.timeout = std::chrono::seconds(2 * given.timeout_seconds);
   return meant;

@@ -54,13 +54,15 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   const bool overlaps = options.overlap != "none" && options.residual_momentum > 0;
   if (options.decide == "ahead" ? run.layer_dropping : overlaps)
     compression.decide = lamina::decision_timing::ahead;
+  // What sums round away of gradients then stays in the residual.
+  if (options.overlap != "none") compression.payload = payload_named(options.sum_payload);
   if (!run.layer_dropping) return compression;
 
   compression.drop_ratio = options.drop_ratio;
   compression.warm_up_steps = options.drop_warm_up_steps;
   compression.byte_budget = options.byte_budget;
   compression.max_age = options.max_age_steps;
-  compression.payload = payload_named(options.payload);
+  if (options.overlap == "none") compression.payload = payload_named(options.payload);
   if (options.priority == "value_times_waiting")
     compression.priority = lamina::priority_rule::value_times_waiting;
   if (options.threshold) {

@@ -304,6 +304,45 @@ TEST_CASE("overlap: every algorithm leaves the same replicas on all workers") {
   }
 }
 
+TEST_CASE("overlap: sums in 16 bits leave the same replicas, and half of what they send") {
+  settings given;
+  const diary exact = train(given);
+  const auto sent = [](const diary& run) {
+    return run.metrics.back().sent_up + run.metrics.back().sent_down;
+  };
+  for (const bool has_owners : {false, true}) {
+    overlap_options overlap;
+    overlap.reaches_forward = overlap.has_owners = has_owners;
+    INFO(text_of(overlap));
+    overlap.plan.payload = lamina::payload_type::bfloat16;
+    given.overlap = overlap;
+    const diary found = train(given);
+    require_equal_replicas(found);
+    // Parameters that owners hand round are not rounded.
+    if (rank_of_this() == 0 && ranks() > 1) REQUIRE(sent(found) < (has_owners ? 0.8 : 0.55) * sent(exact));
+    // One worker sends nothing and rounds nothing.
+    REQUIRE(same_bits(found.parameters.front(), exact.parameters.front()) == (ranks() == 1));
+    for (std::size_t i = 0; i < found.at_end.size(); ++i)
+      REQUIRE(found.at_end[i] == Approx(exact.at_end[i]).epsilon(0.1).margin(0.05));
+  }
+}
+
+// Everything is sent: in the first step the residual is empty, and from then on it has what sums have rounded away.
+TEST_CASE("overlap: what is rounded away stays in the residual where layers are chosen ahead") {
+  if (ranks() == 1) return;
+  settings given;
+  given.overlap.plan.payload = lamina::payload_type::bfloat16;
+  const diary lost = train(given);
+  given.compression.decide = lamina::decision_timing::ahead;
+  const diary forgotten = train(given);  // the compressor is not told
+  given.compression.payload = lamina::payload_type::bfloat16;
+  const diary kept = train(given);
+  require_equal_replicas(kept);
+  REQUIRE(same_bits(forgotten.at_end, lost.at_end));
+  REQUIRE(same_bits(kept.parameters.front(), lost.parameters.front()));
+  REQUIRE_FALSE(same_bits(kept.at_end, lost.at_end));
+}
+
 TEST_CASE("overlap: a checkpoint after any step holds what one holds of sums after the backward pass") {
   settings given;
   given.compression.drop_ratio = 0.7;
