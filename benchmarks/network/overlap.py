@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alone-program", dest="alone", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
-        given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, 5
+        given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, min(given.steps, 5)
     if given.rows is None:
         given.rows = QUICK_ROWS if given.quick else BY_RATIO if given.ratios else FIRST_TABLE
     if given.program and not given.alone:
