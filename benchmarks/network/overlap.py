@@ -74,6 +74,8 @@ class Session:
         with Cluster(cell.workers, rate, queue_bytes=queue, congestion=None) as cluster:
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
+                if self.missing(cell, name) == 0:  # it was refused in this session
+                    continue
                 if not self.has_time_for(ROWS[name], cell):
                     print("The minutes are over; the same command goes on where this one ends.", flush=True)
                     return False
