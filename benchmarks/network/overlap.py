@@ -74,6 +74,8 @@ class Session:
         with Cluster(cell.workers, rate, queue_bytes=queue, congestion=None) as cluster:
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
+                if self.missing(cell, name) == 0:  # it was refused in this session
+                    continue
                 if not self.has_time_for(ROWS[name], cell):
                     print("The minutes are over; the same command goes on where this one ends.", flush=True)
                     return False
@@ -133,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alone-program", dest="alone", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
-        given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, 5
+        given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, min(given.steps, 5)
     if given.rows is None:
         given.rows = QUICK_ROWS if given.quick else BY_RATIO if given.ratios else FIRST_TABLE
     if given.program and not given.alone:

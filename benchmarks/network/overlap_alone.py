@@ -10,7 +10,7 @@ import time
 
 import torch_ranks
 from cluster import Cluster
-from overlap_runs import HERE, LONGEST_RUN_SECONDS, python_with_torch
+from overlap_runs import HERE, LONGEST_RUN_SECONDS, mpirun, python_with_torch
 from settings import RATES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,10 +27,7 @@ def _lines(text: str) -> list[dict]:
 
 
 def _over_mpi(program: str, cluster: Cluster, options: list[str], mca: list[str]) -> list[dict]:
-    # Where there are fewer cores than ranks a call that blocks would spin in the way of the others.
-    if cluster.machines > os.cpu_count():
-        mca = [*mca, "--mca", "mpi_yield_when_idle", "1"]
-    return _lines(cluster.mpirun(list(range(cluster.machines)), [*mca, program, *options], LONGEST_RUN_SECONDS).stdout)
+    return _lines(mpirun(cluster, list(range(cluster.machines)), [*mca, program, *options]))
 
 
 def _over_gloo(python: str, cluster: Cluster, options: list[str]) -> list[dict]:

@@ -2,6 +2,7 @@
 """Runs one row of the experiment on overlap, once, over a cluster that is there."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def run_seconds(row: Row, cell: Cell, steps: int) -> float:
     return 5 + (WARM_UP_STEPS + steps_of(row, cell, steps)) * row.step_seconds(cell)
 
 
+def mpirun(cluster: Cluster, machines: list[int], program: list[str], seconds: float = LONGEST_RUN_SECONDS) -> str:
+    """What the program says. Where there are fewer cores than ranks a call of MPI that blocks would spin in the way of the others."""
+    yielding = ["--mca", "mpi_yield_when_idle", "1"] if len(machines) > os.cpu_count() else []
+    return cluster.mpirun(machines, [*yielding, *program], seconds).stdout
+
+
 def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int, recording: pathlib.Path,
                 more: list[str]) -> list[dict]:
     """The steps that count."""
@@ -53,7 +60,7 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
                "--by-layer", "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6",
                "--classes", str(MODEL_CLASSES), *more]
     with tempfile.TemporaryDirectory() as directory:
-        cluster.mpirun(machines, [program, *options, "--output", directory], LONGEST_RUN_SECONDS)
+        mpirun(cluster, machines, [program, *options, "--output", directory])
         lines = (pathlib.Path(directory) / row.directory / "metrics.jsonl").read_text().splitlines()
     found = [line for line in map(json.loads, lines) if "step" in line][WARM_UP_STEPS:]
     kept = ("total_seconds", "exposed_seconds", "hidden_seconds", "predicted_exposed_seconds")
@@ -90,8 +97,7 @@ def python_with_torch(wanted: str | None) -> str | None:
 
 def calibrate(alone: str, cell: Cell, cluster: Cluster) -> dict:
     """The constants of the network as lamina::collectives::calibrate() measures them now: alpha, beta_one_way, beta_both_ways, gamma."""
-    said = cluster.mpirun(list(range(cell.workers)), [alone, "calibrate"], 120).stdout
-    return json.loads(said.splitlines()[-1])
+    return json.loads(mpirun(cluster, list(range(cell.workers)), [alone, "calibrate"], 120).splitlines()[-1])
 
 
 def drift(before: dict, after: dict) -> float:

@@ -102,7 +102,8 @@ def runs(directory: pathlib.Path) -> None:
     for step in found["steps"]:
         require(step["total_seconds"] > step["exposed_seconds"] >= 0 and step["sent_bytes"] > 0, f"{step}")
     try:
-        torch_ranks.run(2, "127.0.0.1", "lo", lambda rank: [sys.executable, "-c", f"import sys, time; {rank} or time.sleep(60); sys.exit('rank fell')"], 60)
+        # Rank 0 would wait for long: it must not outlive the call.
+        torch_ranks.run(2, "127.0.0.1", "lo", lambda rank: ["sh", "-c", f"[ {rank} = 0 ] && exec sleep 60; echo rank fell; exit 1"], 60)
     except RuntimeError as error:
         require(str(error) == "rank 1 ended with status 1: rank fell", f"a rank that fails is not heard of: {error}")
     else:
