@@ -4,6 +4,7 @@
 #include <torch/nn/modules/activation.h>
 
 #include <chrono>
+#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <thread>
 
@@ -14,6 +15,7 @@ namespace resnet50_ps {
 namespace {
 
 using lamina::collectives::gated;
+using lamina::collectives::gathered_linear;
 
 const lamina::collectives::gate open_gate;
 
@@ -24,9 +26,9 @@ class tiny_network_impl : public torch::nn::Module {
                                             open_gate, torch::nn::Conv2dOptions(3, 16, 3).bias(false)))),
         bn1_(register_module("bn1", gated<batch_norm_impl>(open_gate, 16))),
         hidden_(register_module("hidden", torch::nn::Sequential())),
-        fc_(register_module("fc", gated<torch::nn::LinearImpl>(open_gate, 64, classes))) {
+        fc_(register_module("fc", gathered_linear(open_gate, 64, classes))) {
     for (int layer = 0; layer < 8; ++layer) {
-      hidden_->push_back(gated<torch::nn::LinearImpl>(open_gate, 64, 64));
+      hidden_->push_back(gathered_linear(open_gate, 64, 64));
       hidden_->push_back(torch::nn::ReLU());
     }
   }
@@ -41,14 +43,14 @@ class tiny_network_impl : public torch::nn::Module {
   gated<torch::nn::Conv2dImpl> conv1_;
   gated<batch_norm_impl> bn1_;
   torch::nn::Sequential hidden_;
-  gated<torch::nn::LinearImpl> fc_;
+  gathered_linear fc_;
 };
 
 TORCH_MODULE_IMPL(tiny_network, tiny_network_impl);
 
 }  // namespace
 
-torch::nn::AnyModule make_network(model_options options) {
+torch::nn::AnyModule make_network(const std::string&, model_options options) {
   return torch::nn::AnyModule(tiny_network(options.classes));
 }
 

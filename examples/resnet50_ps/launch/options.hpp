@@ -16,6 +16,7 @@ namespace resnet50_ps {
 struct options {
   // Data and network.
   std::string data = "synthetic";
+  std::string network = "resnet50";  ///< resnet50 or vgg16
   std::int64_t image_size_pixels = 0;
   bool small_stem = false;
   std::int64_t classes = 0;  ///< of the network; 0: those of the data

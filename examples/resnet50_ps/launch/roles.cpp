@@ -19,8 +19,8 @@
 #include "loops/local_updates.hpp"
 #include "loops/node.hpp"
 #include "loops/overlapped.hpp"
+#include "model/model_file.hpp"
 #include "model/passes.hpp"
-#include "model/resnet50.hpp"
 #include "records/trace_file.hpp"
 #include "state/saved_run.hpp"
 

@@ -143,8 +143,9 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
   const resnet50_ps::options& options = run.options;
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "none"; };
   const bool steps_count = options.schedule.starts_with("cosine");
-  return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; ", model.fingerprint(),
-                     options.data, options.image_size_pixels, options.batch_images, options.seed) +
+  return fmt::format("network {}, model {:016x}; data {} at {} pixels; batch {}; seed {}; ", options.network,
+                     model.fingerprint(), options.data, options.image_size_pixels, options.batch_images,
+                     options.seed) +
          fmt::format(
              "drop ratio {}, warm-up {}, refresh {}, threshold {}, budget {}, selection {}, max age {}; ",
              options.drop_ratio, options.drop_warm_up_steps, options.refresh_steps, said(options.threshold),
