@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Linked into the program in place of ResNet-50 where a test kills, stops and resumes it: a step takes a while, as that of a
+// Linked into the program in place of ResNet-50 where a test kills, stops and resumes it, or has it fail as planned: a step takes a while, as that of a
 // large network does, and no processor.
 #include <torch/nn/modules/activation.h>
 
 #include <chrono>
 #include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
-#include <thread>
 
 #include "model/batch_norm.hpp"
 #include "model/network.hpp"
+#include "planned_fault.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -34,8 +34,12 @@ class tiny_network_impl : public torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor images) {
-    if (is_training()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    const torch::Tensor features = bn1_(conv1_(images)).relu_();
+    constexpr std::chrono::milliseconds sleeps(200);
+    if (is_training()) fault_.forward(sleeps);
+    const torch::Tensor first = conv1_(images);
+    if (first.requires_grad())
+      first.register_hook([this, sleeps](const torch::Tensor&) { fault_.backward(sleeps); });
+    const torch::Tensor features = bn1_(first).relu_();
     return fc_(hidden_->forward(torch::adaptive_avg_pool2d(features, {2, 2}).flatten(1)));
   }
 
@@ -44,6 +48,7 @@ class tiny_network_impl : public torch::nn::Module {
   gated<batch_norm_impl> bn1_;
   torch::nn::Sequential hidden_;
   gathered_linear fc_;
+  planned_fault fault_;
 };
 
 TORCH_MODULE_IMPL(tiny_network, tiny_network_impl);

@@ -277,6 +277,12 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
                "residuals")
       ->needs(resume)
       ->group(run);
+  app.add_flag(
+         "--change-exchange", options.changes_exchange,
+         "with --resume: take up a checkpoint whose workers exchanged gradients in another way, by another "
+         "--topology, --overlap, --exchange, --collectives, --fc-exchange or plan")
+      ->needs(resume)
+      ->group(run);
   app.add_flag("--degraded", options.degraded,
                "go on without workers that are lost, at a mean over those that are left; see --timeout")
       ->group(run);

@@ -78,7 +78,11 @@ struct options {
   std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;
-  std::string timeline;  ///< file; empty: none is written
+  std::string gathers = "after_backward";  ///< after_backward or interleaved, of owners
+  std::string fc_exchange = "gradients";   ///< gradients, activations or by_cost
+  std::string progress_by = "thread";      ///< thread or hooks
+  std::string plan;                        ///< file of an earlier run; empty: the plan is made
+  std::string timeline;                    ///< file; empty: none is written
 
   // Local updates.
   std::string updates = "gradients";  ///< gradients or local
@@ -95,6 +99,7 @@ struct options {
   std::uint64_t checkpoint_period_steps = 0;  ///< 0: no checkpoints
   bool resume = false;
   bool merge_residuals = false;
+  bool changes_exchange = false;
   bool degraded = false;
   std::uint64_t interval = 15;
   std::size_t progress_columns = 0;

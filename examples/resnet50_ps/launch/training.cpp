@@ -212,6 +212,12 @@ void check_training(const training& run, bool is_worker) {
       fmt::format("--classes {} are too few: the data has {}", options.classes, run.data.train->classes()));
   refuse_if(options.device == "cuda" && is_worker && !torch::cuda::is_available(),
             "--device cuda: this libtorch finds no CUDA device; use --device cpu");
+  refuse_if(options.changes_exchange && options.topology == "hybrid",
+            "--change-exchange needs workers that keep their own residuals: not --topology hybrid");
+  refuse_if(options.changes_exchange && options.merge_residuals,
+            "--change-exchange needs the same workers: not --merge-residuals");
+  refuse_if(options.changes_exchange && options.updates == "local",
+            "--change-exchange needs --updates gradients, not --updates local");
   refuse_if(options.merge_residuals && options.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
   if (may_lose(options)) {
