@@ -139,6 +139,12 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
         const auto own = std::ranges::count_if(each.updated[l], [](int count) { return count > 0; });
         REQUIRE(static_cast<std::size_t>(own) <= (model.sizes()[l] + ranks - 1) / ranks);
       }
+      // And the plan says who it is.
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const collectives::element_range own = plan.owned_by(r, l);
+        for (std::size_t i = own.begin; i < own.end; ++i)
+          REQUIRE(replicas[r].updated[l][i] == steps_of[l][i]);
+      }
     }
   }
   CHECK(chunked > 20);

@@ -257,7 +257,7 @@ TEST_CASE("plan: an order of owners that cannot be is refused") {
         [&] { plan::load(with_checksum(replaced(good, "owners 0 0 1 1 2 2", order)), model, 2); });
   };
   CHECK(load_error("owners 0 1 0 1 2 2") == "(no exception)");
-  CHECK(contains(load_error("owners 0 2 2 1 1 0"), "bucket 2 where it cannot be"));  // summed before bucket 1
+  CHECK(contains(load_error("owners 0 0 2 1 1 2"), "bucket 2 where it cannot be"));  // summed before bucket 1
   CHECK(contains(load_error("owners 0 0 0 1 1 2 2"), "bucket 0 where it cannot be"));  // round twice
   CHECK(contains(load_error("owners 0 0 1 1 2 2 3"), "bucket 3 where it cannot be"));
   CHECK(contains(load_error("owners 0 0 1 2 2"), "lacks bucket 1"));

@@ -19,9 +19,10 @@
 #include "loops/local_updates.hpp"
 #include "loops/node.hpp"
 #include "loops/overlapped.hpp"
+#include "model/model_file.hpp"
 #include "model/passes.hpp"
-#include "model/resnet50.hpp"
 #include "records/trace_file.hpp"
+#include "state/plan_file.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -152,6 +153,15 @@ void train_as_worker(transport& ranks, const training& run, replica& local) {
   lead_node(link, node_link, local, tasks, options);
 }
 
+// Of worker 0: the plan that the run begins with, if it is given one, and where its own is kept.
+void add_plan_files(const training& run, overlap_options& overlap) {
+  const std::string& given = run.options.plan;
+  if (!given.empty()) overlap.earlier_plan = read_plan(given);
+  overlap.earlier_plan_is_from = given.empty() ? "the checkpoint" : given;
+  if (const std::string directory = directory_of(run); !directory.empty())
+    overlap.planned = [directory](const lamina::collectives::plan& made) { write_plan(directory, made); };
+}
+
 run_result train_without_server(transport& ranks, const training& run, replica& local) {
   const bool keeps_records = ranks.rank() == 0;
   server_state from = keeps_records && run.options.resume ? load_checkpoint(run, local) : server_state();
@@ -178,6 +188,7 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
     const trace_file trace(run.options.timeline, group.worker(), local.model());
     overlap_options overlap = overlap_options_of(run);
     overlap.record = trace.events();
+    if (keeps_records) add_plan_files(run, overlap);
     lamina::collectives::mpi_channel channel(run.communicator,
                                              [&](std::size_t rank) { return run.topology.name_of(rank); });
     train_overlapped(group, channel, local, part.tasks(ranks), working, serving, overlap, recording,

@@ -14,7 +14,9 @@
 #include "data/batches.hpp"
 #include "launch/local_updates.hpp"
 #include "launch/overlap.hpp"
+#include "model/model_file.hpp"
 #include "model/network.hpp"
+#include "model/vgg.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -95,7 +97,7 @@ replica make_replica(const training& run, bool is_worker) {
   torch::manual_seed(run.options.seed);
   const model_options network{run.options.classes > 0 ? run.options.classes : run.data.train->classes(),
                               run.options.small_stem ? stem::small : stem::standard};
-  torch::nn::AnyModule made = make_network(network);
+  torch::nn::AnyModule made = make_network(run.options.network, network);
   if (!run.options.load.empty()) load_model(*made.ptr(), run.options.load);
   return replica{made, run.options.part_elements, is_worker ? device_of(run) : torch::Device(torch::kCPU)};
 }
@@ -202,11 +204,22 @@ void check_training(const training& run, bool is_worker) {
             "--save needs --runs with or without: it keeps one model");
   refuse_if(!options.load.empty() && options.resume,
             "--load begins a run, --resume goes on with one: give one");
+  refuse_if(options.small_stem && options.network != "resnet50",
+            "--small-stem needs --network resnet50, not --network " + options.network);
+  refuse_if(options.network == "vgg16" && run.data.train->image_size_pixels() < vgg16_least_pixels,
+            fmt::format("--network vgg16 needs images of at least {} pixels a side, not {}",
+                        vgg16_least_pixels, run.data.train->image_size_pixels()));
   refuse_if(
       options.classes > 0 && options.classes < run.data.train->classes(),
       fmt::format("--classes {} are too few: the data has {}", options.classes, run.data.train->classes()));
   refuse_if(options.device == "cuda" && is_worker && !torch::cuda::is_available(),
             "--device cuda: this libtorch finds no CUDA device; use --device cpu");
+  refuse_if(options.changes_exchange && options.topology == "hybrid",
+            "--change-exchange needs workers that keep their own residuals: not --topology hybrid");
+  refuse_if(options.changes_exchange && options.merge_residuals,
+            "--change-exchange needs the same workers: not --merge-residuals");
+  refuse_if(options.changes_exchange && options.updates == "local",
+            "--change-exchange needs --updates gradients, not --updates local");
   refuse_if(options.merge_residuals && options.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
   if (may_lose(options)) {

@@ -109,14 +109,6 @@ beginning begin_alike(worker_group& group, replica& local, server_state from) {
   return {std::move(parts[1]), std::move(parts[2])};
 }
 
-void begin_together(worker_group& group, replica& local, sgd& optimizer,
-                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                    server_state from) {
-  const beginning begun = begin_alike(group, local, std::move(from));
-  if (!begun.optimizer.empty()) take_up(begun.optimizer, optimizer);
-  if (!begun.own.empty()) load_state(begun.own, compressor, tasks);
-}
-
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from) {
@@ -127,7 +119,9 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
   kept_layers kept(group, local, optimizer);
   step_log log(model, records.records, group.clock());
 
-  begin_together(group, local, optimizer, &compressor, tasks, std::move(from));
+  const beginning begun = begin_alike(group, local, std::move(from));
+  if (!begun.optimizer.empty()) take_up(begun.optimizer, optimizer);
+  if (!begun.own.empty()) load_state(begun.own, &compressor, tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     step_report report = examine(local, step, plan, tasks, group.clock(),
                                  [&](std::span<double> statistics) { group.average(statistics); });
@@ -162,9 +156,9 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
 }
 
 void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
-                   std::vector<std::byte> own, const server_tasks& records) {
+                   std::vector<std::byte> own, const server_tasks& records, std::string plan) {
   const std::vector<message> states = group.gather(message_kind::state, payload(std::move(own)));
-  server_state state{.step = step, .optimizer = std::move(optimizer), .workers = {}};
+  server_state state{.step = step, .optimizer = std::move(optimizer), .workers = {}, .plan = std::move(plan)};
   for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
   if (records.save) records.save(state);
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
@@ -26,13 +28,9 @@ struct beginning {
 };
 /// All begin with the parameters of worker 0, which gives each what the state has of it.
 beginning begin_alike(worker_group& group, replica& local, server_state from);
-/// The same with an optimizer that all have alike. Without a compressor a worker's own state is that of the tasks alone.
-void begin_together(worker_group& group, replica& local, sgd& optimizer,
-                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                    server_state from);
 /// A checkpoint after `step`, which worker 0 keeps, of what all have alike and of each one's own.
 void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
-                   std::vector<std::byte> own, const server_tasks& records);
+                   std::vector<std::byte> own, const server_tasks& records, std::string plan = {});
 
 /// Worker 0 tells the log what all of them report of `step`, in which so many bytes moved each way through each of them, and
 /// that the replicas are the same. All call it, at the step's end.
