@@ -339,10 +339,7 @@ class gradient_compressor {
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
     check_encoded();
-    std::size_t segment = 0;
-    for (const std::size_t part : chosen().sent()) take_out(part, ++segment);
-    decider_.selector().commit(step());
-    intake_.set_phase(detail::step_phase::committed);
+    commit_parts([this](std::size_t part, std::size_t segment) { take_out(part, segment); });
   }
 
   /// It has reached its receiver in part: takes out of residual and velocity what has arrived. What was lost stays, and is sent
@@ -362,24 +359,14 @@ class gradient_compressor {
     detail::check_delivery("commit", arrived, chosen(),
                            is_sent_exactly() ? payload_type::as_is : options_.payload);
     if (arrived.is_complete()) return commit();
-    std::size_t segment = 0;
-    for (const std::size_t part : chosen().sent()) {
-      ++segment;
-      const std::size_t lost = arrived.lost_chunks(part);
-      if (lost == 0) {
-        take_out(part, segment);
-      } else if (lost < arrived.chunks(part)) {
-        arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
-          if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
-          intake_.residual().subtract(part, options_.payload, payload_of_segment(segment), begin, end);
-        });
-        intake_.set_sent(part);
-      } else {
-        decider_.take_back(intake_, part);
-      }
-    }
-    decider_.selector().commit(step(), arrived);
-    intake_.set_phase(detail::step_phase::committed);
+    commit_parts(
+        [&](std::size_t part, std::size_t segment) {
+          const std::size_t lost = arrived.lost_chunks(part);
+          if (lost == 0) return take_out(part, segment);
+          if (lost == arrived.chunks(part)) return decider_.take_back(intake_, part);
+          take_out(part, segment, arrived);
+        },
+        arrived);
   }
 
   /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
@@ -494,12 +481,27 @@ class gradient_compressor {
   const std::byte* payload_of_segment(std::size_t segment) const noexcept {
     return encoder_.frame().segments()[segment].data();
   }
+  // Calls `take(part, segment)` for each part that was sent, and ends the step.
+  template <class Take, class... Arrived>
+  void commit_parts(const Take& take, const Arrived&... arrived) {
+    std::size_t segment = 0;
+    for (const std::size_t part : chosen().sent()) take(part, ++segment);
+    decider_.selector().commit(step(), arrived...);
+    intake_.set_phase(detail::step_phase::committed);
+  }
   void take_out(std::size_t part, std::size_t segment) {
     if (is_sent_exactly()) {
       intake_.residual().clear(part);
     } else {
       intake_.residual().subtract(part, options_.payload, payload_of_segment(segment));
     }
+    intake_.set_sent(part);
+  }
+  void take_out(std::size_t part, std::size_t segment, const delivery& arrived) {
+    arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
+      if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
+      intake_.residual().subtract(part, options_.payload, payload_of_segment(segment), begin, end);
+    });
     intake_.set_sent(part);
   }
 
