@@ -348,8 +348,8 @@ class gradient_compressor {
   ///
   /// A budget is charged for all that was chosen, which has used the network. A part of which something has arrived was sent,
   /// for max_age; one of which nothing has keeps its age, its place in the queue of a budget as_ready, and its value in
-  /// predicted_values(). Ages are then this worker's own: where all are to choose the same parts by agreed values, all need the
-  /// same delivery, or max_age = 0.
+  /// predicted_values(). Ages are then this worker's own: where all are to choose the same parts by agreed values, all need to have
+  /// delivered something of the same parts, or max_age = 0.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
   /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what has arrived of parts that
