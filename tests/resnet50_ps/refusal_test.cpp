@@ -67,6 +67,10 @@ TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--loss-bound-down", "0.1",
                     "--loss-bound-warm-up", "5", "--inject-loss", "0.7", "--stop", "on-probe"}) == "");
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "hybrid"}) == "");
+  CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "allreduce", "--payload",
+                    "int8", "--max-age", "5"}) == "");
+  CHECK(refusal_of({"--transport", "udp", "--loss-bound", "0.1", "--topology", "allreduce", "--updates",
+                    "local"}) == "");
   CHECK(refusal_of({"--transport", "udp", "--loss-bound", "0.1", "--loss-bound-down", "0.1", "--inject-loss",
                     "0.2", "--link-rate", "1000000000", "--mtu", "1400", "--interface", "127.0.0.1",
                     "--degraded", "--runs", "with"}) == "");
@@ -107,7 +111,6 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--topology", "allreduce", "--selection", "local"}, "--topology allreduce needs --selection agreed"},
       {{"--topology", "allreduce", "--selection", "agreed", "--mode", "async"},
        "--mode async needs a server"},
-      {{"--topology", "allreduce", "--selection", "agreed", "--payload", "int8"}, "it needs --payload as_is"},
       {{"--topology", "mpi_allreduce", "--runs", "both"}, "it needs --runs without"},
       {{"--topology", "mpi_allreduce", "--mode", "async"}, "--mode async needs a server"},
       {{"--topology", "mpi_allreduce", "--transport", "inprocess"}, "needs --transport mpi"},
@@ -127,13 +130,18 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--loss-bound", "0.1"}, "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound-down", "0.1"}, "--loss-bound-down needs --transport inprocess"},
       {{"--inject-loss", "0.1"}, "--inject-loss needs --transport inprocess"},
-      {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--selection",
-        "agreed"},
-       "--loss-bound needs a server: not --topology allreduce"},
+      {{"--loss-bound-down", "0.1", "--transport", "inprocess", "--topology", "allreduce"},
+       "--loss-bound-down needs a server: a sum that only some have would part the replicas of --topology "
+       "allreduce"},
+      {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--overlap", "backward",
+        "--runs", "without"},
+       "--overlap backward needs --transport mpi"},
+      {{"--loss-bound", "0.1", "--topology", "mpi_allreduce"},
+       "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--degraded", "--runs", "with"},
        "--loss-bound needs workers that all stay in one process: not --degraded"},
-      {{"--transport", "udp", "--topology", "allreduce", "--selection", "agreed"},
-       "--transport udp needs a server: not --topology allreduce"},
+      {{"--transport", "udp", "--topology", "mpi_allreduce"},
+       "--topology mpi_allreduce needs --transport mpi"},
       {{"--transport", "udp", "--runs", "all"}, "--runs all needs --transport mpi"},
       {{"--transport", "udp", "--loss-bound-down", "0.1", "--topology", "hybrid"},
        "--loss-bound-down needs workers that hear the server themselves"},
@@ -229,7 +237,8 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
        "--plan has what --gathers says"},
       {with(backward, {"--plan", "plan.txt", "--output", "o", "--resume"}),
        "--plan begins a run, --resume goes on by the plan of its checkpoint"},
-      {with(backward, {"--payload", "int8"}), "it needs --payload as_is"},
+      {with(backward, {"--payload", "int8"}),
+       "--overlap backward adds numbers up on the way: it needs --payload as_is"},
   });
   CHECK(refusal_of(with(backward, {"--exchange", "owners", "--gathers", "interleaved", "--fc-exchange",
                                    "activations", "--progress-by", "hooks", "--calibrate", "--output", "o",

@@ -195,7 +195,9 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
                      std::move(from));
     trace.write();
   }
-  return kept ? kept->log.result() : run_result();
+  if (!kept) return {};
+  kept->log.record_counters(ranks.counters());
+  return kept->log.result();
 }
 
 run_result play(transport& ranks, const training& run, replica& local) {

@@ -185,11 +185,10 @@ void check_training(const training& run, bool is_worker) {
     refuse_if(options.transport != "mpi", what + " needs --transport mpi");
     refuse_if(options.checkpoint_period_steps > 0 || options.resume, what + " makes no checkpoints");
   }
-  const bool is_agreed_allreduce = options.topology == "allreduce";
-  refuse_if(is_agreed_allreduce && options.selection != "agreed",
+  refuse_if(options.topology == "allreduce" && options.selection != "agreed",
             "--topology allreduce needs --selection agreed: all must send the same layers");
-  refuse_if(is_agreed_allreduce && options.updates == "gradients" && options.payload != "as_is",
-            "--topology allreduce adds numbers up on the way: it needs --payload as_is, or --updates local");
+  refuse_if(options.overlap != "none" && options.payload != "as_is",
+            "--overlap " + options.overlap + " adds numbers up on the way: it needs --payload as_is");
   refuse_if(options.workers_per_node && options.topology != "hybrid",
             "--workers-per-node needs --topology hybrid");
   refuse_if(options.degraded && (options.topology != "ps" || options.mode == "async"),
@@ -228,14 +227,15 @@ void check_training(const training& run, bool is_worker) {
                                                            : "--inject-loss";
     refuse_if(options.transport == "mpi",
               what + " needs --transport inprocess or udp: over MPI nothing can be lost");
-    refuse_if(!needs_server(options), what + " needs a server: not --topology " + options.topology);
     refuse_if(options.degraded && options.transport == "inprocess",
               what + " needs workers that all stay in one process: not --degraded");
   }
   refuse_if(options.loss_bound_down > 0 && options.topology == "hybrid",
             "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid");
-  refuse_if(options.transport == "udp" && !needs_server(options),
-            "--transport udp needs a server: not --topology " + options.topology);
+  refuse_if(
+      options.loss_bound_down > 0 && !needs_server(options),
+      "--loss-bound-down needs a server: a sum that only some have would part the replicas of --topology " +
+          options.topology);
   const resnet50_ps::options usual;
   for (const auto& [is_given, name] : {
            std::pair(!options.interfaces.empty(), "--interface"),

@@ -154,7 +154,7 @@ class overlapped_training {
     }
     log_.overlapped(exchange_.metrics());
     // Half of what a worker sends are sums on their way to where they are made.
-    log_step(group_, report, step, exchange_.sent_bytes() / 2, log_);
+    log_step(group_, report, step, {.moved_bytes = exchange_.sent_bytes() / 2}, log_);
     log_.finish_step(step, server_.learning_rate.at(step), compressor_ ? compressor_->chosen() : all);
     if (!plan_.makes_checkpoint_after(step)) return;
     save_together(group_, step, exchange_.gather_optimizer(),
