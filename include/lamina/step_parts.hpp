@@ -57,8 +57,8 @@ class step_parts {
   [[nodiscard]] std::error_code refusal_of(const frame_view<T>& frame) const noexcept {
     if (!frame.is_of(decided_.model())) return errc::other_layout;
     if (!frame.is_part() && was_whole_) return frame_errc::duplicate_sender;
-    if (is_complete_ || frame.part() != count_ || (!frame.is_part() && count_ > 0))
-      return frame_errc::unexpected_part;
+    if (is_complete_ || frame.part() != count_)
+      return frame_errc::unexpected_part;  // a whole frame is part 0
     for (const std::size_t l : decided_.sent()) {
       if (!frame.is_dropped(l)) return frame_errc::duplicate_layer;
       if (!frame.is_decided(l)) return frame_errc::bad_decided;

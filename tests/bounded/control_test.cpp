@@ -274,7 +274,8 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, prefix + 6, std::uint8_t{3})) == frame_errc::wrong_element_type);
   CHECK(opened(with(good, prefix + 7, std::uint8_t{3})) == frame_errc::unknown_kind);
   CHECK(opened(with(good, prefix + 7, std::uint8_t{2})) == frame_errc::unexpected_kind);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{2})) == frame_errc::nonzero_reserved);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == frame_errc::nonzero_reserved);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{2})) == frame_errc::unexpected_part);  // of a step
   CHECK(opened(with(good, prefix + 8, std::uint32_t{1})) == bounded_errc::has_checksum);
   CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == frame_errc::wrong_layout);
   CHECK(opened(with(good, prefix + 32, std::uint64_t{5})) == frame_errc::wrong_layout);

@@ -673,6 +673,9 @@ TEST_CASE("parts: a whole frame after parts holds all of them, and what is lost 
       if (step == 0) each.encode_rest();
       other.accumulate_all(gradients);
       CHECK(each.encode().to_bytes() == other.encode().to_bytes());
+      const bytes again = each.encode_rest().to_bytes();  // from the beginning, too
+      CHECK(lamina::decode<float>(again, model).part() == 0);
+      CHECK(lamina::decode<float>(again, model).sent_elements() == model.elements());
       if (step == 1) {
         each.commit();
         other.commit();
