@@ -53,6 +53,7 @@ TEST_CASE("overlap: a checkpoint after any step holds what one holds of sums aft
     // Of two numbers there is one sum, and by a ring the second worker owns what the first does else.
     const auto how = ranks() == 2 ? collectives::algorithm::ring : collectives::algorithm::pairwise;
     given.overlap.plan.choice = collectives::algorithm_choice::always(how);
+    given.overlap.plan.bucket_bytes = 0;
     const diary found = train(given);
     REQUIRE(found.saved.size() == expected.saved.size());
     for (std::size_t i = 0; i < found.saved.size() && rank_of_this() == 0; ++i) {  // who keeps them
@@ -64,16 +65,15 @@ TEST_CASE("overlap: a checkpoint after any step holds what one holds of sums aft
       REQUIRE(expected.saved[i].plan.empty());
     }
     // A run that goes on from one of them, or from one of the other kind, is the one that was not interrupted.
+    // The first by the plan of its checkpoint, whatever the options would make.
+    given.overlap.plan.bucket_bytes = 1 << 20;
     const diary rest = resumed(given, found, state_in(found));
     require_goes_on(rest, found);
     require_goes_on(resumed(given, expected, state_in(expected)), expected);
     settings other = given;
     other.by = loop::allreduce;
     require_goes_on(resumed(other, found, state_in(found)), expected);
-    if (rank_of_this() != 0) continue;
-    REQUIRE(rest.saved.back().plan == found.saved.front().plan);
-    // With a plan the first step overlaps as all do; the sum in which all meet is one more.
-    REQUIRE(rest.metrics[0].overlap->collectives == found.metrics[saved_after].overlap->collectives + 1);
+    if (rank_of_this() == 0) REQUIRE(rest.saved.back().plan == found.saved.front().plan);
   }
 }
 
