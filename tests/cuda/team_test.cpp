@@ -32,7 +32,8 @@ TEST_CASE("cuda: a search by a team of many threads") {
   }
 }
 
-// A GPU's cases write gradients where they please: no stream waits for that, and a launch may not have read the ones before.
+// Gradients are written outside of the stream. Here nothing runs before it is waited for, so a case that does not wait writes over
+// what a launch has still to read, which a GPU does now and then.
 TEST_CASE("cuda: cases wait before they write what a launch reads") {
   const auto policy = lamina::cuda::with_policy(thrust::device);
   const lamina_test::late stream(policy);
