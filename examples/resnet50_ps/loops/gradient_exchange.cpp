@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "loops/gradient_exchange.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -34,6 +36,7 @@ gradient_exchange::gradient_exchange(worker_group& group, collectives::channel& 
       optimizer_options_(optimizer),
       layers_(local, group.workers(), options.fully_connected, options.batch_images),
       is_open_(parameters_.size()),
+      needed_seconds_(layers_.model().layers()),
       ready_seconds_(layers_.model().layers()) {
   if (layers_.gathers_any() && held_back != nullptr)
     throw std::invalid_argument("a gradient that exists on no worker cannot be held back");
@@ -59,6 +62,12 @@ void gradient_exchange::take_up_plan(const std::string& text, const std::string&
 }
 
 void gradient_exchange::begin(collectives::plan with) {
+  // The residual keeps what sums round away.
+  if (const auto planned = with.payload_of(collectives::operation::all_reduce);
+      planned != options_.plan.payload)
+    throw collectives::plan_error(fmt::format("the plan sums as {}, --sum-payload is {}",
+                                              collectives::name_of(planned),
+                                              collectives::name_of(options_.plan.payload)));
   collectives::engine_options running;
   running.timeout = options_.timeout;
   running.record = options_.record;
@@ -131,7 +140,7 @@ void gradient_exchange::hand_over(std::size_t layer) {
   }
   for (std::size_t p = cut.first(layer); p < cut.first(layer + 1); ++p) {
     const std::size_t number = layers_.number_of(p);
-    ready_seconds_[number] = since_begin_.seconds();
+    ready_seconds_[number] = computed_seconds();
     if (compressor_ == nullptr) {
       engine_->ready(number, elements.subspan(cut.begin(p), cut.parts().sizes()[p]));
     } else if (compressor_->is_sent(p)) {
@@ -147,7 +156,7 @@ void gradient_exchange::hand_over_activations(const exchanged_layers::gathered_l
   for (const auto& [number, elements] :
        {std::pair(of.input, of.module->inputs()), std::pair(of.input + 1, of.module->errors())}) {
     require_finite(model, of.weight, elements);
-    ready_seconds_[number] = since_begin_.seconds();
+    ready_seconds_[number] = computed_seconds();
     engine_->ready(number, elements);
   }
 }
@@ -159,6 +168,7 @@ void gradient_exchange::take(std::size_t layer) {
   const lamina::partition& cut = local_.partition();
   for (std::size_t p = cut.first(layer); p < cut.first(layer + 1); ++p) {
     const std::size_t number = layers_.number_of(p);
+    needed_seconds_[number] = computed_seconds();
     engine_->wait(number);
     if (options_.has_owners) {
       std::ranges::copy(engine_->parameters(number), local_[p].begin());
@@ -172,6 +182,7 @@ void gradient_exchange::take(std::size_t layer) {
 void gradient_exchange::take_activations(const exchanged_layers::gathered_layer& of, std::size_t layer) {
   const bool is_first = layer == of.weight ? !of.bias || is_open_[*of.bias] : is_open_[of.weight];
   if (is_first) {
+    needed_seconds_[of.input] = needed_seconds_[of.input + 1] = computed_seconds();
     engine_->wait(of.input);
     engine_->wait(of.input + 1);
     of.module->set_gradients(engine_->gathered(of.input), engine_->gathered(of.input + 1), channel_.ranks());
@@ -203,11 +214,21 @@ overlap_metrics gradient_exchange::metrics() const {
   seen.hidden_seconds =
       std::max(0.0, now.collective_seconds - before_.collective_seconds - seen.exposed_seconds);
   seen.collectives = now.collectives - before_.collectives;
-  if (compressor_ == nullptr && !options_.has_owners && !options_.reaches_forward) {
-    seen.predicted_exposed_seconds =
-        engine_->used_plan().predicted_exposed(ready_seconds_, backward_seconds_);
-  }
+  if (compressor_ == nullptr) seen.predicted_exposed_seconds = predicted_exposed();
   return seen;
+}
+
+// Where everything is sent: what is needed is known of the step that begins, all else of the one that has ended.
+double gradient_exchange::predicted_exposed() const {
+  const collectives::plan& plan = engine_->used_plan();
+  collectives::step_times alone = {needed_seconds_, ready_seconds_, step_seconds_};
+  for (auto* times : {&alone.needed, &alone.ready})
+    std::ranges::transform(*times, times->begin(),
+                           [&](double each) { return std::min(each, step_seconds_); });
+  const auto where =
+      options_.reaches_forward ? collectives::waits::in_the_forward : collectives::waits::at_the_end;
+  if (options_.has_owners) return collectives::predicted_exposed(plan, plan.tasks_of_owners(), alone, where);
+  return collectives::predicted_exposed(plan, plan.tasks(), alone, where);
 }
 
 std::vector<std::byte> gradient_exchange::gather_optimizer() const {

@@ -53,8 +53,11 @@ class gradient_exchange {
   void finish();
 
   /// The forward pass begins, or the backward pass has ended.
-  void note_begin() { since_begin_ = stopwatch(); }
-  void note_end() { backward_seconds_ = since_begin_.seconds(); }
+  void note_begin() {
+    since_begin_ = stopwatch();
+    waited_before_ = waited_seconds();
+  }
+  void note_end() { step_seconds_ = computed_seconds(); }
   [[nodiscard]] double seconds_since_begin() const { return since_begin_.seconds(); }
   /// Of the step that was finished last.
   [[nodiscard]] overlap_metrics metrics() const;
@@ -66,6 +69,13 @@ class gradient_exchange {
   [[nodiscard]] std::vector<std::byte> gather_optimizer() const;
 
  private:
+  [[nodiscard]] double waited_seconds() const { return engine_ ? engine_->totals().waited_seconds : 0.0; }
+  // Since the forward pass began, without what was waited.
+  [[nodiscard]] double computed_seconds() const {
+    return since_begin_.seconds() - (waited_seconds() - waited_before_);
+  }
+  [[nodiscard]] double predicted_exposed() const;
+
   void begin(lamina::collectives::plan with);
   [[nodiscard]] owned_ranges ranges_of(std::size_t worker, bool has_what_all_have) const;
   [[nodiscard]] std::vector<double> seconds_of_first_worker(const std::vector<double>& own) const;
@@ -89,8 +99,11 @@ class gradient_exchange {
   std::uint64_t step_ = 0;
   lamina::collectives::engine_totals before_;  // the step
   stopwatch since_begin_;
-  std::vector<double> ready_seconds_;  // of what is exchanged
-  double backward_seconds_ = 0;
+  double waited_before_ = 0;  // what begins with since_begin_
+  // Of what is exchanged, and of a whole step, without what was waited.
+  std::vector<double> needed_seconds_;
+  std::vector<double> ready_seconds_;
+  double step_seconds_ = 0;
   std::optional<lamina::collectives::engine> engine_;  // the last: its thread uses the others
 };
 

@@ -148,6 +148,9 @@ TEST_CASE("overlap: a plan of another model, of other workers, or damaged is ref
   REQUIRE_THAT(refusal(collectives::plan(other, 1, order, kind).save()),
                Catch::Matchers::StartsWith("plan.txt: the plan is of the model ") &&
                    Catch::Matchers::Contains(", this one is "));
+  given.overlap.plan.payload = lamina::payload_type::bfloat16;
+  REQUIRE(refusal(told) == "plan.txt: the plan sums as as_is, --sum-payload is bfloat16");
+  given.overlap.plan.payload = lamina::payload_type::as_is;
   // The layers are others where activations are exchanged.
   given.overlap.fully_connected = fc_exchange::activations;
   REQUIRE_THAT(refusal(told), Catch::Matchers::Contains("the plan is of the model "));
