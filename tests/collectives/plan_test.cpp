@@ -115,12 +115,6 @@ TEST_CASE("cost: the cheapest algorithm goes by latency where little is sent, an
   CHECK(collectives::cheapest(1, 1000, symmetric) == algorithm::ring);  // nothing is sent: a tie
 }
 
-TEST_CASE("cost: one collective after another, none before it is ready") {
-  CHECK(collectives::end_of_collectives(std::vector{1.0, 1.5, 5.0}, std::vector{2.0, 1.0, 0.5}) == 5.5);
-  CHECK(collectives::end_of_collectives({}, {}) == 0);
-  CHECK_THROWS_AS(collectives::end_of_collectives(std::vector{1.0}, {}), std::invalid_argument);
-}
-
 TEST_CASE("plan: buckets are of consecutive layers of one class, in the order in which they become ready") {
   const std::vector<std::size_t> sizes = {100, 200, 300, 50, 50, 1000};
   CHECK(layers_in(plan_of(sizes, {.bucket_bytes = 0})) ==
@@ -203,17 +197,6 @@ TEST_CASE("plan: chunks are multiples of 16 elements a rank") {
     CHECK(made.chunk_elements() <= 2500);
     CHECK(made.chunk_elements() + 16 * ranks > 2500);
   }
-}
-
-TEST_CASE("plan: the seconds that stay exposed") {
-  const plan made =
-      plan_of({1000, 1000, 1000}, {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::ring)});
-  const double one = collectives::seconds_of(operation::all_reduce, algorithm::ring, 4, 1000, made.costs());
-  // All ready at the end: all of it is exposed. Ready early: the last one alone.
-  CHECK(made.predicted_exposed(std::vector{1.0, 1.0, 1.0}, 1.0) == Approx(3 * one));
-  CHECK(made.predicted_exposed(std::vector{1.0, 0.5, 0.2}, 1.0) == Approx(one));
-  CHECK(made.predicted_exposed(std::vector{0.1, 0.1, 0.1}, 1.0) == 0);
-  CHECK_THROWS_AS(made.predicted_exposed(std::vector{1.0}, 1.0), std::invalid_argument);
 }
 
 TEST_CASE("plan: what is saved loads as the same plan") {

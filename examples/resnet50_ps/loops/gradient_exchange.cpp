@@ -77,6 +77,9 @@ void gradient_exchange::begin(collectives::plan with) {
       update_slice(*layers_.part_of(number), begin, mean);
     };
   engine_.emplace(channel_, std::move(with), running);
+  const collectives::plan& used = engine_->used_plan();
+  const std::vector<collectives::task> sums = used.tasks();
+  prediction_.emplace(used, options_.has_owners ? used.tasks_of_owners() : sums);
   const owned_ranges own = ranges_of(group_.worker(), true);
   optimizer_.emplace(local_.model(), own, optimizer_options_);
   if (!saved_optimizer_.empty()) optimizer_->take_up(std::exchange(saved_optimizer_, {}));
@@ -220,15 +223,12 @@ overlap_metrics gradient_exchange::metrics() const {
 
 // Where everything is sent: what is needed is known of the step that begins, all else of the one that has ended.
 double gradient_exchange::predicted_exposed() const {
-  const collectives::plan& plan = engine_->used_plan();
   collectives::step_times alone = {needed_seconds_, ready_seconds_, step_seconds_};
   for (auto* times : {&alone.needed, &alone.ready})
     std::ranges::transform(*times, times->begin(),
                            [&](double each) { return std::min(each, step_seconds_); });
-  const auto where =
-      options_.reaches_forward ? collectives::waits::in_the_forward : collectives::waits::at_the_end;
-  if (options_.has_owners) return collectives::predicted_exposed(plan, plan.tasks_of_owners(), alone, where);
-  return collectives::predicted_exposed(plan, plan.tasks(), alone, where);
+  return prediction_->exposed(
+      alone, options_.reaches_forward ? collectives::waits::in_the_forward : collectives::waits::at_the_end);
 }
 
 std::vector<std::byte> gradient_exchange::gather_optimizer() const {

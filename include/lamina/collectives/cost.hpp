@@ -149,17 +149,4 @@ namespace detail {
          2.0 * static_cast<double>(inputs) * static_cast<double>(outputs);
 }
 
-/// When the last of some collectives is done, which run one after the other in order: end_j = max(end_{j-1}, ready_j) + seconds_j.
-/// \param ready    seconds from the beginning of the step until the collective may begin
-/// \param seconds  that it takes
-/// Throws std::invalid_argument where the two differ in length.
-[[nodiscard]] inline double end_of_collectives(std::span<const double> ready,
-                                               std::span<const double> seconds) {
-  if (ready.size() != seconds.size())
-    throw std::invalid_argument("as many collectives must become ready as there are");
-  double end = 0;
-  for (std::size_t j = 0; j < ready.size(); ++j) end = std::max(end, ready[j]) + seconds[j];
-  return end;
-}
-
 }  // namespace lamina::inline LAMINA_ABI::collectives

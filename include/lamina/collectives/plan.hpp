@@ -170,21 +170,6 @@ class plan {
            2;
   }
 
-  /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
-  /// \param ready            of each layer, seconds after the beginning of the step
-  /// \param end_of_backward  likewise
-  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
-  [[nodiscard]] double predicted_exposed(std::span<const double> ready, double end_of_backward) const {
-    check_times(ready);
-    std::vector<double> complete;
-    std::vector<double> seconds;
-    for (const bucket& each : buckets_) {
-      complete.push_back(complete_at(each, ready));
-      seconds.push_back(seconds_of(each));
-    }
-    return std::max(0.0, end_of_collectives(complete, seconds) - end_of_backward);
-  }
-
   /// What ranks do in a step, one after the other, where every rank gets the mean of everything.
   [[nodiscard]] std::vector<task> tasks() const {
     std::vector<task> all;
