@@ -104,8 +104,8 @@ class gradient_exchange {
   std::vector<double> needed_seconds_;
   std::vector<double> ready_seconds_;
   double step_seconds_ = 0;
-  std::optional<lamina::collectives::engine> engine_;               // the last: its thread uses the others
   std::optional<lamina::collectives::step_prediction> prediction_;  // by the plan of the engine
+  std::optional<lamina::collectives::engine> engine_;               // the last: its thread uses the others
 };
 
 }  // namespace resnet50_ps
