@@ -271,6 +271,9 @@ int main(int count, char** arguments) {
     std::FILE* csv = std::fopen(count > 1 ? arguments[1] : "worker_step.csv", "w");
     if (csv == nullptr) throw std::runtime_error("cannot write the results");
     std::fprintf(csv, "model,what,microseconds,ratio to a copy (%s)\n", device.name);
+#if !defined(LAMINA_HAS_CUBLAS)
+    std::printf("PowerSGD's products: left out, cuBLAS was not found\n");
+#endif
 
     let_pool_keep_memory();
     compare("ResNet-50", lamina_benchmark::read_model("resnet50"), 200, true,

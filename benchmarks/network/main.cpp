@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "launch/numbers.hpp"
 #include "launch/program.hpp"
 #include "replay.hpp"
 
@@ -15,10 +16,9 @@ namespace {
 
 using namespace resnet50_ps;
 
-constexpr std::uint64_t recorded_steps = 6;
-
 struct network_options {
   std::string record;  ///< directory; empty: nothing is recorded
+  std::uint64_t recorded_steps = 6;
   std::string replay;  ///< directory; empty: gradients are computed
   bool by_layer = false;
   double compute_seconds = 0;
@@ -27,9 +27,16 @@ struct network_options {
 
 void add_network_options(CLI::App& app, network_options& network) {
   const std::string group = "Experiments on a network";
-  CLI::Option* record = app.add_option("--record", network.record,
-                                       "directory for the gradients of each worker's last six steps")
-                            ->group(group);
+  CLI::Option* record =
+      app.add_option("--record", network.record,
+                     "directory for the gradients of each worker's last steps, and for when in the last "
+                     "one each of them was ready")
+          ->group(group);
+  app.add_option("--record-steps", network.recorded_steps,
+                 "how many steps' gradients are kept; 0: none, which is enough where everything is sent")
+      ->check(counted)
+      ->needs(record)
+      ->group(group);
   CLI::Option* replay =
       app.add_option("--replay", network.replay,
                      "directory of recorded gradients, which the workers send in place of computing any")
@@ -37,7 +44,7 @@ void add_network_options(CLI::App& app, network_options& network) {
           ->group(group);
   app.add_flag("--by-layer", network.by_layer,
                "the seconds of computing pass layer by layer, forward and backward, as they did where the "
-               "gradients were recorded")
+               "gradients were recorded; with --runs without no gradients need be recorded")
       ->needs(replay)
       ->group(group);
   app.add_option("--compute-seconds", network.compute_seconds,
@@ -55,8 +62,10 @@ void add_network_options(CLI::App& app, network_options& network) {
 gradient_source gradients_of(const network_options& network, const resnet50_ps::options& options,
                              std::size_t worker, const lamina::layout& model, gradient_source compute) {
   if (!network.replay.empty() && network.by_layer) {
+    const auto needed =
+        options.runs == "without" ? paced_player::gradients::any : paced_player::gradients::recorded;
     const auto player =
-        std::make_shared<paced_player>(network.replay, worker, network.compute_seconds, model);
+        std::make_shared<paced_player>(network.replay, worker, network.compute_seconds, model, needed);
     return [player](std::uint64_t, replica& local, step_report& report) { player->play(local, report); };
   }
   if (!network.replay.empty()) {
@@ -65,7 +74,7 @@ gradient_source gradients_of(const network_options& network, const resnet50_ps::
     return [player](std::uint64_t, replica& local, step_report& report) { player->play(local, report); };
   }
   if (network.record.empty()) return compute;
-  const gradient_recorder recorder(network.record, worker, options.steps, recorded_steps);
+  const gradient_recorder recorder(network.record, worker, options.steps, network.recorded_steps);
   return [recorder, compute = std::move(compute), directory = network.record, worker, last = options.steps](
              std::uint64_t step, replica& local, step_report& report) {
     if (step == last && worker == 0) {

@@ -1,200 +1,201 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Steps of workers over an emulated cluster: what communication exposes, with sums after the backward pass and beside it, among the
-workers or by a server. All rows of a cell are run in turn, several times over, so that they meet the same load of the machine."""
+"""Steps of workers without a server over an emulated cluster: what communication exposes, with sums after the backward pass and
+beside it, and what PyTorch's DistributedDataParallel makes of the same pace. All rows of a cell are run in turn, several times over,
+so that they meet the same load of the machine. What the output directory has is not run again. --alone: collectives and nothing else. --paper:
+the scale of the paper on owners, by arithmetic. Both have a --help of their own."""
 
 import argparse
-import dataclasses
-import datetime
-import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
-import tempfile
+import sys
+import time
 
 import command
+import overlap_alone
+import overlap_paper
+import overlap_report
+import overlap_timeline
 from cluster import Cluster
-from experiment import GOODPUT_SHARE, MODEL_CLASSES, commit, first_line
+from experiment import commit, first_line, machine
+from links import QUEUE_MS
+from overlap_report import Result, Turn
+from overlap_rows import BY_RATIO, FIRST_TABLE, QUICK_ROWS, ROWS, Cell, Row, cell_of_ratio, possible
+from overlap_runs import calibrate, drift, python_with_torch, record, run_ddp, run_harness, run_seconds, steps_of
 from settings import RATES
 
-WARM_UP_STEPS = 3
-RECORDED_STEPS = 2  # of those that are recorded: each rank keeps them in memory
-LONGEST_RUN_SECONDS = 3600
-ELEMENTS = 25_557_032
 
-LAMINA = ("--topology", "allreduce", "--selection", "agreed")
-DENSE = (*LAMINA, "--runs", "without")
-DROPPING = (*LAMINA, "--runs", "with", "--drop-ratio", "0.95")
-SERVER = ("--topology", "ps", "--selection", "local", "--runs", "with", "--drop-ratio", "0.95")
-PLAIN = ("--topology", "mpi_allreduce", "--runs", "without")
+class Session:
+    """Runs what is missing of the cells and rows, until the minutes are over."""
 
+    def __init__(self, given: argparse.Namespace):
+        self.given = given
+        self.recording = given.output / "gradients"
+        self.results = overlap_report.read(given.output)
+        self.deadline = time.monotonic() + 60 * given.budget_minutes if given.budget_minutes else float("inf")
+        self.python = python_with_torch(given.torch_python)
+        self.environment = {**machine(), "congestion_control": first_line("sysctl", "-n", "net.ipv4.tcp_congestion_control").strip(),
+                            "command": command.recorded("overlap")}
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    name: str
-    options: tuple[str, ...]
-    is_alone: bool = False  # one worker, who has nobody to wait for
+    def missing(self, cell: Cell, name: str) -> int:
+        """Turns of a row that are to be run; those of a row that was refused are not tried again."""
+        kept = next((each for each in self.results if each.key == (cell, name)), Result(cell, name))
+        return 0 if kept.refusal else max(0, self.given.rounds - len(kept.turns))
 
-    @property
-    def has_server(self) -> bool:
-        return "ps" in self.options
+    def has_time_for(self, row: Row, cell: Cell) -> bool:
+        return time.monotonic() + run_seconds(row, cell, self.given.steps) <= self.deadline
 
-    def machines(self, workers: int) -> int:
-        return 1 if self.is_alone else workers + (1 if self.has_server else 0)
+    def keep(self, cell: Cell, name: str, turn: Turn) -> None:
+        kept = next((each for each in self.results if each.key == (cell, name)), Result(cell, name))
+        self.results = overlap_report.with_result(self.results, Result(cell, name, [*kept.turns, turn]))
+        overlap_report.write(self.given.output, self.results, self.environment)
 
-    @property
-    def directory(self) -> str:
-        """Of the harness's output."""
-        return "plain" if "mpi_allreduce" in self.options else "with" if "with" in self.options else "without"
+    def run_turn(self, row: Row, cell: Cell, cluster: Cluster) -> Turn:
+        steps, load = steps_of(row, cell, self.given.steps), os.getloadavg()[0]
+        if not row.is_ddp:
+            more = ["--calibrate"] if row.is_overlapped and not row.has_server and self.given.calibrate else []
+            return Turn(run_harness(self.given.program, row, cell, cluster, steps, self.recording, more), load, commit())
+        try:
+            found, version = run_ddp(self.python, row, cell, cluster, steps, self.recording)
+        except RuntimeError as error:
+            return Turn([], load, commit(), refusal=str(error).splitlines()[-1])
+        return Turn(found, load, commit(), torch=version)
 
+    def run_cell(self, cell: Cell, names: list[str]) -> bool:
+        """Whether all of it was run."""
+        rounds = [[name for name in names if self.missing(cell, name) > turn] for turn in range(self.given.rounds)]
+        if not any(rounds):
+            return True
+        rate = RATES[cell.rate]
+        # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
+        queue = None if rate is None or rate >= 1e9 else int(rate / 8 * QUEUE_MS / 1000)
+        machines = max(ROWS[name].machines(cell.workers) for name in names)
+        with Cluster(machines, rate, queue_bytes=queue, congestion=None) as cluster:
+            measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
+            for name in (name for each in rounds for name in each):
+                if self.missing(cell, name) == 0:  # it was refused in this session
+                    continue
+                if not self.has_time_for(ROWS[name], cell):
+                    print("The minutes are over; the same command goes on where this one ends.", flush=True)
+                    return False
+                turn, measured = self.steady_turn(ROWS[name], cell, cluster, measured)
+                self.keep(cell, name, turn)
+                print(f"{cell.name}, {name}: {said_of(turn)}, load {turn.load:.1f}", flush=True)
+        return True
 
-ROWS = {row.name: row for row in (
-    Row("the computation alone", PLAIN, is_alone=True),
-    Row("plain MPI_Allreduce", PLAIN),
-    Row("everything, no overlap", DENSE),
-    Row("everything, backward", (*DENSE, "--overlap", "backward")),
-    Row("everything, step", (*DENSE, "--overlap", "step")),
-    Row("everything, owners, step", (*DENSE, "--overlap", "step", "--exchange", "owners")),
-    Row("R = 0.95 at_end, no overlap", DROPPING),
-    Row("R = 0.95 ahead, no overlap", (*DROPPING, "--decide", "ahead")),
-    Row("R = 0.95 ahead, backward", (*DROPPING, "--decide", "ahead", "--overlap", "backward")),
-    Row("R = 0.95 ahead, step", (*DROPPING, "--decide", "ahead", "--overlap", "step")),
-    Row("R = 0.95 server, at_end", SERVER),
-    Row("R = 0.95 server, as_ready, backward", (*SERVER, "--decide", "as_ready", "--overlap", "backward")),
-    Row("R = 0.95 server, as_ready, step", (*SERVER, "--decide", "as_ready", "--overlap", "step")),
-)}
+    def steady_turn(self, row: Row, cell: Cell, cluster: Cluster, before: dict | None) -> tuple[Turn, dict | None]:
+        """A turn, and the calibration after it. Where that differs too much from the one before, the turn is run once more, and the
+        one about which they differ less counts."""
+        turns = []
+        while True:
+            turn, after = self.run_turn(row, cell, cluster), None
+            if before is not None:
+                after = calibrate(self.given.alone, cell, cluster)
+                turn.drift, turn.costs, before = drift(before, after), after, after
+            turns.append(turn)
+            is_steady = turn.refusal or turn.drift is None or turn.drift <= overlap_report.MOST_DRIFT
+            if is_steady or len(turns) == 2 or not self.has_time_for(row, cell):
+                return min(turns, key=lambda each: each.drift or 0.0), after
 
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    workers: int
-    rate: str
-    compute_seconds: float
-
-    @property
-    def name(self) -> str:
-        return f"P = {self.workers}, {self.rate}, C = {self.compute_seconds:g} s"
-
-
-def record(program: str, directory: pathlib.Path, steps: int) -> None:
-    """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here."""
-    if (directory / "profile.txt").exists():
-        return
-    print("Recording gradients and the profile of a step ...", flush=True)
-    subprocess.run([program, "--transport", "inprocess", "--workers", "2", "--runs", "without", "--steps", str(steps),
-                    "--warm-up", "20", "--batch", "8", "--classes", str(MODEL_CLASSES), "--no-evaluation",
-                    "--record", str(directory)], check=True, stdout=subprocess.DEVNULL)
-    for path in directory.glob("worker-*.f32"):
-        if int(path.stem.rsplit("-", 1)[1]) >= RECORDED_STEPS:
-            path.unlink()
-
-
-def run_once(program: str, row: Row, cell: Cell, steps: int, recording: pathlib.Path) -> list[dict]:
-    """The steps that count."""
-    machines = list(range(row.machines(cell.workers)))
-    options = [*row.options, "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording), "--by-layer",
-               "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6", "--classes", str(MODEL_CLASSES)]
-    with tempfile.TemporaryDirectory() as directory, Cluster(len(machines), RATES[cell.rate], congestion=None) as cluster:
-        cluster.mpirun(machines, [program, *options, "--output", directory], LONGEST_RUN_SECONDS)
-        lines = (pathlib.Path(directory) / row.directory / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if "step" in line][WARM_UP_STEPS:]
+    def run(self, cells: list[Cell], names: list[str]) -> None:
+        for cell in cells:
+            if not self.run_cell(cell, names):
+                return
 
 
-def summary_of(row: Row, cell: Cell, runs: list[dict]) -> dict:
-    steps = [step for run in runs for step in run["steps"]]
-    total = [step["total_seconds"] for step in steps]
-    # A worker sends so much, and as much comes to it at the same time; with a server, what its link carries the fuller way.
-    def share_of(step: dict) -> float:
-        if row.has_server:
-            return cell.workers * max(step["sent_up"], step["sent_down"])
-        return step["sent_up"] + step["sent_down"]
-
-    sent_bytes = statistics.median(map(share_of, steps)) * 4 * ELEMENTS
-    rate = RATES[cell.rate]
-    result = {"cell": dataclasses.asdict(cell), "row": row.name, "options": " ".join(row.options), "steps": len(steps),
-              "total_seconds": statistics.median(total), "least_seconds": min(total), "most_seconds": max(total),
-              "exposed_seconds": statistics.median(total) - cell.compute_seconds,
-              "waited_seconds": None, "hidden_seconds": None, "predicted_exposed_seconds": None,
-              "sent_mb": sent_bytes / 1e6,
-              "bytes_over_goodput": 8 * sent_bytes / (rate * GOODPUT_SHARE) if rate else None,
-              "load": [run["load"] for run in runs], "commit": commit()}
-    for key, field in (("exposed_seconds", "waited_seconds"), ("hidden_seconds", "hidden_seconds"),
-                       ("predicted_exposed_seconds", "predicted_exposed_seconds")):
-        if all(key in step for step in steps):
-            result[field] = statistics.median(step[key] for step in steps)
-    return result
-
-
-HEAD = ("", "step s", "least to most", "step - C", "waited s", "hidden s", "predicted", "sent MB", "bytes / goodput s", "load")
-
-
-def table(results: list[dict]) -> str:
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.3f}"
-
-    lines = []
-    for name in dict.fromkeys(Cell(**each["cell"]).name for each in results):
-        lines += [f"\n**{name}**\n", "| " + " | ".join(HEAD) + " |", "|---|" + "---:|" * (len(HEAD) - 1)]
-        for each in results:
-            if Cell(**each["cell"]).name != name:
-                continue
-            cells = (each["row"], number(each["total_seconds"]), f"{each['least_seconds']:.2f} to {each['most_seconds']:.2f}",
-                     number(each["exposed_seconds"]), number(each["waited_seconds"]), number(each["hidden_seconds"]),
-                     number(each["predicted_exposed_seconds"]), f"{each['sent_mb']:.1f}", number(each["bytes_over_goodput"]),
-                     ", ".join(f"{load:.1f}" for load in each["load"]))
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def write(output: pathlib.Path, results: list[dict], given: argparse.Namespace) -> None:
-    model = [line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-             if line.startswith("model name")]
-    environment = {"date": datetime.date.today().isoformat(), "processor": f"{len(model)} x {model[0] if model else '?'}",
-                   "kernel": platform.release(), "mpi": first_line("mpirun", "--version"),
-                   "congestion_control": first_line("sysctl", "-n", "net.ipv4.tcp_congestion_control").strip(),
-                   "steps_a_run": given.steps, "rounds": given.rounds}
-    (output / "results.json").write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
-    (output / "table.md").write_text(table(results))
+def said_of(turn: Turn) -> str:
+    if turn.refusal:
+        return f"refused: {turn.refusal}"
+    return f"{statistics.median(step['total_seconds'] for step in turn.steps):.3f} s a step"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./benchmarks/network/overlap", description=__doc__)
-    parser.add_argument("--workers", nargs="+", type=int, default=[2])
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=["1 Gb/s"], help="of every link, each way")
+    parser.add_argument("--quick", action="store_true", help="two workers at 1 Gb/s, some rows, one round: a few minutes")
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=["1 Gb/s", "100 Mb/s", "10 Gb/s"], help="of every link, each way")
     parser.add_argument("--compute-seconds", nargs="+", type=float, default=[0.388], help="of a step, paced layer by layer")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help="of " + ", ".join(ROWS))
-    parser.add_argument("--steps", type=int, default=5, help="measured in each run of a row")
+    parser.add_argument("--ratios", nargs="+", type=float, metavar="M/C",
+                        help="in place of --compute-seconds: by how the bytes of everything over the goodput compare with them; other rows")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help="of " + ", ".join(ROWS))
+    parser.add_argument("--steps", type=int, default=5, help="measured in each run of a row; fewer where a step takes long")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each row, one round after another")
+    parser.add_argument("--no-calibrate", dest="calibrate", action="store_false",
+                        help="do not measure the network before and after each row: predictions are then those of 1 Gb/s")
+    parser.add_argument("--budget-minutes", type=float, help="begin no row that would end later than so many minutes from now")
+    parser.add_argument("--again", action="store_true", help="forget what the output directory has of these rows")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be run, and about how long it takes")
+    parser.add_argument("--prepare", action="store_true", help="build, record the gradients that are played back, and end")
     parser.add_argument("--recorded-steps", type=int, default=20, help="of the run whose gradients are recorded")
+    parser.add_argument("--torch-python", help="a python3 whose PyTorch DDP is run with; the system's without it")
+    parser.add_argument("--timeline", action="store_true", help="draw when a step computes and when which layers are summed, and end")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/overlap"))
     parser.add_argument("--program", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--alone-program", dest="alone", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.quick:
+        given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, min(given.steps, 5)
+    if given.rows is None:
+        given.rows = QUICK_ROWS if given.quick else BY_RATIO if given.ratios else FIRST_TABLE
+    if given.program and not given.alone:
+        given.alone = str(pathlib.Path(given.program).with_name("collectives_alone"))
+    return given
+
+
+def cells_of(given: argparse.Namespace) -> list[Cell]:
+    if given.ratios:
+        return [cell_of_ratio(w, r, ratio) for r in given.rates for w in given.workers for ratio in given.ratios]
+    return [Cell(w, r, c) for r in given.rates for w in given.workers for c in given.compute_seconds]
+
+
+def rows_of(given: argparse.Namespace, python: str | None) -> list[str]:
+    """Those that the program and this machine have."""
+    names = given.rows
+    if python is None:
+        print("DDP is left out: no python3 with torch; tools/install_packages python installs it", flush=True)
+        names = [name for name in names if not ROWS[name].is_ddp]
+    help_text = subprocess.run([given.program, "--help"], capture_output=True, text=True, check=False).stdout
+    names, left_out = possible(names, help_text)
+    for name in left_out:
+        print(f"{name} is left out: the harness has no such options", flush=True)
+    return names
 
 
 def main() -> None:
     given = parse()
     given.output.mkdir(parents=True, exist_ok=True)
-    recording = given.output / "gradients"
-    record(given.program, recording, given.recorded_steps)
-    file = given.output / "results.json"
-    results = json.loads(file.read_text())["results"] if file.exists() else []
-    for cell in (Cell(*each) for each in ((w, r, c) for w in given.workers for r in given.rates for c in given.compute_seconds)):
-        runs: dict[str, list[dict]] = {name: [] for name in given.rows}
-        for turn in range(given.rounds):
-            for name in given.rows:
-                load = os.getloadavg()[0]
-                steps = run_once(given.program, ROWS[name], cell, given.steps, recording)
-                runs[name].append({"load": load, "steps": steps})
-                median = statistics.median(step["total_seconds"] for step in steps)
-                print(f"{cell.name}, round {turn + 1}, {name}: {median:.3f} s a step, load {load:.1f}", flush=True)
-        done = [summary_of(ROWS[name], cell, runs[name]) for name in given.rows]
-        kept = [each for each in results if not any((each["cell"], each["row"]) == (new["cell"], new["row"]) for new in done)]
-        results = [*kept, *done]
-        write(given.output, results, given)
-    print(table(results))
+    session = Session(given)
+    names, cells = rows_of(given, session.python), cells_of(given)
+    if given.again:
+        session.results = [each for each in session.results if not (each.cell in cells and each.row in names)]
+    if given.dry_run:
+        total = 0.0
+        for cell in cells:
+            between = 3.0 if given.calibrate else 0.0
+            seconds = sum(session.missing(cell, name) * (run_seconds(ROWS[name], cell, given.steps) + between) for name in names)
+            print(f"{cell.name}: {len(names)} rows, about {seconds / 60:.1f} min")
+            total += seconds
+        print(f"together about {total / 60:.0f} min")
+        return
+    record(given.program, session.recording, given.recorded_steps)
+    if given.prepare:
+        return
+    if given.timeline:
+        print(f"Written to {overlap_timeline.run_and_draw(given, session.recording, cells[0])}")
+        return
+    session.run(cells, names)
+    print(overlap_report.tables([each for each in session.results if each.cell in cells]))
+    print(f"Written to {given.output}: results.json, table.md")
+
+
+# Studies of their own, each with its options, by the first word.
+STUDIES = {"--alone": overlap_alone.main, "--paper": overlap_paper.main}
 
 
 if __name__ == "__main__":
-    command.run("overlap", main)
+    study = next((word for word in sys.argv[1:] if word in STUDIES), None)
+    if study:
+        sys.argv.remove(study)
+    command.run("overlap", STUDIES.get(study, main))

@@ -89,6 +89,34 @@ def draw_communication(results: list[Result]) -> plt.Figure | None:
     return figure
 
 
+def draw_timeline(title: str, steps: list[tuple[str, object]]) -> plt.Figure:
+    """A panel for each Step of overlap_timeline.py: what the worker computes and waits for above, what is summed below."""
+    figure, panels = plt.subplots(len(steps), 1, squeeze=False, sharex=True, layout="constrained",
+                                  figsize=(8, 0.8 + 1.15 * len(steps)))
+    layers = plt.get_cmap("viridis")
+    for axes, (name, step) in zip(panels[:, 0], steps):
+        axes.barh(0, step.computation.end, color="#D5D8DB", height=0.7)
+        for span in step.waiting:
+            axes.barh(0, span.end - span.begin, left=span.begin, color="#D55E00", height=0.7)
+        for span in step.collectives:
+            # A hair of white tells a sum from the next one.
+            axes.barh(1, span.end - span.begin, left=span.begin, height=0.7, edgecolor="white", linewidth=0.3,
+                      color=layers(1 - span.index / max(1, step.buckets - 1)))
+        axes.axvline(step.seconds, color="black", linewidth=0.8)
+        axes.text(step.seconds, 0.5, f" {step.seconds:.2f} s", va="center", fontsize=8)
+        axes.set_yticks([0, 1], ["computes", "sums"], fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(name, fontsize=9, loc="left")
+        finish(axes, "", "")
+        axes.tick_params(axis="y", length=0)
+    panels[-1, 0].set_xlabel(f"seconds of a step, {title}", fontsize=8)
+    panels[-1, 0].set_xlim(0, 1.1 * max(step.seconds for _, step in steps))
+    keys = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in ("#D5D8DB", "#D55E00", layers(0.95), layers(0.05))]
+    figure.legend(keys, ["computation", "waits for sums", "sums of the last layers", "of the first layers"], fontsize=8, frameon=False,
+                  loc="upper center", ncols=4, bbox_to_anchor=(0.5, 0))
+    return figure
+
+
 def draw(directory: pathlib.Path, results: list[Result]) -> list[str]:
     """Writes the pictures, and gives their names."""
     names = []

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <lamina/collectives/torch_hooks.hpp>
+#include <new>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -18,6 +20,13 @@ namespace {
 
 std::string file_of(const std::string& directory, std::size_t worker, std::size_t index) {
   return fmt::format("{}/worker-{}-{}.f32", directory, worker, index);
+}
+
+// To the kernel all pages that were never written are one.
+torch::Tensor unwritten_zeros(std::size_t elements) {
+  void* const memory = std::calloc(elements, sizeof(float));
+  if (memory == nullptr) throw std::bad_alloc();
+  return torch::from_blob(memory, {static_cast<std::int64_t>(elements)}, [](void* each) { std::free(each); });
 }
 
 }  // namespace
@@ -39,6 +48,10 @@ void gradient_recorder::record(std::uint64_t step, const replica& local) const {
     to.write(static_cast<const char*>(plain.data_ptr()), static_cast<std::streamsize>(plain.nbytes()));
   }
   if (!to.flush()) throw std::runtime_error("cannot write " + file);
+}
+
+bool recorded_gradients::are_in(const std::string& directory) {
+  return std::filesystem::exists(file_of(directory, 0, 0));
 }
 
 recorded_gradients::recorded_gradients(const std::string& directory, std::size_t worker,
@@ -124,7 +137,8 @@ step_profile step_profile::read(const std::string& directory, std::size_t layers
 class paced_layer : public torch::autograd::Function<paced_layer> {
  public:
   static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
-                               const torch::Tensor&, std::int64_t layer, std::int64_t player) {
+                               const torch::Tensor& parameter, std::int64_t layer, std::int64_t player) {
+    context->save_for_backward({parameter});
     context->saved_data["layer"] = layer;
     context->saved_data["player"] = player;
     return x + 1;
@@ -135,18 +149,15 @@ class paced_layer : public torch::autograd::Function<paced_layer> {
     auto& player = *reinterpret_cast<paced_player*>(context->saved_data["player"].toInt());
     const double forward = player.profile_.forward_share;
     torch::Tensor gradient;
-    player.spend_until(
-        (forward + (1 - forward) * player.profile_.ready[layer]) * player.compute_seconds_, [&] {
-          gradient = (*player.gradients_)[layer].clone();  // which autograd makes the parameter's own
-        });
+    player.spend_until((forward + (1 - forward) * player.profile_.ready[layer]) * player.compute_seconds_,
+                       [&] { gradient = player.gradient_of(layer, context->get_saved_variables()[0]); });
     return {of_output[0], std::move(gradient), torch::Tensor(), torch::Tensor()};
   }
 };
 
 paced_player::paced_player(const std::string& directory, std::size_t worker, double compute_seconds,
-                           const lamina::layout& model)
-    : recorded_(directory, worker, model),
-      profile_(step_profile::read(directory, model.layers())),
+                           const lamina::layout& model, gradients which)
+    : profile_(step_profile::read(directory, model.layers())),
       forward_(model.layers()),
       backward_(model.layers()),
       compute_seconds_(compute_seconds) {
@@ -154,22 +165,45 @@ paced_player::paced_player(const std::string& directory, std::size_t worker, dou
   std::iota(backward_.begin(), backward_.end(), std::size_t{0});
   std::ranges::stable_sort(forward_, {}, [&](std::size_t l) { return profile_.needed[l]; });
   std::ranges::stable_sort(backward_, {}, [&](std::size_t l) { return profile_.ready[l]; });
+  if (which == gradients::recorded || recorded_gradients::are_in(directory))
+    recorded_.emplace(directory, worker, model);
+}
+
+torch::Tensor paced_player::gradient_of(std::size_t layer, const torch::Tensor& parameter) {
+  if (auto* const module = gathering_[layer]; module != nullptr) {
+    const auto rows = static_cast<std::int64_t>(module->rows());
+    module->set_pass(zeros({rows, module->options.in_features()}),
+                     zeros({rows, module->options.out_features()}));
+    return {};  // as after a pass
+  }
+  return recorded_ ? (*gradients_)[layer].clone() : zeros(parameter.sizes());
+}
+
+torch::Tensor paced_player::zeros(torch::IntArrayRef shape) {
+  const std::int64_t elements = c10::multiply_integers(shape);
+  if (!zeros_.defined() || zeros_.numel() < elements)
+    zeros_ = unwritten_zeros(static_cast<std::size_t>(elements));
+  return zeros_.narrow(0, 0, elements).view(shape);
 }
 
 void paced_player::play(replica& local, step_report& report) {
   torch::nn::Module& network = *local.network().ptr();
   network.zero_grad(/*set_to_none=*/true);
-  gradients_ = &recorded_.next();
+  if (recorded_) gradients_ = &recorded_->next();
   spent_ = 0;
   woke_ = due_ = std::chrono::steady_clock::now();
   const std::vector<torch::Tensor> parameters = network.parameters();
   // The gate of each layer's module, where it has not been passed.
   std::vector<const lamina::collectives::gated_module*> gates(parameters.size());
+  gathering_.assign(parameters.size(), nullptr);
   for (const auto& module : network.modules()) {
+    auto* const linear = dynamic_cast<lamina::collectives::gathered_linear_impl*>(module.get());
     const auto* const gate = dynamic_cast<const lamina::collectives::gated_module*>(module.get());
     for (const torch::Tensor& own : module->parameters(/*recurse=*/false)) {
       for (std::size_t l = 0; l < parameters.size(); ++l) {
-        if (parameters[l].is_same(own)) gates[l] = gate;
+        if (!parameters[l].is_same(own)) continue;
+        gates[l] = gate;
+        if (linear != nullptr && linear->rows() > 0) gathering_[l] = linear;
       }
     }
   }

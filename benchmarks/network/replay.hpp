@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <lamina/collectives/gathered_linear.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,7 @@
 /// experiment on the network needs no accelerator, and its seconds are not those of the processor at hand.
 namespace resnet50_ps {
 
-/// Keeps the gradients of the last `count` steps of a worker in the directory, which is made if missing, as files of N
+/// Keeps the gradients of the last `count` steps, 0 for none, of a worker in the directory, which is made if missing, as files of N
 /// floats in the order of the layout. Throws std::runtime_error that names the file.
 class gradient_recorder {
  public:
@@ -32,6 +34,8 @@ class gradient_recorder {
 /// ones, one step apart.
 class recorded_gradients {
  public:
+  /// Whether the directory holds any.
+  static bool are_in(const std::string& directory);
   /// Throws std::runtime_error, naming the directory, if it holds no recording, and the file if it is of another model.
   recorded_gradients(const std::string& directory, std::size_t worker, const lamina::layout& model);
   /// Those of the next step.
@@ -72,23 +76,35 @@ struct step_profile {
 
 /// As gradient_player, but the step takes its time layer by layer: forward waits at each gate of the network, and backward is one of
 /// autograd, in which each gradient is complete when its share of the pass is over. What hooks and gates take comes on top.
+///
+/// A layer that gathers its activations (lamina/collectives/gathered_linear.hpp) is left zeros in place of those of a pass.
+///
+/// Where it does not matter what the gradients are, since all of them are sent, they need not be recorded: they are then zeros, which share
+/// one piece of memory that is never written, so that they take none.
 class paced_player {
  public:
-  /// Throws as gradient_player, and for a directory without a profile.
+  enum class gradients { recorded, any };
+
+  /// Throws as gradient_player, unless it plays any gradients and none are recorded, and for a directory without a profile.
   paced_player(const std::string& directory, std::size_t worker, double compute_seconds,
-               const lamina::layout& model);
+               const lamina::layout& model, gradients which = gradients::recorded);
   void play(replica& local, step_report& report);
 
  private:
   friend class paced_layer;
   void spend_until(double seconds, const std::function<void()>& work = {});
+  // A tensor of its own, which autograd makes the parameter's.
+  torch::Tensor gradient_of(std::size_t layer, const torch::Tensor& parameter);
+  torch::Tensor zeros(torch::IntArrayRef shape);
 
-  recorded_gradients recorded_;
+  std::optional<recorded_gradients> recorded_;  // none: zeros
+  torch::Tensor zeros_;                         // as many as were asked for
   step_profile profile_;
   std::vector<std::size_t> forward_;   // layers, in the order in which they are needed
   std::vector<std::size_t> backward_;  // and in which they are ready
   double compute_seconds_;
-  const std::vector<torch::Tensor>* gradients_ = nullptr;  // of this step
+  std::vector<lamina::collectives::gathered_linear_impl*> gathering_;  // of each layer, if it does
+  const std::vector<torch::Tensor>* gradients_ = nullptr;  // of this step, where they are recorded
   double spent_ = 0;                                       // of it
   std::chrono::steady_clock::time_point due_;
   std::chrono::steady_clock::time_point woke_;

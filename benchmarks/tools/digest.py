@@ -212,3 +212,9 @@ def about(environment: dict) -> list[str]:
     return [f"{environment['cpu']}, {environment['cores']} cores, {environment['caches']}, {environment['memory_gib']} GiB, "
             f"{environment['system']}", f"{environment['compiler']}, {flags}; commit {environment['commit']}, "
             f"{environment['date'][:10]}"]
+
+
+def text(environment: dict, results: Results, more: dict) -> str:
+    """The machine, and all tables under their titles."""
+    parts = ["\n".join(about(environment))] + [f"## {title}\n\n{table}" for title, table in tables(results, more).items()]
+    return "\n\n".join(parts) + "\n"

@@ -63,9 +63,8 @@ def main() -> int:
     output = TABLE.parent / "results.json" if given.record else given.output
     suite.write(output, about, results, more)
 
-    print("\n".join(digest.about(about)))
-    for title, table in digest.tables(results, more).items():
-        print(f"\n## {title}\n\n{table}")
+    tables = digest.text(about, results, more)
+    print(tables, end="")
     found = ratios.of(defined, results)
     if "compile_cost" in more:
         found += compile_cost.surplus(more["compile_cost"])
@@ -74,6 +73,7 @@ def main() -> int:
         print(each.line())
     print(f"\nAll of it: {output}")
     if given.record:
+        (TABLE.parent / "table.md").write_text(tables)
         TABLE.write_text(ratios.table(found, ["benchmarks/run --record", *digest.about(about)]))
     if given.check:
         problems = ratios.broken(found, ratios.read_table(TABLE))

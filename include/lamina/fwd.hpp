@@ -17,6 +17,7 @@ class layout;
 class partition;
 class selection;
 class delivery;
+class part_slices;
 struct element_range;
 struct float16;
 struct bfloat16;

@@ -23,6 +23,7 @@
 #include "lamina/selection.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/server.hpp"
+#include "lamina/slices.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"

@@ -366,9 +366,7 @@ class gradient_compressor {
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
     check_encoded();
-    for_each_sent([&](std::size_t part, const std::byte* bytes) { take_out(part, bytes); });
-    decider_.selector().commit(step());
-    intake_.set_phase(detail::step_phase::committed);
+    commit_parts([this](std::size_t part, const std::byte* bytes) { take_out(part, bytes); });
   }
 
   /// It has reached its receiver in part: takes out of residual and velocity what has arrived. What was lost stays, and is sent
@@ -377,8 +375,8 @@ class gradient_compressor {
   ///
   /// A budget is charged for all that was chosen, which has used the network. A part of which something has arrived was sent,
   /// for max_age; one of which nothing has keeps its age, its place in the queue of a budget as_ready, and its value in
-  /// predicted_values(). Ages are then this worker's own: where all are to choose the same parts by agreed values, all need the
-  /// same delivery, or max_age = 0.
+  /// predicted_values(). Ages are then this worker's own: where all are to choose the same parts by agreed values, all need to have
+  /// delivered something of the same parts, or max_age = 0.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
   /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what has arrived of parts that
@@ -388,22 +386,14 @@ class gradient_compressor {
     detail::check_delivery("commit", arrived, chosen(),
                            is_sent_exactly() ? payload_type::as_is : options_.payload);
     if (arrived.is_complete()) return commit();
-    for_each_sent([&](std::size_t part, const std::byte* bytes) {
-      const std::size_t lost = arrived.lost_chunks(part);
-      if (lost == 0) {
-        take_out(part, bytes);
-      } else if (lost < arrived.chunks(part)) {
-        arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
-          if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
-          intake_.residual().subtract(part, options_.payload, bytes, begin, end);
-        });
-        intake_.set_sent(part);
-      } else {
-        decider_.take_back(intake_, part);
-      }
-    });
-    decider_.selector().commit(step(), arrived);
-    intake_.set_phase(detail::step_phase::committed);
+    commit_parts(
+        [&](std::size_t part, const std::byte* bytes) {
+          const std::size_t lost = arrived.lost_chunks(part);
+          if (lost == 0) return take_out(part, bytes);
+          if (lost == arrived.chunks(part)) return decider_.take_back(intake_, part);
+          take_out(part, bytes, arrived);
+        },
+        arrived);
   }
 
   /// Ends a step that cannot be carried out, as when a collective has failed: nothing counts as sent, what was accumulated waits
@@ -534,12 +524,26 @@ class gradient_compressor {
     }
     for (const std::size_t part : chosen().sent()) use(part, nullptr);
   }
+  // Calls `take` for each of them, and ends the step.
+  template <class Take, class... Arrived>
+  void commit_parts(const Take& take, const Arrived&... arrived) {
+    for_each_sent(take);
+    decider_.selector().commit(step(), arrived...);
+    intake_.set_phase(detail::step_phase::committed);
+  }
   void take_out(std::size_t part, const std::byte* bytes) {
     if (is_sent_exactly()) {
       intake_.residual().clear(part);
     } else {
       intake_.residual().subtract(part, options_.payload, bytes);
     }
+    intake_.set_sent(part);
+  }
+  void take_out(std::size_t part, const std::byte* bytes, const delivery& arrived) {
+    arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
+      if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
+      intake_.residual().subtract(part, options_.payload, bytes, begin, end);
+    });
     intake_.set_sent(part);
   }
 

@@ -228,5 +228,19 @@ class Programs(Directory):
         self.assertEqual(len(digest.tables(results, {})), 1 + len(digest.QUESTIONS))
 
 
+class Kept(unittest.TestCase):
+    RESULTS = ROOT / "benchmarks/results"
+
+    def test_the_tables_are_those_of_the_numbers_beside_them(self):
+        environment, results, more = suite.read(self.RESULTS / "results.json")
+        kept = (self.RESULTS / "table.md").read_text()
+        text = digest.text(environment, results, more)
+        self.assertIn("\n".join(digest.about(environment)), text)
+        for title, table in digest.tables(results, more).items():
+            self.assertIn(f"\n\n## {title}\n\n{table}\n", text)
+            if not title.startswith(digest.QUESTIONS["methods"]):  # which also has the columns of recorded_gradients.json
+                self.assertIn(f"\n\n## {title}\n\n{table}\n", kept)
+
+
 if __name__ == "__main__":
     unittest.main()

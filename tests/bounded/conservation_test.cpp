@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "bounded/ledger.hpp"
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 #include "lamina/worker.hpp"
@@ -23,15 +24,10 @@ class lossy_worker {
         parts_(worker.parts()),
         grid_(chunk_grid::of<T>(parts_, options.payload, 64)),
         link(grid_, way),
-        momentum_(static_cast<T>(options.momentum)),
+        account_(parts_, options.momentum),
         memory_(grid_),
         max_losses_(max_losses) {
-    for (const std::size_t size : parts_.sizes()) {
-      computed.emplace_back(size);
-      delivered.emplace_back(size);
-      velocity_.emplace_back(size);
-      waiting_.emplace_back(grid_.chunks(waiting_.size()));
-    }
+    for (std::size_t part = 0; part < parts_.layers(); ++part) waiting_.emplace_back(grid_.chunks(part));
   }
 
   // One step, with integers as gradients.
@@ -40,16 +36,7 @@ class lossy_worker {
     for (const std::size_t size : worker.model().sizes())
       gradients.push_back(random_integers<T>(random, size));
     worker.accumulate_all(gradients);
-    std::size_t part = 0;
-    for (const auto& gradient : gradients) {
-      for (std::size_t begin = 0; begin < gradient.size(); ++part) {
-        for (std::size_t i = 0; i < computed[part].size(); ++i) {
-          velocity_[part][i] = momentum_ * velocity_[part][i] + gradient[begin + i];
-          computed[part][i] += velocity_[part][i];
-        }
-        begin += computed[part].size();
-      }
-    }
+    account_.compute(worker.cut(), gradients);
     const auto& frame = worker.encode();
     const frame_chunks chunks(frame, worker.chosen(), grid_, {.bound_ppm = bound_ppm});
     const auto required = memory_.required(worker.chosen(), max_losses_);
@@ -60,15 +47,7 @@ class lossy_worker {
     worker.commit(link.sender.arrived());
   }
 
-  bool conserves() const {
-    for (std::size_t part = 0; part < parts_.layers(); ++part) {
-      const auto residual = worker.residual()[part];
-      for (std::size_t i = 0; i < residual.size(); ++i) {
-        if (delivered[part][i] + residual[i] != computed[part][i]) return false;
-      }
-    }
-    return true;
-  }
+  bool conserves() const { return account_.conserves(worker.residual()); }
 
   lamina::gradient_compressor<T> worker;
 
@@ -78,7 +57,6 @@ class lossy_worker {
 
  public:
   simulated_link link;
-  std::vector<std::vector<T>> computed, delivered;
   unsigned longest_wait = 0;  // transfers of its part that a chunk was lost in, in a row
 
  private:
@@ -87,11 +65,9 @@ class lossy_worker {
     for (const std::size_t part : arrived.sent().sent()) {
       std::vector<T> values(parts_.sizes()[part]);
       frame.restore(part, values);  // holes are zeros
-      for (std::size_t i = 0; i < values.size(); ++i) delivered[part][i] += values[i];
-      arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
-        std::fill(velocity_[part].begin() + static_cast<std::ptrdiff_t>(begin),
-                  velocity_[part].begin() + static_cast<std::ptrdiff_t>(end), T(0));
-      });
+      account_.deliver(part, 0, values);
+      arrived.for_each_delivered(
+          part, [&](std::size_t begin, std::size_t end) { account_.rest(part, begin, end); });
       for (std::size_t c = 0; c < waiting_[part].size(); ++c) {
         waiting_[part][c] = arrived.is_lost(part, c) ? waiting_[part][c] + 1 : 0;
         longest_wait = std::max(longest_wait, waiting_[part][c]);
@@ -99,8 +75,7 @@ class lossy_worker {
     }
   }
 
-  T momentum_;
-  std::vector<std::vector<T>> velocity_;  // literally
+  ledger<T> account_;
   std::vector<std::vector<unsigned>> waiting_;
   bounded::loss_memory memory_;
   unsigned max_losses_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "bounded/peer.hpp"
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
@@ -13,8 +14,6 @@ using bounded::chunk_grid;
 using bounded::control_type;
 
 namespace {
-
-using bytes = std::vector<std::byte>;
 
 // Parts of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is held back.
 const lamina::layout& some_model() {
@@ -40,50 +39,6 @@ const made_frame<float>& empty_frame() {
   static std::mt19937 random(92);
   static const made_frame<float> made(random, some_model(), lamina::selection(some_model()));
   return made;
-}
-
-// Messages of a peer.
-class peer {
- public:
-  template <class... Fields>
-  bounded::control_message operator()(control_type type, std::uint32_t transfer, std::uint32_t round,
-                                      const Fields&... fields) {
-    writer_.clear();
-    (writer_.put(fields), ...);
-    const auto all = writer_.finish(type, transfer, round);
-    bounded::control_message message;
-    std::memcpy(&message.header, all.data(), sizeof message.header);
-    message.body = all.subspan(bounded::control_header_bytes);
-    return message;
-  }
-  // WANTED or STOP: for each part listed its bits.
-  bounded::control_message list(control_type type, std::uint32_t transfer, std::uint32_t round,
-                                const std::map<std::uint32_t, bytes>& parts, std::uint32_t seen = 0) {
-    writer_.clear();
-    bounded::write_report(writer_, {.seen = seen, .open_transfers = 1});
-    writer_.put(static_cast<std::uint32_t>(parts.size()));
-    for (const auto& [part, bits] : parts) {
-      writer_.put(part);
-      writer_.put(bits);
-    }
-    const auto all = writer_.finish(type, transfer, round);
-    bounded::control_message message;
-    std::memcpy(&message.header, all.data(), sizeof message.header);
-    message.body = all.subspan(bounded::control_header_bytes);
-    return message;
-  }
-
- private:
-  bounded::control_writer writer_{test_secret, 1000};
-};
-
-// All bits of 20, or of 10, but these.
-bytes all_but(std::uint32_t chunks, const std::vector<std::uint32_t>& missing) {
-  bytes bits((chunks + 7) / 8);
-  for (std::uint32_t i = 0; i < chunks; ++i) {
-    if (std::ranges::find(missing, i) == missing.end()) bounded::detail::set_bit(bits, i);
-  }
-  return bits;
 }
 
 enum class at { idle, begun, begun_empty, streaming, probing, done, failed };
@@ -355,28 +310,6 @@ TEST_CASE("states: required chunks go first, and are not to be dropped") {
   std::ranges::sort(expected);
   expected.emplace_back(order[0].part, order[0].index);
   CHECK(sent == expected);
-}
-
-TEST_CASE("states: a sender that gets nothing new out of 50 rounds fails") {
-  auto sender = sender_at(at::probing);
-  peer receiver;
-  instant now = 1s;
-  std::error_code error;
-  std::uint32_t rounds = 0;
-  // Also of a receiver that wants now more and now less.
-  const bool wavers = GENERATE(false, true);
-  while (!error && rounds < 200) {
-    while (!sender.poll_control(now).empty()) {
-    }
-    const bytes few = wavers && rounds % 2 == 1 ? all_but(20, {1}) : all_but(20, {1, 2});
-    error = sender.on_control(receiver.list(control_type::wanted, own, sender.round(), {{0, few}}, 30));
-    ++rounds;
-    while (sender.state() == streaming) {
-      if (!sender.next_packet(now)) now = sender.deadline();
-    }
-  }
-  CHECK(error == bounded_errc::no_progress);
-  CHECK(rounds == 51);  // the first brings two chunks
 }
 
 // Its PROBE would be left out, and the receiver counts rounds by them.

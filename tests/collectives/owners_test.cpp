@@ -90,23 +90,20 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
     INFO("seed " << seed << ", " << collectives::name_of(how) << ", " << ranks << " ranks");
     const lamina::layout model =
         model_of({below(random, 6), 1 + below(random, 90), below(random, 5000), 300, below(random, 9)});
-    const collectives::plan plan = plan_for(model, ranks,
-                                            {.bucket_bytes = below(random, 2) * 800,
-                                             .chunk_bytes = 4096,
-                                             .choice = algorithm_choice::always(how)});
+    collectives::plan_options planned = {
+        .bucket_bytes = below(random, 2) * 800, .chunk_bytes = 4096, .choice = algorithm_choice::always(how)};
+    const collectives::plan at_the_end = plan_for(model, ranks, planned);
+    // In some runs parameters go round beside the backward pass.
+    for (std::size_t l = 0; l < model.layers() && seed % 2 == 0; ++l)
+      planned.ready_seconds.push_back(1e-4 * static_cast<double>(below(random, 50)));
+    const collectives::plan plan = plan_for(model, ranks, planned);
     chunked += model.sizes()[2] > plan.chunk_elements() ? 1 : 0;
     memory_network network(ranks, {.seed = seed, .most_delay = static_cast<unsigned>(below(random, 6))});
     std::vector<replica> replicas(ranks, replica(model));
-    std::vector<double> ready;  // in some runs parameters go round beside the backward pass
-    for (std::size_t l = 0; l < model.layers() && seed % 2 == 0; ++l)
-      ready.push_back(1e-4 * static_cast<double>(below(random, 50)));
     std::vector<std::unique_ptr<engine>> engines;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      engine_options options = with_update(replicas[r].update());
-      options.ready_seconds = ready;
-      engines.push_back(std::make_unique<engine>(network.of(r), plan, options));
-    }
-    early += plan.tasks_of_owners(ready) != plan.tasks_of_owners() ? 1 : 0;
+    for (std::size_t r = 0; r < ranks; ++r)
+      engines.push_back(std::make_unique<engine>(network.of(r), plan, with_update(replicas[r].update())));
+    early += std::ranges::equal(plan.tasks_of_owners(), at_the_end.tasks_of_owners()) ? 0 : 1;
     replica dense(model);
     std::vector<std::vector<int>> steps_of;
     for (const std::size_t size : model.sizes()) steps_of.emplace_back(size);
@@ -141,6 +138,12 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
       for (const replica& each : replicas) {
         const auto own = std::ranges::count_if(each.updated[l], [](int count) { return count > 0; });
         REQUIRE(static_cast<std::size_t>(own) <= (model.sizes()[l] + ranks - 1) / ranks);
+      }
+      // And the plan says who it is.
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const collectives::element_range own = plan.owned_by(r, l);
+        for (std::size_t i = own.begin; i < own.end; ++i)
+          REQUIRE(replicas[r].updated[l][i] == steps_of[l][i]);
       }
     }
   }
@@ -265,10 +268,24 @@ TEST_CASE("owners: parameters go round where the link would be idle, and each af
       .alpha = 1e-9, .beta_one_way = 1e-5, .beta_both_ways = 1e-5, .gamma = 1e-12};
   const std::vector<std::size_t> order = {2, 1, 0};
   const std::vector<collectives::layer_class> classes(3);
-  const collectives::plan plan(model, 2, order, classes,
-                               {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::pairwise)},
-                               costs);
-  const double half = plan.seconds_of(plan.buckets()[0]) / 2;
+  const auto plan_with = [&](const std::vector<double>& ready) {
+    return collectives::plan(
+        model, 2, order, classes,
+        {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::pairwise), .ready_seconds = ready},
+        costs);
+  };
+  using tasks = std::vector<task>;
+  const auto order_with = [&](const std::vector<double>& ready) {
+    const collectives::plan made = plan_with(ready);
+    const tasks found(made.tasks_of_owners().begin(), made.tasks_of_owners().end());
+    // It is a part of the plan: what is saved has it, and ranks with another one are noticed.
+    const collectives::plan loaded = collectives::plan::load(made.save(), model, 2);
+    CHECK(std::ranges::equal(loaded.tasks_of_owners(), found));
+    CHECK((made.fingerprint() == plan_with({}).fingerprint()) ==
+          std::ranges::equal(found, plan_with({}).tasks_of_owners()));
+    return found;
+  };
+  const double half = plan_with({}).seconds_of(plan_with({}).buckets()[0]) / 2;
   CHECK(half > 0.4);
   const task sum0{0, operation::reduce_scatter};
   const task sum1{1, operation::reduce_scatter};
@@ -276,23 +293,19 @@ TEST_CASE("owners: parameters go round where the link would be idle, and each af
   const task gather0{0, operation::all_gather};
   const task gather1{1, operation::all_gather};
   const task gather2{2, operation::all_gather};
-  using tasks = std::vector<task>;
-  CHECK(plan.tasks_of_owners() == tasks{sum0, sum1, sum2, gather2, gather1, gather0});
+  CHECK(order_with({}) == tasks{sum0, sum1, sum2, gather2, gather1, gather0});
   // Backward is quicker than the link: it is never idle.
-  CHECK(plan.tasks_of_owners(std::vector{0.3 * half, 0.2 * half, 0.1 * half}) == plan.tasks_of_owners());
+  CHECK(order_with({0.3 * half, 0.2 * half, 0.1 * half}) == order_with({}));
   // It waits for layer 0, long enough for one, or for both.
-  CHECK(plan.tasks_of_owners(std::vector{3 * half, half, 0.0}) ==
-        tasks{sum0, sum1, gather1, sum2, gather2, gather0});
-  CHECK(plan.tasks_of_owners(std::vector{9 * half, half, 0.0}) ==
-        tasks{sum0, sum1, gather1, gather0, sum2, gather2});
-  CHECK(plan.tasks_of_owners(std::vector{9 * half, 5 * half, 0.0}) ==
-        tasks{sum0, gather0, sum1, gather1, sum2, gather2});
-  CHECK(contains(message_of<std::invalid_argument>([&] { (void)plan.tasks_of_owners(std::vector{1.0}); }),
+  CHECK(order_with({3 * half, half, 0.0}) == tasks{sum0, sum1, gather1, sum2, gather2, gather0});
+  CHECK(order_with({9 * half, half, 0.0}) == tasks{sum0, sum1, gather1, gather0, sum2, gather2});
+  CHECK(order_with({9 * half, 5 * half, 0.0}) == tasks{sum0, gather0, sum1, gather1, sum2, gather2});
+  CHECK(contains(message_of<std::invalid_argument>([&] { (void)plan_with({1.0}); }),
                  "there are 1 times for 3 layers"));
   for (const double bad :
        {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     CHECK(contains(message_of<std::invalid_argument>([&] {
-                     (void)plan.tasks_of_owners(std::vector{0.0, bad, 0.0});
+                     (void)plan_with({0.0, bad, 0.0});
                    }),
                    "cannot be ready after"));
   }
@@ -313,11 +326,6 @@ TEST_CASE("owners: what cannot be is refused by name") {
   CHECK_NOTHROW(engine(network.of(0),
                        plan_for(model, 3, {.choice = algorithm_choice::always(algorithm::ring)}),
                        with_update([](std::size_t, std::size_t, std::span<float>) {})));
-
-  CHECK(contains(message_of<std::invalid_argument>([&] {
-                   engine(network.of(0), plan_for(model, 3, {}), {.ready_seconds = {1, 2}});
-                 }),
-                 "ready_seconds orders what owners hand round"));
 
   memory_network one_rank(1);
   const collectives::plan plan = plan_for(model, 1, {});
@@ -350,18 +358,17 @@ TEST_CASE("owners: a rank without them is named, and an update that throws ends 
   const auto parted = run(nothing, {});
   CHECK(contains(parted[0] + parted[1], "reduce_scatter by pairwise"));
   {
-    // One hands parameters round where the other goes on with sums.
+    // One would hand parameters round where the other goes on with sums: they have another plan.
     memory_network network(2);
+    const collectives::plan early = plan_for(model, 2, {.bucket_bytes = 0, .ready_seconds = {1000, 0}});
     const auto other_order = in_threads(2, [&](std::size_t r) {
-      engine_options options = {.timeout = 2s, .update = nothing};
-      if (r == 0) options.ready_seconds = {1000, 0};
-      engine own(network.of(r), plan, options);
+      engine own(network.of(r), r == 0 ? early : plan, {.timeout = 2s, .update = nothing});
       own.begin_step();
       own.ready(1, gradient);
       own.ready(0, std::span(gradient).first(50));
       own.drain();
     });
-    CHECK(contains(other_order[0] + other_order[1], "as all_gather by pairwise"));
+    CHECK(contains(other_order[0] + other_order[1], "was started with another plan"));
   }
   const auto thrown = run(nothing, [](std::size_t layer, std::size_t, std::span<float>) {
     throw std::domain_error("layer " + std::to_string(layer) + " has diverged");

@@ -38,6 +38,12 @@ plan plan_of(const std::vector<std::size_t>& sizes, const collectives::plan_opti
               std::vector<layer_class>(sizes.size(), layer_class::convolutional), options, costs);
 }
 
+std::vector<double> random_times(std::mt19937& random, std::size_t count) {
+  std::vector<double> seconds(count);
+  for (double& each : seconds) each = 0.01 * static_cast<double>(below(random, 100));
+  return seconds;
+}
+
 std::vector<std::vector<std::size_t>> layers_in(const plan& given) {
   std::vector<std::vector<std::size_t>> all;
   for (const auto& each : given.buckets()) all.push_back(each.layers);
@@ -107,12 +113,6 @@ TEST_CASE("cost: the cheapest algorithm goes by latency where little is sent, an
   CHECK(collectives::cheapest(4, 1 << 20U, symmetric) == algorithm::halving_doubling);
   CHECK(collectives::cheapest(4, 1 << 20U, {3e-4, 8e-9, 1.6e-8, 1e-12}) == algorithm::ring);
   CHECK(collectives::cheapest(1, 1000, symmetric) == algorithm::ring);  // nothing is sent: a tie
-}
-
-TEST_CASE("cost: one collective after another, none before it is ready") {
-  CHECK(collectives::end_of_collectives(std::vector{1.0, 1.5, 5.0}, std::vector{2.0, 1.0, 0.5}) == 5.5);
-  CHECK(collectives::end_of_collectives({}, {}) == 0);
-  CHECK_THROWS_AS(collectives::end_of_collectives(std::vector{1.0}, {}), std::invalid_argument);
 }
 
 TEST_CASE("plan: buckets are of consecutive layers of one class, in the order in which they become ready") {
@@ -199,19 +199,9 @@ TEST_CASE("plan: chunks are multiples of 16 elements a rank") {
   }
 }
 
-TEST_CASE("plan: the seconds that stay exposed") {
-  const plan made =
-      plan_of({1000, 1000, 1000}, {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::ring)});
-  const double one = collectives::seconds_of(operation::all_reduce, algorithm::ring, 4, 1000, made.costs());
-  // All ready at the end: all of it is exposed. Ready early: the last one alone.
-  CHECK(made.predicted_exposed(std::vector{1.0, 1.0, 1.0}, 1.0) == Approx(3 * one));
-  CHECK(made.predicted_exposed(std::vector{1.0, 0.5, 0.2}, 1.0) == Approx(one));
-  CHECK(made.predicted_exposed(std::vector{0.1, 0.1, 0.1}, 1.0) == 0);
-  CHECK_THROWS_AS(made.predicted_exposed(std::vector{1.0}, 1.0), std::invalid_argument);
-}
-
 TEST_CASE("plan: what is saved loads as the same plan") {
   std::mt19937 random(1911);
+  int has_owners = 0;
   for (int round = 0; round < 50; ++round) {
     const lamina::layout model = random_model(random);
     std::vector<std::size_t> order = reversed_order(model.layers());
@@ -220,18 +210,43 @@ TEST_CASE("plan: what is saved loads as the same plan") {
     for (layer_class& each : classes) each = static_cast<layer_class>(below(random, 2));
     const std::size_t ranks = 1 + below(random, 9);
     const plan made(model, ranks, order, classes,
-                    {.bucket_bytes = below(random, 4000), .choice = algorithm_choice::by_cost()},
+                    {.bucket_bytes = below(random, 4000),
+                     .choice = algorithm_choice::by_cost(),
+                     .ready_seconds = random_times(random, below(random, 2) * model.layers())},
                     {1e-4 * static_cast<double>(1 + below(random, 900)), 8.3654e-9, 9e-9, 1e-10});
     const plan loaded = plan::load(made.save(), model, ranks);
     CHECK(loaded.save() == made.save());
     CHECK(loaded.fingerprint() == made.fingerprint());
     CHECK(layers_in(loaded) == layers_in(made));
     CHECK(loaded.costs() == made.costs());
+    CHECK(std::ranges::equal(loaded.tasks_of_owners(), made.tasks_of_owners()));
+    has_owners += contains(made.save(), "owners") ? 1 : 0;
     for (std::size_t b = 0; b < made.buckets().size(); ++b) {
       CHECK(loaded.buckets()[b].elements == made.buckets()[b].elements);
       CHECK(loaded.buckets()[b].how == made.buckets()[b].how);
     }
   }
+  CHECK(has_owners > 5);
+}
+
+TEST_CASE("plan: an order of owners that cannot be is refused") {
+  const lamina::layout model = model_of({10, 20, 40});
+  const plan made(model, 2, reversed_order(3), std::vector<layer_class>(3),
+                  {.bucket_bytes = 0, .ready_seconds = {9, 5, 0}}, costs);
+  const std::string good = made.save();
+  REQUIRE(contains(good, "owners 0 0 1 1 2 2\n"));
+  const auto load_error = [&](const std::string& order) {
+    return message_of<plan_error>(
+        [&] { plan::load(with_checksum(replaced(good, "owners 0 0 1 1 2 2", order)), model, 2); });
+  };
+  CHECK(load_error("owners 0 1 0 1 2 2") == "(no exception)");
+  CHECK(contains(load_error("owners 0 0 2 1 1 2"), "bucket 2 where it cannot be"));  // summed before bucket 1
+  CHECK(contains(load_error("owners 0 0 0 1 1 2 2"), "bucket 0 where it cannot be"));  // round twice
+  CHECK(contains(load_error("owners 0 0 1 1 2 2 3"), "bucket 3 where it cannot be"));
+  CHECK(contains(load_error("owners 0 0 1 2 2"), "lacks bucket 1"));
+  CHECK(contains(load_error("owners 0 0 1 1"), "lacks bucket 2"));
+  CHECK(contains(load_error("owners 0 1 2 2 1 0"), "not as it is written"));  // what is not written down
+  CHECK(contains(load_error("gatherers 0 0 1 1 2 2"), "'gatherers' where 'bucket'"));
 }
 
 TEST_CASE("plan: whatever decides the order of additions changes the fingerprint") {

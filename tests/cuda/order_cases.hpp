@@ -123,6 +123,7 @@ void leaves_out_of_velocity_and_residual(const Execution& execution) {
   device.bind(execution, gradients.tensors());
   const thrust::device_vector<double> agreed = on_device<double>({0, 1});  // holds layer 0 back
   const auto add = [&](float element) {
+    execution.wait();  // or a launch before may not have read what is written now
     gradients.set(0, {element});
     device.accumulate(execution);
   };

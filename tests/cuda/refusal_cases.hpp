@@ -165,6 +165,24 @@ void refused_steps_do_nothing(const Execution& execution) {
           "a commit out of order was not told");
 }
 
+/// A scale that is not finite leaves out every element, and counts none that the gradient does not have.
+template <class T, class Execution>
+void counts_what_a_scale_leaves_out(const Execution& execution) {
+  const lamina::layout model = model_of({1, 0, 2, 63, 65, 4097, 9003});
+  for (const float scale :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const double momentum : {0.0, 0.5}) {
+      lamina::cuda::gradient_compressor<T> device(model, {.momentum = momentum});
+      device_gradients<T> gradients(model, 0);
+      device.bind(execution, gradients.tensors());
+      const thrust::device_vector<float> inverse_scale = std::vector{scale};
+      device.accumulate(execution, {.inverse_scale = address_of(inverse_scale)});
+      const std::vector<std::uint64_t> all(model.sizes().begin(), model.sizes().end());
+      require(device.left_out_elements(execution) == all, "another number of elements was left out");
+    }
+  }
+}
+
 template <class Execution>
 void for_each_refusal_case(const Execution& execution, const visitor& visit) {
   const auto refuse = [&](const std::string& name, const lamina::compressor_options& options) {
@@ -183,6 +201,10 @@ void for_each_refusal_case(const Execution& execution, const visitor& visit) {
   refuse("drop ratio 0.7", {.drop_ratio = 0.7});
   refuse("momentum", {.drop_ratio = 0.7, .momentum = 0.9});
   refuse("a budget, payload int8", {.byte_budget = 0.2, .payload = lamina::payload_type::int8});
+  visit("a scale that is not finite", [&] {
+    counts_what_a_scale_leaves_out<float>(execution);
+    counts_what_a_scale_leaves_out<double>(execution);
+  });
   visit("refused steps do nothing", [&] { refused_steps_do_nothing(execution); });
 }
 

@@ -113,6 +113,11 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
           cpu.commit();
           now = phase::committed;
         }
+        if (below(random, 4) == 0) {  // by two graphs
+          calls += 'c';
+          commit.replay();
+          is_in_order = false;
+        }
         break;
       default: {
         if (!restores) break;

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 // The device's cases by teams of threads that run at the same time, as on a GPU.
+#include <thrust/execution_policy.h>
+
 #include <cstddef>
 #include <tuple>
 #include <utility>
 
 #include "cases.hpp"
 #include "catch.hpp"
+#include "lamina/cuda/thrust_execution.hpp"
 #include "threads_execution.hpp"
 
 TEST_CASE("cuda: a team of threads does what one does") {
@@ -27,4 +30,16 @@ TEST_CASE("cuda: a search by a team of many threads") {
     REQUIRE_NOTHROW(
         lamina_test::finds_the_crossing(lamina_test::by_threads(threads, begins_forwards, 1), layers, 6));
   }
+}
+
+// Gradients are written outside of the stream. Here nothing runs before it is waited for, so a case that does not wait writes over
+// what a launch has still to read, which a GPU does now and then.
+TEST_CASE("cuda: cases wait before they write what a launch reads") {
+  const auto policy = lamina::cuda::with_policy(thrust::device);
+  const lamina_test::late stream(policy);
+  lamina_test::for_each_order_case(stream, [&](const auto& name, const auto& run) {
+    INFO(name);
+    REQUIRE_NOTHROW(run());
+    stream.forget();
+  });
 }

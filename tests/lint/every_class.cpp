@@ -46,6 +46,8 @@ void work(lamina::gradient_compressor<float>& worker, lamina::any_compressor& an
   worker.pack(packed, 2);
   worker.commit();
   lamina::delivery arrived(worker.chosen(), 4);
+  const lamina::part_slices slices(worker.parts(), 2, 4);
+  slices.lose(0, lamina::delivery(slices.cut(worker.chosen(), 0), 4), arrived);
   arrived.lose(0, 0);
   worker.commit(arrived);
   any.load(any.save());

@@ -63,6 +63,25 @@ def test_bad_elements_can_be_left_out(backend):
     ranks.run(2, left_out, backend)
 
 
+def left_out_of_velocity(backend):
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5)
+    # The first layer goes out in each step, the others wait.
+    of_good, of_bad = [1.0, 2.5, 4.25], [1.0, 1.0, 2.5]
+    for step, (good, bad) in enumerate(zip(of_good, of_bad)):
+        given = [torch.full(SHAPES[0], 10.0), torch.ones(SHAPES[1]), torch.ones(SHAPES[2])]
+        if step == 1:
+            given[1][7] = float("inf")
+        backward(ddp, model, given)
+        residual = state.residual("all.1")
+        assert (residual[8], residual[7]) == (good, bad)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_an_element_left_out_moves_neither_velocity_nor_residual(backend):
+    ranks.run(1, left_out_of_velocity, backend)
+
+
 class Scaler:
     """A GradScaler whose scale is what the test says."""
 

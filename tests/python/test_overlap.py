@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lamina
 import lamina.torch
+from lamina.torch._cpu import CpuBackend
+from lamina.torch._device import TorchBackend
 import models
 import ranks
 import test_hook
@@ -490,3 +492,31 @@ def in_other_ways():
 
 def test_passes_without_synchronisation_and_batches_that_end_early():
     ranks.run(2, in_other_ways)
+
+
+@pytest.mark.parametrize("kind", [CpuBackend, TorchBackend])
+def test_what_is_packed_ahead_lacks_what_is_left_out(kind):
+    """It moves neither velocity nor residual, and the layer is packed before either is written."""
+    backend = kind(lamina.Layout({"a": (4,), "b": (6,)}), lamina.Options(drop_ratio=0.5, momentum=0.5), "float32",
+                   torch.device("cpu"), "ahead")
+    # All in the first step, then the second layer, then the first.
+    for step, next_values in ((1, [0.0, 9.0]), (2, [9.0, 0.0]), (3, [0.0, 9.0])):
+        buffer = torch.full((10,), float(step))
+        if step == 3:
+            buffer[1] = float("inf")
+        backend.take([buffer], [(0, 0), (0, 4)])
+        sent = backend.begin()
+        assert sent == [[0, 1], [1], [0]][step - 1]
+        ahead = [torch.empty(4), torch.empty(6)]
+        for layer in sent:
+            backend.pack_ahead(layer, buffer[[0, 4][layer]:[4, 10][layer]], ahead[layer], 1, 1.0)
+        backend.accumulate(1.0)
+        for layer in sent:
+            assert torch.equal(ahead[layer], backend.residual(layer))
+        if step == 3:
+            assert ahead[0].tolist() == [2.0 + 4.0, 2.0, 6.0, 6.0]
+        backend.predicted_values()
+        backend.plan(torch.tensor(next_values, dtype=torch.float64))
+        backend.use_ahead()
+        backend.commit()
+        backend.release()

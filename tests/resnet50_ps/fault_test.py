@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from runs import (DEADLINE_SECONDS, MPIRUN, PROGRAM, TRAINING, at_once, checkpoints, command, ranks_of, require, run, start,
-                  steps_done, wait_for)
+                  steps_done, wait_for, with_fault)
 
 
 UDP = ["--transport", "udp", "--link-rate", "10000000000"]
@@ -59,6 +59,12 @@ def falls_silent(output: pathlib.Path, rank: int, said: str, *more: str, ranks: 
 
 def pauses(output: pathlib.Path, undisturbed: pathlib.Path, seconds: float, *more: str) -> None:
     """A worker that stops for a while and goes on changes nothing but the time."""
+    paused = losses_of_paused(output, seconds, *more)
+    require(run(command(undisturbed, *more)).returncode == 0, "the undisturbed run failed")
+    require(paused == losses_in(undisturbed), "a pause changed what was computed")
+
+
+def losses_of_paused(output: pathlib.Path, seconds: float, *more: str) -> list[str]:
     mpirun = start(command(output, *more))
     wait_for(lambda: steps_done(output) >= 2, mpirun, "step 2")
     worker = ranks_of(mpirun)[1]
@@ -67,11 +73,34 @@ def pauses(output: pathlib.Path, undisturbed: pathlib.Path, seconds: float, *mor
     os.kill(worker, signal.SIGCONT)
     _, errors = mpirun.communicate(timeout=DEADLINE_SECONDS)
     require(mpirun.returncode == 0, errors)
+    return losses_in(output)
 
-    require(run(command(undisturbed, *more)).returncode == 0, "the undisturbed run failed")
-    losses = [[line.split('"accuracy"')[0] for line in (each / "with" / "metrics.jsonl").read_text().splitlines()
-               if line.startswith('{"step"')] for each in (output, undisturbed)]
-    require(len(losses[0]) == 5 and losses[0] == losses[1], "a pause changed what was computed")
+
+def losses_in(output: pathlib.Path) -> list[str]:
+    lines = (output / "with" / "metrics.jsonl").read_text().splitlines()
+    losses = [line.split('"accuracy"')[0] for line in lines if line.startswith('{"step"')]
+    require(len(losses) == 5, f"there are {len(losses)} of 5 steps")
+    return losses
+
+
+def fails_as_planned(output: pathlib.Path, place: str, action: str, *more: str) -> None:
+    """Worker 1 dies, or throws, in that place of step 3: the run ends, with an error and without an orphan."""
+    begun_at = time.monotonic()
+    failed = run(command(output, *more, steps=1000), env=with_fault(1, place, 3, action))
+    require(failed.returncode != 0, f"worker 1 failed in {place} and the run ended with status 0")
+    require(f"planned fault in {place}" in failed.stderr, failed.stderr)
+    require(action != "throw" or f"worker 1: thrown in {place}" in failed.stderr, failed.stderr)
+    require(steps_done(output) in (1, 2), f"it was to be in step 3, and {steps_done(output)} steps were done")
+    require(time.monotonic() - begun_at < 30, "the others waited for one that had failed")
+
+
+def pauses_in_overlap(at: pathlib.Path) -> None:
+    """Both exchanges, of which a worker stops for 2 s, compute what a run without overlap does."""
+    ahead = OVERLAP[:-1]
+    require(run(command(at / "undisturbed", *ahead)).returncode == 0, "the undisturbed run failed")
+    expected = losses_in(at / "undisturbed")
+    for name, more in (("sums", ("step",)), ("owners", ("step", "--exchange", "owners"))):
+        require(losses_of_paused(at / name, 2, *OVERLAP, *more) == expected, f"a pause changed what {name} computed")
 
 
 def diverges(output: pathlib.Path, *more: str) -> None:
@@ -158,13 +187,17 @@ def main() -> None:
             # Of three, one may name the one that waits for the silent one: their timeouts end together.
             partial(falls_silent, at / "silent_in_overlap", 1, "worker 1", *OVERLAP, "step", ranks=2),
             partial(falls_silent, at / "silent_owner", 0, "worker 0", *OVERLAP, "backward", "--exchange", "owners", ranks=2),
-            partial(dies, at / "dies_in_overlap", 0, 0.1, *OVERLAP, "step"),
             partial(falls_silent, at / "silent_in_parts", 2, "worker 1", *AS_READY, "step"),
             partial(falls_silent, at / "silent_server_of_parts", 0, "the server", *AS_READY, "backward"),
             partial(pauses, at / "paused_in_parts", at / "undisturbed_in_parts", 2, *AS_READY, "step"),
             partial(dies, at / "dies_in_parts", 1, 0.1, *AS_READY, "backward"),
             partial(diverges, at / "diverges_in_parts", *AS_READY, "step"),
+            partial(pauses_in_overlap, at / "paused_in_overlap"),
+            *(partial(fails_as_planned, at / f"{action}_{place}_{len(exchange)}", place, action, *OVERLAP, "backward", *exchange)
+              for exchange in ((), ("--exchange", "owners"))
+              for place, action in (("forward", "kill"), ("backward", "kill"), ("drain", "kill"), ("backward", "throw"))),
             partial(diverges, at / "diverges_in_overlap", *OVERLAP, "backward"),
+            partial(diverges, at / "diverging_owners", *OVERLAP, "step", "--exchange", "owners"),
             partial(dies, at / "server", 0, 0),
             partial(dies, at / "server_over_udp", 0, 0.1, *UDP),
             partial(dies, at / "worker_over_udp", 1, 0.22, *BOUNDED),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "model/resnet50.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "model/model_file.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "model/resnet50.hpp"
 
 #include "catch.hpp"
 

@@ -3,6 +3,7 @@
 // What takes several ranks to be seen is in CMakeLists.txt.
 #include "data/data.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
 #include "launch/training.hpp"
+#include "state/saved_run.hpp"
 
 #include <torch/cuda.h>
 
@@ -12,6 +13,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "temporary_directory.hpp"
@@ -65,6 +67,10 @@ TEST_CASE("refusals: a command line as it should be is taken") {
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--loss-bound-down", "0.1",
                     "--loss-bound-warm-up", "5", "--inject-loss", "0.7", "--stop", "on-probe"}) == "");
   CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "hybrid"}) == "");
+  CHECK(refusal_of({"--transport", "inprocess", "--loss-bound", "0.1", "--topology", "allreduce", "--payload",
+                    "int8", "--max-age", "5"}) == "");
+  CHECK(refusal_of({"--transport", "udp", "--loss-bound", "0.1", "--topology", "allreduce", "--updates",
+                    "local"}) == "");
   CHECK(refusal_of({"--transport", "udp", "--loss-bound", "0.1", "--loss-bound-down", "0.1", "--inject-loss",
                     "0.2", "--link-rate", "1000000000", "--mtu", "1400", "--interface", "127.0.0.1",
                     "--degraded", "--runs", "with"}) == "");
@@ -105,7 +111,6 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--topology", "allreduce", "--selection", "local"}, "--topology allreduce needs --selection agreed"},
       {{"--topology", "allreduce", "--selection", "agreed", "--mode", "async"},
        "--mode async needs a server"},
-      {{"--topology", "allreduce", "--selection", "agreed", "--payload", "int8"}, "it needs --payload as_is"},
       {{"--topology", "mpi_allreduce", "--runs", "both"}, "it needs --runs without"},
       {{"--topology", "mpi_allreduce", "--mode", "async"}, "--mode async needs a server"},
       {{"--topology", "mpi_allreduce", "--transport", "inprocess"}, "needs --transport mpi"},
@@ -125,13 +130,18 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
       {{"--loss-bound", "0.1"}, "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound-down", "0.1"}, "--loss-bound-down needs --transport inprocess"},
       {{"--inject-loss", "0.1"}, "--inject-loss needs --transport inprocess"},
-      {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--selection",
-        "agreed"},
-       "--loss-bound needs a server: not --topology allreduce"},
+      {{"--loss-bound-down", "0.1", "--transport", "inprocess", "--topology", "allreduce"},
+       "--loss-bound-down needs a server: a sum that only some have would part the replicas of --topology "
+       "allreduce"},
+      {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--overlap", "backward",
+        "--runs", "without"},
+       "--overlap backward needs --transport mpi"},
+      {{"--loss-bound", "0.1", "--topology", "mpi_allreduce"},
+       "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--degraded", "--runs", "with"},
        "--loss-bound needs workers that all stay in one process: not --degraded"},
-      {{"--transport", "udp", "--topology", "allreduce", "--selection", "agreed"},
-       "--transport udp needs a server: not --topology allreduce"},
+      {{"--transport", "udp", "--topology", "mpi_allreduce"},
+       "--topology mpi_allreduce needs --transport mpi"},
       {{"--transport", "udp", "--runs", "all"}, "--runs all needs --transport mpi"},
       {{"--transport", "udp", "--loss-bound-down", "0.1", "--topology", "hybrid"},
        "--loss-bound-down needs workers that hear the server themselves"},
@@ -163,6 +173,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
                                              "agreed",     "--runs",    "with"};
   CHECK(refusal_of(backward) == "");
   CHECK(refusal_of(with(dense, {"--overlap", "step", "--exchange", "owners", "--bucket-bytes", "0"})) == "");
+  CHECK(refusal_of(with(backward, {"--sum-payload", "bfloat16"})) == "");
   CHECK(refusal_of(with(dropping, {"--overlap", "step", "--decide", "ahead"})) == "");
   CHECK(refusal_of(with(dropping, {"--decide", "ahead"})) == "");
   CHECK(refusal_of({"--topology", "allreduce", "--selection", "agreed", "--overlap", "backward", "--decide",
@@ -216,6 +227,11 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(dense, {"--collectives", "ring"}),
        "--collectives ring needs --overlap backward or --overlap step"},
       {with(dense, {"--bucket-bytes", "0"}), "--bucket-bytes 0 needs --overlap backward or --overlap step"},
+      {with(dense, {"--sum-payload", "bfloat16"}),
+       "--sum-payload bfloat16 needs --overlap backward or --overlap step"},
+      {with(backward, {"--sum-payload", "float16"}), "--sum-payload"},
+      {with(backward, {"--sum-payload", "bfloat16", "--collectives", "ring"}),
+       "--sum-payload bfloat16 needs --collectives pairwise, not --collectives ring"},
       {with(dense, {"--timeline", "t.json"}), "--timeline needs --overlap backward or --overlap step"},
       {with(backward, {"--butterfly", "recursive_doubling"}),
        "--butterfly needs --collectives by_type, not --collectives pairwise"},
@@ -224,15 +240,114 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(backward, {"--collectives", "quick"}), "recursive_doubling"},
       {with(backward, {"--exchange", "owners", "--collectives", "tree"}),
        "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives tree"},
-      {with(backward, {"--exchange", "owners", "--output", "o", "--checkpoint-every", "2"}),
-       "--exchange owners makes no checkpoints"},
-      {with(backward, {"--calibrate", "--output", "o", "--checkpoint-every", "2"}),
-       "--calibrate makes no checkpoints"},
-      {with(backward, {"--payload", "int8"}), "it needs --payload as_is"},
+      {with(backward, {"--gathers", "interleaved"}),
+       "--gathers interleaved needs --exchange owners, not --exchange sums"},
+      {with(dense, {"--gathers", "interleaved"}),
+       "--gathers interleaved needs --overlap backward or --overlap step"},
+      {with(dense, {"--fc-exchange", "activations"}),
+       "--fc-exchange activations needs --overlap backward or --overlap step"},
+      {{"--fc-exchange", "by_cost"}, "--fc-exchange by_cost needs --overlap backward or --overlap step"},
+      {with(dropping, {"--overlap", "step", "--decide", "ahead", "--fc-exchange", "by_cost"}),
+       "--fc-exchange by_cost needs --runs without: the gradient of such a layer exists on no worker"},
+      {with(backward, {"--fc-exchange", "activations", "--residual-momentum", "0.9"}),
+       "--fc-exchange activations: not --residual-momentum"},
+      {with(backward, {"--fc-exchange", "some"}), "--fc-exchange: some not in"},
+      {with(dense, {"--progress-by", "hooks"}),
+       "--progress-by hooks needs --overlap backward or --overlap step"},
+      {with(backward, {"--progress-by", "hope"}), "--progress-by: hope not in"},
+      {with(dense, {"--plan", "plan.txt"}), "--plan needs --overlap backward or --overlap step"},
+      {with(backward, {"--plan", "plan.txt", "--bucket-bytes", "0"}), "--plan has what --bucket-bytes says"},
+      {with(backward, {"--plan", "plan.txt", "--chunk-bytes", "8192"}), "--plan has what --chunk-bytes says"},
+      {with(backward, {"--plan", "plan.txt", "--calibrate"}), "--plan has what --calibrate says"},
+      {with(backward, {"--plan", "plan.txt", "--collectives", "ring"}), "--plan has what --collectives says"},
+      {with(backward, {"--exchange", "owners", "--plan", "plan.txt", "--gathers", "interleaved"}),
+       "--plan has what --gathers says"},
+      {with(backward, {"--plan", "plan.txt", "--output", "o", "--resume"}),
+       "--plan begins a run, --resume goes on by the plan of its checkpoint"},
+      {with(backward, {"--payload", "int8"}),
+       "--overlap backward adds numbers up on the way: it needs --payload as_is"},
   });
+  CHECK(refusal_of(with(backward, {"--exchange", "owners", "--gathers", "interleaved", "--fc-exchange",
+                                   "activations", "--progress-by", "hooks", "--calibrate", "--output", "o",
+                                   "--checkpoint-every", "2"})) == "");
+  CHECK(refusal_of(with(backward, {"--plan", "plan.txt"})) == "");
+  CHECK(refusal_of(
+            with(backward, {"--plan", "plan.txt", "--output", "o", "--resume", "--change-exchange"})) == "");
   const auto halves = with(backward, {"--exchange", "owners", "--collectives", "halving_doubling"});
   CHECK(refusal_of(halves, 4) == "");
   CHECK_THAT(refusal_of(halves, 3), Catch::Matchers::Contains("needs a power of two of workers, not 3"));
+}
+
+TEST_CASE("refusals: networks say what they cannot be with") {
+  CHECK(refusal_of({"--network", "vgg16", "--image-size", "32"}) == "");
+  require_refused({
+      {{"--network", "vgg19"}, "--network: vgg19 not in"},
+      {{"--network", "vgg16", "--small-stem"}, "--small-stem needs --network resnet50, not --network vgg16"},
+      {{"--network", "vgg16", "--image-size", "31"},
+       "--network vgg16 needs images of at least 32 pixels a side, not 31"},
+  });
+}
+
+TEST_CASE("refusals: an exchange is changed by --resume alone, and for workers that keep their residuals") {
+  const auto changing = [](std::initializer_list<const char*> more) {
+    std::vector<std::string> options = {"--output", "o", "--resume", "--change-exchange"};
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+  };
+  CHECK(refusal_of(changing({})) == "");
+  require_refused({
+      {{"--change-exchange"}, "--change-exchange requires --resume"},
+      {changing({"--topology", "hybrid"}), "--change-exchange needs workers that keep their own residuals"},
+      {changing({"--merge-residuals"}), "--change-exchange needs the same workers: not --merge-residuals"},
+      {changing({"--updates", "local"}), "--change-exchange needs --updates gradients, not --updates local"},
+  });
+}
+
+// What ranks compare before they begin, and what a checkpoint must have been made with.
+TEST_CASE("refusals: ranks and checkpoints are told apart by whatever changes a run") {
+  const auto described = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"resnet50_ps", "--topology", "allreduce", "--selection",
+                                          "agreed",      "--runs",     "without"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::vector<char*> argv;
+    for (std::string& each : arguments) argv.push_back(each.data());
+    const parsed command = parse_options(static_cast<int>(argv.size()), argv.data());
+    INFO(command.message);
+    REQUIRE(!command.exit_code);
+    const training run{.options = command.options, .data = {}, .topology = allreduce_topology(2)};
+    return std::pair(configuration_of(run, lamina::layout({{"any", {1}}})), exchange_of(run));
+  };
+  const auto usual = described({});
+  for (const std::vector<std::string>& each : std::vector<std::vector<std::string>>{{"--network", "vgg16"},
+                                                                                    {"--batch", "3"},
+                                                                                    {"--seed", "2"},
+                                                                                    {"--decide", "ahead"},
+                                                                                    {"--momentum", "0.5"}}) {
+    INFO(each.front());
+    CHECK(described(each).first != usual.first);
+    CHECK(described(each).second == usual.second);
+  }
+  const auto overlap = described({"--overlap", "step"});
+  CHECK(overlap.first == usual.first);
+  CHECK(overlap.second != usual.second);
+  CHECK(described({"--overlap", "step", "--progress-by", "hooks"}) == overlap);  // the same bits
+  for (const std::vector<std::string>& each : std::vector<std::vector<std::string>>{
+           {"--bucket-bytes", "0"},
+           {"--chunk-bytes", "8192"},
+           {"--collectives", "ring"},
+           {"--collectives", "by_type"},
+           {"--collectives", "by_type", "--butterfly", "recursive_doubling"},
+           {"--exchange", "owners"},
+           {"--exchange", "owners", "--gathers", "interleaved"},
+           {"--fc-exchange", "activations"},
+           {"--fc-exchange", "by_cost"},
+           {"--calibrate"}}) {
+    INFO(each.back());
+    std::vector<std::string> more = {"--overlap", "step"};
+    more.insert(more.end(), each.begin(), each.end());
+    CHECK(described(more).first == usual.first);
+    CHECK(described(more).second != overlap.second);
+  }
 }
 
 TEST_CASE("refusals: a link that is too slow for packets is named") {

@@ -6,14 +6,18 @@ import json
 import os
 import pathlib
 import signal
+import struct
+import subprocess
 import tempfile
 import time
 from functools import partial
 
-from runs import DEADLINE_SECONDS, PROGRAM, TRAINING, at_once, checkpoints, command, ranks_of, require, run, start, wait_for
+from runs import (DEADLINE_SECONDS, PROGRAM, TRAINING, at_once, checkpoints, command, ranks_of, require, run, start, wait_for,
+                  with_fault)
 
 EVERY_3 = ["--checkpoint-every", "3"]
 AT_THE_END = ["--checkpoint-every", "100"]
+OWNERS = ["--topology", "allreduce", "--selection", "agreed", "--overlap", "step", "--exchange", "owners"]
 
 
 def kill_after_first_checkpoint(output: pathlib.Path) -> None:
@@ -40,6 +44,63 @@ def other_topology(at: pathlib.Path, ranks: int, *options: str) -> None:
     resumed = run(command(cut, *AT_THE_END, *options, "--resume", ranks=ranks, steps=4))
     require(resumed.returncode == 0 and "resumed after step 2" in resumed.stdout, resumed.stderr)
     require(checkpoints(cut)[-1].read_bytes() == checkpoints(whole)[-1].read_bytes(), f"{at.name}: the last checkpoints differ")
+
+
+def killed_in_backward(at: pathlib.Path) -> None:
+    """Owners whose parameters go round when the first run's clock said so: a run that dies in the middle of a backward pass and goes on
+    is the one that did not, plan and all."""
+    options = [*OWNERS, "--decide", "ahead", "--gathers", "interleaved"]
+    whole, killed = at / "whole", at / "killed"
+    died = run(command(killed, *EVERY_3, *options, ranks=2), env=with_fault(1, "backward", 5))
+    require(died.returncode != 0 and "planned fault in backward" in died.stderr, died.stderr)
+    # Another run has another clock: it goes by the plan of this one.
+    plan = killed / "with" / "plan.txt"
+    uninterrupted = run(command(whole, *EVERY_3, *OWNERS, "--decide", "ahead", "--plan", str(plan), ranks=2))
+    require(uninterrupted.returncode == 0, uninterrupted.stderr)
+    require((whole / "with" / "plan.txt").read_bytes() == plan.read_bytes(), "a run by a plan has another")
+    resumed = run(command(killed, *EVERY_3, *options, "--resume", ranks=2))
+    require(resumed.returncode == 0 and "resumed after step 3" in resumed.stdout, resumed.stderr)
+    require_same_state(killed, whole)
+
+
+def require_same_state(one: pathlib.Path, other: pathlib.Path) -> None:
+    """But for the text that says how gradients are exchanged."""
+    found = [sections_of(checkpoints(each)[-1]) for each in (one, other)]
+    differ = [name for name in {*found[0], *found[1]} - {"exchange"} if found[0].get(name) != found[1].get(name)]
+    require(not differ, f"the last checkpoints differ in {differ}")
+
+
+def sections_of(file: pathlib.Path) -> dict[str, bytes]:
+    """As checkpoint.hpp has them."""
+    read = file.read_bytes()
+    sections, at = {}, 40
+    while at < len(read):
+        name_bytes, section_bytes = struct.unpack_from("<QQ", read, at)
+        at += 16
+        name = read[at:at + name_bytes].decode()
+        sections[name] = read[at + name_bytes:at + name_bytes + section_bytes]
+        at += name_bytes + section_bytes
+    return sections
+
+
+def other_exchange(at: pathlib.Path) -> None:
+    """What owners have saved a server takes up, and owners again: the file is the one of a run that did not change."""
+    server = ["--topology", "ps", "--selection", "agreed"]
+
+    def train(name: str, exchange: list[str], steps: int, *more: str) -> subprocess.CompletedProcess:
+        arguments = command(at / name, *AT_THE_END, *exchange, *more, ranks=3 if exchange is server else 2, steps=steps)
+        arguments[arguments.index("with")] = "without"
+        return run(arguments)
+
+    require(train("changed", OWNERS, 2).returncode == 0, "owners fail")
+    refused = train("changed", server, 4, "--resume")
+    require(refused.returncode != 0 and "--change-exchange takes it up" in refused.stderr, refused.stderr)
+    for exchange, steps in ((server, 4), (OWNERS, 6)):
+        changed = train("changed", exchange, steps, "--resume", "--change-exchange")
+        require(changed.returncode == 0 and f"resumed after step {steps - 2}" in changed.stdout, changed.stderr)
+    require(train("whole", OWNERS, 6).returncode == 0, "owners fail")
+    last = [max((at / each / "without").glob("checkpoint-*.lamina")).read_bytes() for each in ("changed", "whole")]
+    require(last[0] == last[1], "the last checkpoints differ")
 
 
 def other_workers(at: pathlib.Path) -> None:
@@ -96,6 +157,7 @@ def main() -> None:
                 partial(other_topology, at / "allreduce", 2, "--topology", "allreduce", "--selection", "agreed"),
                 partial(other_topology, at / "overlap", 2, "--topology", "allreduce", "--selection", "agreed", "--decide", "ahead",
                         "--overlap", "step"),
+                partial(killed_in_backward, at / "owners"), partial(other_exchange, at / "exchange"),
                 partial(other_workers, at / "other_workers"), partial(all_damaged, at / "all_damaged"))
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Real runs of the parameter server under mpirun, for the tests that kill and stop them."""
 
+import os
 import pathlib
 import random
 import subprocess
@@ -41,6 +42,11 @@ def run(arguments: list[str], **more) -> subprocess.CompletedProcess:
 
 def start(arguments: list[str]) -> subprocess.Popen:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def with_fault(rank: int, place: str, step: int, action: str = "kill") -> dict[str, str]:
+    """The environment of a run in which a rank fails as planned: planned_fault.hpp."""
+    return {**os.environ, "LAMINA_TEST_FAULT": f"{rank} {place} {step} {action}"}
 
 
 def require(condition: bool, what: str) -> None:

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/device_vector.h>
-
 #include <ranges>
 
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
@@ -22,7 +21,9 @@ class layer_values {
  public:
   /// Allocates tables on the current device.
   explicit layer_values(const layout& model, F functor = {})
-      : functor_(functor), tables_(model), tensors_(partition(model)), values_(model.layers()) {}
+      : functor_(functor), tables_(model), tensors_(partition(model)) {
+    values_.resize(model.layers());
+  }
 
   /// The tensors, one a layer; as gradient_compressor::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
@@ -44,7 +45,7 @@ class layer_values {
   F functor_;
   detail::device_layout tables_;
   detail::bindings<T> tensors_;
-  thrust::device_vector<double> values_;
+  detail::device_array<double> values_{nullptr, "values"};
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

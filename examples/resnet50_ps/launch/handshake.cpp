@@ -21,15 +21,16 @@ constexpr std::size_t rank_0 = 0;
 std::string introduction(const training& run, const lamina::layout& model) {
   const resnet50_ps::options& options = run.options;
   return fmt::format(
-      "lamina {}.{}.{}; {} of runs {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}{}{}",
+      "lamina {}.{}.{}; {} of runs {}; {}; steps {}; evaluations every {}; checkpoints every {}; {}{}{}; {}",
       LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, run.name(), options.runs,
       workers_of(run.topology), options.steps, options.evaluation_period_steps,
       options.checkpoint_period_steps,
       (options.degraded ? "degraded; " : std::string()) + (options.no_evaluation ? "not evaluated; " : "") +
           (options.save.empty() ? "" : "saved; ") +
           (options.staleness_steps ? fmt::format("staleness {}; ", *options.staleness_steps) : "") +
+          (options.plan.empty() ? "" : "by a plan; ") +
           (options.load.empty() ? "" : "from " + options.load + "; ") + describe_udp(options),
-      options.experiment, configuration_of(run, model));
+      options.experiment, configuration_of(run, model), exchange_of(run));
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
   parsed result;
   resnet50_ps::options& options = result.options;
   CLI::App app(
-      "Trains ResNet-50 v1 with a parameter server, without and with layer dropping, on the same data from "
+      "Trains ResNet-50 v1 or VGG-16 with a parameter server, without and with layer dropping, on the same "
+      "data from "
       "the same start. Over MPI rank 0 is the server and every other rank a worker; in an allreduce, every "
       "rank is one.");
   app.get_formatter()->column_width(34);
@@ -45,12 +46,15 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
 
   const std::string data = "Data and network";
   app.add_option("--data", options.data, "cifar10:DIR, imagefolder:DIR or synthetic")->group(data);
+  app.add_option("--network", options.network, "resnet50: v1, 25.6 million parameters; vgg16: 138.4 million")
+      ->check(CLI::IsMember({"resnet50", "vgg16"}))
+      ->group(data);
   app.add_option("--image-size", options.image_size_pixels,
                  "pixels a side; 0: the data set's own (32, 224, 32)")
       ->check(CLI::Range(0, 4096))
       ->group(data);
   app.add_flag("--small-stem", options.small_stem,
-               "3x3 first convolution without pooling, for small images; slower")
+               "3x3 first convolution of resnet50 without pooling, for small images; slower")
       ->group(data);
   app.add_option("--classes", options.classes, "outputs of the network; 0: as many as the data has classes")
       ->check(CLI::Range(0, 1 << 20))
@@ -271,6 +275,12 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
   app.add_flag("--merge-residuals", options.merge_residuals,
                "with --resume: take up a checkpoint of another number of workers, which get the mean of its "
                "residuals")
+      ->needs(resume)
+      ->group(run);
+  app.add_flag(
+         "--change-exchange", options.changes_exchange,
+         "with --resume: take up a checkpoint whose workers exchanged gradients in another way, by another "
+         "--topology, --overlap, --exchange, --collectives, --fc-exchange or plan")
       ->needs(resume)
       ->group(run);
   app.add_flag("--degraded", options.degraded,

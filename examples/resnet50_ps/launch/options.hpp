@@ -16,6 +16,7 @@ namespace resnet50_ps {
 struct options {
   // Data and network.
   std::string data = "synthetic";
+  std::string network = "resnet50";  ///< resnet50 or vgg16
   std::int64_t image_size_pixels = 0;
   bool small_stem = false;
   std::int64_t classes = 0;  ///< of the network; 0: those of the data
@@ -74,10 +75,15 @@ struct options {
   std::string exchange = "sums";         ///< sums or owners
   std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
   std::string butterfly = "halving_doubling";
+  std::string sum_payload = "as_is";        ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;
-  std::string timeline;  ///< file; empty: none is written
+  std::string gathers = "after_backward";  ///< after_backward or interleaved, of owners
+  std::string fc_exchange = "gradients";   ///< gradients, activations or by_cost
+  std::string progress_by = "thread";      ///< thread or hooks
+  std::string plan;                        ///< file of an earlier run; empty: the plan is made
+  std::string timeline;                    ///< file; empty: none is written
 
   // Local updates.
   std::string updates = "gradients";  ///< gradients or local
@@ -94,6 +100,7 @@ struct options {
   std::uint64_t checkpoint_period_steps = 0;  ///< 0: no checkpoints
   bool resume = false;
   bool merge_residuals = false;
+  bool changes_exchange = false;
   bool degraded = false;
   std::uint64_t interval = 15;
   std::size_t progress_columns = 0;

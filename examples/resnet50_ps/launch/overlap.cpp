@@ -8,6 +8,7 @@
 #include <bit>
 #include <lamina/collectives/collectives.hpp>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "launch/numbers.hpp"
@@ -34,7 +35,12 @@ std::string needing_overlap(const options& given) {
   if (given.collectives != "pairwise") return "--collectives " + given.collectives;
   if (given.bucket_bytes) return fmt::format("--bucket-bytes {}", *given.bucket_bytes);
   if (given.chunk_bytes) return fmt::format("--chunk-bytes {}", *given.chunk_bytes);
+  if (given.sum_payload != "as_is") return "--sum-payload " + given.sum_payload;
   if (given.is_calibrated) return "--calibrate";
+  if (given.gathers != "after_backward") return "--gathers " + given.gathers;
+  if (given.fc_exchange != "gradients") return "--fc-exchange " + given.fc_exchange;
+  if (given.progress_by != "thread") return "--progress-by " + given.progress_by;
+  if (!given.plan.empty()) return "--plan";
   if (!given.timeline.empty()) return "--timeline";
   return "";
 }
@@ -75,9 +81,30 @@ std::string mistake_in_owners(const options& given) {
     return "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives " +
            given.collectives + ": each worker must end with a slice";
   }
-  if (given.checkpoint_period_steps > 0 || given.resume)
-    return "--exchange owners makes no checkpoints: each worker has the optimizer's state of its slices "
-           "alone";
+  return "";
+}
+
+std::string mistake_in_activations(const options& given) {
+  if (given.fc_exchange == "gradients") return "";
+  const std::string what = "--fc-exchange " + given.fc_exchange;
+  if (drops_layers(given))
+    return what + " needs --runs without: the gradient of such a layer exists on no worker";
+  if (given.residual_momentum > 0)
+    return what + ": not --residual-momentum, which corrects gradients that exist on no worker";
+  return "";
+}
+
+std::string mistake_in_plan(const options& given) {
+  if (given.plan.empty()) return "";
+  if (given.resume && !given.changes_exchange)
+    return "--plan begins a run, --resume goes on by the plan of its checkpoint: give one";
+  for (const auto& [is_given, option] : {std::pair(given.bucket_bytes.has_value(), "--bucket-bytes"),
+                                         std::pair(given.chunk_bytes.has_value(), "--chunk-bytes"),
+                                         std::pair(given.is_calibrated, "--calibrate"),
+                                         std::pair(given.collectives != "pairwise", "--collectives"),
+                                         std::pair(given.gathers != "after_backward", "--gathers")}) {
+    if (is_given) return std::string("--plan has what ") + option + " says: give one";
+  }
   return "";
 }
 
@@ -111,6 +138,12 @@ void add_overlap_options(CLI::App& app, options& into) {
   app.add_option("--butterfly", into.butterfly, "of --collectives by_type")
       ->check(CLI::IsMember({"halving_doubling", "recursive_doubling"}))
       ->group(group);
+  app.add_option(
+         "--sum-payload", into.sum_payload,
+         "as what gradients travel to be summed, and sums back. What rounding takes of a gradient is lost, "
+         "but for --decide ahead, where it stays in the residual; what it takes of a sum is lost")
+      ->check(CLI::IsMember({"as_is", "bfloat16"}))
+      ->group(group);
   app.add_option("--bucket-bytes", into.bucket_bytes,
                  "layers are summed together until they have so many bytes; 0: each by itself; without it by "
                  "the costs of the network, or 1 MiB where parts go to a server")
@@ -122,6 +155,29 @@ void add_overlap_options(CLI::App& app, options& into) {
       ->group(group);
   app.add_flag("--calibrate", into.is_calibrated,
                "measure the network before the first step; without it its costs are those of 1 Gb/s")
+      ->group(group);
+  app.add_option(
+         "--gathers", into.gathers,
+         "when owners hand parameters round. after_backward: when all is summed; interleaved: also in "
+         "the backward pass, where the link would be idle by the times of the first step")
+      ->check(CLI::IsMember({"after_backward", "interleaved"}))
+      ->group(group);
+  app.add_option(
+         "--fc-exchange", into.fc_exchange,
+         "what goes round for fully connected layers. gradients; activations: their inputs and errors, "
+         "of which each worker makes the gradient of all; by_cost: what is fewer bytes")
+      ->check(CLI::IsMember({"gradients", "activations", "by_cost"}))
+      ->group(group);
+  app.add_option(
+         "--progress-by", into.progress_by,
+         "who moves messages on. thread: one of their own; hooks: the thread that computes, whenever a "
+         "gradient is complete or a layer is waited for")
+      ->check(CLI::IsMember({"thread", "hooks"}))
+      ->group(group);
+  app.add_option(
+         "--plan", into.plan,
+         "plan.txt of an earlier run: order, buckets, algorithms, costs, and when parameters go round; "
+         "read by worker 0")
       ->group(group);
   app.add_option("--timeline", into.timeline,
                  "file for what happened when in the last 20 steps, as Chrome trace JSON: one a worker, "
@@ -163,11 +219,16 @@ std::string mistake_in_overlap(const options& given) {
            " needs --transport mpi: in one process workers take turns, and nothing runs beside them";
   if (drops_layers(given) && !is_ahead)
     return overlap + " sends nothing before backward ends when --decide at_end: use --decide ahead";
+  if (given.sum_payload != "as_is" && given.collectives != "pairwise")
+    return "--sum-payload " + given.sum_payload + " needs --collectives pairwise, not --collectives " +
+           given.collectives + ", which would round on its way from worker to worker";
   if (given.chunk_bytes && *given.chunk_bytes < 4096)
     return fmt::format("--chunk-bytes {} is less than 4096", *given.chunk_bytes);
-  if (given.is_calibrated && (given.checkpoint_period_steps > 0 || given.resume))
-    return "--calibrate makes no checkpoints: a run that resumes would measure other costs, and add in "
-           "another order";
+  if (given.gathers != "after_backward" && given.exchange != "owners")
+    return "--gathers " + given.gathers + " needs --exchange owners, not --exchange " + given.exchange;
+  for (const std::string& mistake : {mistake_in_activations(given), mistake_in_plan(given)}) {
+    if (!mistake.empty()) return mistake;
+  }
   return given.exchange == "owners" ? mistake_in_owners(given) : "";
 }
 
@@ -183,17 +244,18 @@ void check_overlap(const training& run) {
 }
 
 std::string describe_overlap(const options& given) {
-  std::string text = given.decide == "at_end" ? "" : "; decide " + given.decide;
-  if (given.overlap == "none") return text;
+  if (given.overlap == "none") return "";
   if (given.decide == "as_ready")
-    return text + fmt::format("; overlap {}, parts of {} bytes", given.overlap,
-                              streaming_options_of(given).part_bytes);
+    return fmt::format("; overlap {}, parts of {} bytes", given.overlap,
+                       streaming_options_of(given).part_bytes);
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "auto"; };
-  return text +
-         fmt::format("; overlap {}, exchange {}, collectives {}, butterfly {}, buckets {}, chunks {}{}",
-                     given.overlap, given.exchange, given.collectives, given.butterfly,
-                     said(given.bucket_bytes), said(given.chunk_bytes),
-                     given.is_calibrated ? ", calibrated" : "");
+  return fmt::format(
+             "; overlap {}, exchange {}, collectives {}, butterfly {}, sum payload {}, buckets {}, chunks "
+             "{}{}",
+             given.overlap, given.exchange, given.collectives, given.butterfly, given.sum_payload,
+             said(given.bucket_bytes), said(given.chunk_bytes), given.is_calibrated ? ", calibrated" : "") +
+         (given.gathers == "after_backward" ? "" : ", gathers " + given.gathers) +
+         (given.fc_exchange == "gradients" ? "" : ", fc exchange " + given.fc_exchange);
 }
 
 streaming_options streaming_options_of(const options& given) {
@@ -209,9 +271,15 @@ overlap_options overlap_options_of(const training& run) {
   overlap_options meant;
   meant.reaches_forward = given.overlap == "step";
   meant.has_owners = given.exchange == "owners";
+  meant.interleaves_gathers = given.gathers == "interleaved";
+  if (given.fc_exchange == "activations") meant.fully_connected = fc_exchange::activations;
+  if (given.fc_exchange == "by_cost") meant.fully_connected = fc_exchange::by_cost;
+  meant.batch_images = given.batch_images;
+  if (given.progress_by == "hooks") meant.progress = collectives::progress_by::caller;
   meant.plan.bucket_bytes = given.bucket_bytes;
   if (given.chunk_bytes) meant.plan.chunk_bytes = *given.chunk_bytes;
   meant.plan.choice = choice_of(given);
+  meant.plan.payload = collectives::parse_sum_payload(given.sum_payload);
   meant.is_calibrated = given.is_calibrated;
   meant.timeout = std::chrono::seconds(2 * given.timeout_seconds);
   return meant;

@@ -23,7 +23,7 @@ std::string mistake_in_overlap(const options& given);
 /// The same where it takes the number of workers. Throws std::invalid_argument.
 void check_overlap(const training& run);
 
-/// What all ranks must have alike and a checkpoint must have been made with; empty with the defaults.
+/// What all ranks must have alike of how gradients are exchanged; empty with the defaults.
 std::string describe_overlap(const options& given);
 
 /// What they mean to the loop; and to that of workers which decide as_ready, and their server.

@@ -165,11 +165,11 @@ int run(const resnet50_ps::options& options, const launch_info& here, const expe
   if (here.rank == 0) {
     const data_sets& data = described.data;
     fmt::print(
-        "ResNet-50 v1, {}: {} training and {} test images of {} classes, {} x {} pixels; {} workers x {} "
+        "{}, {}: {} training and {} test images of {} classes, {} x {} pixels; {} workers x {} "
         "images\n",
-        options.data, data.train->size().value(), data.test->size().value(), data.train->classes(),
-        data.train->image_size_pixels(), data.train->image_size_pixels(), described.topology.workers(),
-        options.batch_images);
+        options.network == "vgg16" ? "VGG-16" : "ResNet-50 v1", options.data, data.train->size().value(),
+        data.test->size().value(), data.train->classes(), data.train->image_size_pixels(),
+        data.train->image_size_pixels(), described.topology.workers(), options.batch_images);
     for (const std::string& note : data.notes) fmt::print(stderr, "resnet50_ps: {}\n", note);
   }
   std::fflush(stdout);

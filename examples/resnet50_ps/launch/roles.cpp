@@ -20,9 +20,10 @@
 #include "loops/node.hpp"
 #include "loops/overlapped.hpp"
 #include "loops/streaming.hpp"
+#include "model/model_file.hpp"
 #include "model/passes.hpp"
-#include "model/resnet50.hpp"
 #include "records/trace_file.hpp"
+#include "state/plan_file.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -157,6 +158,15 @@ void train_as_worker(transport& ranks, const training& run, replica& local) {
   lead_node(link, node_link, local, tasks, options);
 }
 
+// Of worker 0: the plan that the run begins with, if it is given one, and where its own is kept.
+void add_plan_files(const training& run, overlap_options& overlap) {
+  const std::string& given = run.options.plan;
+  if (!given.empty()) overlap.earlier_plan = read_plan(given);
+  overlap.earlier_plan_is_from = given.empty() ? "the checkpoint" : given;
+  if (const std::string directory = directory_of(run); !directory.empty())
+    overlap.planned = [directory](const lamina::collectives::plan& made) { write_plan(directory, made); };
+}
+
 run_result train_without_server(transport& ranks, const training& run, replica& local) {
   const bool keeps_records = ranks.rank() == 0;
   server_state from = keeps_records && run.options.resume ? load_checkpoint(run, local) : server_state();
@@ -183,13 +193,16 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
     const trace_file trace(run.options.timeline, group.worker(), local.model());
     overlap_options overlap = overlap_options_of(run);
     overlap.record = trace.events();
+    if (keeps_records) add_plan_files(run, overlap);
     lamina::collectives::mpi_channel channel(run.communicator,
                                              [&](std::size_t rank) { return run.topology.name_of(rank); });
     train_overlapped(group, channel, local, part.tasks(ranks), working, serving, overlap, recording,
                      std::move(from));
     trace.write();
   }
-  return kept ? kept->log.result() : run_result();
+  if (!kept) return {};
+  kept->log.record_counters(ranks.counters());
+  return kept->log.result();
 }
 
 run_result play(transport& ranks, const training& run, replica& local) {

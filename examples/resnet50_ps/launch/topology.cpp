@@ -43,9 +43,10 @@ std::size_t topology::above(std::size_t rank) const {
 
 std::vector<std::size_t> topology::peers_of(std::size_t rank) const {
   std::vector<std::size_t> peers = below(rank);
-  if (rank == 0) {
-    peers.resize(ranks() - 1);
-    std::iota(peers.begin(), peers.end(), std::size_t{1});
+  if (rank == 0 || !has_server) {
+    peers.resize(ranks());
+    std::iota(peers.begin(), peers.end(), std::size_t{0});
+    peers.erase(peers.begin() + static_cast<std::ptrdiff_t>(rank));
     return peers;
   }
   peers.push_back(0);

@@ -25,7 +25,7 @@ struct topology {
   std::vector<std::size_t> below(std::size_t rank) const;
   /// And whom it answers to; of those that answer to nobody, itself.
   std::size_t above(std::size_t rank) const;
-  /// All that it sends to or hears from, ascending: rank 0 hears of everybody, once.
+  /// All that it sends to or hears from, ascending: rank 0 hears of everybody, once, and without a server all do of all.
   std::vector<std::size_t> peers_of(std::size_t rank) const;
   /// For how many times as long as others `rank` waits for `awaited`, so that who is next to a silent rank is the first
   /// to say so: 1 for one with nobody below it, 2 for a leader, and more for those above.

@@ -14,7 +14,9 @@
 #include "data/batches.hpp"
 #include "launch/local_updates.hpp"
 #include "launch/overlap.hpp"
+#include "model/model_file.hpp"
 #include "model/network.hpp"
+#include "model/vgg.hpp"
 #include "state/saved_run.hpp"
 
 namespace resnet50_ps {
@@ -55,13 +57,15 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   const bool overlaps = options.overlap != "none" && options.residual_momentum > 0;
   if (options.decide == "ahead" ? run.layer_dropping : overlaps && options.decide == "at_end")
     compression.decide = lamina::decision_timing::ahead;
+  // What sums round away of gradients then stays in the residual.
+  if (options.overlap != "none") compression.payload = payload_named(options.sum_payload);
   if (!run.layer_dropping) return compression;
 
   compression.drop_ratio = options.drop_ratio;
   compression.warm_up_steps = options.drop_warm_up_steps;
   compression.byte_budget = options.byte_budget;
   compression.max_age = options.max_age_steps;
-  compression.payload = payload_named(options.payload);
+  if (options.overlap == "none") compression.payload = payload_named(options.payload);
   if (options.priority == "value_times_waiting")
     compression.priority = lamina::priority_rule::value_times_waiting;
   if (options.threshold) {
@@ -94,7 +98,7 @@ replica make_replica(const training& run, bool is_worker) {
   torch::manual_seed(run.options.seed);
   const model_options network{run.options.classes > 0 ? run.options.classes : run.data.train->classes(),
                               run.options.small_stem ? stem::small : stem::standard};
-  torch::nn::AnyModule made = make_network(network);
+  torch::nn::AnyModule made = make_network(run.options.network, network);
   if (!run.options.load.empty()) load_model(*made.ptr(), run.options.load);
   return replica{made, run.options.part_elements, is_worker ? device_of(run) : torch::Device(torch::kCPU)};
 }
@@ -182,11 +186,10 @@ void check_training(const training& run, bool is_worker) {
     refuse_if(options.transport != "mpi", what + " needs --transport mpi");
     refuse_if(options.checkpoint_period_steps > 0 || options.resume, what + " makes no checkpoints");
   }
-  const bool is_agreed_allreduce = options.topology == "allreduce";
-  refuse_if(is_agreed_allreduce && options.selection != "agreed",
+  refuse_if(options.topology == "allreduce" && options.selection != "agreed",
             "--topology allreduce needs --selection agreed: all must send the same layers");
-  refuse_if(is_agreed_allreduce && options.updates == "gradients" && options.payload != "as_is",
-            "--topology allreduce adds numbers up on the way: it needs --payload as_is, or --updates local");
+  refuse_if(options.overlap != "none" && options.payload != "as_is",
+            "--overlap " + options.overlap + " adds numbers up on the way: it needs --payload as_is");
   refuse_if(options.workers_per_node && options.topology != "hybrid",
             "--workers-per-node needs --topology hybrid");
   refuse_if(options.degraded && (options.topology != "ps" || options.mode == "async"),
@@ -201,11 +204,22 @@ void check_training(const training& run, bool is_worker) {
             "--save needs --runs with or without: it keeps one model");
   refuse_if(!options.load.empty() && options.resume,
             "--load begins a run, --resume goes on with one: give one");
+  refuse_if(options.small_stem && options.network != "resnet50",
+            "--small-stem needs --network resnet50, not --network " + options.network);
+  refuse_if(options.network == "vgg16" && run.data.train->image_size_pixels() < vgg16_least_pixels,
+            fmt::format("--network vgg16 needs images of at least {} pixels a side, not {}",
+                        vgg16_least_pixels, run.data.train->image_size_pixels()));
   refuse_if(
       options.classes > 0 && options.classes < run.data.train->classes(),
       fmt::format("--classes {} are too few: the data has {}", options.classes, run.data.train->classes()));
   refuse_if(options.device == "cuda" && is_worker && !torch::cuda::is_available(),
             "--device cuda: this libtorch finds no CUDA device; use --device cpu");
+  refuse_if(options.changes_exchange && options.topology == "hybrid",
+            "--change-exchange needs workers that keep their own residuals: not --topology hybrid");
+  refuse_if(options.changes_exchange && options.merge_residuals,
+            "--change-exchange needs the same workers: not --merge-residuals");
+  refuse_if(options.changes_exchange && options.updates == "local",
+            "--change-exchange needs --updates gradients, not --updates local");
   refuse_if(options.merge_residuals && options.topology == "hybrid",
             "--merge-residuals needs workers that keep their own: not --topology hybrid");
   if (may_lose(options)) {
@@ -214,14 +228,15 @@ void check_training(const training& run, bool is_worker) {
                                                            : "--inject-loss";
     refuse_if(options.transport == "mpi",
               what + " needs --transport inprocess or udp: over MPI nothing can be lost");
-    refuse_if(!needs_server(options), what + " needs a server: not --topology " + options.topology);
     refuse_if(options.degraded && options.transport == "inprocess",
               what + " needs workers that all stay in one process: not --degraded");
   }
   refuse_if(options.loss_bound_down > 0 && options.topology == "hybrid",
             "--loss-bound-down needs workers that hear the server themselves: not --topology hybrid");
-  refuse_if(options.transport == "udp" && !needs_server(options),
-            "--transport udp needs a server: not --topology " + options.topology);
+  refuse_if(
+      options.loss_bound_down > 0 && !needs_server(options),
+      "--loss-bound-down needs a server: a sum that only some have would part the replicas of --topology " +
+          options.topology);
   const resnet50_ps::options usual;
   for (const auto& [is_given, name] : {
            std::pair(!options.interfaces.empty(), "--interface"),

@@ -59,7 +59,7 @@ struct training {
 /// The run to compare with: the same workers, without a server and without lamina.
 training plain_run(const training& compared);
 
-/// ResNet-50 as the seed makes it, or --load, for the server and each worker alike, there on the device that the options
+/// The network as the seed makes it, or --load, for the server and each worker alike, there on the device that the options
 /// want. Throws as load_model().
 replica make_replica(const training& run, bool is_worker);
 

@@ -15,11 +15,24 @@
 namespace resnet50_ps {
 namespace {
 
+// Of each worker.
+std::vector<lamina::bounded::chunk_grid> grids_of_slices(const training& run, const replica& local,
+                                                         lamina::payload_type payload,
+                                                         const loss_plan& losses) {
+  std::vector<lamina::bounded::chunk_grid> grids;
+  if (run.topology.has_server) return grids;
+  const lamina::part_slices slices = slices_of(losses, local.model(), payload, run.topology.workers());
+  for (std::size_t w = 0; w < slices.owners(); ++w)
+    grids.push_back(frame_grid(slices.of(w), payload, losses.packet_data_bytes));
+  return grids;
+}
+
 frame_options frames_of(const training& run, const replica& local) {
   const loss_plan losses = plan_of(run, 0).losses;
   const lamina::payload_type payload = worker_options_of(run, 0, 0).compression.payload;
   return {.gradients = frame_grid(local.model(), payload, losses.packet_data_bytes),
           .parameters = frame_grid(local.model(), lamina::payload_type::as_is, losses.packet_data_bytes),
+          .slices = grids_of_slices(run, local, payload, losses),
           .up = frames_up(run.options),
           .most_bound_up_ppm = losses.bound_up_ppm,
           .most_bound_down_ppm = losses.bound_down_ppm,
@@ -30,16 +43,18 @@ frame_options frames_of(const training& run, const replica& local) {
 udp_transport_options options_of(const training& run, const replica& local, std::size_t rank) {
   const resnet50_ps::options& options = run.options;
   const topology& who = run.topology;
+  // The clients send to the server at the same time; it sends to all of them over one link, which they share in turns. Without a server
+  // each sends to one, and hears of one, at a time.
+  const bool is_one_of_many = who.has_server && !who.is_server(rank);
   return {
       .rank = rank,
       .ranks = who.ranks(),
-      .takes_gradients = who.is_server(rank),
+      .takes_gradients = !who.has_server || who.is_server(rank),
       .peers = who.peers_of(rank),
       .frames = frames_of(run, local),
       .link_bits = options.link_rate_bits,
-      // The clients send to the server at the same time; it sends to all of them over one link, which they share in turns.
       .senders =
-          static_cast<std::uint32_t>(who.is_server(rank) ? 1 : std::max<std::size_t>(1, who.below(0).size())),
+          static_cast<std::uint32_t>(is_one_of_many ? std::max<std::size_t>(1, who.below(0).size()) : 1),
       .mtu = options.mtu,
       .max_message_bytes = largest_message_bytes(run, local),
       .timeout_of =

@@ -5,7 +5,10 @@
 #include <cstring>
 #include <lamina/worker.hpp>
 #include <memory>
+#include <optional>
 #include <utility>
+
+#include "loops/owned_slices.hpp"
 
 namespace resnet50_ps {
 namespace {
@@ -60,11 +63,47 @@ class kept_layers {
   std::uint64_t step_ = 0;
 };
 
-// All reports of a step, to worker 0: of replicas that are the same.
+// The same by the owners of slices: in any payload, and where some of what goes to them may be lost.
+class owned_layers {
+ public:
+  owned_layers(worker_group& group, const replica& local, sgd& optimizer, const worker_options& worker)
+      : slices_(group, local.model(), {.up = worker.compression.payload}, worker.plan.losses,
+                worker.plan.steps_done),
+        local_(local),
+        optimizer_(optimizer) {}
+
+  /// Of what the compressor has encoded for `step`, which is then committed as far as it has arrived.
+  step_traffic apply(lamina::gradient_compressor<float>& compressor, std::uint64_t step) {
+    const lamina::selection& chosen = compressor.chosen();
+    sums_.clear();
+    for (const std::size_t l : chosen.sent())
+      sums_.insert(sums_.end(), compressor.residual()[l].begin(), compressor.residual()[l].end());
+    const slices_exchanged done = slices_.exchange(chosen, sums_);
+    std::span<const float> rest = sums_;
+    for (const std::size_t l : chosen.sent()) {
+      optimizer_.begin(l, step);
+      optimizer_.update(l, 0, rest.first(local_[l].size()), local_[l]);
+      rest = rest.subspan(local_[l].size());
+    }
+    commit(compressor, done);
+    return {done.bytes / 2, done.cost};
+  }
+
+ private:
+  owned_slices slices_;
+  const replica& local_;
+  sgd& optimizer_;
+  std::vector<float> sums_;  // of the parts chosen, one behind the other
+};
+
+// All reports of a step, to worker 0: of replicas that are the same. What the transfers took stands before each.
 std::vector<pushed> gather_reports(worker_group& group, message_kind kind, const step_report& report,
-                                   std::uint64_t step) {
+                                   std::uint64_t step, const std::optional<transfer_cost>& cost = {}) {
+  payload mine;
+  if (cost) mine.append(payload(std::as_bytes(std::span(&*cost, 1))));
+  mine.append(payload(encode_report(report)));
   std::vector<pushed> all;
-  for (const message& each : group.gather(kind, payload(encode_report(report)))) {
+  for (const message& each : group.gather(kind, mine)) {
     const pushed& theirs = all.emplace_back(read_pushed(each));
     if (theirs.report.replica_hash != report.replica_hash)
       throw other_replica(group.name_of(each.sender), step);
@@ -109,14 +148,6 @@ beginning begin_alike(worker_group& group, replica& local, server_state from) {
   return {std::move(parts[1]), std::move(parts[2])};
 }
 
-void begin_together(worker_group& group, replica& local, sgd& optimizer,
-                    lamina::gradient_compressor<float>* compressor, const worker_tasks& tasks,
-                    server_state from) {
-  const beginning begun = begin_alike(group, local, std::move(from));
-  if (!begun.optimizer.empty()) take_up(begun.optimizer, optimizer);
-  if (!begun.own.empty()) load_state(begun.own, compressor, tasks);
-}
-
 void train_by_allreduce(worker_group& group, replica& local, const worker_tasks& tasks,
                         const worker_options& worker, const server_options& server,
                         const server_tasks& records, server_state from) {
@@ -124,10 +155,16 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
   const lamina::layout& model = local.model();
   lamina::gradient_compressor<float> compressor(local.partition().model(), worker.compression);
   sgd optimizer(model, server.optimizer);
+  // Numbers are added up on the way where they can be; else their owners read them out of frames.
+  std::optional<owned_layers> owned;
+  if (plan.losses.is_lossy || worker.compression.payload != lamina::payload_type::as_is)
+    owned.emplace(group, local, optimizer, worker);
   kept_layers kept(group, local, optimizer);
   step_log log(model, records.records, group.clock());
 
-  begin_together(group, local, optimizer, &compressor, tasks, std::move(from));
+  const beginning begun = begin_alike(group, local, std::move(from));
+  if (!begun.optimizer.empty()) take_up(begun.optimizer, optimizer);
+  if (!begun.own.empty()) load_state(begun.own, &compressor, tasks);
   for (std::uint64_t step = plan.steps_done + 1;; ++step) {
     step_report report = examine(local, step, plan, tasks, group.clock(),
                                  [&](std::span<double> statistics) { group.average(statistics); });
@@ -142,16 +179,19 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
     const std::size_t frame_bytes = compressor.encode().size_bytes();
     report.threshold = compressor.threshold();
     optimizer.set_learning_rate(server.learning_rate.at(step));
-    kept.begin(step);
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (chosen.is_sent(l)) kept.add(l, compressor.residual()[l]);
-    }
-    kept.flush();
-    local.upload();
-    compressor.commit();
-
     // Each worker sends all slices but its own, and then its own to all others.
-    log_step(group, report, step, frame_bytes * (group.workers() - 1) / group.workers(), log);
+    step_traffic traffic{.moved_bytes = frame_bytes * (group.workers() - 1) / group.workers()};
+    if (owned) {
+      traffic = owned->apply(compressor, step);
+    } else {
+      kept.begin(step);
+      for (const std::size_t l : chosen.sent()) kept.add(l, compressor.residual()[l]);
+      kept.flush();
+      compressor.commit();
+    }
+    local.upload();
+
+    log_step(group, report, step, traffic, log);
     log.finish_step(step, optimizer.learning_rate(), chosen);
 
     if (plan.makes_checkpoint_after(step)) {
@@ -162,20 +202,24 @@ void train_by_allreduce(worker_group& group, replica& local, const worker_tasks&
 }
 
 void save_together(worker_group& group, std::uint64_t step, std::vector<std::byte> optimizer,
-                   std::vector<std::byte> own, const server_tasks& records) {
+                   std::vector<std::byte> own, const server_tasks& records, std::string plan) {
   const std::vector<message> states = group.gather(message_kind::state, payload(std::move(own)));
-  server_state state{.step = step, .optimizer = std::move(optimizer), .workers = {}};
+  server_state state{.step = step, .optimizer = std::move(optimizer), .workers = {}, .plan = std::move(plan)};
   for (const message& each : states) state.workers.emplace_back(each.bytes.begin(), each.bytes.end());
   if (records.save) records.save(state);
 }
 
-void log_step(worker_group& group, const step_report& report, std::uint64_t step, std::size_t moved_bytes,
+void log_step(worker_group& group, const step_report& report, std::uint64_t step, const step_traffic& traffic,
               step_log& log) {
-  for (const pushed& each : gather_reports(group, message_kind::report, report, step)) {
+  for (const pushed& each : gather_reports(group, message_kind::report, report, step, traffic.transfers)) {
     log.evaluated(each.report, step, group.workers());
-    log.add_report(each.report, moved_bytes);
+    log.add_report(each.report, traffic.moved_bytes);
+    if (!traffic.transfers) continue;
+    transfer_cost theirs;
+    read_elements(each.bytes, std::as_writable_bytes(std::span(&theirs, 1)));
+    log.add_transfers(theirs);
   }
-  log.published(moved_bytes, group.workers());
+  log.published(traffic.moved_bytes, group.workers());
 }
 
 void log_end(worker_group& group, const step_report& report, std::uint64_t step, step_log& log) {

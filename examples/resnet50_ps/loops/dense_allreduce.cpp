@@ -63,7 +63,8 @@ void train_by_mpi_allreduce(worker_group& group, MPI_Comm workers, replica& loca
     local.upload();
 
     // As few as an allreduce can move in and out of each.
-    log_step(group, report, step, model.elements() * sizeof(float) * (group.workers() - 1) / group.workers(),
+    const std::size_t model_bytes = model.elements() * sizeof(float);
+    log_step(group, report, step, {.moved_bytes = model_bytes * (group.workers() - 1) / group.workers()},
              log);
     log.finish_step(step, optimizer.learning_rate(), all);
   }

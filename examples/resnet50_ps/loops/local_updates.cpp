@@ -305,7 +305,11 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
                             const worker_options& worker, const server_options& server,
                             const local_options& how, const server_tasks& records, server_state from) {
   const training_plan& plan = worker.plan;
-  owned_slices slices(group, local.model(), worker.compression.payload, how.outer, plan.steps_done);
+  owned_slices slices(
+      group, local.model(),
+      {.kind = lamina::frame_kind::updates, .up = worker.compression.payload, .down = how.outer.payload},
+      plan.losses, plan.steps_done);
+  lamina::outer_step<float> outer(slices.own(), how.outer);
   step_log log(local.model(), records.records, group.clock());
 
   const beginning begun = begin_alike(group, local, std::move(from));
@@ -314,7 +318,7 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
   if (plan.steps_done > 0) {
     const auto states = unpack(begun.own);
     if (states.size() != 2) throw link_error("the state to resume from is that of another kind of worker");
-    take_up(states[0], slices.outer());
+    take_up(states[0], outer);
     for (const auto& each : own.load(states[1], tasks)) updates.push_back(elements_in<float>(each));
   }
   const auto apply_but = [&](std::uint64_t steps) {
@@ -338,18 +342,19 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
     report.threshold = own.compressor().threshold();
     std::vector<float>& update = updates.emplace_back(chosen.sent_elements());
     own.pack_into(update);
-    const std::size_t bytes = slices.exchange(chosen, update);
-    own.compressor().commit();
+    const slices_exchanged done = slices.exchange(
+        chosen, update, [&](std::size_t part, std::span<float> mean) { outer(part, 0, mean, step); });
+    commit(own.compressor(), done);
     apply_but(how.delay_steps);
 
     // Half of what a worker sends goes to the owners of slices.
-    log_step(group, report, step, bytes / 2, log);
+    log_step(group, report, step, {done.bytes / 2, done.cost}, log);
     log.finish_step(step, server.learning_rate.at(step), chosen);
 
     if (plan.makes_checkpoint_after(step)) {
       std::vector<std::vector<std::byte>> waiting;
       for (const auto& each : updates) waiting.push_back(bytes_of_elements(std::span<const float>(each)));
-      const std::vector states = {state_of(slices.outer()), own.save(tasks, waiting)};
+      const std::vector states = {state_of(outer), own.save(tasks, waiting)};
       own.with_shared([&] { save_together(group, step, {}, pack(states), records); });
       log.restart();
     }

@@ -24,9 +24,16 @@ std::optional<bounded::frame_chunks> frame_cutter::cut(const lamina::encoded_fra
   return bounded::frame_chunks(frame, layers, *grid_, {.bound_ppm = bound_ppm, .tags = has_tags_});
 }
 
-gradient_way::gradient_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload)
+frame_way::frame_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload)
     : plan_(plan), cutter_(plan, parts, payload) {
   if (cutter_.grid()) memory_.emplace(*cutter_.grid());
+}
+
+lamina::part_slices slices_of(const loss_plan& plan, const lamina::layout& parts,
+                              lamina::payload_type payload, std::size_t workers) {
+  return {parts, workers,
+          plan.is_lossy ? bounded::chunk_elements<float>(payload, plan.packet_data_bytes)
+                        : lamina::payload_block_elements};
 }
 
 void commit(lamina::parameter_publisher<float>& frames, std::size_t client, const sent_frame& sent) {

@@ -8,6 +8,7 @@
 #include <lamina/codec.hpp>
 #include <lamina/error.hpp>
 #include <lamina/server.hpp>
+#include <lamina/slices.hpp>
 #include <lamina/worker.hpp>
 #include <memory>
 #include <optional>
@@ -42,30 +43,25 @@ class frame_cutter {
   std::optional<lamina::bounded::chunk_grid> grid_;
 };
 
-/// A worker's gradients, or local updates, on their way to the server: what is lost of them stays in the residual, or in the drift, unless
-/// the plan wants it gone.
-class gradient_way {
+/// Frames of gradients, or of local updates, from one sender to one receiver: how each is cut, and what of it must arrive since it was
+/// lost too often.
+class frame_way {
  public:
-  /// `parts` and `payload` are the compressor's.
-  gradient_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload);
+  /// `parts` is the layout of the frames, and `payload` how they are written.
+  frame_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload);
 
-  /// Sends the frame that the compressor, of gradients or drifts, has encoded for `step`, and commits what of it has arrived.
-  template <class Compressor>
-  void send(worker_link& server, const std::shared_ptr<Compressor>& compressor,
-            const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report) {
-    const auto chunks = cutter_.cut(frame, compressor->chosen(), plan_.bound_up(step));
+  /// Has `send(chunks, owed)` send the frame of `step`, `chunks` being nullptr where nothing can be lost, and remembers what was lost.
+  template <class Send>
+  sent_frame send(const lamina::encoded_frame& frame, const lamina::selection& parts, std::uint64_t step,
+                  Send&& send) {
+    const auto chunks = cutter_.cut(frame, parts, plan_.bound_up(step));
     std::vector<lamina::bounded::chunk> required;
     // What was lost is not in the residual where it is gone: others stand in its place.
-    if (chunks && plan_.returns_lost) required = memory_->required(compressor->chosen(), plan_.max_losses);
-    const sent_frame sent =
-        server.push(report, {.frame = {frame.segments(), compressor}, .chunks = chunks ? &*chunks : nullptr},
-                    {.required = required});
-    if (sent.arrived && plan_.returns_lost) {
-      memory_->note(*sent.arrived);
-      compressor->commit(*sent.arrived);
-    } else {
-      compressor->commit();
-    }
+    if (chunks && plan_.returns_lost) required = memory_->required(parts, plan_.max_losses);
+    const lamina::bounded::obligations owed{.required = required};
+    sent_frame sent = send(chunks ? &*chunks : nullptr, owed);
+    if (sent.arrived && plan_.returns_lost) memory_->note(*sent.arrived);
+    return sent;
   }
 
  private:
@@ -73,6 +69,38 @@ class gradient_way {
   frame_cutter cutter_;
   std::optional<lamina::bounded::loss_memory> memory_;
 };
+
+/// A worker's gradients, or local updates, on their way to the server: what is lost of them stays in the residual, or in the drift, unless
+/// the plan wants it gone.
+class gradient_way {
+ public:
+  /// `parts` and `payload` are the compressor's.
+  gradient_way(const loss_plan& plan, const lamina::layout& parts, lamina::payload_type payload)
+      : way_(plan, parts, payload), returns_lost_(plan.returns_lost) {}
+
+  /// Sends the frame that the compressor, of gradients or drifts, has encoded for `step`, and commits what of it has arrived.
+  template <class Compressor>
+  void send(worker_link& server, const std::shared_ptr<Compressor>& compressor,
+            const lamina::encoded_frame& frame, std::uint64_t step, const step_report& report) {
+    const sent_frame sent =
+        way_.send(frame, compressor->chosen(), step, [&](const auto* chunks, const auto& owed) {
+          return server.push(report, {.frame = {frame.segments(), compressor}, .chunks = chunks}, owed);
+        });
+    if (sent.arrived && returns_lost_) {
+      compressor->commit(*sent.arrived);
+    } else {
+      compressor->commit();
+    }
+  }
+
+ private:
+  frame_way way_;
+  bool returns_lost_;
+};
+
+/// The slice that each of so many workers owns of every part, where there is no server: of whole chunks, if some of them may be lost.
+lamina::part_slices slices_of(const loss_plan& plan, const lamina::layout& parts,
+                              lamina::payload_type payload, std::size_t workers);
 
 /// A frame of parameters as it goes to clients: what each of them lacks goes with it.
 class parameter_way {

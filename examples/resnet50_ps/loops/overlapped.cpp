@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "loops/overlapped.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <lamina/collectives/torch_hooks.hpp>
-#include <lamina/error.hpp>
 #include <lamina/worker.hpp>
 #include <optional>
 #include <span>
@@ -13,175 +10,13 @@
 #include <vector>
 
 #include "loops/allreduce.hpp"
+#include "loops/gradient_exchange.hpp"
 
 namespace resnet50_ps {
 namespace {
 
 namespace collectives = lamina::collectives;
 using residual_compressor = lamina::gradient_compressor<float>;
-
-// Of each part of a layer: by the module that owns the parameter.
-std::vector<collectives::layer_class> classes_of(torch::nn::Module& network, const lamina::partition& cut) {
-  std::vector<torch::Tensor> fully_connected;
-  for (const auto& module : network.modules()) {
-    if (module->as<torch::nn::LinearImpl>() == nullptr) continue;
-    for (const torch::Tensor& each : module->parameters(/*recurse=*/false)) fully_connected.push_back(each);
-  }
-  const std::vector<torch::Tensor> parameters = network.parameters();
-  std::vector<collectives::layer_class> classes;
-  for (std::size_t p = 0; p < cut.parts().layers(); ++p) {
-    const torch::Tensor& layer = parameters[cut.layer_of(p)];
-    const bool is_linear =
-        std::ranges::any_of(fully_connected, [&](const torch::Tensor& each) { return each.is_same(layer); });
-    classes.push_back(is_linear ? collectives::layer_class::fully_connected
-                                : collectives::layer_class::convolutional);
-  }
-  return classes;
-}
-
-void require_finite(const lamina::layout& model, std::size_t layer, std::span<const float> gradient) {
-  if (std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); })) return;
-  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
-}
-
-// The gradients of a step, from the hook of the backward pass to the parameters.
-class gradient_exchange {
- public:
-  /// `held_back` is empty where everything is sent.
-  gradient_exchange(collectives::channel& over, replica& local, sgd& optimizer,
-                    residual_compressor* held_back, const overlap_options& options)
-      : channel_(over),
-        local_(local),
-        parameters_(local.network().ptr()->parameters()),
-        optimizer_(optimizer),
-        compressor_(held_back),
-        options_(options) {
-    const auto& sizes = local.model().sizes();
-    if (options.has_owners) updated_.resize(*std::ranges::max_element(sizes));
-    is_open_.resize(local.model().layers());
-    ready_seconds_.resize(local.model().layers());
-  }
-
-  /// With layers in the order in which their gradients become ready, once.
-  void plan(const std::vector<std::size_t>& order) {
-    const lamina::partition& cut = local_.partition();
-    std::vector<std::size_t> parts;
-    for (const std::size_t l : collectives::agree_on_order(channel_, cut.model(), order, options_.timeout)) {
-      for (std::size_t p = cut.first(l); p < cut.first(l + 1); ++p) parts.push_back(p);
-    }
-    const auto costs = options_.is_calibrated ? collectives::calibrate(channel_) : collectives::gigabit_costs;
-    collectives::engine_options running;
-    running.timeout = options_.timeout;
-    running.record = options_.record;
-    if (options_.has_owners)
-      running.update = [this](std::size_t p, std::size_t begin, std::span<float> mean) {
-        update_slice(p, begin, mean);
-      };
-    engine_.emplace(channel_,
-                    collectives::plan(cut.parts(), channel_.ranks(), parts,
-                                      classes_of(*local_.network().ptr(), cut), options_.plan, costs),
-                    running);
-  }
-  [[nodiscard]] bool is_planned() const { return engine_.has_value(); }
-
-  /// After finish() of the step before.
-  void begin_step(std::uint64_t step) {
-    step_ = step;
-    before_ = engine_->totals();
-    engine_->begin_step();
-  }
-
-  /// The gradient of a layer is complete: its parts go on their way, or are held back.
-  void hand_over(std::size_t layer) {
-    const lamina::partition& cut = local_.partition();
-    const torch::Tensor gradient = parameters_[layer].grad();
-    const auto elements = lamina::elements_of<float>(gradient);
-    if (compressor_ == nullptr) {
-      require_finite(cut.model(), layer, elements);
-    } else {
-      compressor_->accumulate(layer, gradient);
-    }
-    for (std::size_t p = cut.first(layer); p < cut.first(layer + 1); ++p) {
-      is_open_[p] = true;
-      ready_seconds_[p] = since_begin_.seconds();
-      if (compressor_ == nullptr) {
-        engine_->ready(p, elements.subspan(cut.begin(p), cut.parts().sizes()[p]));
-      } else if (compressor_->is_sent(p)) {
-        engine_->ready(p, compressor_->residual()[p]);
-      } else {
-        engine_->hold_back(p);
-      }
-    }
-  }
-
-  /// Waits for a layer of the step, unless it was taken: its parameters are the new ones.
-  void take(std::size_t layer) {
-    const lamina::partition& cut = local_.partition();
-    for (std::size_t p = cut.first(layer); p < cut.first(layer + 1); ++p) {
-      if (!is_open_[p]) continue;
-      engine_->wait(p);
-      if (options_.has_owners) {
-        std::ranges::copy(engine_->parameters(p), local_[p].begin());
-      } else if (const auto mean = engine_->mean(p); !mean.empty()) {
-        optimizer_.begin(p, step_);
-        optimizer_.update(p, 0, mean, local_[p]);
-      }
-      is_open_[p] = false;
-    }
-  }
-  /// All of them.
-  void finish() {
-    engine_->drain();
-    for (std::size_t l = 0; l < local_.partition().model().layers(); ++l) take(l);
-  }
-
-  /// The forward pass begins, or the backward pass has ended.
-  void note_begin() { since_begin_ = stopwatch(); }
-  void note_end() { backward_seconds_ = since_begin_.seconds(); }
-  /// Of the step that was finished last.
-  [[nodiscard]] overlap_metrics metrics() const {
-    const collectives::engine_totals now = engine_->totals();
-    overlap_metrics seen;
-    seen.exposed_seconds = now.waited_seconds - before_.waited_seconds;
-    seen.hidden_seconds =
-        std::max(0.0, now.collective_seconds - before_.collective_seconds - seen.exposed_seconds);
-    seen.collectives = now.collectives - before_.collectives;
-    if (compressor_ == nullptr && !options_.has_owners && !options_.reaches_forward) {
-      seen.predicted_exposed_seconds =
-          engine_->used_plan().predicted_exposed(ready_seconds_, backward_seconds_);
-    }
-    return seen;
-  }
-  [[nodiscard]] std::size_t sent_bytes() const {
-    return static_cast<std::size_t>(engine_->totals().sent_bytes - before_.sent_bytes);
-  }
-
- private:
-  // In the engine's thread. Not in the network, whose parameters the backward pass may still read: beside it.
-  void update_slice(std::size_t p, std::size_t begin, std::span<float> mean) {
-    const std::span<float> whole = std::span(updated_).first(local_[p].size());
-    const std::span<float> slice = whole.subspan(begin, mean.size());
-    std::ranges::copy(local_[p].subspan(begin, mean.size()), slice.begin());
-    optimizer_.begin(p, step_);
-    optimizer_.update(p, begin, mean, whole);
-    std::ranges::copy(slice, mean.begin());
-  }
-
-  collectives::channel& channel_;
-  replica& local_;
-  std::vector<torch::Tensor> parameters_;  // of the network
-  sgd& optimizer_;                         // with owners, of the engine's thread while a step is open
-  residual_compressor* compressor_;
-  const overlap_options& options_;
-  std::vector<float> updated_;  // a layer, of which an owner's slice counts
-  std::vector<bool> is_open_;   // parts that were handed over and not taken
-  std::uint64_t step_ = 0;
-  collectives::engine_totals before_;  // the step
-  stopwatch since_begin_;
-  std::vector<double> ready_seconds_;
-  double backward_seconds_ = 0;
-  std::optional<collectives::engine> engine_;  // the last: its thread uses the others
-};
 
 class overlapped_training {
  public:
@@ -195,10 +30,10 @@ class overlapped_training {
         server_(server),
         options_(options),
         records_(records),
-        optimizer_(local.model(), server.optimizer),
         log_(local.model(), records.records, group.clock()),
-        exchange_(over, local, optimizer_, make_compressor(worker.compression), options),
-        hooks_(*local.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); }) {
+        exchange_(group, over, local, server.optimizer, make_compressor(worker.compression), options),
+        hooks_(*local.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); }),
+        order_seconds_(local.partition().model().layers()) {
     if (options.reaches_forward)
       collectives::set_gates(*local.network().ptr(), [this](std::size_t l) {
         const work_clock::pause waiting(group_.clock());
@@ -212,8 +47,7 @@ class overlapped_training {
   }
 
   void run(server_state from) {
-    begin_together(group_, local_, optimizer_, compressor_ ? &*compressor_ : nullptr, tasks_,
-                   std::move(from));
+    begin(std::move(from));
     for (std::uint64_t step = plan_.steps_done + 1;; ++step) {
       const step_report begun = examine(local_, step, plan_, tasks_, group_.clock(),
                                         [&](std::span<double> statistics) { group_.average(statistics); });
@@ -227,6 +61,24 @@ class overlapped_training {
   residual_compressor* make_compressor(const lamina::compressor_options& compression) {
     if (compression.decide != lamina::decision_timing::ahead) return nullptr;
     return &compressor_.emplace(local_.partition().model(), compression);
+  }
+
+  // With the parameters of worker 0, and what it has of an earlier run.
+  void begin(server_state from) {
+    const bool is_first = group_.worker() == 0;
+    std::string plan = from.plan.empty() ? options_.earlier_plan : std::move(from.plan);
+    beginning begun = begin_alike(group_, local_, std::move(from));
+    if (!begun.own.empty()) load_state(begun.own, compressor_ ? &*compressor_ : nullptr, tasks_);
+    exchange_.take_up(std::move(begun.optimizer));
+    // If the plan is another's worker 0 says so, and the others have nothing to go by.
+    if (is_first && !plan.empty()) exchange_.take_up_plan(plan, options_.earlier_plan_is_from);
+    const std::vector<std::byte> text = group_.scatter(message_kind::state, [&](std::size_t) {
+      const auto bytes = std::as_bytes(std::span(plan));
+      return std::vector<std::byte>(bytes.begin(), bytes.end());
+    });
+    if (is_first || text.empty()) return;
+    plan.assign(reinterpret_cast<const char*>(text.data()), text.size());
+    exchange_.take_up_plan(plan, "the plan of worker 0");
   }
 
   bool must_be_whole_after(std::uint64_t step) const {
@@ -247,7 +99,7 @@ class overlapped_training {
     hooks_.check_all_called();
     report.compute_seconds = seconds_before_ + group_.clock().take();
     if (!exchange_.is_planned()) {
-      exchange_.plan(order_);
+      exchange_.plan(order_, order_seconds_);
       begin_step();
       for (const std::size_t l : order_) exchange_.hand_over(l);
     }
@@ -262,6 +114,7 @@ class overlapped_training {
   void gradient_is_ready(std::size_t layer) {
     if (!exchange_.is_planned()) {
       order_.push_back(layer);
+      order_seconds_[layer] = exchange_.seconds_since_begin();
       return;
     }
     if (!is_begun_) begin_step();
@@ -272,8 +125,7 @@ class overlapped_training {
   void begin_step() {
     seconds_before_ += group_.clock().take();
     finish_step();
-    optimizer_.set_learning_rate(server_.learning_rate.at(computing_));
-    exchange_.begin_step(computing_);
+    exchange_.begin_step(computing_, server_.learning_rate.at(computing_));
     is_begun_ = true;
     group_.clock().take();
   }
@@ -302,11 +154,11 @@ class overlapped_training {
     }
     log_.overlapped(exchange_.metrics());
     // Half of what a worker sends are sums on their way to where they are made.
-    log_step(group_, report, step, exchange_.sent_bytes() / 2, log_);
-    log_.finish_step(step, optimizer_.learning_rate(), compressor_ ? compressor_->chosen() : all);
+    log_step(group_, report, step, {.moved_bytes = exchange_.sent_bytes() / 2}, log_);
+    log_.finish_step(step, server_.learning_rate.at(step), compressor_ ? compressor_->chosen() : all);
     if (!plan_.makes_checkpoint_after(step)) return;
-    save_together(group_, step, state_of(optimizer_),
-                  save_state(compressor_ ? &*compressor_ : nullptr, tasks_), records_);
+    save_together(group_, step, exchange_.gather_optimizer(),
+                  save_state(compressor_ ? &*compressor_ : nullptr, tasks_), records_, exchange_.plan_text());
     log_.restart();
   }
 
@@ -322,12 +174,12 @@ class overlapped_training {
   const server_options& server_;
   const overlap_options& options_;
   const server_tasks& records_;
-  sgd optimizer_;
   step_log log_;
   std::optional<residual_compressor> compressor_;
   gradient_exchange exchange_;
   collectives::gradient_hooks hooks_;
-  std::vector<std::size_t> order_;  // of layers, as the first step has seen them
+  std::vector<std::size_t> order_;     // of layers, as the first step has seen them
+  std::vector<double> order_seconds_;  // of each layer, in that step
   std::uint64_t computing_ = 0;
   bool is_begun_ = false;      // the step that is computed has handed over a layer
   double seconds_before_ = 0;  // of its computation, before that

@@ -8,77 +8,60 @@
 #include "messages/link.hpp"
 
 namespace resnet50_ps {
-namespace {
 
-// Slices begin where the blocks of payloads do.
-std::size_t slice_begin(std::size_t elements, std::size_t worker, std::size_t workers) {
-  const std::size_t blocks =
-      elements / lamina::payload_block_elements + (elements % lamina::payload_block_elements != 0);
-  return std::min(elements, blocks * worker / workers * lamina::payload_block_elements);
-}
-
-std::vector<lamina::layout> slices_of(const lamina::layout& parts, std::size_t workers) {
-  std::vector<lamina::layout> all;
-  for (std::size_t w = 0; w < workers; ++w) {
-    std::vector<lamina::layer> slices;
-    for (std::size_t part = 0; part < parts.layers(); ++part) {
-      const std::size_t elements = parts.sizes()[part];
-      slices.push_back(
-          {parts[part].name, {slice_begin(elements, w + 1, workers) - slice_begin(elements, w, workers)}});
-    }
-    all.emplace_back(std::move(slices));
-  }
-  return all;
-}
-
-}  // namespace
-
-owned_slices::owned_slices(worker_group& group, const lamina::layout& parts, lamina::payload_type up,
-                           const lamina::outer_options& options, std::uint64_t steps_done)
+owned_slices::owned_slices(worker_group& group, const lamina::layout& parts, const slice_traffic& traffic,
+                           const loss_plan& losses, std::uint64_t steps_done)
     : group_(group),
-      slices_(slices_of(parts, group.workers())),
-      up_(up),
-      outer_(slices_[group.worker()], options),
+      traffic_(traffic),
+      losses_(losses),
+      slices_(slices_of(losses, parts, traffic.up, group.workers())),
       aggregator_(lamina::gradient_aggregator<float>::of_workers(
-          slices_[group.worker()], group.workers(),
-          {.first_step = steps_done + 1, .kind = lamina::frame_kind::updates})) {}
+          own(), group.workers(), {.first_step = steps_done + 1, .kind = traffic.kind})) {
+  for (std::size_t owner = 0; owner < group.workers(); ++owner)
+    ways_.emplace_back(losses, slices_.of(owner), traffic.up);
+}
 
 template <class Take>
 void owned_slices::for_each_slice(std::size_t owner, const lamina::selection& chosen, std::span<float> update,
                                   Take take) const {
   std::size_t offset = 0;
   for (const std::size_t part : chosen.sent()) {
-    const std::size_t elements = chosen.model().sizes()[part];
-    const std::size_t begin = slice_begin(elements, owner, group_.workers());
-    const std::span<float> slice = update.subspan(offset + begin, slices_[owner].sizes()[part]);
+    const std::span<float> slice =
+        update.subspan(offset + slices_.begin(owner, part), slices_.of(owner).sizes()[part]);
     if (!slice.empty()) take(part, slice);
-    offset += elements;
+    offset += chosen.model().sizes()[part];
   }
 }
 
-std::vector<std::byte> owned_slices::frame_of(std::size_t owner, const lamina::selection& chosen,
-                                              std::span<float> update, lamina::payload_type type) const {
-  lamina::selection sent(slices_[owner]);
+template <class Use>
+void owned_slices::with_frame(std::size_t owner, const lamina::selection& chosen, std::span<float> update,
+                              lamina::payload_type type, Use use) const {
   std::vector<std::span<const float>> elements(chosen.model().layers());
-  for_each_slice(owner, chosen, update, [&](std::size_t part, std::span<float> slice) {
-    sent.send(part);
-    elements[part] = slice;
-  });
-  lamina::frame_encoder<float> encoder(slices_[owner]);
-  return encoder
-      .encode(
-          lamina::frame_kind::updates, aggregator_.step(), static_cast<std::uint32_t>(group_.worker()), sent,
-          [&](std::size_t part) { return elements[part]; }, type)
-      .to_bytes();
+  for_each_slice(owner, chosen, update,
+                 [&](std::size_t part, std::span<float> slice) { elements[part] = slice; });
+  const lamina::selection sent = slices_.cut(chosen, owner);
+  lamina::frame_encoder<float> encoder(slices_.of(owner));
+  use(encoder.encode(
+          traffic_.kind, aggregator_.step(), static_cast<std::uint32_t>(group_.worker()), sent,
+          [&](std::size_t part) { return elements[part]; }, type, checksum_of(losses_)),
+      sent);
+}
+
+std::vector<std::byte> owned_slices::bytes_for(std::size_t owner, const lamina::selection& chosen,
+                                               std::span<float> update, lamina::payload_type type) const {
+  std::vector<std::byte> bytes;
+  with_frame(owner, chosen, update, type,
+             [&](const lamina::encoded_frame& frame, const lamina::selection&) { bytes = frame.to_bytes(); });
+  return bytes;
 }
 
 lamina::frame_view<float> owned_slices::read(std::span<const std::byte> bytes, std::size_t owner,
                                              std::size_t sender, const lamina::selection& chosen) const {
   return read_from(group_.name_of(sender), [&] {
-    auto frame = lamina::decode<float>(bytes, slices_[owner]);
-    lamina::expect(frame, lamina::frame_kind::updates, aggregator_.step());
+    auto frame = lamina::decode<float>(bytes, slices_.of(owner));
+    lamina::expect(frame, traffic_.kind, aggregator_.step());
     for (std::size_t part = 0; part < frame.layers(); ++part) {
-      if (slices_[owner].sizes()[part] == 0 || frame.is_dropped(part) == chosen.is_dropped(part)) continue;
+      if (slices_.of(owner).sizes()[part] == 0 || frame.is_dropped(part) == chosen.is_dropped(part)) continue;
       throw link_error(group_.name_of(sender) + " has chosen other parts than this worker: '" +
                        chosen.model()[part].name + "' is one of them");
     }
@@ -86,39 +69,56 @@ lamina::frame_view<float> owned_slices::read(std::span<const std::byte> bytes, s
   });
 }
 
-std::size_t owned_slices::exchange(const lamina::selection& chosen, std::span<float> update) {
+slices_exchanged owned_slices::exchange(const lamina::selection& chosen, std::span<float> update,
+                                        const finish_slice& finish) {
   const std::size_t me = group_.worker();
-  const std::uint64_t step = aggregator_.step();
-  std::size_t bytes = 0;
-  const std::vector<message> updates = group_.exchange([&](std::size_t owner) {
-    payload frame(frame_of(owner, chosen, update, up_));
-    bytes += frame.size_bytes();
-    return frame;
-  });
-  const std::vector<std::byte> own = frame_of(me, chosen, update, up_);
-  for (std::size_t w = 0; w < group_.workers(); ++w) {
+  slices_exchanged done;
+  const std::vector<message> updates = send_to_owners(chosen, update, done);
+  const std::vector<std::byte> own = bytes_for(me, chosen, update, traffic_.up);
+  for (std::size_t w = 0; w < group_.workers(); ++w)
     aggregator_.add(read(w == me ? std::span(own) : updates[w].bytes, me, w, chosen));
-  }
   for_each_slice(me, chosen, update, [&](std::size_t part, std::span<float> slice) {
     aggregator_.mean(part, [&](std::size_t begin, std::span<const float> mean) {
       std::ranges::copy(mean, slice.begin() + static_cast<std::ptrdiff_t>(begin));
     });
-    outer_(part, 0, slice, step);
+    if (finish) finish(part, slice);
   });
+  hand_on(chosen, update, done);
+  aggregator_.next_step();
+  return done;
+}
 
-  const payload result(frame_of(me, chosen, update, outer_.options().payload));
+std::vector<message> owned_slices::send_to_owners(const lamina::selection& chosen, std::span<float> update,
+                                                  slices_exchanged& done) {
+  if (losses_.is_lossy) done.cost.emplace();
+  // The own slice is here.
+  if (losses_.is_lossy && losses_.returns_lost) done.arrived.emplace(chosen, slices_.unit_elements());
+  return group_.exchange_frames([&](std::size_t owner, const worker_group::frame_sender& send) {
+    with_frame(owner, chosen, update, traffic_.up, [&](const auto& frame, const lamina::selection& parts) {
+      done.bytes += frame.size_bytes();
+      const auto send_it = [&](const auto* chunks, const auto& owed) {
+        payload bytes = chunks == nullptr ? payload(frame.to_bytes()) : payload(frame.segments(), nullptr);
+        return send({.frame = std::move(bytes), .chunks = chunks}, owed);
+      };
+      const sent_frame sent = ways_[owner].send(frame, parts, aggregator_.step(), send_it);
+      if (done.cost) *done.cost += sent.cost;
+      if (done.arrived && sent.arrived) slices_.lose(owner, *sent.arrived, *done.arrived);
+    });
+  });
+}
+
+void owned_slices::hand_on(const lamina::selection& chosen, std::span<float> update, slices_exchanged& done) {
+  const payload result(bytes_for(group_.worker(), chosen, update, traffic_.down));
   const std::vector<message> results = group_.exchange([&](std::size_t) {
-    bytes += result.size_bytes();
+    done.bytes += result.size_bytes();
     return result;
   });
   for (std::size_t w = 0; w < group_.workers(); ++w) {
-    if (w == me) continue;
+    if (w == group_.worker()) continue;
     const auto frame = read(results[w].bytes, w, w, chosen);
     for_each_slice(w, chosen, update,
                    [&](std::size_t part, std::span<float> slice) { frame.restore(part, slice); });
   }
-  aggregator_.next_step();
-  return bytes;
 }
 
 }  // namespace resnet50_ps

@@ -25,6 +25,7 @@ struct server_state {
   std::uint64_t step = 0;            ///< steps done; 0 is the beginning
   std::vector<std::byte> optimizer;  ///< as state_of() makes them
   std::vector<std::vector<std::byte>> workers;
+  std::string plan = {};  ///< of sums beside the computation, as plan::save() writes it; empty without
 };
 
 struct server_options {

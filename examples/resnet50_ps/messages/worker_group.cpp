@@ -15,6 +15,13 @@ std::span<const T> values_in(const message& from, std::size_t count) {
   return {reinterpret_cast<const T*>(from.bytes.data()), count};
 }
 
+// A frame that lies where its packets were put stands until something is sent to its sender.
+void keep(message& frame) {
+  const auto bytes = std::make_shared<const std::vector<std::byte>>(frame.bytes.begin(), frame.bytes.end());
+  frame.bytes = *bytes;
+  frame.owner = bytes;
+}
+
 }  // namespace
 
 worker_group::worker_group(transport& ranks) : transport_(ranks) {
@@ -24,15 +31,19 @@ worker_group::worker_group(transport& ranks) : transport_(ranks) {
 }
 
 // To one and from one at a time, each round at another distance: all at once would meet in the queues of the links.
+template <class Round>
+void worker_group::in_rounds(Round round) const {
+  for (std::size_t distance = 1; distance < workers(); ++distance)
+    round((worker() + distance) % workers(), (worker() + workers() - distance) % workers());
+}
+
 template <class Outgoing, class Take>
 void worker_group::exchange_with_all(Outgoing outgoing, Take take) {
-  for (std::size_t distance = 1; distance < workers(); ++distance) {
-    const std::size_t to = (worker() + distance) % workers();
-    const std::size_t from = (worker() + workers() - distance) % workers();
+  in_rounds([&](std::size_t to, std::size_t from) {
     const message theirs = transport_.exchange(to, message_kind::slice, outgoing(to), from);
     expect(theirs, message_kind::slice, name_of(from));
     take(from, theirs);
-  }
+  });
 }
 
 void worker_group::sum(const std::shared_ptr<std::vector<float>>& values) {
@@ -69,6 +80,27 @@ std::vector<message> worker_group::exchange(const std::function<payload(std::siz
   const work_clock::pause exchanging(clock_);
   std::vector<message> messages(workers());
   exchange_with_all(outgoing, [&](std::size_t from, const message& theirs) { messages[from] = theirs; });
+  return messages;
+}
+
+std::vector<message> worker_group::exchange_frames(
+    const std::function<void(std::size_t to, const frame_sender& way)>& send) {
+  const work_clock::pause exchanging(clock_);
+  std::vector<message> messages(workers());
+  in_rounds([&](std::size_t to, std::size_t from) {
+    message& theirs = messages[from];
+    send(to, [&](const outgoing_frame& what, const lamina::bounded::obligations& owed) {
+      if (what.chunks == nullptr) {
+        theirs = transport_.exchange(to, message_kind::gradients, what.frame, from);
+        return sent_frame();
+      }
+      sent_frame sent = transport_.send_frame({&to, 1}, message_kind::gradients, what, {&owed, 1})[0];
+      theirs = transport_.receive_from_each({&from, 1})[0];
+      if (!theirs.owner) keep(theirs);
+      return sent;
+    });
+    expect(theirs, message_kind::gradients, name_of(from));
+  });
   return messages;
 }
 

@@ -31,6 +31,12 @@ class worker_group {
   void sum(const std::shared_ptr<std::vector<float>>& values);
   /// Each worker sends bytes to each other; gives what came, by worker, of this one nothing.
   std::vector<message> exchange(const std::function<payload(std::size_t to)>& outgoing);
+  /// The same of frames, of which some may be lost. `send(to, way)` says how each goes: by `way(frame, owed)`, which gives what of it
+  /// has arrived.
+  using frame_sender =
+      std::function<sent_frame(const outgoing_frame& what, const lamina::bounded::obligations& owed)>;
+  std::vector<message> exchange_frames(
+      const std::function<void(std::size_t to, const frame_sender& way)>& send);
   /// Replaces `values` by their mean over the workers, the same bits on all of them.
   void average(std::span<double> values);
 
@@ -41,6 +47,8 @@ class worker_group {
                                  const std::function<std::vector<std::byte>(std::size_t worker)>& make);
 
  private:
+  template <class Round>
+  void in_rounds(Round round) const;
   template <class Outgoing, class Take>
   void exchange_with_all(Outgoing outgoing, Take take);
   message receive_from_first(message_kind kind);

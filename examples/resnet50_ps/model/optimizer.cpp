@@ -71,7 +71,8 @@ sgd::sgd(const lamina::layout& model, sgd_options options)
     : model_(model),
       options_(checked(options)),
       velocity_(options_.momentum == 0 ? 0 : model.elements()),
-      updated_in_(model.layers()) {}
+      updated_in_(model.layers()),
+      begun_(model.layers()) {}
 
 void sgd::begin(std::size_t layer, std::uint64_t step) {
   std::uint64_t& last = updated_in_.at(layer);
@@ -79,11 +80,11 @@ void sgd::begin(std::size_t layer, std::uint64_t step) {
     throw std::invalid_argument("layer '" + model_[layer].name + "' has had a gradient in step " +
                                 std::to_string(last) + ": there is none in step " + std::to_string(step));
   }
-  is_first_ = step > last;
-  missed_decay_ = 1;
-  if (is_first_ && step - last > 1) {
+  begun_layer& begun = begun_[layer];
+  begun = {.is_first = step > last};
+  if (begun.is_first && step - last > 1) {
     const double kept = 1 - static_cast<double>(options_.learning_rate) * options_.weight_decay;
-    missed_decay_ = static_cast<float>(std::pow(kept, static_cast<double>(step - last - 1)));
+    begun.missed_decay = static_cast<float>(std::pow(kept, static_cast<double>(step - last - 1)));
   }
   last = step;
 }
@@ -96,18 +97,19 @@ void sgd::update(std::size_t layer, std::size_t begin, std::span<const float> gr
                             " elements: no block of " + std::to_string(gradient.size()) + " begins at " +
                             std::to_string(begin));
   }
+  const begun_layer& begun = begun_[layer];
   float* x = parameters.data() + begin;
-  if (options_.momentum == 0) return pass_by<rule::plain>(gradient, x, nullptr);
+  if (options_.momentum == 0) return pass_by<rule::plain>(begun, gradient, x, nullptr);
   float* v = velocity_.data() + model_.offset(layer) + begin;
-  return options_.nesterov ? pass_by<rule::nesterov>(gradient, x, v)
-                           : pass_by<rule::momentum>(gradient, x, v);
+  return options_.nesterov ? pass_by<rule::nesterov>(begun, gradient, x, v)
+                           : pass_by<rule::momentum>(begun, gradient, x, v);
 }
 
 template <sgd::rule Rule>
-void sgd::pass_by(std::span<const float> gradient, float* x, float* v) const {
-  if (!is_first_) return pass_on<Rule>(options_, gradient, x, v);
-  if (options_.weight_decay == 0) return pass<Rule, false>(options_, missed_decay_, gradient, x, v);
-  return pass<Rule, true>(options_, missed_decay_, gradient, x, v);
+void sgd::pass_by(const begun_layer& of, std::span<const float> gradient, float* x, float* v) const {
+  if (!of.is_first) return pass_on<Rule>(options_, gradient, x, v);
+  if (options_.weight_decay == 0) return pass<Rule, false>(options_, of.missed_decay, gradient, x, v);
+  return pass<Rule, true>(options_, of.missed_decay, gradient, x, v);
 }
 
 void sgd::set_learning_rate(float rate) {

@@ -26,6 +26,8 @@ struct sgd_options {
 /// A step may bring a layer several gradients, as of an asynchronous server's workers, whose sum is G: the first of a step
 /// brings μ v and λ x with it, the others add to v and x what is theirs. All together move the layer as far as one update with
 /// their sum, but for rounding.
+///
+/// Layers do not touch each other: two threads may update two of them at once.
 class sgd {
  public:
   enum class rule { plain, momentum, nesterov };
@@ -56,15 +58,20 @@ class sgd {
   std::span<const std::uint64_t> updated_in() const noexcept { return updated_in_; }
 
  private:
+  // Of a layer whose gradients come.
+  struct begun_layer {
+    bool is_first = true;  // gradient of the layer in its step
+    float missed_decay = 1;
+  };
+
   template <rule Rule>
-  void pass_by(std::span<const float> gradient, float* x, float* v) const;
+  void pass_by(const begun_layer& of, std::span<const float> gradient, float* x, float* v) const;
 
   lamina::layout model_;
   sgd_options options_;
   std::vector<float> velocity_;
   std::vector<std::uint64_t> updated_in_;
-  bool is_first_ = true;  // gradient of the layer in its step
-  float missed_decay_ = 1;
+  std::vector<begun_layer> begun_;
 };
 
 }  // namespace resnet50_ps

@@ -4,12 +4,11 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
-#include <string>
 
 #include "model/batch_norm.hpp"
 
@@ -43,16 +42,9 @@ class resnet50_impl : public torch::nn::Module {
   lamina::collectives::gated<torch::nn::Conv2dImpl> conv1_;
   lamina::collectives::gated<batch_norm_impl> bn1_;
   torch::nn::Sequential layer1_, layer2_, layer3_, layer4_;
-  lamina::collectives::gated<torch::nn::LinearImpl> fc_;
+  lamina::collectives::gathered_linear fc_;
 };
 
 TORCH_MODULE_IMPL(resnet50, resnet50_impl);
-
-/// Writes parameters and running statistics, on the CPU, as a TorchScript archive: `torch.jit.load(file).state_dict()` in
-/// Python is what torchvision's resnet50 takes. The file is there whole or not at all. Throws std::runtime_error that names it.
-void save_model(const torch::nn::Module& network, const std::string& file);
-/// Reads them back, or what `torch.jit.script(network).save(file)` wrote. Throws std::runtime_error that names the file, and
-/// the tensor if one is missing or of another shape; the network is then partly overwritten.
-void load_model(torch::nn::Module& network, const std::string& file);
 
 }  // namespace resnet50_ps

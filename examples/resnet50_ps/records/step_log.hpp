@@ -44,6 +44,8 @@ class step_log {
   void add_report(const step_report& report, std::size_t frame_bytes, std::uint64_t staleness_frames = 0);
   /// And over which way.
   void add_transfer(const pushed& gradients);
+  /// What transfers of gradients took, where there is no server that they come to.
+  void add_transfers(const transfer_cost& up) { transfers().up += up; }
   /// The step's sums ran beside the computation.
   void overlapped(const overlap_metrics& seen) { metrics_.overlap = seen; }
   /// The share in an evaluation that a report of `step` may hold; told on when there are as many as reports.

@@ -79,6 +79,56 @@ std::vector<std::byte> merge_data_and_statistics(const std::vector<std::vector<s
   return merged;
 }
 
+// Whether the checkpoint is of the same exchange of gradients; throws unless that is allowed to be another, and all else is the same.
+bool check_configuration(const checkpoint& from, const training& run, const lamina::layout& model) {
+  const std::string before = text_in(from, "configuration");
+  const std::string exchange_before = text_in(from, "exchange");
+  const std::string now = configuration_of(run, model);
+  const std::string exchange_now = exchange_of(run);
+  const bool is_same_exchange = exchange_before == exchange_now;
+  if (before == now && (is_same_exchange || run.options.changes_exchange)) return is_same_exchange;
+  throw std::runtime_error(fmt::format(
+      "the checkpoint {} is of another run\n  it was: {}; {}\n  now is: {}; {}{}", from.file().string(),
+      before, exchange_before, now, exchange_now, before == now ? "\n  --change-exchange takes it up" : ""));
+}
+
+// A worker that sends all gradients as they are, while it computes, keeps no residual.
+bool keeps_residual(const training& run) {
+  return run.options.overlap == "none" ||
+         worker_options_of(run, 0, 0).compression.decide == lamina::decision_timing::ahead;
+}
+
+// The state of a residual of which everything was sent in each step.
+std::vector<std::byte> empty_residual(const lamina::layout& model, std::uint64_t step) {
+  const lamina::layer_selector::memory all_sent{
+      .threshold = -1, .allowance = 0, .cleared_in = std::vector<std::uint64_t>(model.layers(), step)};
+  const std::vector<float> nothing(model.elements());
+  return lamina::save_state<float>(model, all_sent, nothing, {}, step);
+}
+
+// The states as workers have them that exchange gradients as the run does.
+std::vector<std::vector<std::byte>> for_other_exchange(const std::vector<std::vector<std::byte>>& states,
+                                                       const training& run, const replica& local,
+                                                       std::uint64_t step) {
+  std::vector<std::vector<std::byte>> changed;
+  for (const auto& state : states) {
+    std::vector<std::vector<std::byte>> parts = unpack(state);
+    if (parts.size() != 2)
+      throw std::runtime_error("the checkpoint holds no state of a worker of this model");
+    std::vector<std::byte>& residual = parts[0];
+    if (keeps_residual(run) && residual.empty()) residual = empty_residual(local.model(), step);
+    if (!keeps_residual(run) && !residual.empty()) {
+      const auto held = lamina::read_state<float>(residual, local.model(), /*with_momentum=*/false).residual;
+      if (std::ranges::any_of(held, [](float each) { return each != 0; }))
+        throw std::runtime_error("the checkpoint has layers that were held back, and --overlap " +
+                                 run.options.overlap + " without layer dropping keeps none");
+      residual.clear();
+    }
+    changed.push_back(pack(parts));
+  }
+  return changed;
+}
+
 }  // namespace
 
 std::string directory_of(const training& run) {
@@ -143,21 +193,25 @@ std::string configuration_of(const training& run, const lamina::layout& model) {
   const resnet50_ps::options& options = run.options;
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "none"; };
   const bool steps_count = options.schedule.starts_with("cosine");
-  return fmt::format("model {:016x}; data {} at {} pixels; batch {}; seed {}; ", model.fingerprint(),
-                     options.data, options.image_size_pixels, options.batch_images, options.seed) +
+  return fmt::format("network {}, model {:016x}; data {} at {} pixels; batch {}; seed {}; ", options.network,
+                     model.fingerprint(), options.data, options.image_size_pixels, options.batch_images,
+                     options.seed) +
          fmt::format(
              "drop ratio {}, warm-up {}, refresh {}, threshold {}, budget {}, selection {}, max age {}; ",
              options.drop_ratio, options.drop_warm_up_steps, options.refresh_steps, said(options.threshold),
              said(options.byte_budget), options.selection, options.max_age_steps) +
-         fmt::format(
-             "residual momentum {}; payload {}; topology {}, mode {}; learning rate {}, {}{}, warm-up {}; ",
-             options.residual_momentum, options.payload, options.topology, options.mode,
-             options.learning_rate, options.schedule,
-             steps_count ? fmt::format(" to step {}", options.steps) : "", options.warm_up_steps) +
+         fmt::format("residual momentum {}; payload {}; mode {}; learning rate {}, {}{}, warm-up {}; ",
+                     options.residual_momentum, options.payload, options.mode, options.learning_rate,
+                     options.schedule, steps_count ? fmt::format(" to step {}", options.steps) : "",
+                     options.warm_up_steps) +
          fmt::format("momentum {}, nesterov {}, weight decay {}", options.momentum, options.nesterov,
                      options.weight_decay) +
          (options.priority == "value" ? "" : "; priority " + options.priority) + losses_in(options) +
-         describe_local_updates(options) + describe_overlap(options);
+         (options.decide == "at_end" ? "" : "; decide " + options.decide) + describe_local_updates(options);
+}
+
+std::string exchange_of(const training& run) {
+  return "topology " + run.options.topology + describe_overlap(run.options);
 }
 
 std::string workers_of(const topology& ranks) {
@@ -174,12 +228,15 @@ std::string workers_of(const topology& ranks) {
 
 void save_checkpoint(const training& run, const replica& local, const server_state& state) {
   const std::string configuration = configuration_of(run, local.model());
+  const std::string exchange = exchange_of(run);
   const std::string workers = workers_in(run.topology, state.workers.size());
   const auto states = static_cast<std::uint64_t>(state.workers.size());
   std::vector<checkpoint_section> sections = {{"configuration", bytes_of(configuration)},
+                                              {"exchange", bytes_of(exchange)},
                                               {"workers", bytes_of(workers)},
                                               {"states", std::as_bytes(std::span(&states, 1))},
                                               {"optimizer", state.optimizer}};
+  if (!state.plan.empty()) sections.push_back({"plan", bytes_of(state.plan)});
   for (std::size_t l = 0; l < local.model().layers(); ++l)
     sections.push_back({"parameters/" + local.model()[l].name, std::as_bytes(local[l])});
   for (std::size_t w = 0; w < state.workers.size(); ++w)
@@ -202,12 +259,7 @@ server_state load_checkpoint(const training& run, const replica& local) {
     throw std::runtime_error("no checkpoint in " + directory_of(run) + " can be taken up");
   if (!newest) return {};
   const std::string file = newest->file().string();
-  if (const std::string now = configuration_of(run, local.model()),
-      before = text_in(*newest, "configuration");
-      now != before) {
-    throw std::runtime_error(
-        fmt::format("the checkpoint {} is of another run\n  it was: {}\n  now is: {}", file, before, now));
-  }
+  const bool is_same_exchange = check_configuration(*newest, run, local.model());
   server_state state;
   state.step = newest->step();
   if (state.step > run.options.steps) {
@@ -223,6 +275,12 @@ server_state load_checkpoint(const training& run, const replica& local) {
   for (std::size_t w = 0; w < states; ++w) {
     const std::span<const std::byte> worker = (*newest)[fmt::format("worker/{}", w)];
     state.workers.emplace_back(worker.begin(), worker.end());
+  }
+
+  if (!is_same_exchange) {
+    state.workers = for_other_exchange(state.workers, run, local, state.step);
+  } else if (newest->sections().contains("plan")) {
+    state.plan = text_in(*newest, "plan");
   }
 
   const std::string before = text_in(*newest, "workers");

@@ -18,8 +18,11 @@ namespace resnet50_ps {
 /// Where the run writes; empty if it writes nothing.
 std::string directory_of(const training& run);
 
-/// All that decides what a run computes, but for its workers, as a text that says where two of them differ.
+/// All that decides what a run computes, but for its workers and for how they exchange gradients, as a text that says where two of them
+/// differ.
 std::string configuration_of(const training& run, const lamina::layout& model);
+/// How workers exchange gradients: what decides the order of additions.
+std::string exchange_of(const training& run);
 /// How many workers, in which nodes.
 std::string workers_of(const topology& ranks);
 
@@ -38,8 +41,8 @@ std::vector<std::vector<std::byte>> merge_workers(const std::vector<std::vector<
 /// Whether the run's directory holds any.
 bool has_checkpoints(const training& run);
 /// The newest good checkpoint of the run, or the beginning if there is none: reads the parameters into the replica. Throws
-/// std::runtime_error if it is of a run with another configuration, or beyond the steps asked for, or of other workers,
-/// unless the run merges their residuals.
+/// std::runtime_error if it is of a run with another configuration, of another exchange unless the run changes it, beyond the steps asked
+/// for, or of other workers unless the run merges their residuals. A plan comes with the same exchange alone.
 server_state load_checkpoint(const training& run, const replica& local);
 void save_checkpoint(const training& run, const replica& local, const server_state& state);
 

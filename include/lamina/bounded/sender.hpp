@@ -89,7 +89,7 @@ class bounded_sender {
     sends_begin_ = true;
     sends_probe_ = false;
     transmission_ = round_began_at_ = options_.first_transmission;
-    round_ = stuck_rounds_ = 0;
+    round_ = stuck_rounds_ = silent_rounds_ = 0;
     last_wanted_ = static_cast<std::size_t>(-1);
     state_ = sender_state::begun;
   }
@@ -194,9 +194,11 @@ class bounded_sender {
   [[nodiscard]] const rate_control& rate() const noexcept { return rate_; }
   [[nodiscard]] const sender_counters& counters() const noexcept { return counters_; }
 
-  /// Rounds in a row that brought a receiver nothing new, after which the transfer fails: a circuit breaker (RFC 8084). Where no packet
-  /// comes at all, the receiver ends it.
+  /// Rounds in a row that brought a receiver nothing new, after which the transfer fails: a circuit breaker (RFC 8084).
   static constexpr std::uint32_t most_stuck_rounds = 50;
+  /// Rounds of which the receiver has seen no packet at all, after which it fails likewise. The receiver ends it before: within 64 rounds
+  /// it takes the way for silent, and after 10 s of that, at 100 ms a round, for blocked. Who goes on asking is none.
+  static constexpr std::uint32_t most_silent_rounds = 250;
 
  private:
   [[nodiscard]] static std::size_t wire_bits(std::size_t datagram_bytes) noexcept {
@@ -323,6 +325,7 @@ class bounded_sender {
       return {};
     }
     if (list.report().seen == options_.first_transmission) {
+      if (++silent_rounds_ >= most_silent_rounds) return bounded_errc::nothing_arrives;
       if (transmission_ - options_.first_transmission >= least_sent_into_silence) rate_.silence();
     } else {
       stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
@@ -393,6 +396,7 @@ class bounded_sender {
   std::uint32_t round_began_at_ = 0;  // its first transmission
   std::uint32_t round_ = 0;
   std::uint32_t stuck_rounds_ = 0;
+  std::uint32_t silent_rounds_ = 0;
   std::size_t last_wanted_ = 0;
 };
 

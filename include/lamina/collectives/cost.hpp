@@ -83,10 +83,10 @@ namespace detail {
 }
 
 /// Seconds that a collective over `elements` floats takes: of each round alpha, the larger of the bytes out and in times beta
-/// (both_ways where both are of one peer), and the bytes added times gamma, on the rank for which that is most. Throws as rounds_of
-/// does. Cost: O(P²).
+/// (both_ways where both are of one peer), and the bytes added, as float, times gamma, on the rank for which that is most. An element has
+/// `element_bytes` on its way. Throws as rounds_of does. Cost: O(P²).
 [[nodiscard]] inline double seconds_of(operation what, algorithm how, std::size_t ranks, std::size_t elements,
-                                       const cost_table& costs) {
+                                       const cost_table& costs, std::size_t element_bytes = sizeof(float)) {
   std::vector<double> slowest;
   std::vector<round> rounds;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -100,9 +100,8 @@ namespace detail {
       const bool is_exchange = each.send && each.receive && each.send->peer == each.receive->peer;
       const double beta = is_exchange ? costs.beta_both_ways : costs.beta_one_way;
       const std::size_t added = (each.on_arrival == arrival::add ? in : 0) + each.fold.size() * (ranks - 1);
-      const double seconds =
-          costs.alpha + static_cast<double>(sizeof(float)) * (static_cast<double>(std::max(out, in)) * beta +
-                                                              static_cast<double>(added) * costs.gamma);
+      const double seconds = costs.alpha + static_cast<double>(std::max(out, in) * element_bytes) * beta +
+                             static_cast<double>(added * sizeof(float)) * costs.gamma;
       slowest[k] = std::max(slowest[k], seconds);
     }
   }
@@ -114,8 +113,11 @@ namespace detail {
 /// Seconds of `elements` that go in collectives of `chunk` at most, which is at least 1. Throws as rounds_of does.
 [[nodiscard]] inline double seconds_in_chunks(operation what, algorithm how, std::size_t ranks,
                                               std::size_t elements, std::size_t chunk,
-                                              const cost_table& costs) {
-  const auto seconds = [&](std::size_t of) { return of == 0 ? 0 : seconds_of(what, how, ranks, of, costs); };
+                                              const cost_table& costs,
+                                              std::size_t element_bytes = sizeof(float)) {
+  const auto seconds = [&](std::size_t of) {
+    return of == 0 ? 0 : seconds_of(what, how, ranks, of, costs, element_bytes);
+  };
   const std::size_t whole = elements / chunk;
   return (whole == 0 ? 0 : static_cast<double>(whole) * seconds(chunk)) + seconds(elements % chunk);
 }
@@ -145,19 +147,6 @@ namespace detail {
                                           std::size_t ranks) noexcept {
   return static_cast<double>(rows) * static_cast<double>(inputs + outputs) * static_cast<double>(ranks) <
          2.0 * static_cast<double>(inputs) * static_cast<double>(outputs);
-}
-
-/// When the last of some collectives is done, which run one after the other in order: end_j = max(end_{j-1}, ready_j) + seconds_j.
-/// \param ready    seconds from the beginning of the step until the collective may begin
-/// \param seconds  that it takes
-/// Throws std::invalid_argument where the two differ in length.
-[[nodiscard]] inline double end_of_collectives(std::span<const double> ready,
-                                               std::span<const double> seconds) {
-  if (ready.size() != seconds.size())
-    throw std::invalid_argument("as many collectives must become ready as there are");
-  double end = 0;
-  for (std::size_t j = 0; j < ready.size(); ++j) end = std::max(end, ready[j]) + seconds[j];
-  return end;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -52,9 +52,6 @@ struct engine_options {
   /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
   /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
   owner_update update = {};
-  /// With update: of each layer, seconds after the beginning of a step at which its gradient is ready, the same numbers on all ranks. Where
-  /// by these the link would be idle in the backward pass, parameters go round: plan::tasks_of_owners(). None: after the last sum.
-  std::vector<double> ready_seconds = {};
 };
 
 /// What the steps so far took.
@@ -87,7 +84,7 @@ struct engine_totals {
 class engine {
  public:
   /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
-  /// a timeout that is not above 0, for ready_seconds without update or of another number of layers; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
+  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
   /// std::invalid_argument where the algorithm of a bucket leaves other sums than one slice to each rank.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
@@ -100,13 +97,13 @@ class engine {
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
     const bool has_owners = static_cast<bool>(options_.update);
-    if (!has_owners && !options_.ready_seconds.empty())
-      throw std::invalid_argument("ready_seconds orders what owners hand round, and options.update is empty");
-    tasks_ = has_owners ? plan_.tasks_of_owners(options_.ready_seconds) : plan_.tasks();
+    if (has_owners) {
+      tasks_.assign(plan_.tasks_of_owners().begin(), plan_.tasks_of_owners().end());
+    } else {
+      tasks_ = plan_.tasks();
+    }
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
-    for (std::size_t b = 0; b < buckets_.size(); ++b)
-      buckets_[b].predicted_seconds =
-          plan_.seconds_of(plan_.buckets()[b]) / (has_owners && !plan_.buckets()[b].is_gathered ? 2 : 1);
+    for (const task& each : tasks_) predicted_seconds_.push_back(plan_.seconds_of(each));
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
   }
@@ -231,7 +228,6 @@ class engine {
     phase now = phase::open;
   };
   struct bucket_state {
-    double predicted_seconds = 0;  // of each of its tasks
     std::size_t last_task = 0;
     std::size_t missing = 0;  // layers that were not handed over
     bool is_done = true;
@@ -413,7 +409,7 @@ class engine {
         const auto [bucket, what] = tasks_[now_];
         if (summed_ == 0) staging_.open(bucket, [&](std::size_t l) { return layers_[l].now == phase::sent; });
         elements = staging_.chunk(summed_, what);
-        next = {number_, decision(), step_, what, plan_.buckets()[bucket].how, {}};
+        next = {number_, decision(), step_, what, plan_.buckets()[bucket].how, plan_.payload_of(what), {}};
       }
       next.elements = elements;
     }
@@ -478,14 +474,15 @@ class engine {
 
   void record_collective(event_kind kind) const {
     if (options_.record == nullptr) return;
-    options_.record->record({.what = activity::collective,
-                             .kind = kind,
-                             .step = step_,
-                             .index = tasks_[now_].bucket,
-                             .bytes = staging_.elements() * sizeof(float),
-                             .how = plan_.buckets()[tasks_[now_].bucket].how,
-                             .moves = tasks_[now_].what,
-                             .predicted_seconds = buckets_[tasks_[now_].bucket].predicted_seconds});
+    options_.record->record(
+        {.what = activity::collective,
+         .kind = kind,
+         .step = step_,
+         .index = tasks_[now_].bucket,
+         .bytes = staging_.elements() * bytes_of_element(plan_.payload_of(tasks_[now_].what)),
+         .how = plan_.buckets()[tasks_[now_].bucket].how,
+         .moves = tasks_[now_].what,
+         .predicted_seconds = predicted_seconds_[now_]});
   }
 
   channel& channel_;
@@ -502,7 +499,8 @@ class engine {
   std::condition_variable done_;
   std::vector<layer_state> layers_;
   std::vector<bucket_state> buckets_;
-  std::vector<task> tasks_;  // of a step, in the order in which all ranks do them
+  std::vector<task> tasks_;                // of a step, in the order in which all ranks do them
+  std::vector<double> predicted_seconds_;  // of each
   std::uint64_t step_ = 0;
   std::size_t now_ = 0;     // task that is under way, or comes next
   std::size_t summed_ = 0;  // elements of it

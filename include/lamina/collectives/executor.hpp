@@ -17,6 +17,7 @@
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
+#include "lamina/collectives/sum_payload.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::collectives {
@@ -35,6 +36,8 @@ struct collective {
   std::uint64_t step = 0;
   operation what = operation::all_reduce;
   algorithm how = algorithm::pairwise;
+  payload_type payload =
+      payload_type::as_is;    ///< as what numbers travel; another than as_is by algorithm::pairwise alone
   std::span<float> elements;  ///< of this rank at first, the result in the end
 };
 
@@ -55,7 +58,8 @@ class executor {
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
            piece_sizes pieces = {})
       : channel_(over), plan_(static_cast<std::uint32_t>(plan)), pieces_(pieces), memory_(given) {
-    const std::size_t least = std::min(elements_in(pieces_.both_ways), elements_in(pieces_.one_way));
+    const std::size_t least =
+        std::min(elements_in(pieces_.both_ways, sizeof(float)), elements_in(pieces_.one_way, sizeof(float)));
     if (least == 0)
       throw std::invalid_argument("a piece of a round must have room for a header and an element");
     if (most_elements > std::numeric_limits<std::uint32_t>::max()) {
@@ -75,9 +79,12 @@ class executor {
     rounds_.reserve(2 * channel_.ranks() + 16);
   }
 
-  /// Begins; it may be over at once, where there is nobody to talk to. std::logic_error while another runs.
+  /// Begins; it may be over at once, where there is nobody to talk to. std::logic_error while another runs, and for a payload that the
+  /// algorithm has not.
   void start(const collective& what) {
     if (is_running()) throw std::logic_error("one collective at a time");
+    if (what.payload != payload_type::as_is && what.how != algorithm::pairwise)
+      throw std::logic_error(std::string(name_of(what.how)) + " has no payload " + name_of(what.payload));
     now_ = what;
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
     round_ = 0;
@@ -122,9 +129,11 @@ class executor {
   static constexpr std::size_t of_nobody = static_cast<std::size_t>(-2);
   static constexpr std::uint32_t tag = 0;  // all in order: the header tells them apart
 
-  static constexpr std::size_t elements_in(std::size_t bytes) {
-    return bytes < round_header::size_bytes ? 0 : (bytes - round_header::size_bytes) / sizeof(float);
+  static constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_bytes) {
+    return bytes < round_header::size_bytes ? 0 : (bytes - round_header::size_bytes) / element_bytes;
   }
+  [[nodiscard]] bool is_rounded() const noexcept { return now_.payload != payload_type::as_is; }
+  [[nodiscard]] std::size_t element_bytes() const noexcept { return bytes_of_element(now_.payload); }
   [[nodiscard]] round_header header(std::size_t elements = 0) const {
     return {now_.number,
             now_.step,
@@ -144,14 +153,30 @@ class executor {
       throw channel_error(error.rank(), std::string(error.what()) + ", in " + place());
     }
   }
-  // Where the elements of this round go that arrive.
-  [[nodiscard]] std::span<float> target() const {
+  // Of numbers that travel rounded, half of the scratch memory has what comes, and half what goes out.
+  [[nodiscard]] std::span<std::byte> arriving() const {
+    return std::as_writable_bytes(std::span(memory_.scratch));
+  }
+  [[nodiscard]] std::span<std::byte> leaving() const {
+    return std::as_writable_bytes(std::span(memory_.scratch).last(memory_.scratch.size() / 2));
+  }
+  // Where the elements of this round go that arrive, as they have travelled.
+  [[nodiscard]] std::span<std::byte> target() const {
     const round& now = rounds_[round_];
     const element_range in = now.receive->elements;
-    if (now.on_arrival == arrival::put) return now_.elements.subspan(in.begin, in.size());
+    if (now.on_arrival == arrival::put && !is_rounded())
+      return std::as_writable_bytes(now_.elements.subspan(in.begin, in.size()));
     const std::size_t place =
         now.on_arrival == arrival::hold ? held_place(channel_.rank(), now.receive->peer) * in.size() : 0;
-    return std::span(memory_.scratch).subspan(place, in.size());
+    return arriving().subspan(place * element_bytes(), in.size() * element_bytes());
+  }
+  // The elements of this round that are sent, as they travel.
+  [[nodiscard]] std::span<const std::byte> outgoing() const {
+    const element_range out = rounds_[round_].send->elements;
+    const std::span<float> elements = now_.elements.subspan(out.begin, out.size());
+    if (!is_rounded()) return std::as_bytes(elements);
+    detail::narrow(now_.payload, elements, leaving().data());
+    return leaving().first(out.size() * element_bytes());
   }
 
   // Posts the next round that has messages.
@@ -160,32 +185,34 @@ class executor {
     if (!is_running()) return;
     const round& now = rounds_[round_];
     const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
-    const std::size_t piece = elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way);
+    const std::size_t piece = elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way, element_bytes());
     is_checked_ = false;
     incoming_.clear();
     if (now.receive) {
-      const std::span<float> to = target();
-      for (std::size_t begin = 0; begin < to.size(); begin += piece) {
-        const element_range part = {begin, std::min(begin + piece, to.size())};
+      const std::span<std::byte> to = target();
+      const std::size_t count = now.receive->elements.size();
+      for (std::size_t begin = 0; begin < count; begin += piece) {
+        const element_range part = {begin, std::min(begin + piece, count)};
         const auto before =
             begin == 0 ? std::span<std::byte>(memory_.arrived_header) : std::span<std::byte>();
         const ticket posted = channel_.receive(
-            now.receive->peer, tag, {before, std::as_writable_bytes(to.subspan(part.begin, part.size()))});
+            now.receive->peer, tag,
+            {before, to.subspan(part.begin * element_bytes(), part.size() * element_bytes())});
         roles_[posted] = incoming_.size();
         incoming_.push_back({part, {}, false, false});
         ++open_receives_;
       }
     }
     if (now.send) {
-      const element_range out = now.send->elements;
-      header(out.size()).write(memory_.sent_header);
-      for (std::size_t begin = out.begin; begin < out.end; begin += piece) {
-        const std::span<const float> part = now_.elements.subspan(begin, std::min(piece, out.end - begin));
-        const auto before = begin == out.begin ? std::span<const std::byte>(memory_.sent_header)
-                                               : std::span<const std::byte>();
-        roles_[channel_.send(now.send->peer, tag, {before, std::as_bytes(part)})] = of_send;
+      const std::span<const std::byte> out = outgoing();
+      header(now.send->elements.size()).write(memory_.sent_header);
+      for (std::size_t begin = 0; begin < out.size(); begin += piece * element_bytes()) {
+        const auto part = out.subspan(begin, std::min(piece * element_bytes(), out.size() - begin));
+        const auto before =
+            begin == 0 ? std::span<const std::byte>(memory_.sent_header) : std::span<const std::byte>();
+        roles_[channel_.send(now.send->peer, tag, {before, part})] = of_send;
         ++open_sends_;
-        sent_bytes_ += before.size() + part.size_bytes();
+        sent_bytes_ += before.size() + part.size();
       }
     }
   }
@@ -203,13 +230,26 @@ class executor {
     }
     settle();
     if (has_open_messages()) return;
-    const element_range fold = rounds_[round_].fold;
-    if (fold.size() > 0) {
-      fold_in_rank_order(channel_.rank(), channel_.ranks(), now_.elements.subspan(fold.begin, fold.size()),
-                         std::span(memory_.scratch).first(fold.size() * (channel_.ranks() - 1)));
-    }
+    fold();
     ++round_;
     post_next();
+  }
+
+  // Makes the sum of what was held, where a round ends with one.
+  void fold() {
+    const element_range fold = rounds_[round_].fold;
+    if (fold.size() == 0) return;
+    const std::span<float> own = now_.elements.subspan(fold.begin, fold.size());
+    if (!is_rounded()) {
+      fold_in_rank_order(channel_.rank(), channel_.ranks(), own,
+                         std::span(memory_.scratch).first(fold.size() * (channel_.ranks() - 1)));
+      return;
+    }
+    fold_rounded_in_rank_order(now_.payload, channel_.rank(), channel_.ranks(), own, arriving());
+    if (now_.what != operation::all_reduce) return;
+    // As all others will have it.
+    detail::narrow(now_.payload, own, leaving().data());
+    detail::widen(now_.payload, leaving().data(), own);
   }
 
   // Checks and adds what has arrived: the header first, and nothing before the piece that carries it.
@@ -234,9 +274,12 @@ class executor {
       if (!each.has_arrived || each.is_settled) continue;
       check_length(each, from);
       if (must_wait) continue;
+      const std::span<float> place =
+          now_.elements.subspan(now.receive->elements.begin + each.elements.begin, each.elements.size());
       if (adds) {
-        add_to(now_.elements.subspan(now.receive->elements.begin + each.elements.begin, each.elements.size()),
-               target().subspan(each.elements.begin, each.elements.size()));
+        add_to(place, std::span(memory_.scratch).subspan(each.elements.begin, each.elements.size()));
+      } else if (now.on_arrival == arrival::put && is_rounded()) {
+        detail::widen(now_.payload, arriving().data() + each.elements.begin * element_bytes(), place);
       }
       each.is_settled = true;
     }
@@ -244,7 +287,7 @@ class executor {
 
   void check_length(const incoming_piece& piece, std::size_t from) const {
     const std::size_t expected =
-        piece.elements.size() * sizeof(float) + (piece.elements.begin == 0 ? round_header::size_bytes : 0);
+        piece.elements.size() * element_bytes() + (piece.elements.begin == 0 ? round_header::size_bytes : 0);
     if (piece.done.is_truncated) {
       throw channel_error(from, channel_.name_of(from) + " sends more than the " + std::to_string(expected) +
                                     " bytes that are expected");

@@ -98,6 +98,23 @@ class LAMINA_VISIBLE gathered_linear_impl : public gated_impl<torch::nn::LinearI
     return detail::linear_function::apply(input, weight, shift, pass_);
   }
 
+  /// Leaves what a training pass with this input, rows x n_in, and this error of its output, rows x n_out, would leave: for what replays
+  /// passes without computing them. Throws std::invalid_argument for other shapes; std::logic_error unless it gathers.
+  void set_pass(const torch::Tensor& input, const torch::Tensor& error) {
+    if (rows_ == 0) throw std::logic_error("a gathered_linear that gathers nothing has no pass");
+    const auto rows = static_cast<std::int64_t>(rows_);
+    if (input.sizes() != torch::IntArrayRef({rows, options.in_features()}) ||
+        error.sizes() != torch::IntArrayRef({rows, options.out_features()})) {
+      throw std::invalid_argument("the input and the error of a gathered_linear are " +
+                                  std::to_string(rows_) + " rows of " +
+                                  std::to_string(options.in_features()) + " and of " +
+                                  std::to_string(options.out_features()) + " elements");
+    }
+    pass_ = c10::make_intrusive<detail::linear_pass>();
+    pass_->input = input.contiguous();
+    pass_->error = error.contiguous();
+  }
+
   /// Of the last pass, rows x n_in, and rows x n_out, row after row, until set_gradients(). std::logic_error before its backward pass.
   [[nodiscard]] std::span<const float> inputs() const { return elements_of(passed().input); }
   [[nodiscard]] std::span<const float> errors() const { return elements_of(passed().error); }

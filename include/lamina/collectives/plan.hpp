@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <locale>
 #include <optional>
 #include <span>
@@ -20,6 +19,9 @@
 
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
+#include "lamina/collectives/plan_options.hpp"
+#include "lamina/collectives/schedule.hpp"
+#include "lamina/collectives/sum_payload.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/fnv.hpp"
@@ -28,51 +30,6 @@
 /// Which layers are summed together, in which order and by which algorithm. All of it decides the order of additions, so it is
 /// the same on all ranks, is compared before the first sum, and is saved with a run: two runs with one plan have the same bits.
 namespace lamina::inline LAMINA_ABI::collectives {
-
-/// What a layer belongs to. Biases and batch normalisation go with the module that owns them; normalisation is convolutional. It
-/// comes from the types of a network's modules, not from shapes: a convolution of 1x1 may have two dimensions elsewhere.
-///
-/// A gathered layer is not summed: it is P slices of one length, of which rank r has slice r, and all ranks get all of them. Its
-/// collective is an all_gather by algorithm::pairwise, which sends (P - 1)/P of its elements. Inputs and output errors of a fully
-/// connected layer go so, from which each rank makes the gradient of all ranks (gathered_linear).
-enum class layer_class : std::uint8_t { convolutional, fully_connected, gathered };
-
-/// How the algorithm of a bucket is chosen.
-class algorithm_choice {
- public:
-  /// The same for all.
-  static constexpr algorithm_choice always(algorithm how) noexcept { return {rule::always, how}; }
-  /// A butterfly for convolutional layers, a ring for fully connected ones (Kim, Yeo and Oh 2021).
-  static constexpr algorithm_choice by_type(algorithm butterfly = algorithm::halving_doubling) noexcept {
-    return {rule::by_type, butterfly};
-  }
-  /// The cheapest by the table of costs.
-  static constexpr algorithm_choice by_cost() noexcept { return {rule::by_cost, algorithm::ring}; }
-
-  /// Of a bucket that goes in collectives of `chunk` elements. Cost: that of cheapest() for by_cost.
-  [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
-                             const cost_table& costs,
-                             std::size_t chunk = std::numeric_limits<std::size_t>::max()) const {
-    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs, chunk);
-    return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
-  }
-
- private:
-  enum class rule : std::uint8_t { always, by_type, by_cost };
-  constexpr algorithm_choice(rule which, algorithm how) noexcept : rule_(which), how_(how) {}
-
-  rule rule_;
-  algorithm how_;
-};
-
-struct plan_options {
-  /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P·alpha/beta_one_way, within 64
-  /// KiB and 25 MiB, down to a power of two: of a ring's time, where the bucket goes in one collective, latency is then a ninth to a fifth.
-  std::optional<std::size_t> bucket_bytes = std::nullopt;
-  /// A larger bucket goes in collectives of so many bytes, so that it does not hold up what comes after; at least 4,096.
-  std::size_t chunk_bytes = std::size_t{4} << 20U;
-  algorithm_choice choice = algorithm_choice::always(algorithm::pairwise);
-};
 
 /// Thrown where the text of a plan is damaged, or is of another model or another number of ranks.
 class plan_error : public std::runtime_error {
@@ -107,14 +64,19 @@ class plan {
   /// \param ranks        P
   /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
-  /// \param options      buckets, chunks, algorithms
+  /// \param options      buckets, chunks, algorithms, when owners hand parameters round
   /// \param costs        agreed between the ranks; kept with three digits
-  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, or a gathered
-  /// layer that is not P slices of one length; calibration_error for a cost that cannot be.
+  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, a gathered
+  /// layer that is not P slices of one length, ready_seconds of another number of layers or that cannot be, or a payload that sums have not,
+  /// or not by the algorithm of a bucket; calibration_error for a cost that cannot be.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
        std::span<const layer_class> classes, const plan_options& options = {},
        const cost_table& costs = gigabit_costs)
-      : model_(model), ranks_(ranks), chunk_bytes_(options.chunk_bytes), costs_(rounded(costs)) {
+      : model_(model),
+        ranks_(ranks),
+        chunk_bytes_(options.chunk_bytes),
+        payload_(options.payload),
+        costs_(rounded(costs)) {
     if (ranks == 0) throw std::invalid_argument("a plan for no ranks");
     if (chunk_bytes_ < least_chunk_bytes) {
       throw std::invalid_argument("chunks of " + std::to_string(chunk_bytes_) + " bytes: at least " +
@@ -141,6 +103,9 @@ class plan {
         each.how = options.choice.of(kind, ranks, each.elements, costs_, chunk_elements());
     }
     if (const auto mistake = mistake_in_slices()) throw std::invalid_argument(*mistake);
+    if (const auto mistake = mistake_in_payload()) throw std::invalid_argument(*mistake);
+    if (!options.ready_seconds.empty()) check_times(options.ready_seconds);
+    tasks_of_owners_ = order_for_owners(options.ready_seconds);
     finish();
   }
 
@@ -185,25 +150,24 @@ class plan {
     return model_.sizes()[layer] / (is_gathered ? ranks_ : 1);
   }
 
-  /// Seconds that the collectives of a bucket take by the table of costs.
-  [[nodiscard]] double seconds_of(const bucket& which) const {
-    return seconds_in_chunks(which.is_gathered ? operation::all_gather : operation::all_reduce, which.how,
-                             ranks_, which.elements, chunk_elements(), costs_);
+  /// As what numbers travel in a collective: gradients and their sums as plan_options::payload, what is gathered as it is.
+  [[nodiscard]] payload_type payload_of(operation what) const noexcept {
+    return what == operation::all_gather ? payload_type::as_is : payload_;
   }
 
-  /// Seconds for which a step still communicates when backward has ended, everything sent, where all is waited for at its end.
-  /// \param ready            of each layer, seconds after the beginning of the step
-  /// \param end_of_backward  likewise
-  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
-  [[nodiscard]] double predicted_exposed(std::span<const double> ready, double end_of_backward) const {
-    check_times(ready);
-    std::vector<double> complete;
-    std::vector<double> seconds;
-    for (const bucket& each : buckets_) {
-      complete.push_back(complete_at(each, ready));
-      seconds.push_back(seconds_of(each));
-    }
-    return std::max(0.0, end_of_collectives(complete, seconds) - end_of_backward);
+  /// Seconds that the collectives of a bucket take by the table of costs.
+  [[nodiscard]] double seconds_of(const bucket& which) const {
+    const operation what = which.is_gathered ? operation::all_gather : operation::all_reduce;
+    return seconds_in_chunks(what, which.how, ranks_, which.elements, chunk_elements(), costs_,
+                             bytes_of_element(payload_of(what)));
+  }
+  /// Likewise of a task. Half of an all_reduce takes half its time.
+  [[nodiscard]] double seconds_of(const task& which) const {
+    const bucket& of = buckets_[which.bucket];
+    if (of.is_gathered || which.what == operation::all_reduce) return seconds_of(of);
+    return seconds_in_chunks(operation::all_reduce, of.how, ranks_, of.elements, chunk_elements(), costs_,
+                             bytes_of_element(payload_of(which.what))) /
+           2;
   }
 
   /// What ranks do in a step, one after the other, where every rank gets the mean of everything.
@@ -214,32 +178,23 @@ class plan {
     return all;
   }
   /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
-  /// first, once all is summed. But where the link would be idle, waiting for a gradient, the bucket summed before goes round. What is
-  /// gathered goes round once, where sums would be made.
-  /// \param ready  of each layer, seconds after the beginning of the step, the same on all ranks; none: all after the last sum
-  /// Throws std::invalid_argument for another number of layers, and for a time that is below 0 or not finite.
-  [[nodiscard]] std::vector<task> tasks_of_owners(std::span<const double> ready = {}) const {
-    if (!ready.empty()) check_times(ready);
-    std::vector<task> all;
-    std::vector<std::size_t> summed;  // and not handed round
-    double now = 0;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
-      while (now < complete && !summed.empty()) {
-        all.push_back({summed.back(), operation::all_gather});
-        now += seconds_of(buckets_[summed.back()]) / 2;
-        summed.pop_back();
-      }
-      now = std::max(now, complete) + seconds_of(buckets_[b]) / (buckets_[b].is_gathered ? 1 : 2);
-      if (buckets_[b].is_gathered) {
-        all.push_back({b, operation::all_gather});
-        continue;
-      }
-      all.push_back({b, operation::reduce_scatter});
-      summed.push_back(b);
-    }
-    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
-    return all;
+  /// first, once all is summed. But where by plan_options::ready_seconds the link would be idle, waiting for a gradient, the bucket summed
+  /// before goes round. What is gathered goes round once, where sums would be made.
+  [[nodiscard]] std::span<const task> tasks_of_owners() const noexcept { return tasks_of_owners_; }
+
+  /// A layer is cut into P slices of ⌈n/P⌉ elements, of which the last may be shorter, or empty. Throws std::out_of_range for the layer.
+  [[nodiscard]] element_range slice(std::size_t layer, std::size_t index) const {
+    const std::size_t width = slice_elements(layer);
+    const std::size_t elements = model_.sizes()[layer];
+    return {std::min(elements, index * width), std::min(elements, (index + 1) * width)};
+  }
+  [[nodiscard]] std::size_t slice_elements(std::size_t layer) const {
+    model_.check_layer(layer);
+    return model_.sizes()[layer] / ranks_ + (model_.sizes()[layer] % ranks_ != 0 ? 1 : 0);
+  }
+  /// With owners: the elements of a layer that a rank updates, in all steps. Throws as owned_elements(), and std::out_of_range for the layer.
+  [[nodiscard]] element_range owned_by(std::size_t rank, std::size_t layer) const {
+    return slice(layer, owned_elements(buckets_[place(layer).bucket].how, ranks_, rank, ranks_).begin);
   }
 
   /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted seconds.
@@ -258,6 +213,24 @@ class plan {
 
  private:
   static constexpr std::size_t least_chunk_bytes = 4096;
+
+  [[nodiscard]] std::vector<task> order_for_owners(std::span<const double> ready) const {
+    std::vector<task> all;
+    std::vector<std::size_t> summed;  // and not handed round
+    double now = 0;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
+      for (; now < complete && !summed.empty(); summed.pop_back()) {
+        all.push_back({summed.back(), operation::all_gather});
+        now += seconds_of(all.back());
+      }
+      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::reduce_scatter});
+      if (!ready.empty()) now = std::max(now, complete) + seconds_of(all.back());
+      if (!buckets_[b].is_gathered) summed.push_back(b);
+    }
+    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
+    return all;
+  }
 
   plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
 
@@ -314,8 +287,23 @@ class plan {
     return std::nullopt;
   }
 
+  // Of what travels to be summed: an algorithm that adds on the way would round at each rank.
+  [[nodiscard]] std::optional<std::string> mistake_in_payload() const {
+    if (std::ranges::find(all_sum_payloads, payload_) == all_sum_payloads.end()) {
+      return "sums travel as_is, as float16 or as bfloat16, not as payload " +
+             std::to_string(static_cast<int>(payload_));
+    }
+    const auto other =
+        std::ranges::find_if(buckets_, [](const bucket& each) { return each.how != algorithm::pairwise; });
+    if (payload_ == payload_type::as_is || other == buckets_.end()) return std::nullopt;
+    return std::string("sums travel as ") + name_of(payload_) + " by pairwise alone, not by " +
+           name_of(other->how);
+  }
+
   // How a bucket moves, in a plan's text.
   static constexpr const char* gathered_word = "gathered";
+  // An order of owners that is not the one without ready_seconds.
+  static constexpr const char* owners_word = "owners";
   static const char* word_of(const bucket& which) noexcept {
     return which.is_gathered ? gathered_word : name_of(which.how);
   }
@@ -335,6 +323,16 @@ class plan {
     return read;
   }
 
+  // What a name means; plan_error for none.
+  template <class Parse>
+  static auto parsed(const Parse& parse) {
+    try {
+      return parse();
+    } catch (const std::invalid_argument& error) {
+      throw plan_error(std::string("the plan: ") + error.what());
+    }
+  }
+
   void read(std::istream& in) {
     for (const char* word : {"lamina", "plan", "1"}) expect(in, word);
     std::string of_model;
@@ -348,24 +346,29 @@ class plan {
                        std::to_string(ranks_));
     }
     chunk_bytes_ = number<std::size_t>(in, "chunk_bytes");
+    std::string travels_as;
+    expect(in, "payload");
+    in >> travels_as;
+    payload_ = parsed([&] { return parse_sum_payload(travels_as); });
     costs_.alpha = number<double>(in, "alpha");
     costs_.beta_one_way = number<double>(in, "beta_one_way");
     costs_.beta_both_ways = number<double>(in, "beta_both_ways");
     costs_.gamma = number<double>(in, "gamma");
     std::vector<std::size_t> order;
+    std::optional<std::vector<std::size_t>> owners;
     for (std::string line; std::getline(in >> std::ws, line);) {
       std::istringstream words(line);
       words.imbue(std::locale::classic());
+      if (line.starts_with(owners_word)) {
+        owners = read_owners(words);
+        continue;
+      }
       expect(words, "bucket");
       std::string how;
       words >> how;
       bucket& added = buckets_.emplace_back();
       added.is_gathered = how == gathered_word;
-      try {
-        if (!added.is_gathered) added.how = parse_algorithm(how);
-      } catch (const std::invalid_argument& error) {
-        throw plan_error(std::string("the plan: ") + error.what());
-      }
+      if (!added.is_gathered) added.how = parsed([&] { return parse_algorithm(how); });
       for (std::size_t layer = 0; words >> layer;) added.layers.push_back(layer);
       order.insert(order.end(), added.layers.begin(), added.layers.end());
       if (added.layers.empty()) throw plan_error("the plan has a bucket without layers");
@@ -375,12 +378,44 @@ class plan {
       for (const std::size_t layer : each.layers) each.elements += model_.sizes()[layer];
     }
     if (const auto mistake = mistake_in_slices()) throw plan_error("the plan: " + *mistake);
+    if (const auto mistake = mistake_in_payload()) throw plan_error("the plan: " + *mistake);
     if (chunk_bytes_ < least_chunk_bytes) throw plan_error("the plan has chunks below 4096 bytes");
     try {
       check(costs_);
     } catch (const calibration_error& error) {
       throw plan_error(std::string("the plan: ") + error.what());
     }
+    if (owners) {
+      set_order_for_owners(*owners);
+    } else {
+      tasks_of_owners_ = order_for_owners({});
+    }
+  }
+
+  static std::vector<std::size_t> read_owners(std::istream& words) {
+    expect(words, owners_word);
+    std::vector<std::size_t> order;
+    for (std::size_t bucket = 0; words >> bucket;) order.push_back(bucket);
+    return order;
+  }
+  // Each bucket stands there twice: for its sum, in their order, and for its parameters; and once where it is gathered.
+  void set_order_for_owners(std::span<const std::size_t> order) {
+    std::vector<bool> is_done(buckets_.size());
+    std::size_t begun = 0;
+    for (const std::size_t b : order) {
+      const bool begins = b == begun;
+      if (b > begun || b >= buckets_.size() || (!begins && is_done[b])) {
+        throw plan_error("the plan: the owners' order has bucket " + std::to_string(b) +
+                         " where it cannot be");
+      }
+      const bool is_summed = begins && !buckets_[b].is_gathered;
+      tasks_of_owners_.push_back({b, is_summed ? operation::reduce_scatter : operation::all_gather});
+      is_done[b] = !is_summed;
+      begun += begins ? 1 : 0;
+    }
+    const auto missing = std::ranges::find(is_done, false);
+    if (missing == is_done.end()) return;
+    throw plan_error("the plan: the owners' order lacks bucket " + std::to_string(missing - is_done.begin()));
   }
 
   // Places, text and fingerprint, of the buckets.
@@ -394,14 +429,19 @@ class plan {
       }
     }
     text_ = "lamina plan 1\nmodel " + hexadecimal(model_.fingerprint()) + "\nranks " +
-            std::to_string(ranks_) + "\nchunk_bytes " + std::to_string(chunk_bytes_) + "\nalpha " +
-            detail::scientific(costs_.alpha, 2) + "\nbeta_one_way " +
+            std::to_string(ranks_) + "\nchunk_bytes " + std::to_string(chunk_bytes_) + "\npayload " +
+            name_of(payload_) + "\nalpha " + detail::scientific(costs_.alpha, 2) + "\nbeta_one_way " +
             detail::scientific(costs_.beta_one_way, 2) + "\nbeta_both_ways " +
             detail::scientific(costs_.beta_both_ways, 2) + "\ngamma " + detail::scientific(costs_.gamma, 2) +
             "\n";
     for (const bucket& each : buckets_) {
       text_ += std::string("bucket ") + word_of(each);
       for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));
+      text_ += "\n";
+    }
+    if (tasks_of_owners_ != order_for_owners({})) {
+      text_ += owners_word;
+      for (const task& each : tasks_of_owners_) text_.append(" ").append(std::to_string(each.bucket));
       text_ += "\n";
     }
     fingerprint_ = fingerprint_of(text_);
@@ -425,8 +465,10 @@ class plan {
   layout model_;
   std::size_t ranks_;
   std::size_t chunk_bytes_ = 0;
+  payload_type payload_ = payload_type::as_is;
   cost_table costs_;
   std::vector<bucket> buckets_;
+  std::vector<task> tasks_of_owners_;
   std::vector<layer_place> places_;
   std::string text_;
   std::uint64_t fingerprint_ = 0;

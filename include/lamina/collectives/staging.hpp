@@ -85,7 +85,7 @@ class staging {
       hash_ = lamina::detail::fnv(hash_, is_sent ? 1 : 0);
       if (!is_sent) continue;
       kept_.push_back(layer);
-      elements_ += is_in_slices_ ? ranks_ * width_of(layer) : pack(layer);
+      elements_ += is_in_slices_ ? ranks_ * plan_.slice_elements(layer) : pack(layer);
     }
   }
   /// Elements of the bucket's collectives together.
@@ -125,7 +125,7 @@ class staging {
   template <class Visit>
   void for_each_own_slice(const Visit& visit) const {
     for (const std::size_t layer : kept_) {
-      const element_range own = slice_of(layer, own_);
+      const element_range own = plan_.slice(layer, own_);
       if (own.size() > 0) visit(layer, own.begin, std::span(place(layer) + own.begin, own.size()));
     }
   }
@@ -139,20 +139,11 @@ class staging {
     const layer_place& at = plan_.place(layer);
     return memory_.gradients.data() + first_[at.bucket] + at.offset;
   }
-  [[nodiscard]] std::size_t width_of(std::size_t layer) const {
-    const std::size_t elements = plan_.model().sizes()[layer];
-    return elements / ranks_ + (elements % ranks_ != 0 ? 1 : 0);
-  }
-  [[nodiscard]] element_range slice_of(std::size_t layer, std::size_t row) const {
-    const std::size_t elements = plan_.model().sizes()[layer];
-    const std::size_t width = width_of(layer);
-    return {std::min(elements, row * width), std::min(elements, (row + 1) * width)};
-  }
   // That go out where all of its layers do.
   [[nodiscard]] std::size_t elements_of(const bucket& each) const {
     if (!goes_in_slices(each)) return each.elements;
     std::size_t elements = 0;
-    for (const std::size_t layer : each.layers) elements += ranks_ * width_of(layer);
+    for (const std::size_t layer : each.layers) elements += ranks_ * plan_.slice_elements(layer);
     return elements;
   }
   void check_slices(const bucket& each) const {
@@ -184,11 +175,11 @@ class staging {
     const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
     std::size_t column = 0;  // where the layer begins
     for (const std::size_t layer : kept_) {
-      const std::size_t width = width_of(layer);
+      const std::size_t width = plan_.slice_elements(layer);
       const std::size_t from = std::max(column, first);
       const std::size_t to = std::min(column + width, first + columns);
       if (from < to) {
-        const element_range slice = slice_of(layer, row);
+        const element_range slice = plan_.slice(layer, row);
         const std::size_t skipped = std::min(from - column, slice.size());
         const std::size_t taken = std::min(to - from, slice.size() - skipped);
         work(std::span(place(layer) + slice.begin + skipped, taken), of_row.subspan(from - first, to - from));

@@ -75,9 +75,7 @@ class TorchBackend:
                 updated = self._velocity_parts[part] * self._momentum + added if self._momentum else added
                 after = before + updated
                 is_good = torch.isfinite(after) & torch.isfinite(updated) if self._momentum else torch.isfinite(after)
-                # An element that accumulate() leaves out of a velocity leaves m·u there.
-                kept = before + self._velocity_parts[part] * self._momentum if self._momentum else before
-                written = torch.where(is_good, after, kept)
+                written = torch.where(is_good, after, before)
                 if self._wire is torch.float32:
                     written.div_(divisor)
                 else:
@@ -105,15 +103,16 @@ class TorchBackend:
                 finite = torch.where(torch.isfinite(added), added, torch.zeros_like(added))
                 parts = torch.split(finite, [self.parts.sizes[part] for part in range(*self.parts_of(layer))])
                 self._fresh += [self._norm_of(part) for part in parts]
-            into = self._velocity_layers[layer].mul_(self._momentum) if self._momentum else self._residual_layers[layer]
             # The residual is the only copy of what waits: nothing that is not finite comes in, by a sum neither.
-            is_good = torch.isfinite(into + added)
+            residual = self._residual_layers[layer]
+            moved = self._velocity_layers[layer] * self._momentum + added if self._momentum else added
+            after = residual + moved
+            is_good = torch.isfinite(after)
             if self._momentum:
-                is_good &= torch.isfinite(self._residual_layers[layer] + (into + added))
+                is_good &= torch.isfinite(moved)
+                self._velocity_layers[layer].copy_(torch.where(is_good, moved, self._velocity_layers[layer]))
             self._left_out += is_good.numel() - is_good.sum()
-            into.add_(torch.where(is_good, added, torch.zeros_like(added)))
-            if self._momentum:
-                self._residual_layers[layer].add_(into)
+            residual.copy_(torch.where(is_good, after, residual))
 
     def values(self) -> torch.Tensor:
         return (torch.stack([self._norm_of(part) for part in self._residual_parts]) / self._divisors).cpu()

@@ -1,10 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What benchmarks/network/overlap.py makes of runs whose figures are made up."""
+"""What benchmarks/network/overlap.py makes of runs whose figures are made up: medians, verdicts, criteria, cells, plans of a session,
+traces, and the arithmetic of the paper."""
 
+import contextlib
 import importlib.util
+import io
+import json
 import os
+import pathlib
 import sys
+import tempfile
 
 from here import NETWORK, python_with_matplotlib, require
 
@@ -13,33 +19,176 @@ if importlib.util.find_spec("matplotlib") is None:  # which experiment.py draws 
 sys.path.insert(0, str(NETWORK))
 
 import overlap  # noqa: E402
+import overlap_alone  # noqa: E402
+import overlap_paper  # noqa: E402
+import overlap_report  # noqa: E402
+import overlap_rows  # noqa: E402
+import overlap_runs  # noqa: E402
+import overlap_timeline  # noqa: E402
+import plots  # noqa: E402
+from overlap_report import Result, Turn  # noqa: E402
+from overlap_rows import ROWS, Cell  # noqa: E402
+
+CELL = Cell(2, "1 Gb/s", 0.4)
 
 
-def run(totals: list[float], **more: float) -> dict:
-    return {"load": 1.5, "steps": [{"total_seconds": total, "sent_up": 0.5, "sent_down": 0.5, **more} for total in totals]}
+def turn(totals: list[float], **more) -> Turn:
+    of_turn = {key: more.pop(key) for key in ("drift", "torch", "refusal") if key in more}
+    return Turn([{"total_seconds": total, "sent_bytes": 102.2e6, **more} for total in totals], 1.5, "abc", **of_turn)
+
+
+def result(row: str, seconds: float, cell: Cell = CELL, **more) -> Result:
+    return Result(cell, row, [turn([seconds], **more)])
+
+
+def cells_of_row(results: list[Result], row: str) -> list[str]:
+    return next(line for line in overlap_report.table(results).splitlines() if line.startswith(f"| {row} |")).split(" | ")
+
+
+def medians_and_model() -> None:
+    seen = Result(CELL, "everything, backward", [turn([1.0, 9.0, 1.1], exposed_seconds=0.5, predicted_exposed_seconds=0.52, drift=0.01),
+                                                 turn([1.2, 1.3], exposed_seconds=0.5, predicted_exposed_seconds=0.52, drift=0.07)])
+    require(seen.step_seconds == 1.2 and seen.median("exposed_seconds") == 0.5, f"not the median of all runs: {seen}")
+    require(seen.median("hidden_seconds") is None, "a figure that no step has")
+    require(seen.drift == 0.07, "not the largest drift")
+    require(seen.is_as_predicted is True, "0.50 of 0.52 is as predicted")
+    for waited, predicted, holds in ((0.5, 0.6, False), (0.5, 0.58, True), (0.009, 0.0, True), (0.012, 0.0, False)):
+        found = result("everything, backward", 1, exposed_seconds=waited, predicted_exposed_seconds=predicted).is_as_predicted
+        require(found is holds, f"waited {waited} where {predicted} was predicted: {found}")
+    require(result("everything, step", 1, exposed_seconds=0.1).is_as_predicted is None, "judged without a prediction")
+    line = cells_of_row([seen], "everything, backward")
+    require(line[1:5] == ["1.200", "1.00 to 9.00", "0.800", "0.500"], f"{line}")
+    require(line[9] == "0.855", f"the whole model once, at 1448 of 1514 bytes of 1 Gb/s, is not {line[9]} s")
+    require("7 % **!**" in line[-1], f"a drift beyond 5 % is not marked: {line}")
+
+
+def rivals() -> None:
+    results = [result("plain MPI_Allreduce", 2.0), result("DDP as it comes", 1.0, torch="9.9"), result("DDP, fp16_compress_hook", 0.6),
+               result("DDP, PowerSGD rank 2", 0.5), result("everything, backward", 1.1), result("everything, bf16, backward", 0.59),
+               result("R = 0.95 ahead, step", 0.4),
+               Result(CELL, "DDP, bf16_compress_hook", [turn([], refusal="Invalid scalar type")])]
+    verdicts = {each.row: overlap_report.verdict(results, each) for each in results}
+    # Each against those that lose no more of a sum.
+    require(verdicts["everything, backward"] == "**loses**, 1.10 of DDP as it comes", str(verdicts))
+    require(verdicts["everything, bf16, backward"] == "ties, 0.98 of DDP, fp16_compress_hook", str(verdicts))
+    require(verdicts["R = 0.95 ahead, step"] == "0.80 of DDP, PowerSGD rank 2", str(verdicts))
+    require(verdicts["plain MPI_Allreduce"] == "" and verdicts["DDP as it comes"] == "", "a rival has rivals")
+    text = overlap_report.table(results)
+    require("refused: Invalid scalar type" in text and "DDP of PyTorch 9.9 over gloo" in text, text)
+    require(overlap_report.best_rival([result("everything, step", 1, Cell(4, "1 Gb/s", 0.4)), results[1]],
+                                      result("everything, step", 1, Cell(4, "1 Gb/s", 0.4))) is None, "a rival of another cell")
+
+
+def criteria() -> None:
+    cell = overlap_rows.cell_of_ratio(4, "1 Gb/s", 1)
+    require(cell.compute_seconds == 1.28, f"C of M/C = 1: {cell}")
+    require(overlap_rows.cell_of_ratio(4, "1 Gb/s", 0.5).compute_seconds == 2.57, "M/C = 1/2 has twice as long a computation")
+    dense = result("everything, no overlap", 2.0, cell)
+    held = [dense, result("everything, owners, step", 1.2, cell), result("owners, interleaved", 1.15, cell),
+            result("backward, pairwise", 1.40, cell), result("backward, ring", 1.30, cell), result("backward, by_cost", 1.35, cell)]
+    verdicts = [line[-1] for line in overlap_report.criteria(held)]
+    require(verdicts == ["yes"] * 5, f"{overlap_report.criteria(held)}")
+    broken = [dense, result("everything, owners, step", 1.3, cell), result("owners, interleaved", 1.4, cell),
+              result("backward, pairwise", 1.5, cell), result("backward, ring", 1.2, cell), result("backward, by_cost", 1.3, cell)]
+    verdicts = [line[-1] for line in overlap_report.criteria(broken)]
+    require(verdicts == ["**no**"] * 5, f"{overlap_report.criteria(broken)}")
+    kept = [result("R = 0.95 at_end, no overlap", 0.6), result("everything, step", 1.0), result("DDP, buckets as ours", 1.0)]
+    for seconds, holds in ((0.44, "yes"), (0.46, "**no**")):
+        verdicts = [line[-1] for line in overlap_report.criteria([*kept, result("R = 0.95 ahead, step", seconds)])]
+        require(verdicts == [holds, "yes"], f"{seconds} s: {verdicts}")
+    # At another M/C nothing is asked of the orders.
+    slower = overlap_rows.cell_of_ratio(4, "1 Gb/s", 2)
+    require(overlap_report.criteria([result(each.row, each.step_seconds, slower) for each in held[:2]]) == [], "asked at M/C = 2")
+
+
+def rows_and_cells() -> None:
+    for each in ROWS.values():
+        if each.is_ddp:
+            continue
+        runs = each.options[each.options.index("--runs") + 1]
+        require(each.directory == ("plain" if "mpi_allreduce" in each.options else runs), f"another directory than the harness writes: {each}")
+    # As plan.hpp says: 8 P alpha/beta, down to a power of two.
+    for workers, rate, size in ((2, "1 Gb/s", 1 << 19), (4, "1 Gb/s", 1 << 20), (2, "100 Mb/s", 1 << 16), (4, "10 Gb/s", 1 << 23)):
+        require(Cell(workers, rate, 1).bucket_bytes == size, f"buckets of {Cell(workers, rate, 1).bucket_bytes} at {workers}, {rate}")
+    same = ROWS["DDP, buckets as ours"].options_in(CELL)
+    require(same == ["--bucket-mb", "0.5"], f"other buckets than ours: {same}")
+    require(ROWS["everything, step"].options_in(CELL)[-2:] == ["--bucket-bytes", str(1 << 19)], "no buckets")
+    require(ROWS["backward, layer by layer"].options_in(CELL).count("--bucket-bytes") == 1, "two sizes of buckets")
+    found, left_out = overlap_rows.possible(["everything, step", "owners, interleaved", "DDP as it comes"], "--overlap --topology --selection --runs")
+    require((found, left_out) == (["everything, step", "DDP as it comes"], ["owners, interleaved"]), f"{found}, {left_out}")
+    slow = Cell(4, "100 Mb/s", 0.4)
+    require(overlap_runs.steps_of(ROWS["everything, step"], slow, 10) == overlap_runs.SLOW_STEPS, "many steps of 13 s")
+    require(overlap_runs.steps_of(ROWS["R = 0.95 ahead, step"], slow, 10) == 10, "few steps that are quick")
+
+
+def sessions() -> None:
+    """What is there is not run again, and no row begins that would end too late."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = pathlib.Path(directory)
+        kept = [Result(CELL, "everything, step", [turn([1.0])]), Result(CELL, "DDP, bf16_compress_hook", [turn([], refusal="no")])]
+        overlap_report.write(output, kept, {"date": "today"})
+        sys.argv = ["overlap", "--workers", "2", "--rates", "1 Gb/s", "--rounds", "2", "--budget-minutes", "1", "--output", directory]
+        session = overlap.Session(overlap.parse())
+        require(session.results == kept, "results are not read as they were written")
+        require([session.missing(CELL, name) for name in ("everything, step", "DDP, bf16_compress_hook", "DDP as it comes")] == [1, 0, 2],
+                "another number of missing turns")
+        session.keep(CELL, "everything, step", turn([3.0]))
+        require(session.missing(CELL, "everything, step") == 0, "a turn was not counted")
+        read = overlap_report.read(output)
+        require([step["total_seconds"] for each in read for step in each.steps] == [1.0, 3.0], f"turns are not kept: {read}")
+        require(session.has_time_for(ROWS["everything, step"], CELL), "a quick row does not fit into a minute")
+        require(not session.has_time_for(ROWS["everything, step"], Cell(4, "100 Mb/s", 0.4)), "steps of 13 s fit into a minute")
+
+
+def timelines() -> None:
+    def event(name: str, phase: str, at: float, step: int = 1) -> dict:
+        return {"name": name, "ph": phase, "ts": at * 1e6, "args": {"step": step}}
+
+    trace = json.dumps({"traceEvents": [
+        event("computation 0", "B", 1.0), event("collective 0", "B", 1.5), event("collective 0", "E", 1.8), event("computation 0", "E", 2.0),
+        event("waiting 0", "B", 2.0), event("collective 1", "B", 1.9), event("collective 1", "E", 2.4), event("waiting 0", "E", 2.4),
+        event("computation 0", "B", 2.5), event("computation 0", "E", 3.0)]})
+    steps = overlap_timeline.steps_of(trace)
+    require(len(steps) == 1, f"the last step is not whole: {steps}")
+    step = overlap_timeline.typical(steps)
+    near = [round(number, 6) for span in (step.computation, *step.waiting, *step.collectives) for number in (span.begin, span.end)]
+    require(near == [0, 1.0, 1.0, 1.4, 0.5, 0.8, 0.9, 1.4] and step.buckets == 2, f"{step}")
+    picture = io.StringIO()
+    plots.draw_timeline("made up", [("a run", step)]).savefig(picture, format="svg")
+    require("waits for sums" in picture.getvalue() or len(picture.getvalue()) > 1000, "no picture")
+
+
+def alone() -> None:
+    lines = [{"ranks": 2, "rate": "1 Gb/s", "way": way, "bytes": 4096, "seconds": seconds}
+             for way, seconds in (("ring", 2e-3), ("pairwise", 1e-3), ("pairwise, bfloat16", 1e-4), ("MPI_Allreduce", 9e-4), ("gloo", 3e-3))]
+    text = overlap_alone.table(lines)
+    # Half the bits are no answer to a rival that keeps them.
+    require("| the best of ours over the best rival | **loses**, 1.11 |" in text, text)
+    require([overlap_alone.size_name(size) for size in (4096, 1 << 20, 102_228_128)] == ["4 KiB", "1 MiB", "102.2 MB"], "sizes")
+
+
+def paper() -> None:
+    resnet, vgg = overlap_paper.NETWORKS
+    require((round(resnet.node_share, 2), round(vgg.node_share, 2)) == (10.68, 9.83), "sigma eta")
+    require((round(resnet.least_efficiency, 3), round(vgg.least_efficiency, 3)) == (0.334, 0.307), "eta")
+    one = [overlap_paper.efficiency(scheme, vgg, 1, 4096) for scheme in overlap_paper.SCHEMES]
+    require(all(abs(each - 1) < 1e-12 for each in one), f"one node has nobody to wait for: {one}")
+    for nodes in (2, 64, 256):
+        reached = [overlap_paper.efficiency(scheme, vgg, nodes, 4096) for scheme in overlap_paper.SCHEMES]
+        require(reached == sorted(reached) and reached[0] < reached[2], f"{nodes} nodes: {reached}")
+    # 494 MB of gradients stay where they are, and inputs and errors of 4096/256 images a node move.
+    of = overlap_paper.MIDDLE
+    less = (overlap_paper.communication_seconds(vgg, 256, 4096, of, False) - overlap_paper.communication_seconds(vgg, 256, 4096, of, True))
+    weights = sum(inputs * outputs for inputs, outputs in vgg.connected)
+    errors = 16 * sum(inputs + 256 * outputs for inputs, outputs in vgg.connected)
+    require(abs(less * of.bandwidth - 4 * 255 / 256 * (weights - errors)) < 1, f"activations save {less * of.bandwidth} bytes")
+    require(abs(4 * weights - 494e6) < 1e6, "VGG-16's fully connected layers have 494 MB")
 
 
 def main() -> None:
-    cell = overlap.Cell(2, "1 Gb/s", 0.4)
-    row = overlap.ROWS["everything, backward"]
-    seen = overlap.summary_of(row, cell, [run([1.0, 9.0, 1.1], exposed_seconds=0.5, hidden_seconds=0.25),
-                                          run([1.2, 1.3], exposed_seconds=0.7, hidden_seconds=0.35)])
-    require(seen["steps"] == 5 and seen["total_seconds"] == 1.2, f"not the median of all runs: {seen}")
-    require((seen["least_seconds"], seen["most_seconds"]) == (1.0, 9.0), f"not the spread: {seen}")
-    require(abs(seen["exposed_seconds"] - 0.8) < 1e-12, f"not the step without C: {seen}")
-    require((seen["waited_seconds"], seen["hidden_seconds"]) == (0.5, 0.25), f"not what the program said: {seen}")
-    require(seen["predicted_exposed_seconds"] is None, f"a prediction that nobody made: {seen}")
-    require(seen["load"] == [1.5, 1.5], f"not the load of each run: {seen}")
-    # The whole model once, at 1448 of 1514 bytes of 1 Gb/s.
-    require(abs(seen["bytes_over_goodput"] - 0.8551) < 1e-3, f"not the bytes over the goodput: {seen}")
-    plain = overlap.summary_of(overlap.ROWS["plain MPI_Allreduce"], overlap.Cell(2, "unlimited", 0.4), [run([1.0])])
-    require(plain["waited_seconds"] is None and plain["bytes_over_goodput"] is None, f"figures of nobody: {plain}")
-    text = overlap.table([seen, plain])
-    require("**P = 2, 1 Gb/s, C = 0.4 s**" in text and "**P = 2, unlimited, C = 0.4 s**" in text, text)
-    require("| everything, backward | 1.200 | 1.00 to 9.00 | 0.800 | 0.500 | 0.250 |  | 102.2 | 0.855 | 1.5, 1.5 |" in text, text)
-    for each in overlap.ROWS.values():
-        require(each.directory == {"mpi_allreduce": "plain"}.get(each.options[1], each.options[each.options.index("--runs") + 1]),
-                f"another directory than the harness writes: {each}")
+    with contextlib.redirect_stdout(io.StringIO()):
+        for check in (medians_and_model, rivals, criteria, rows_and_cells, sessions, timelines, alone, paper):
+            check()
 
 
 main()

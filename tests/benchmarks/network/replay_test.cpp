@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <string>
@@ -15,6 +16,7 @@ using namespace resnet50_ps;
 namespace {
 
 using lamina::collectives::gated;
+using lamina::collectives::gathered_linear;
 
 const lamina::collectives::gate open_gate;
 
@@ -22,8 +24,7 @@ struct two_layers_impl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return second(first(x)); }
   gated<torch::nn::LinearImpl> first =
       register_module("first", gated<torch::nn::LinearImpl>(open_gate, 2, 3));
-  gated<torch::nn::LinearImpl> second =
-      register_module("second", gated<torch::nn::LinearImpl>(open_gate, 3, 1));
+  gathered_linear second = register_module("second", gathered_linear(open_gate, 3, 1));
 };
 TORCH_MODULE_IMPL(two_layers, two_layers_impl);
 
@@ -71,6 +72,41 @@ TEST_CASE("replay: by layer, gates are passed in forward and gradients are ready
     std::size_t i = 0;
     for (std::size_t l = 0; l < local.model().layers(); ++l) {
       for (const float each : local.gradient(l)) CHECK(each == recorded[i++]);
+    }
+  }
+}
+
+TEST_CASE("replay: by layer, gradients that may be any need not be recorded, and take no memory") {
+  const temporary_directory directory;
+  const std::string recording = directory.path().string();
+  replica local{torch::nn::AnyModule(two_layers())};
+  step_profile{.forward_share = 0.25, .needed = {0, 0, 0, 0}, .ready = {1, 1, 1, 1}}.write(recording);
+  CHECK_THROWS_WITH(paced_player(recording, 0, 0, local.model()),
+                    Catch::Matchers::Contains("no recorded gradients in " + recording));
+  paced_player player(recording, 0, 0, local.model(), paced_player::gradients::any);
+  auto& gathering = *local.network().ptr()->named_children()["second"]->as<gathered_linear>();
+  gathering.gather(5);
+  std::vector<std::size_t> told;
+  {
+    lamina::collectives::gradient_hooks hooks(*local.network().ptr(), [&](std::size_t l) {
+      told.push_back(l);
+      if (l == 2) CHECK(gathering.inputs().size() == 15);
+      if (l == 2) CHECK(gathering.errors().size() == 5);
+    });
+    step_report report;
+    player.play(local, report);
+  }
+  CHECK(told.size() == 4);  // also of those that have no gradient
+  CHECK(!local.network().ptr()->parameters()[2].grad().defined());
+  gathering.gather(0);
+  for (int step = 0; step < 2; ++step) {
+    step_report report;
+    player.play(local, report);
+    for (std::size_t l = 0; l < local.model().layers(); ++l) {
+      CHECK(local.gradient(l).size() == local.model().sizes()[l]);
+      CHECK(std::ranges::count(local.gradient(l), 0.0F) ==
+            static_cast<std::ptrdiff_t>(local.gradient(l).size()));
+      CHECK(local.gradient(l).data() == local.gradient(0).data());
     }
   }
 }

@@ -139,6 +139,20 @@ TEST_CASE("gathered_linear: an input that is written after the pass is kept as i
   REQUIRE(std::memcmp(own->hidden->inputs().data(), kept.data_ptr(), kept.nbytes()) == 0);
 }
 
+TEST_CASE("gathered_linear: a pass that is replayed leaves what was given") {
+  network own = make_network(false);
+  const torch::Tensor x = torch::randn({rows, 8});
+  const torch::Tensor e = torch::randn({rows, 5});
+  REQUIRE(contains(message_of<std::logic_error>([&] { own->hidden->set_pass(x, e); }), "gathers nothing"));
+  own->gather(rows);
+  REQUIRE(contains(message_of<std::invalid_argument>([&] { own->hidden->set_pass(e, x); }),
+                   "are 6 rows of 8 and of 5 elements"));
+  own->hidden->set_pass(x, e);
+  own->hidden->set_gradients(own->hidden->inputs(), own->hidden->errors(), 1);
+  REQUIRE(torch::allclose(own->hidden->weight.grad(), e.t().mm(x)));
+  REQUIRE(contains(message_of<std::logic_error>([&] { (void)own->hidden->inputs(); }), "no error before"));
+}
+
 TEST_CASE("gathered_linear: it is a Linear where it does not gather") {
   network plain = make_network(false);
   network own = make_network(false);

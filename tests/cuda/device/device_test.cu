@@ -274,6 +274,13 @@ void errors_say_where() {
   require(contains(failed, "cudaErrorInvalidDevice"), "the message is: " + failed);
 }
 
+// As after an error that spoiled the context: a destructor that threw would end the program.
+void passes_over_memory_that_cannot_be_freed() {
+  int on_host = 0;
+  lamina::cuda::detail::free_device_memory(&on_host);
+  check(cudaDeviceSynchronize());  // and leaves no error behind
+}
+
 void takes_cuda_half_types() {
   thrust::device_vector<__half> halves(3);
   thrust::device_vector<__nv_bfloat16> brains(3);
@@ -323,6 +330,7 @@ int main(int count, char** arguments) {
   visit("memory of another device is refused", refuses_another_device);
   visit("errors say where", errors_say_where);
   visit("CUDA's half types", takes_cuda_half_types);
+  visit("memory that cannot be freed", passes_over_memory_that_cannot_be_freed);
   std::printf("%d of %d cases passed\n", run - failed, run);
   return failed == 0 && run > 0 ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <vector>
 
@@ -17,6 +18,8 @@
 namespace resnet50_ps {
 
 inline constexpr std::int64_t classes = 5;
+inline constexpr std::int64_t features = 128;
+inline constexpr std::int64_t hidden_width = 64;
 inline const lamina::collectives::gate open_gate;
 
 /// Called in the backward pass of the first layer, when the gradients of all others are complete; may be empty.
@@ -27,12 +30,14 @@ struct network_impl : torch::nn::Module {
   template <class Impl>
   using gated = lamina::collectives::gated<Impl>;
 
-  network_impl()
+  explicit network_impl(bool normalises = true)
       : conv(register_module(
             "conv", gated<torch::nn::Conv2dImpl>(open_gate, torch::nn::Conv2dOptions(3, 8, 3).bias(false)))),
-        norm(register_module("norm", gated<batch_norm_impl>(open_gate, 8))),
-        hidden(register_module("hidden", gated<torch::nn::LinearImpl>(open_gate, 128, 64))),
-        output(register_module("output", gated<torch::nn::LinearImpl>(open_gate, 64, classes))),
+        norm(normalises ? register_module("norm", gated<batch_norm_impl>(open_gate, 8)) : nullptr),
+        hidden(register_module("hidden",
+                               lamina::collectives::gathered_linear(open_gate, features, hidden_width))),
+        output(register_module("output",
+                               lamina::collectives::gathered_linear(open_gate, hidden_width, classes))),
         scale(register_module(
             "scale", gated<torch::nn::LinearImpl>(open_gate, torch::nn::LinearOptions(1, 1).bias(false)))) {}
   torch::Tensor forward(const torch::Tensor& x) {
@@ -43,13 +48,14 @@ struct network_impl : torch::nn::Module {
         return gradient;
       });
     }
-    const torch::Tensor features = torch::relu(norm(first)).flatten(1);
-    const torch::Tensor logits = output(torch::relu(hidden(features)));
+    const torch::Tensor seen = torch::relu(norm.is_empty() ? first : norm(first)).flatten(1);
+    const torch::Tensor logits = output(torch::relu(hidden(seen)));
     return scale(logits.reshape({-1, 1})).reshape(logits.sizes());
   }
   gated<torch::nn::Conv2dImpl> conv;
   gated<batch_norm_impl> norm;
-  gated<torch::nn::LinearImpl> hidden, output, scale;
+  lamina::collectives::gathered_linear hidden, output;
+  gated<torch::nn::LinearImpl> scale;
 };
 TORCH_MODULE_IMPL(network, network_impl);
 

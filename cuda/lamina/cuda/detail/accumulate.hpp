@@ -207,7 +207,17 @@ struct accumulate_kernel {
         add_unit<G>(shared, facts, from, first, item, slot, left_out);
       }
     });
-    if (has_residual && left_out > 0) count_left_out(at, from.place.layer, left_out);
+    if (has_residual && left_out > 0)
+      count_left_out(at, from.place.layer, left_out - left_out_beyond(team, facts, count));
+  }
+
+  // Of what fills up the stage's last unit, where it is this thread's: zeros, which only a scale that is not finite leaves out.
+  template <class Team>
+  LAMINA_HOST_DEVICE static unsigned left_out_beyond(const Team& team, const step_facts& facts,
+                                                     unsigned count) {
+    const unsigned last = (count - 1) / per_unit;
+    const bool is_own = last % team.threads() == team.thread();
+    return is_own && !is_finite(facts.scale) ? (last + 1) * per_unit - count : 0;
   }
 
   // The sums take the place of the gradients.

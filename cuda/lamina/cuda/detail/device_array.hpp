@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,15 @@
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
+
+/// What thrust::device_malloc gave. After an error that spoiled the context, or once CUDA has shut down, it cannot be freed, and
+/// Thrust throws: in a destructor that would end the program, mostly while the error itself is on its way to the caller.
+inline void free_device_memory(void* memory) noexcept {
+  try {
+    thrust::device_free(thrust::device_ptr<void>(memory));
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the next call of CUDA tells it
+  }
+}
 
 /// An array in device memory of a resource; where that is null, in what Thrust allocates, which is cudaMalloc's. What
 /// thrust::device_vector is but for this: its assign() takes memory of an allocator that was never given. Moved, not copied.
@@ -98,7 +108,7 @@ class device_array {
     if (resource_ != nullptr) {
       resource_->deallocate(memory, bytes);
     } else {
-      thrust::device_free(thrust::device_ptr<void>(memory));
+      free_device_memory(memory);
     }
   }
 

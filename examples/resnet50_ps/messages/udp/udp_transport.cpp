@@ -43,6 +43,13 @@ peer_options options_for(const udp_transport_options& options, std::size_t rank)
           .mtu = options.mtu};
 }
 
+// The frames that a rank takes, this one or another.
+const bounded::chunk_grid& taken_by(const udp_transport_options& options, std::size_t rank) {
+  const frame_options& frames = options.frames;
+  if (!frames.slices.empty()) return frames.slices.at(rank);
+  return options.takes_gradients == (rank == options.rank) ? frames.gradients : frames.parameters;
+}
+
 // On the wire.
 std::size_t largest_packet_bits(const frame_options& frames) {
   const auto data_bytes = [](const bounded::chunk_grid& grid) {
@@ -63,16 +70,13 @@ udp_transport::udp_transport(udp_transport_options options, std::vector<udp_sock
       next_path_(options_.peers.size(), 0),
       largest_bits_(largest_packet_bits(options_.frames)),
       link_(largest_bits_) {
-  const frame_options& frames = options_.frames;
-  const bounded::chunk_grid& incoming = options_.takes_gradients ? frames.gradients : frames.parameters;
-  const bounded::chunk_grid& outgoing = options_.takes_gradients ? frames.parameters : frames.gradients;
   const bounded::instant now = clock_now();
   for (std::size_t i = 0; i < options_.peers.size(); ++i) {
     const std::size_t rank = options_.peers[i];
     place_of_.at(rank) = i;
     for (const endpoint& each : met.at(i).paths) senders_.emplace_back(each, i);
-    peers_.emplace_back(options_for(options_, rank), incoming, outgoing, std::move(met[i].control),
-                        std::move(met[i].paths), now);
+    peers_.emplace_back(options_for(options_, rank), taken_by(options_, options_.rank),
+                        taken_by(options_, rank), std::move(met[i].control), std::move(met[i].paths), now);
   }
   std::ranges::sort(senders_);
   std::iota(sending_order_.begin(), sending_order_.end(), std::size_t{0});

@@ -28,6 +28,8 @@ namespace resnet50_ps {
 struct frame_options {
   lamina::bounded::chunk_grid gradients;
   lamina::bounded::chunk_grid parameters;
+  /// What each rank takes of gradients, if each takes a slice of them and nobody sends parameters; empty: one takes all.
+  std::vector<lamina::bounded::chunk_grid> slices = {};
   lamina::frame_kind up = lamina::frame_kind::gradients;  ///< what goes to the server: gradients or updates
   std::uint32_t most_bound_up_ppm = 0;                    ///< of that
   std::uint32_t most_bound_down_ppm = 0;                  ///< of parameters
@@ -38,7 +40,7 @@ struct frame_options {
 struct udp_transport_options {
   std::size_t rank = 0;
   std::size_t ranks = 0;
-  bool takes_gradients = false;    ///< as the server does; all others take parameters
+  bool takes_gradients = false;  ///< as the server does, or every rank its slices; all others take parameters
   std::vector<std::size_t> peers;  ///< the ranks that this one talks to
   frame_options frames;
   std::uint64_t secret = 0;

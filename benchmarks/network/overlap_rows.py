@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""What the experiment on overlap runs: rows, which are programs with their options, and cells, which are clusters with a pace."""
+
+import dataclasses
+
+from experiment import GOODPUT_SHARE
+from settings import RATES
+
+ELEMENTS = 25_557_032
+MODEL_BYTES = 4 * ELEMENTS
+ALPHA_SECONDS = 3e-4  # of lamina::collectives::gigabit_costs
+
+# What a row loses of a sum: rows are compared with rivals that lose no more.
+EXACT, ROUNDED, COMPRESSED = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    workers: int
+    rate: str
+    compute_seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"P = {self.workers}, {self.rate}, C = {self.compute_seconds:.3g} s"
+
+    @property
+    def dense_seconds(self) -> float:
+        """M: the bytes of an all-reduce of everything over the goodput of a link; 0 where nothing limits it."""
+        rate = RATES[self.rate]
+        return 0.0 if rate is None else 8 * 2 * (self.workers - 1) / self.workers * MODEL_BYTES / (rate * GOODPUT_SHARE)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """As plan_options::bucket_bytes says, by the rate of the link: for all rows that have buckets, so that they are compared
+        with the same."""
+        rate = RATES[self.rate] or 1e11
+        wanted = 8 * self.workers * ALPHA_SECONDS * rate * GOODPUT_SHARE / 8
+        return 1 << (int(min(max(wanted, 64 << 10), 25 << 20)).bit_length() - 1)
+
+
+def cell_of_ratio(workers: int, rate: str, ratio: float) -> Cell:
+    """The cell whose communication of everything takes `ratio` times its computation, to three digits."""
+    dense = Cell(workers, rate, 0).dense_seconds
+    if dense == 0:
+        raise ValueError(f"M/C = {ratio:g} needs a limited rate, not {rate}")
+    return Cell(workers, rate, float(f"{dense / ratio:.3g}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    options: tuple[str, ...]
+    loses: int = EXACT
+    sent_share: float = 1.0  # of the bytes of an all-reduce of everything, about
+    is_alone: bool = False  # one worker, who has nobody to wait for
+    is_ddp: bool = False  # of ddp.py; else of the training harness
+
+    @property
+    def is_rival(self) -> bool:
+        return self.is_ddp or "mpi_allreduce" in self.options and not self.is_alone
+
+    @property
+    def is_overlapped(self) -> bool:
+        return "--overlap" in self.options
+
+    @property
+    def has_server(self) -> bool:
+        return "ps" in self.options
+
+    def machines(self, workers: int) -> int:
+        return 1 if self.is_alone else workers + (1 if self.has_server else 0)
+
+    @property
+    def directory(self) -> str:
+        """Of the harness's output."""
+        return "plain" if "mpi_allreduce" in self.options else "with" if "with" in self.options else "without"
+
+    def options_in(self, cell: Cell) -> list[str]:
+        """Those that go by the cell come on top."""
+        more = []
+        if self.is_overlapped and "--bucket-bytes" not in self.options:
+            more = ["--bucket-bytes", str(cell.bucket_bytes)]
+        return [*(str(cell.bucket_bytes / 2 ** 20) if word == "OURS" else word for word in self.options), *more]
+
+    def step_seconds(self, cell: Cell) -> float:
+        """About: to plan a session by."""
+        communication = 0.0 if self.is_alone else cell.dense_seconds * self.sent_share
+        beside = max(cell.compute_seconds, communication) if self.is_overlapped or self.is_ddp else cell.compute_seconds + communication
+        return beside + 0.15
+
+
+LAMINA = ("--topology", "allreduce", "--selection", "agreed")
+DENSE = (*LAMINA, "--runs", "without")
+DROPPING = (*LAMINA, "--runs", "with", "--drop-ratio", "0.95")
+AHEAD = (*DROPPING, "--decide", "ahead")
+PARTS = (*LAMINA, "--runs", "with", "--drop-ratio", "0.99", "--part-elements", "65536", "--decide", "ahead")
+SERVER = ("--topology", "ps", "--selection", "local", "--runs", "with", "--drop-ratio", "0.95")
+AS_READY = (*SERVER, "--decide", "as_ready")
+PLAIN = ("--topology", "mpi_allreduce", "--runs", "without")
+BACKWARD, STEP = ("--overlap", "backward"), ("--overlap", "step")
+BFLOAT16 = ("--sum-payload", "bfloat16")
+OWNERS = (*STEP, "--exchange", "owners")
+LAYER_BY_LAYER = ("--bucket-bytes", "0")
+
+ALONE = "the computation alone"
+NO_OVERLAP = "everything, no overlap"
+
+_FIRST = (
+    Row(ALONE, PLAIN, is_alone=True),
+    Row("plain MPI_Allreduce", PLAIN),
+    Row("DDP as it comes", (), is_ddp=True),
+    Row("DDP, buckets as ours", ("--bucket-mb", "OURS"), is_ddp=True),
+    Row("DDP, gradients as views", ("--bucket-view",), is_ddp=True),
+    Row("DDP, bf16_compress_hook", ("--hook", "bf16"), ROUNDED, 0.5, is_ddp=True),
+    Row("DDP, fp16_compress_hook", ("--hook", "fp16"), ROUNDED, 0.5, is_ddp=True),
+    Row("DDP, PowerSGD rank 2", ("--hook", "powersgd"), COMPRESSED, 0.02, is_ddp=True),
+    Row(NO_OVERLAP, DENSE),
+    Row("R = 0.95 at_end, no overlap", DROPPING, COMPRESSED, 0.06),
+    Row("everything, backward", (*DENSE, *BACKWARD)),
+    Row("everything, step", (*DENSE, *STEP)),
+    Row("everything, owners, step", (*DENSE, *OWNERS)),
+    Row("everything, bf16, backward", (*DENSE, *BACKWARD, *BFLOAT16), ROUNDED, 0.5),
+    Row("everything, bf16, step", (*DENSE, *STEP, *BFLOAT16), ROUNDED, 0.5),
+    Row("everything, bf16, owners, step", (*DENSE, *OWNERS, *BFLOAT16), ROUNDED, 0.75),
+    Row("R = 0.95 ahead, no overlap", AHEAD, COMPRESSED, 0.06),
+    Row("R = 0.95 ahead, backward", (*AHEAD, *BACKWARD), COMPRESSED, 0.06),
+    Row("R = 0.95 ahead, step", (*AHEAD, *STEP), COMPRESSED, 0.06),
+    Row("R = 0.95 ahead, bf16, step", (*AHEAD, *STEP, *BFLOAT16), COMPRESSED, 0.03),
+    Row("R = 0.99 in parts, ahead, step", (*PARTS, *STEP), COMPRESSED, 0.015),
+)
+
+ALGORITHMS = ("pairwise", "ring", "halving_doubling", "recursive_doubling")
+
+# By M/C, everything sent: what an algorithm, an order and a size of buckets give.
+_BY_RATIO = (
+    *(Row(f"backward, {name}", (*DENSE, *BACKWARD, "--collectives", name)) for name in ALGORITHMS),
+    Row("backward, by_type, halving_doubling", (*DENSE, *BACKWARD, "--collectives", "by_type")),
+    Row("backward, by_type, recursive_doubling",
+        (*DENSE, *BACKWARD, "--collectives", "by_type", "--butterfly", "recursive_doubling")),
+    Row("backward, by_cost", (*DENSE, *BACKWARD, "--collectives", "by_cost")),
+    Row("backward, layer by layer", (*DENSE, *BACKWARD, *LAYER_BY_LAYER)),
+    Row("owners, interleaved", (*DENSE, *OWNERS, "--gathers", "interleaved")),
+)
+
+# A parameter server: whole frames, and steps in parts.
+_BY_SERVER = (
+    Row("R = 0.95 server, at_end", SERVER, COMPRESSED, 0.1),
+    Row("R = 0.95 server, as_ready, backward", (*AS_READY, *BACKWARD), COMPRESSED, 0.1),
+    Row("R = 0.95 server, as_ready, step", (*AS_READY, *STEP), COMPRESSED, 0.1),
+)
+
+ROWS = {row.name: row for row in (*_FIRST, *_BY_RATIO, *_BY_SERVER)}
+FIRST_TABLE = [row.name for row in _FIRST]
+QUICK_ROWS = [ALONE, "plain MPI_Allreduce", "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", NO_OVERLAP,
+              "everything, backward", "everything, bf16, backward", "R = 0.95 ahead, step"]
+BY_RATIO = [ALONE, NO_OVERLAP, *(row.name for row in _BY_RATIO[:-1]), "everything, owners, step", "owners, interleaved"]
+
+
+def possible(names: list[str], help_text: str) -> tuple[list[str], list[str]]:
+    """Of rows of the harness those whose options it has, and those that are left out."""
+    def has_all(row: Row) -> bool:
+        return row.is_ddp or all(word in help_text for word in row.options if word.startswith("--"))
+
+    return [name for name in names if has_all(ROWS[name])], [name for name in names if not has_all(ROWS[name])]

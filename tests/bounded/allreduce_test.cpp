@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT
+// An all-reduce that may lose a bounded share: each worker owns a slice of every part, to which the others send what they have of it.
+// What is lost on the way stays in the residual of its sender; the sums go to all, whole.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "bounded/ledger.hpp"
+#include "bounded/simulated_transfer.hpp"
+#include "catch.hpp"
+#include "lamina/aggregator.hpp"
+#include "lamina/slices.hpp"
+#include "lamina/worker.hpp"
+
+using namespace lamina_test;
+using bounded::chunk_grid;
+using lamina::delivery;
+using lamina::part_slices;
+using lamina::selection;
+
+namespace {
+
+constexpr std::size_t workers = 4;
+constexpr std::size_t chunk_elements = 64;
+
+/// What goes wrong on purpose.
+enum class fault {
+  none,
+  commits_what_was_lost,     ///< commit() in place of commit(arrived)
+  adds_what_did_not_arrive,  ///< an owner adds the whole slice, be it that some of it was lost
+  of_another_slice,          ///< what one owner lacks is taken for what the next one lacks
+};
+
+struct variant {
+  payload_type payload = payload_type::as_is;
+  double drop_ratio = 0.6;
+  double momentum = 0;
+  stop_policy stop = stop_policy::eager;
+  double loss = 0.3;
+  std::optional<double> budget = std::nullopt;
+  std::uint64_t max_age = 0;
+  std::size_t part_elements = 0;
+  std::uint32_t bound_ppm = 500'000;
+  std::size_t outages_of_16 = 0;  ///< transfers that do not take place at all: the slices are lost whole
+  bool sends_sums = false;        ///< over a network that loses packets, too, with a bound of 0
+  fault wrong = fault::none;
+};
+
+lamina::layout model_for(const variant& of) {
+  return model_of({700, 0, 5, of.part_elements == 0 ? 900U : 5000U, 64, 320});
+}
+
+lamina::compressor_options options_for(const variant& of, std::uint32_t worker) {
+  return {.drop_ratio = of.drop_ratio,
+          .byte_budget = of.budget,
+          .max_age = of.max_age,
+          .part_elements = of.part_elements,
+          .momentum = of.momentum,
+          .payload = of.payload,
+          .sender = worker,
+          .frame_checksum = lamina::frame_checksum::none};
+}
+
+/// One direction between two workers, for frames of the slices of one owner.
+template <class T>
+struct way {
+  way(const lamina::layout& slices, payload_type payload, const simulated_link::options& options)
+      : grid(chunk_grid::of<T>(slices, payload, chunk_elements)), link(grid, options), memory(grid) {}
+
+  const delivery& send(const lamina::encoded_frame& frame, const selection& sent, std::uint32_t bound_ppm) {
+    const bounded::frame_chunks chunks(frame, sent, grid, {.bound_ppm = bound_ppm});
+    const auto required = memory.required(sent, 3);
+    link.transfer(chunks, {.required = required});
+    REQUIRE(link.sender.state() == sender_state::done);
+    memory.note(link.sender.arrived());
+    return link.sender.arrived();
+  }
+
+  chunk_grid grid;
+  simulated_link link;
+  bounded::loss_memory memory;
+};
+
+/// One of four workers, and what it was known to have delivered: by the owners' buffers, not by what it was told.
+template <class T>
+struct worker {
+  worker(const variant& of, std::uint32_t number)
+      : compressor(model_for(of), options_for(of, number)), account(compressor.parts(), of.momentum) {
+    for (const std::size_t size : compressor.parts().sizes()) replica.emplace_back(size);
+  }
+
+  lamina::gradient_compressor<T> compressor;
+  ledger<T> account;
+  std::vector<std::vector<T>> replica;  // minus the sum of all means
+};
+
+/// Four workers and their slices. T must hold the sums exactly: with momentum 0.5 each step wants one more bit.
+template <class T>
+class group {
+ public:
+  explicit group(const variant& of)
+      : of_(of),
+        random_(211),
+        parts_(lamina::gradient_compressor<T>(model_for(of), options_for(of, 0)).parts()),
+        slices_(parts_, workers, chunk_elements) {
+    for (std::uint32_t w = 0; w < workers; ++w) {
+      workers_.push_back(std::make_unique<worker<T>>(of, w));
+      aggregators_.push_back(lamina::gradient_aggregator<T>::of_workers(slices_.of(w), workers));
+      for (std::uint32_t to = 0; to < workers; ++to) {
+        const bounded::channel_options data{
+            .seed = 1000 + 16 * w + to, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms};
+        up_.push_back(std::make_unique<way<T>>(slices_.of(to), of.payload,
+                                               simulated_link::options{.data = data, .stop = of.stop}));
+        down_.push_back(std::make_unique<way<T>>(slices_.of(w), payload_type::as_is,
+                                                 simulated_link::options{.data = data, .stop = of.stop}));
+      }
+    }
+  }
+
+  void step() {
+    compute();
+    agree();
+    std::vector<delivery> arrived(workers, delivery(chosen(), chunk_elements));
+    std::vector<std::vector<std::byte>> kept;  // that the aggregators look at
+    for (std::size_t w = 0; w < workers; ++w) {
+      workers_[w]->compressor.encode();
+      for (std::size_t owner = 0; owner < workers; ++owner) {
+        kept.push_back(send(w, owner, arrived[w]));
+        aggregators_[owner].add(lamina::decode<T>(kept.back(), slices_.of(owner)));
+      }
+    }
+    for (std::size_t w = 0; w < workers; ++w) {
+      lost_elements += arrived[w].lost_elements();
+      if (of_.wrong == fault::commits_what_was_lost) {
+        workers_[w]->compressor.commit();
+      } else {
+        workers_[w]->compressor.commit(arrived[w]);
+      }
+    }
+    for (std::size_t owner = 0; owner < workers; ++owner) hand_on(owner);
+  }
+
+  bool conserves() const {
+    return std::ranges::all_of(
+        workers_, [](const auto& each) { return each->account.conserves(each->compressor.residual()); });
+  }
+  bool are_alike() const {
+    return std::ranges::all_of(workers_, [&](const auto& each) {
+      for (std::size_t part = 0; part < parts_.layers(); ++part) {
+        if (!same_bits(each->replica[part], workers_[0]->replica[part])) return false;
+      }
+      return true;
+    });
+  }
+  /// Oracle 2: what all replicas have moved by is the mean of what was delivered, so dense SGD less the residuals.
+  bool has_moved_by_what_was_delivered() const {
+    for (std::size_t part = 0; part < parts_.layers(); ++part) {
+      for (std::size_t i = 0; i < parts_.sizes()[part]; ++i) {
+        T sum = 0;
+        for (const auto& each : workers_) sum += each->account.delivered(part)[i];
+        if (workers_[0]->replica[part][i] != -sum / workers) return false;
+      }
+    }
+    return true;
+  }
+  const selection& chosen() const { return workers_[0]->compressor.chosen(); }
+  const std::vector<std::vector<T>>& replica(std::size_t w) const { return workers_[w]->replica; }
+
+  std::size_t lost_elements = 0;
+  std::size_t late() const {
+    return std::accumulate(up_.begin(), up_.end(), std::size_t{0}, [](std::size_t sum, const auto& each) {
+      return sum + each->link.receiver.counters().of(packet_fate::late);
+    });
+  }
+
+ private:
+  // Integers, in every worker.
+  void compute() {
+    for (auto& each : workers_) {
+      std::vector<std::vector<T>> gradients;
+      for (const std::size_t size : each->compressor.model().sizes())
+        gradients.push_back(random_integers<T>(random_, size));
+      each->compressor.accumulate_all(gradients);
+      each->account.compute(each->compressor.cut(), gradients);
+    }
+  }
+
+  void agree() {
+    std::vector<double> mean(parts_.layers());
+    for (const auto& each : workers_) {
+      for (std::size_t part = 0; part < mean.size(); ++part)
+        mean[part] += each->compressor.values()[part] / workers;
+    }
+    for (auto& each : workers_) {
+      each->compressor.select(mean);
+      // Also with max_age, by whose ages all must choose alike.
+      REQUIRE(std::ranges::equal(each->compressor.chosen().bitmap(), chosen().bitmap()));
+    }
+  }
+
+  // What one worker has for an owner, and what the owner then adds; as bytes, which its aggregator looks at.
+  std::vector<std::byte> send(std::size_t from, std::size_t owner, delivery& arrived) {
+    const lamina::layout& slices = slices_.of(owner);
+    const selection sent = slices_.cut(chosen(), owner);
+    lamina::frame_encoder<T> encoder(slices);
+    const auto& frame = encoder.encode(
+        lamina::frame_kind::gradients, workers_[from]->compressor.step(), static_cast<std::uint32_t>(from),
+        sent,
+        [&](std::size_t part) {
+          return workers_[from]->compressor.residual()[part].subspan(slices_.begin(owner, part),
+                                                                     slices.sizes()[part]);
+        },
+        of_.payload, lamina::frame_checksum::none);
+    std::vector<std::byte> bytes = frame.to_bytes();
+    if (from != owner && below(random_, 16) < of_.outages_of_16) {
+      slices_.lose(owner, nothing_of(sent), arrived);
+      bytes = empty_frame(from, owner);
+    } else if (from != owner) {
+      way<T>& over = *up_[workers * from + owner];
+      say_lost(owner, over.send(frame, sent, of_.bound_ppm), arrived);
+      if (of_.wrong != fault::adds_what_did_not_arrive)
+        bytes.assign(over.link.receiver.frame().begin(), over.link.receiver.frame().end());
+    }
+    take(from, owner, bytes, arrived);
+    return bytes;
+  }
+
+  // A transfer that did not take place: what its sender commits, and what its owner has of it.
+  static delivery nothing_of(const selection& sent) {
+    delivery lost(sent, chunk_elements);
+    for (const std::size_t part : sent.sent()) {
+      for (std::size_t c = 0; c < lost.chunks(part); ++c) lost.lose(part, c);
+    }
+    return lost;
+  }
+  std::vector<std::byte> empty_frame(std::size_t from, std::size_t owner) const {
+    lamina::frame_encoder<T> encoder(slices_.of(owner));
+    return encoder
+        .encode(lamina::frame_kind::gradients, workers_[from]->compressor.step(),
+                static_cast<std::uint32_t>(from), selection(slices_.of(owner)),
+                [](std::size_t) { return std::span<const T>(); })
+        .to_bytes();
+  }
+
+  void say_lost(std::size_t owner, const delivery& has_arrived, delivery& arrived) const {
+    if (of_.wrong != fault::of_another_slice) return slices_.lose(owner, has_arrived, arrived);
+    const std::size_t other = (owner + 1) % workers;
+    delivery moved(slices_.cut(chosen(), other), chunk_elements);
+    for (const std::size_t part : moved.sent().sent()) {
+      for (std::size_t c = 0; c < std::min(moved.chunks(part), has_arrived.chunks(part)); ++c) {
+        if (has_arrived.is_lost(part, c)) moved.lose(part, c);
+      }
+    }
+    slices_.lose(other, moved, arrived);
+  }
+
+  // Of the bytes that the owner has. Velocities begin anew where something was delivered.
+  void take(std::size_t from, std::size_t owner, const std::vector<std::byte>& bytes,
+            const delivery& arrived) {
+    const auto frame = lamina::decode<T>(bytes, slices_.of(owner));
+    for (std::size_t part = 0; part < parts_.layers(); ++part) {
+      if (frame.is_dropped(part)) continue;
+      std::vector<T> values(slices_.of(owner).sizes()[part]);
+      frame.restore(part, values);
+      const std::size_t first = slices_.begin(owner, part);
+      const std::size_t last = first + values.size();
+      workers_[from]->account.deliver(part, first, values);
+      arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
+        begin = std::clamp(begin, first, last);
+        workers_[from]->account.rest(part, begin, std::clamp(end, begin, last));
+      });
+    }
+  }
+
+  // The mean of a slice, to all, whole.
+  void hand_on(std::size_t owner) {
+    const lamina::layout& slices = slices_.of(owner);
+    auto& aggregator = aggregators_[owner];
+    std::vector<std::vector<T>> means;
+    for (const std::size_t size : slices.sizes()) means.emplace_back(size);
+    for (std::size_t part = 0; part < parts_.layers(); ++part) {
+      aggregator.mean(part, [&](std::size_t begin, std::span<const T> block) {
+        std::ranges::copy(block, means[part].begin() + static_cast<std::ptrdiff_t>(begin));
+      });
+    }
+    const selection sent = aggregator.arrived();
+    lamina::frame_encoder<T> encoder(slices);
+    const auto& frame = encoder.encode(
+        lamina::frame_kind::gradients, aggregator.step(), static_cast<std::uint32_t>(owner), sent,
+        [&](std::size_t part) { return std::span<const T>(means[part]); }, payload_type::as_is,
+        lamina::frame_checksum::none);
+    aggregator.next_step();
+    for (std::size_t w = 0; w < workers; ++w) {
+      std::vector<std::byte> bytes = frame.to_bytes();
+      if (w != owner && of_.sends_sums) {
+        way<T>& over = *down_[workers * owner + w];
+        REQUIRE(over.send(frame, sent, 0).is_complete());
+        bytes.assign(over.link.receiver.frame().begin(), over.link.receiver.frame().end());
+      }
+      const auto view = lamina::decode<T>(bytes, slices);
+      for (const std::size_t part : sent.sent()) {
+        view.for_each_block(part, [&](std::size_t begin, std::span<const T> block) {
+          T* at = workers_[w]->replica[part].data() + slices_.begin(owner, part) + begin;
+          for (const T each : block) *at++ -= each;
+        });
+      }
+    }
+  }
+
+  variant of_;
+  std::mt19937 random_;
+  lamina::layout parts_;
+  part_slices slices_;
+  std::vector<std::unique_ptr<worker<T>>> workers_;
+  std::vector<lamina::gradient_aggregator<T>> aggregators_;  // of each owner
+  std::vector<std::unique_ptr<way<T>>> up_, down_;           // from each to each
+};
+
+// Gives how many packets came when their transfer had ended.
+template <class T>
+std::size_t check_variant(const variant& of, int steps) {
+  group<T> all(of);
+  for (int step = 0; step < steps; ++step) {
+    all.step();
+    REQUIRE(all.conserves());
+    REQUIRE(all.are_alike());
+    REQUIRE(all.has_moved_by_what_was_delivered());
+  }
+  if (of.bound_ppm > 0 && (of.stop == stop_policy::eager || of.loss > 0)) CHECK(all.lost_elements > 0);
+  return all.late();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "allreduce: delivered and residual are the sum of the gradients and replicas equal, at every step of "
+    "1,000") {
+  CHECK(check_variant<float>({}, 1000) > 0);
+}
+
+TEST_CASE("allreduce: with every payload type, both stops, momentum, a budget, an age and parts") {
+  for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
+                                     payload_type::int8, payload_type::int4}) {
+    for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
+      CAPTURE(static_cast<int>(payload), static_cast<int>(stop));
+      check_variant<double>({.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .max_age = 5},
+                            12);
+      check_variant<float>({.payload = payload, .stop = stop, .loss = 0.2, .budget = 0.4}, 6);
+    }
+  }
+  check_variant<float>({.drop_ratio = 0, .loss = 0}, 30);
+  check_variant<float>(
+      {.payload = payload_type::int8, .max_age = 4, .part_elements = 4096, .sends_sums = true}, 30);
+}
+
+TEST_CASE("allreduce: slices that are lost whole stay in the residual whole") {
+  for (const payload_type payload : {payload_type::as_is, payload_type::int8}) {
+    check_variant<float>({.payload = payload, .outages_of_16 = 5}, 60);
+    check_variant<float>({.payload = payload, .drop_ratio = 0, .outages_of_16 = 16}, 10);
+  }
+}
+
+TEST_CASE("allreduce: with a bound of 0 the replicas are, bit for bit, those where no packet is lost") {
+  for (const payload_type payload : {payload_type::as_is, payload_type::bfloat16}) {
+    group<float> lossy({.payload = payload, .loss = 0.4, .bound_ppm = 0, .sends_sums = true});
+    group<float> whole({.payload = payload, .stop = stop_policy::on_probe, .loss = 0, .bound_ppm = 0});
+    for (int step = 0; step < 30; ++step) {
+      lossy.step();
+      whole.step();
+      for (std::size_t part = 0; part < lossy.replica(0).size(); ++part)
+        REQUIRE(same_bits(lossy.replica(3)[part], whole.replica(0)[part]));
+    }
+    CHECK(lossy.lost_elements == 0);
+  }
+}
+
+TEST_CASE(
+    "allreduce: what commits, adds or blames other slices than those that were lost does not conserve") {
+  for (const fault wrong :
+       {fault::commits_what_was_lost, fault::adds_what_did_not_arrive, fault::of_another_slice}) {
+    CAPTURE(static_cast<int>(wrong));
+    group<float> all({.wrong = wrong});
+    bool has_conserved = true;
+    for (int step = 0; step < 5; ++step) {
+      all.step();
+      has_conserved = has_conserved && all.conserves();
+      CHECK(all.are_alike());  // all have the sums of what the owners added, be it wrong
+    }
+    CHECK_FALSE(has_conserved);
+  }
+}
