@@ -268,11 +268,11 @@ message worker_link::receive_parameters() {
   return arrived;
 }
 
-void worker_link::push(step_report report, payload gradients) {
+void worker_link::push(const step_report& report, payload gradients) {
   send(message_kind::gradients, with_report(report, std::move(gradients)));
 }
 
-void worker_link::begin_push(step_report report, payload gradients) {
+void worker_link::begin_push(const step_report& report, payload gradients) {
   begin_send(message_kind::gradients, with_report(report, std::move(gradients)));
 }
 

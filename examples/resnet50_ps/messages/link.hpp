@@ -155,9 +155,9 @@ class worker_link {
   /// Parameters: from when they have come the clock counts.
   message receive_parameters();
   /// With the seconds that have passed on the clock, of which those in the node are no computing.
-  void push(step_report report, payload gradients);
+  void push(const step_report& report, payload gradients);
   /// The same, which goes on its way during later calls.
-  void begin_push(step_report report, payload gradients);
+  void begin_push(const step_report& report, payload gradients);
   /// The same of a frame, of which some may be lost: what has arrived.
   sent_frame push(step_report report, outgoing_frame gradients, const lamina::bounded::obligations& owed);
   /// The last message.
