@@ -102,9 +102,8 @@ struct frame_part {
 
 /// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The layout is
 /// that of the frames, which is gradient_compressor::parts() where layers are cut into parts: each part has a bit of its own, and
-/// scales of its own in int8 and int4. The largest std::size_t, if that cannot be counted. Cost: O(L).
-///
-/// \param is_in_parts  whether steps may come in parts, each of which has two bitmaps; one part may hold all layers
+/// scales of its own in int8 and int4. Steps that come in parts (`is_in_parts`) have two bitmaps in each part, of which one may hold all
+/// layers. The largest std::size_t, if that cannot be counted. Cost: O(L).
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model, payload_type type = payload_type::as_is,
                                               bool is_in_parts = false) noexcept {

@@ -41,12 +41,9 @@ class part_encoder {
 
   /// The next part: the layers that are chosen and decided and were in no part of this step. After the last part, and in another
   /// step, begins with part 0 again. On an error the parts so far stay as they are, unless the step was to begin again.
-  ///
-  /// \param decided  the layers that are decided, those of the parts before among them
-  /// \param is_last  whether the step ends with it: all layers are decided then
-  /// \return the frame, valid until the first part of the next step
-  /// \throws std::length_error  for part 65,536
-  /// Others, and errors, as frame_encoder::encode. Cost: as there.
+  /// `decided` has the layers that are decided, those of the parts before among them; with the last part, which ends the step
+  /// (`is_last`), all are. The frame is valid until the first part of the next step. Throws std::length_error for part 65,536, and as
+  /// frame_encoder::encode, which says what else is given. Cost: as there.
   template <class LayerElements>
   const encoded_frame& encode(frame_kind kind, std::uint64_t step, std::uint32_t sender,
                               const selection& chosen, const selection& decided, bool is_last,

@@ -125,9 +125,8 @@ class parameter_publisher {
   /// Valid until the first part of the next step, so that several may be under way; the parameters in it must not change before
   /// it has arrived. The step ends with encode_rest_for_all(), and is committed once, after that has arrived; a commit before
   /// commits nothing. Throws as encode_for_all(); std::invalid_argument, too, for a selection of another layout;
-  /// std::length_error for part 65,536. On an error there is no such part, and those before it stay.
-  ///
-  /// \param decided  the layers that are decided so far, those of the parts before among them; empty ones are not looked at
+  /// std::length_error for part 65,536. On an error there is no such part, and those before it stay. `decided` has the layers that are
+  /// decided so far, those of the parts before among them; empty ones are not looked at.
   template <class Parameters>
   [[nodiscard]] const encoded_frame& encode_ready_for_all(std::uint64_t step, const selection& decided,
                                                           Parameters&& parameters) {
