@@ -120,6 +120,8 @@ _FIRST = (
     Row("everything, backward", (*DENSE, *BACKWARD)),
     Row("everything, step", (*DENSE, *STEP)),
     Row("everything, owners, step", (*DENSE, *OWNERS)),
+    Row("everything, ring, backward", (*DENSE, *BACKWARD, "--collectives", "ring")),
+    Row("everything, ring, owners, step", (*DENSE, *OWNERS, "--collectives", "ring")),
     Row("everything, bf16, backward", (*DENSE, *BACKWARD, *BFLOAT16), ROUNDED, 0.5),
     Row("everything, bf16, step", (*DENSE, *STEP, *BFLOAT16), ROUNDED, 0.5),
     Row("everything, bf16, owners, step", (*DENSE, *OWNERS, *BFLOAT16), ROUNDED, 0.75),
