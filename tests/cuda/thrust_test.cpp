@@ -3,6 +3,8 @@
 #include <thrust/execution_policy.h>
 
 #include <iostream>
+#include <set>
+#include <string>
 
 #include "cases.hpp"
 #include "catch.hpp"
@@ -16,7 +18,12 @@ TEST_CASE("thrust: a device does what the CPU does") {
                              });
 }
 
-TEST_CASE("thrust: the names of all cases", "[.names]") {
-  lamina_test::for_each_case(lamina::cuda::with_policy(thrust::device),
-                             [](const auto& name, const auto&) { std::cout << name << '\n'; });
+// ./tests/cuda/run picks cases by these names.
+TEST_CASE("thrust: the names of all cases differ", "[.names]") {
+  std::set<std::string> names;
+  lamina_test::for_each_case(lamina::cuda::with_policy(thrust::device), [&](const auto& name, const auto&) {
+    std::cout << name << '\n';
+    INFO(name);
+    REQUIRE(names.insert(name).second);
+  });
 }
