@@ -94,6 +94,24 @@ TEST_CASE("schedule: slices stay right where the product of elements and ranks o
   CHECK(end == elements);
 }
 
+TEST_CASE("schedule: the rounds of each half of a pairwise sum are under way together, eight at most") {
+  for (const algorithm how : collectives::all_algorithms) {
+    std::string together;
+    for (const auto& each : collectives::rounds_of(operation::all_reduce, how, 12, 3, 1200))
+      together += each.joins ? '+' : '|';
+    CHECK((together.find('+') != std::string::npos) == (how == algorithm::pairwise));
+    if (how == algorithm::pairwise) CHECK(together == "|+++++++|++|+++++++|++");
+  }
+}
+
+TEST_CASE("schedule: rounds that join others in spite of what they change are noticed") {
+  for (const algorithm how : {algorithm::ring, algorithm::halving_doubling, algorithm::tree}) {
+    rank_schedules all = schedules_of(operation::all_reduce, how, 4, 100);
+    for (auto& rounds : all) rounds.at(1).joins = true;
+    CHECK(mismatch_in(all, 100) != "");
+  }
+}
+
 TEST_CASE("schedule: recursive doubling by the distances 1, 2, 4 is noticed") {
   std::mt19937 random(1903);
   const rank_vectors inputs = random_ranks(random, 8, 100);

@@ -54,9 +54,18 @@ inline std::string mismatch_in(const rank_schedules& all, std::size_t elements) 
           return where + ": other elements at the other end";
         if (counterpart->elements.size() != given.elements.size()) return where + ": another length";
       }
-      if (own.on_arrival == collectives::arrival::put && own.send && own.receive &&
-          own.send->elements.overlaps(own.receive->elements))
-        return where + ": elements are sent while others are put in their place";
+      if (k == 0 && own.joins) return where + ": joins nothing";
+      if (own.joins != all[0][k].joins) return where + ": joins where rank 0 does not";
+      // Those that are under way together with it, from the first of them on.
+      std::size_t first = k;
+      while (all[r][first].joins) --first;
+      for (std::size_t beside = first; beside < all[r].size() && (beside == first || all[r][beside].joins);
+           ++beside) {
+        if (own.on_arrival == collectives::arrival::put && all[r][beside].send && own.receive &&
+            all[r][beside].send->elements.overlaps(own.receive->elements))
+          return where + ": elements are sent while others are put in their place";
+        if (own.joins && own.on_arrival == collectives::arrival::add) return where + ": adds and joins";
+      }
     }
   }
   return "";

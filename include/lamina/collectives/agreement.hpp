@@ -41,14 +41,19 @@ class conversation {
   void exchange(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
     make_room(std::max(out.size(), in.size()));
     std::ranges::copy(out, memory_->out.begin());
-    exchange(to, out.size(), from, in.size());
+    exchange(to, {out.size(), 1}, from, {in.size(), 1});
     std::ranges::copy(std::span(memory_->in).first(in.size()), in.begin());
   }
 
-  /// The same of bytes that nobody reads, for which there is room.
-  void exchange(std::size_t to, std::size_t out_bytes, std::size_t from, std::size_t in_bytes) {
+  /// Messages of one length, all under way at once: none where they have no bytes.
+  struct messages {
+    std::size_t bytes = 0;  // of each
+    std::size_t count = 1;
+  };
+  /// The same of bytes that nobody reads, for which there is room for all messages.
+  void exchange(std::size_t to, messages out, std::size_t from, messages in) {
     try {
-      move(to, std::span(memory_->out).first(out_bytes), from, std::span(memory_->in).first(in_bytes));
+      move(to, out, from, in);
     } catch (...) {
       channel_.abandon(memory_);
       throw;
@@ -91,30 +96,36 @@ class conversation {
     std::vector<std::byte> out;
     std::vector<std::byte> in;
   };
-  static constexpr std::uint32_t tag = 1;                // an engine's rounds have 0
-  static constexpr ticket done = channel::most_tickets;  // of no message
+  enum way : unsigned char { of_nobody, comes_in, goes_out };
+  static constexpr std::uint32_t tag = 1;  // an engine's rounds have 0
 
-  void move(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
-    ticket incoming = done;
-    ticket outgoing = done;
-    if (!in.empty()) incoming = channel_.receive(from, tag, {{}, in});
-    if (!out.empty()) outgoing = channel_.send(to, tag, {{}, out});
+  void move(std::size_t to, messages out, std::size_t from, messages in) {
+    under_way_.assign(channel::most_tickets, of_nobody);
+    std::size_t incoming = in.bytes > 0 ? in.count : 0;
+    std::size_t outgoing = out.bytes > 0 ? out.count : 0;
+    for (std::size_t k = 0; k < incoming; ++k)
+      under_way_[channel_.receive(from, tag, {{}, std::span(memory_->in).subspan(k * in.bytes, in.bytes)})] =
+          comes_in;
+    for (std::size_t k = 0; k < outgoing; ++k)
+      under_way_[channel_.send(to, tag, {{}, std::span(memory_->out).subspan(k * out.bytes, out.bytes)})] =
+          goes_out;
     patience_.renew(patience::clock::now());
-    while (incoming != done || outgoing != done) {
+    while (incoming + outgoing > 0) {
       for (const completion& each : channel_.progress()) {
         patience_.renew(patience::clock::now());
-        if (each.which == outgoing) outgoing = done;
-        if (each.which != incoming) continue;
-        incoming = done;
-        if (each.bytes != in.size() || each.is_truncated) {
+        const way taken = std::exchange(under_way_[each.which], of_nobody);
+        if (taken == goes_out) --outgoing;
+        if (taken != comes_in) continue;
+        --incoming;
+        if (each.bytes != in.bytes || each.is_truncated) {
           throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(each.bytes) +
-                                        " bytes where " + std::to_string(in.size()) +
+                                        " bytes where " + std::to_string(in.bytes) +
                                         " are expected, before the first step");
         }
       }
-      if (incoming == done && outgoing == done) return;
+      if (incoming + outgoing == 0) return;
       if (patience_.is_over(patience::clock::now())) {
-        const std::size_t silent = incoming != done ? from : to;
+        const std::size_t silent = incoming > 0 ? from : to;
         throw channel_error(silent, "nothing heard for " + std::to_string(timeout_.count()) + " ms from " +
                                         channel_.name_of(silent) + ", before the first step");
       }
@@ -126,6 +137,7 @@ class conversation {
   std::chrono::milliseconds timeout_;
   patience patience_;
   std::shared_ptr<memory> memory_;
+  std::vector<way> under_way_;  // of a ticket
 };
 
 }  // namespace detail

@@ -32,17 +32,21 @@ struct calibration_options {
 
 namespace detail {
 
+/// Of a round of which the seconds a byte are measured: many, as the engine's rounds have. A link with a token bucket lets a single piece
+/// pass at the speed of the wire, and the rate it is limited to is seen by the rounds that empty the bucket.
+inline constexpr std::size_t pieces_of_a_round = 16;
+
 class calibrator {
  public:
   calibrator(channel& over, const calibration_options& options)
       : talk_(over, options.timeout), options_(options) {
-    talk_.make_room(std::max(options.pieces.both_ways, options.pieces.one_way));
+    talk_.make_room(pieces_of_a_round * std::max(options.pieces.both_ways, options.pieces.one_way));
   }
 
   double latency() {
     std::vector<double> seconds;
     for (std::size_t k = 0; k < options_.latency_rounds; ++k)
-      seconds.push_back(exchange(after(), before(), 4));
+      seconds.push_back(exchange(after(), before(), {4, 1}));
     return median(seconds);
   }
   double one_way() { return rate(after(), before(), options_.pieces.one_way); }
@@ -67,6 +71,7 @@ class calibrator {
 
  private:
   using clock = std::chrono::steady_clock;
+  static constexpr std::size_t least_rounds = 8;
   static double since(clock::time_point begin) {
     return std::chrono::duration<double>(clock::now() - begin).count();
   }
@@ -78,21 +83,22 @@ class calibrator {
   [[nodiscard]] std::size_t after() const { return (talk_.rank() + 1) % talk_.ranks(); }
   [[nodiscard]] std::size_t before() const { return (talk_.rank() + talk_.ranks() - 1) % talk_.ranks(); }
 
-  double exchange(std::size_t to, std::size_t from, std::size_t bytes) {
+  double exchange(std::size_t to, std::size_t from, conversation::messages each_way) {
     if (to == talk_.rank()) return 0;
     const auto begin = clock::now();
-    talk_.exchange(to, bytes, from, bytes);
+    talk_.exchange(to, each_way, from, each_way);
     return since(begin);
   }
 
   // Seconds a byte, the median after the first eighth of the bytes. All ranks stop in the same round, when rank 0 says that time is over.
-  double rate(std::size_t to, std::size_t from, std::size_t bytes) {
-    const std::size_t rounds = std::max<std::size_t>(8, options_.most_bytes / bytes);
-    const std::size_t least = std::min(rounds, std::max<std::size_t>(8, options_.least_bytes / bytes));
+  double rate(std::size_t to, std::size_t from, std::size_t piece) {
+    const std::size_t bytes = piece * pieces_of_a_round;
+    const std::size_t rounds = std::max(least_rounds, options_.most_bytes / bytes);
+    const std::size_t least = std::min(rounds, std::max(least_rounds, options_.least_bytes / bytes));
     std::vector<double> seconds;
     const auto begin = clock::now();
     for (std::size_t k = 0; k < rounds; ++k) {
-      seconds.push_back(exchange(to, from, bytes) / static_cast<double>(bytes));
+      seconds.push_back(exchange(to, from, {piece, pieces_of_a_round}) / static_cast<double>(bytes));
       if (k + 1 >= least && (k + 1) % least == 0) {
         std::vector<std::uint32_t> is_over = {since(begin) > options_.seconds ? 1U : 0U};
         talk_.broadcast(is_over);
@@ -131,7 +137,8 @@ inline void check(const calibration_options& options) {
 /// the same table, the largest of each constant, with three digits. About twice options.seconds.
 ///
 ///  - alpha: ring rounds of 4 bytes;
-///  - beta_one_way: ring rounds of one piece; beta_both_ways: exchanges of a piece with rank r xor 1; of both alpha is taken off;
+///  - beta_one_way: ring rounds of sixteen pieces at once; beta_both_ways: exchanges of as many with rank r xor 1; of both alpha is
+///    taken off;
 ///  - gamma: adding in memory.
 ///
 /// One rank, which sends nothing, measures gamma alone and has gigabit_costs otherwise. Throws calibration_error for a constant that
@@ -147,9 +154,10 @@ inline void check(const calibration_options& options) {
     const auto beta = [&](double seconds, std::size_t bytes) {
       return std::max(seconds - own.alpha / static_cast<double>(bytes), seconds / 10);
     };
-    own.beta_one_way = beta(measure.one_way(), options.pieces.one_way);
+    own.beta_one_way = beta(measure.one_way(), detail::pieces_of_a_round * options.pieces.one_way);
     const double both = measure.both_ways();
-    own.beta_both_ways = both > 0 ? beta(both, options.pieces.both_ways) : own.beta_one_way;
+    own.beta_both_ways =
+        both > 0 ? beta(both, detail::pieces_of_a_round * options.pieces.both_ways) : own.beta_one_way;
     own = agree_on_costs(over, own, options.timeout);
   }
   check(own);

@@ -41,15 +41,16 @@ struct collective {
   std::span<float> elements;  ///< of this rank at first, the result in the end
 };
 
-/// Runs one collective after another over a channel: posts the pieces of a round, adds what arrives as soon as it is there, and goes on
-/// to the next round. Nothing blocks, and no thread is made. What arrives is compared with what is due before it is added.
+/// Runs one collective after another over a channel: posts the pieces of a round and of those that join it, adds what arrives as soon as it
+/// is there, and goes on to the next. Nothing blocks, and no thread is made. What arrives is compared with what is due before it is added.
 class executor {
  public:
   /// What messages are read from and written to beside the elements. It must outlive them.
   struct memory {
     std::vector<float> scratch;
-    std::array<std::byte, round_header::size_bytes> sent_header{};
-    std::array<std::byte, round_header::size_bytes> arrived_header{};
+    // Of the rounds that are under way together.
+    std::array<std::array<std::byte, round_header::size_bytes>, most_joined> sent_headers{};
+    std::array<std::array<std::byte, round_header::size_bytes>, most_joined> arrived_headers{};
   };
 
   /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel.
@@ -66,7 +67,7 @@ class executor {
       throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
                                   " elements is too long: a header counts them in 32 bits");
     }
-    const std::size_t most_pieces = most_elements / least + 1;
+    const std::size_t most_pieces = most_elements / least + most_joined;
     if (2 * most_pieces > channel::most_tickets) {
       throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
                                   " elements would go in " + std::to_string(most_pieces) +
@@ -75,7 +76,7 @@ class executor {
     }
     memory_.scratch.resize(most_elements + channel_.ranks());
     incoming_.reserve(most_pieces);
-    roles_.resize(channel::most_tickets, of_nobody);
+    roles_.resize(channel::most_tickets);
     rounds_.reserve(2 * channel_.ranks() + 16);
   }
 
@@ -87,11 +88,11 @@ class executor {
       throw std::logic_error(std::string(name_of(what.how)) + " has no payload " + name_of(what.payload));
     now_ = what;
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
-    round_ = 0;
+    end_ = 0;
     with_place([&] { post_next(); });
   }
 
-  [[nodiscard]] bool is_running() const noexcept { return round_ < rounds_.size(); }
+  [[nodiscard]] bool is_running() const noexcept { return begin_ < rounds_.size(); }
   [[nodiscard]] const collective& current() const noexcept { return now_; }
   /// Whether the channel may still look at the memory.
   [[nodiscard]] bool has_open_messages() const noexcept { return open_sends_ > 0 || open_receives_ > 0; }
@@ -107,26 +108,32 @@ class executor {
       for (const completion& each : done) take(each);
       has_moved = !done.empty();
     });
+    if (has_moved && is_running()) round_ = awaited();
     return has_moved;
   }
 
   /// The rank that is waited for: who is to send, or, where all has come, who has not taken. Only while one runs.
   [[nodiscard]] std::size_t waits_for() const {
-    const round& now = rounds_[round_];
-    return open_receives_ > 0 || !now.send ? now.receive->peer : now.send->peer;
+    const round& now = rounds_[awaited()];
+    return open_receives_ > 0 ? now.receive->peer : now.send->peer;
   }
-  /// "collective 7 of step 3 (ring, round 2)"
-  [[nodiscard]] std::string place() const { return header().place(); }
+  /// "collective 7 of step 3 (ring, round 2)", of the rounds under way the first that is not over.
+  [[nodiscard]] std::string place() const { return header(round_).place(); }
 
  private:
   struct incoming_piece {
+    std::size_t round = 0;
     element_range elements;  // of those that arrive in this round
     completion done;
     bool has_arrived = false;
     bool is_settled = false;
   };
-  static constexpr std::size_t of_send = static_cast<std::size_t>(-1);
-  static constexpr std::size_t of_nobody = static_cast<std::size_t>(-2);
+  // What a ticket is of.
+  struct role {
+    enum type : std::uint8_t { nobody, sent, incoming };
+    type what = nobody;
+    std::size_t index = 0;  // of the round that is sent, or of the piece that comes in
+  };
   static constexpr std::uint32_t tag = 0;  // all in order: the header tells them apart
 
   static constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_bytes) {
@@ -134,13 +141,13 @@ class executor {
   }
   [[nodiscard]] bool is_rounded() const noexcept { return now_.payload != payload_type::as_is; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return bytes_of_element(now_.payload); }
-  [[nodiscard]] round_header header(std::size_t elements = 0) const {
+  [[nodiscard]] round_header header(std::size_t round, std::size_t elements = 0) const {
     return {now_.number,
             now_.step,
             plan_,
             now_.what,
             now_.how,
-            static_cast<std::uint16_t>(round_),
+            static_cast<std::uint16_t>(round),
             static_cast<std::uint32_t>(elements),
             now_.decision};
   }
@@ -160,84 +167,111 @@ class executor {
   [[nodiscard]] std::span<std::byte> leaving() const {
     return std::as_writable_bytes(std::span(memory_.scratch).last(memory_.scratch.size() / 2));
   }
-  // Where the elements of this round go that arrive, as they have travelled.
-  [[nodiscard]] std::span<std::byte> target() const {
-    const round& now = rounds_[round_];
+  // Where the elements of a round go that arrive, as they have travelled.
+  [[nodiscard]] std::span<std::byte> target(const round& now) const {
     const element_range in = now.receive->elements;
     if (now.on_arrival == arrival::put && !is_rounded())
       return std::as_writable_bytes(now_.elements.subspan(in.begin, in.size()));
-    const std::size_t place =
-        now.on_arrival == arrival::hold ? held_place(channel_.rank(), now.receive->peer) * in.size() : 0;
-    return arriving().subspan(place * element_bytes(), in.size() * element_bytes());
+    return arriving().subspan(place_of(now) * element_bytes(), in.size() * element_bytes());
   }
-  // The elements of this round that are sent, as they travel.
-  [[nodiscard]] std::span<const std::byte> outgoing() const {
-    const element_range out = rounds_[round_].send->elements;
+  // Of the memory that has what comes, in elements: the senders' one behind the other, or as in the vector.
+  [[nodiscard]] std::size_t place_of(const round& now) const {
+    const element_range in = now.receive->elements;
+    if (now.on_arrival == arrival::hold) return held_place(channel_.rank(), now.receive->peer) * in.size();
+    return now.on_arrival == arrival::put ? in.begin : 0;
+  }
+  // The elements of a round that are sent, as they travel.
+  [[nodiscard]] std::span<const std::byte> outgoing(std::size_t index) const {
+    const element_range out = rounds_[index].send->elements;
     const std::span<float> elements = now_.elements.subspan(out.begin, out.size());
     if (!is_rounded()) return std::as_bytes(elements);
-    detail::narrow(now_.payload, elements, leaving().data());
-    return leaving().first(out.size() * element_bytes());
+    const auto to = leaving().subspan(out.begin * element_bytes(), out.size() * element_bytes());
+    // The own slice is the same for all, and may be on its way already.
+    const bool is_there =
+        rounds_[index].joins && rounds_[index - 1].send && rounds_[index - 1].send->elements == out;
+    if (!is_there) detail::narrow(now_.payload, elements, to.data());
+    return to;
   }
 
-  // Posts the next round that has messages.
+  // Posts the next round that has messages, and those that join it.
   void post_next() {
-    while (is_running() && !rounds_[round_].send && !rounds_[round_].receive) ++round_;
-    if (!is_running()) return;
-    const round& now = rounds_[round_];
-    const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
-    const std::size_t piece = elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way, element_bytes());
-    is_checked_ = false;
     incoming_.clear();
-    if (now.receive) {
-      const std::span<std::byte> to = target();
-      const std::size_t count = now.receive->elements.size();
-      for (std::size_t begin = 0; begin < count; begin += piece) {
-        const element_range part = {begin, std::min(begin + piece, count)};
-        const auto before =
-            begin == 0 ? std::span<std::byte>(memory_.arrived_header) : std::span<std::byte>();
-        const ticket posted = channel_.receive(
-            now.receive->peer, tag,
-            {before, to.subspan(part.begin * element_bytes(), part.size() * element_bytes())});
-        roles_[posted] = incoming_.size();
-        incoming_.push_back({part, {}, false, false});
-        ++open_receives_;
-      }
+    do {
+      begin_ = end_;
+      if (begin_ == rounds_.size()) break;
+      for (++end_; end_ < rounds_.size() && rounds_[end_].joins;) ++end_;
+      for (std::size_t k = begin_; k < end_; ++k) post_receive(k);
+      for (std::size_t k = begin_; k < end_; ++k) post_send(k);
+    } while (!has_open_messages());
+    round_ = begin_;
+  }
+  [[nodiscard]] std::size_t piece_of(const round& now) const {
+    const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
+    return elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way, element_bytes());
+  }
+  void post_receive(std::size_t index) {
+    const round& now = rounds_[index];
+    if (!now.receive) return;
+    const std::size_t piece = piece_of(now);
+    const std::span<std::byte> to = target(now);
+    const std::size_t count = now.receive->elements.size();
+    for (std::size_t begin = 0; begin < count; begin += piece) {
+      const element_range part = {begin, std::min(begin + piece, count)};
+      const auto before =
+          begin == 0 ? std::span<std::byte>(memory_.arrived_headers[index - begin_]) : std::span<std::byte>();
+      const ticket posted =
+          channel_.receive(now.receive->peer, tag,
+                           {before, to.subspan(part.begin * element_bytes(), part.size() * element_bytes())});
+      roles_[posted] = {role::incoming, incoming_.size()};
+      incoming_.push_back({index, part, {}, false, false});
+      ++open_receives_;
     }
-    if (now.send) {
-      const std::span<const std::byte> out = outgoing();
-      header(now.send->elements.size()).write(memory_.sent_header);
-      for (std::size_t begin = 0; begin < out.size(); begin += piece * element_bytes()) {
-        const auto part = out.subspan(begin, std::min(piece * element_bytes(), out.size() - begin));
-        const auto before =
-            begin == 0 ? std::span<const std::byte>(memory_.sent_header) : std::span<const std::byte>();
-        roles_[channel_.send(now.send->peer, tag, {before, part})] = of_send;
-        ++open_sends_;
-        sent_bytes_ += before.size() + part.size();
-      }
+  }
+  void post_send(std::size_t index) {
+    const round& now = rounds_[index];
+    if (!now.send) return;
+    const std::size_t piece_bytes = piece_of(now) * element_bytes();
+    const std::span<const std::byte> out = outgoing(index);
+    auto& own_header = memory_.sent_headers[index - begin_];
+    header(index, now.send->elements.size()).write(own_header);
+    for (std::size_t begin = 0; begin < out.size(); begin += piece_bytes) {
+      const auto part = out.subspan(begin, std::min(piece_bytes, out.size() - begin));
+      const auto before = begin == 0 ? std::span<const std::byte>(own_header) : std::span<const std::byte>();
+      roles_[channel_.send(now.send->peer, tag, {before, part})] = {role::sent, index};
+      ++open_sends_;
+      sent_bytes_ += before.size() + part.size();
     }
   }
 
   void take(const completion& done) {
-    const std::size_t role = std::exchange(roles_[done.which], of_nobody);
-    if (role == of_nobody) return;  // a message of the channel's other users
-    if (role == of_send) {
+    const role of = std::exchange(roles_[done.which], role());
+    if (of.what == role::nobody) return;  // a message of the channel's other users
+    if (of.what == role::sent) {
       --open_sends_;
     } else {
       --open_receives_;
-      incoming_piece& piece = incoming_[role];
+      incoming_piece& piece = incoming_[of.index];
       piece.done = done;
       piece.has_arrived = true;
     }
     settle();
     if (has_open_messages()) return;
     fold();
-    ++round_;
     post_next();
+  }
+  // The round that is waited for: of those under way the first of which something is to come, else to leave.
+  [[nodiscard]] std::size_t awaited() const {
+    const auto piece = std::ranges::find(incoming_, false, &incoming_piece::has_arrived);
+    if (piece != incoming_.end()) return piece->round;
+    std::size_t first = end_ - 1;
+    for (const role& each : roles_)
+      if (each.what == role::sent) first = std::min(first, each.index);
+    return first;
   }
 
   // Makes the sum of what was held, where a round ends with one.
   void fold() {
-    const element_range fold = rounds_[round_].fold;
+    const element_range fold = rounds_[end_ - 1].fold;
     if (fold.size() == 0) return;
     const std::span<float> own = now_.elements.subspan(fold.begin, fold.size());
     if (!is_rounded()) {
@@ -254,37 +288,36 @@ class executor {
 
   // Checks and adds what has arrived: the header first, and nothing before the piece that carries it.
   void settle() {
-    if (incoming_.empty() || !incoming_.front().has_arrived) return;
-    const round& now = rounds_[round_];
-    const std::size_t from = now.receive->peer;
-    if (!is_checked_) {
-      const completion& first = incoming_.front().done;
-      if (first.bytes >= round_header::size_bytes) {
-        const std::string difference =
-            header(now.receive->elements.size()).difference(memory_.arrived_header);
-        if (!difference.empty()) throw channel_error(from, channel_.name_of(from) + " " + difference);
-      }
-      is_checked_ = true;
-    }
-    // Where a whole vector is sent and added to at once, it must have left first.
-    const bool adds = now.on_arrival == arrival::add;
-    const bool must_wait =
-        adds && open_sends_ > 0 && now.send && now.send->elements.overlaps(now.receive->elements);
+    bool is_known = false;  // whether the header of the piece's round is there
     for (incoming_piece& each : incoming_) {
-      if (!each.has_arrived || each.is_settled) continue;
+      const bool has_header = each.elements.begin == 0;
+      if (has_header) is_known = each.has_arrived;
+      if (!is_known || !each.has_arrived || each.is_settled) continue;
+      round_ = each.round;
+      const round& now = rounds_[round_];
+      const std::size_t from = now.receive->peer;
+      if (has_header) check_header(each, from);
       check_length(each, from);
-      if (must_wait) continue;
+      // Where a whole vector is sent and added to at once, it must have left first.
+      const bool adds = now.on_arrival == arrival::add;
+      if (adds && open_sends_ > 0 && now.send && now.send->elements.overlaps(now.receive->elements)) continue;
       const std::span<float> place =
           now_.elements.subspan(now.receive->elements.begin + each.elements.begin, each.elements.size());
       if (adds) {
         add_to(place, std::span(memory_.scratch).subspan(each.elements.begin, each.elements.size()));
       } else if (now.on_arrival == arrival::put && is_rounded()) {
-        detail::widen(now_.payload, arriving().data() + each.elements.begin * element_bytes(), place);
+        detail::widen(now_.payload, target(now).data() + each.elements.begin * element_bytes(), place);
       }
       each.is_settled = true;
     }
   }
 
+  void check_header(const incoming_piece& piece, std::size_t from) const {
+    if (piece.done.bytes < round_header::size_bytes) return;  // by its length
+    const std::string difference = header(piece.round, rounds_[piece.round].receive->elements.size())
+                                       .difference(memory_.arrived_headers[piece.round - begin_]);
+    if (!difference.empty()) throw channel_error(from, channel_.name_of(from) + " " + difference);
+  }
   void check_length(const incoming_piece& piece, std::size_t from) const {
     const std::size_t expected =
         piece.elements.size() * element_bytes() + (piece.elements.begin == 0 ? round_header::size_bytes : 0);
@@ -304,12 +337,13 @@ class executor {
   memory& memory_;
   collective now_;
   std::vector<round> rounds_;
-  std::size_t round_ = 0;
+  std::size_t begin_ = 0;  // of the rounds that are under way
+  std::size_t end_ = 0;
+  std::size_t round_ = 0;  // of which an error speaks
   std::vector<incoming_piece> incoming_;
-  std::vector<std::size_t> roles_;  // of a ticket: a piece that comes in, of_send, or of_nobody
+  std::vector<role> roles_;  // of a ticket
   std::size_t open_sends_ = 0;
   std::size_t open_receives_ = 0;
-  bool is_checked_ = false;
   std::uint64_t sent_bytes_ = 0;
 };
 

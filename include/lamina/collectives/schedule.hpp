@@ -45,6 +45,8 @@ struct transfer {
 /// One round of one rank: at most one message out and one in. Rounds are counted alike on all ranks, so a rank that has nothing
 /// to do in one has an empty round there.
 struct round {
+  /// Under way together with the round before it: neither waits for the other.
+  bool joins = false;
   std::optional<transfer> send;
   std::optional<transfer> receive;
   arrival on_arrival = arrival::put;
@@ -52,6 +54,9 @@ struct round {
   /// in this rank's place, of its own.
   element_range fold;
 };
+
+/// Rounds under way together, at most. Why so many: docs/decisions/0042-slices-all-at-once.md.
+inline constexpr std::size_t most_joined = 8;
 
 namespace detail {
 
@@ -78,12 +83,14 @@ class schedule_writer {
   void pairwise_reduce() {
     for (std::size_t d = 1; d < ranks_; ++d) {
       add_round(after(d), slice(after(d)), before(d), slice(rank_), arrival::hold);
+      rounds_.back().joins = joins(d);
     }
     if (ranks_ > 1) rounds_.back().fold = slice(rank_);
   }
   void pairwise_gather() {
     for (std::size_t d = 1; d < ranks_; ++d) {
       add_round(after(d), slice(rank_), before(d), slice(before(d)), arrival::put);
+      rounds_.back().joins = joins(d);
     }
   }
 
@@ -148,6 +155,7 @@ class schedule_writer {
   [[nodiscard]] element_range slice(std::size_t index) const { return slice_of(elements_, ranks_, index); }
 
  private:
+  [[nodiscard]] static bool joins(std::size_t distance) { return (distance - 1) % most_joined != 0; }
   [[nodiscard]] element_range all() const { return {0, elements_}; }
   [[nodiscard]] std::size_t after(std::size_t distance) const { return (rank_ + distance) % ranks_; }
   [[nodiscard]] std::size_t before(std::size_t distance) const {
@@ -217,7 +225,8 @@ inline void check_collective(operation what, algorithm how, std::size_t ranks, s
 /// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
 ///
 /// Algorithms, with P ranks, p' the largest power of two that is not above P, k = log2 p':
-///  - pairwise: round d sends to rank r + d and receives from r - d, mod P; slice r is folded in rank order once all are there.
+///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; slice r is folded in rank order
+///    once all are there.
 ///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
 ///  - recursive_doubling: whole vectors at the distances p'/2, ..., 2, 1.
 ///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
