@@ -51,12 +51,15 @@ class Cluster:
     loss         share of the packets, TCP and UDP alike, that a machine loses of what comes to it
     congestion   of TCP, by the route; None: the kernel's own
     rto_min      TCP's least retransmission timeout, by the route, as "5ms"; None: the kernel's own
+    offload      TCP hands segments of up to 64 KiB to the links, which count them as the packets that a network card makes of them; else it
+                 hands over packets, and the processors of this machine are at their limit at about 4 Gb/s of all links together
 
     Throws ValueError for what cannot be meant, Unsupported, by name, for what this machine lacks.
     """
 
     def __init__(self, machines: int, rate_bits: float | Sequence[float] | None, queue_bytes: int | None = None, tags: bool = False,
-                 paths: int = 1, loss: float = 0.0, congestion: str | None = "cubic", rto_min: str | None = None):
+                 paths: int = 1, loss: float = 0.0, congestion: str | None = "cubic", rto_min: str | None = None,
+                 offload: bool = False):
         if os.geteuid() != 0:
             raise PermissionError("an emulated cluster needs root, for network namespaces")
         for tool in ("ip", "tc", "ethtool", "unshare", *(("nft",) if loss > 0 else ())):
@@ -64,6 +67,8 @@ class Cluster:
                 raise FileNotFoundError(f"an emulated cluster needs the program {tool}")
         if not 1 <= paths <= MOST_PATHS:
             raise ValueError(f"a machine has 1 to {MOST_PATHS} paths, not {paths}")
+        if offload and (loss > 0 or tags):
+            raise ValueError("loss and tags go by packets: they need links without offload")
         if not 0 <= loss < 1:
             raise ValueError(f"the share of packets lost is at least 0 and below 1, not {loss}")
         self.machines = machines
@@ -72,6 +77,7 @@ class Cluster:
             raise ValueError(f"{paths} paths have as many rates, not {len(self.rates)}")
         self.paths = paths
         self.loss = loss
+        self.offload = offload
         self._set(queue_bytes, tags, congestion, rto_min)
 
     def __enter__(self) -> "Cluster":
@@ -126,10 +132,9 @@ class Cluster:
         sh("ip", "-n", SWITCH, "link", "set", port, "master", f"bridge{path}", "up")
         sh("ip", "-n", name, "addr", "add", f"{self.address(machine, path)}/{MASK_BITS}", "dev", device)
         sh("ip", "-n", name, "link", "set", device, "up")
-        # Packets as on a wire: else the kernel counts, and limits, segments of 64 KiB that no wire carries.
         for namespace, end in ((name, device), (SWITCH, port)):
-            sh("ip", "netns", "exec", namespace, "ethtool", "-K", end, "tso", "off", "gso", "off", "gro", "off",
-               "tx-udp-segmentation", "off")
+            links.cut_segments(namespace, end, by_card=self.offload)
+            links.keep_order(namespace, end)
 
     def _configure(self, machine: int, path: int) -> None:
         name, device, port, rate = PREFIX + str(machine), f"eth{path}", self.port(machine, path), self.rates[path]

@@ -3,6 +3,8 @@
 
 import contextlib
 import json
+import os
+import re
 import subprocess
 
 # A queue of 50 ms is what a switch might have; a burst must hold what arrives between two ticks of the kernel's clock.
@@ -44,6 +46,23 @@ def needing(what: str):
 
 def _in(namespace: str, *command: str) -> str:
     return sh("ip", "netns", "exec", namespace, *command)
+
+
+def cut_segments(namespace: str, device: str, by_card: bool) -> None:
+    """Who makes packets of TCP's segments: the kernel before the link, or a card behind it. The queues count the packets' headers also in the
+    second case; what is queued, and dropped, is then up to 64 KiB."""
+    segments = "on" if by_card else "off"
+    _in(namespace, "ethtool", "-K", device, "tso", segments, "gso", segments, "gro", "off", "tx-udp-segmentation", "off")
+
+
+def keep_order(namespace: str, device: str) -> None:
+    """Each connection's packets go through one processor, as through a wire. Else two processors overtake each other: what arrives out of
+    order counts as lost, and is sent again. Where the kernel cannot, nothing changes."""
+    everyone = f"{(1 << (os.cpu_count() or 1)) - 1:x}"
+    # Masks are written in groups of 32 processors.
+    groups = ",".join(re.findall(".{1,8}", everyone.zfill(-(-len(everyone) // 8) * 8)))
+    with contextlib.suppress(RuntimeError):
+        _in(namespace, "sh", "-c", f"echo {groups} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
 
 
 def burst_bytes(rate_bits: float, is_short: bool) -> int:

@@ -41,7 +41,7 @@ def _over_gloo(python: str, cluster: Cluster, options: list[str]) -> list[dict]:
 
 def measure(program: str, python: str | None, ranks: int, rate: str, sizes: list[int], seconds: float) -> list[dict]:
     options = ["--sizes", *map(str, sizes), "--seconds", str(seconds)]
-    with Cluster(ranks, RATES[rate], congestion=None) as cluster:
+    with Cluster(ranks, RATES[rate], offload=True) as cluster:
         found = _over_mpi(program, cluster, options, [])
         for name, number in TUNED.items():
             tuned = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", str(number)]

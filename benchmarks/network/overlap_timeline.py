@@ -84,7 +84,7 @@ def typical(steps: list[Step]) -> Step:
 
 def run_and_draw(given, recording: pathlib.Path, cell: Cell) -> pathlib.Path:
     drawn = []
-    with Cluster(cell.workers, RATES[cell.rate], congestion=None) as cluster:
+    with Cluster(cell.workers, RATES[cell.rate], offload=True) as cluster:
         for row in DRAWN:
             file = given.output / f"{'-'.join(row.name.replace(',', '').replace('=', '').split())}.json"
             run_harness(given.program, row, cell, cluster, STEPS, recording, ["--timeline", str(file.resolve())])

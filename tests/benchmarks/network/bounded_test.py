@@ -221,7 +221,8 @@ def paths_are_apart() -> None:
 def what_cannot_be_meant_is_refused() -> None:
     for options, reason in (({"loss": 1.0}, "share of packets lost"), ({"paths": 0}, "1 to 256 paths"),
                             ({"rate_bits": [1e9], "paths": 2}, "as many rates"), ({"queue_bytes": 100}, "at least, not 100"),
-                            ({"rate_bits": None, "tags": True}, "has no queue"), ({"rate_bits": None, "queue_bytes": 9999}, "has no queue")):
+                            ({"rate_bits": None, "tags": True}, "has no queue"), ({"rate_bits": None, "queue_bytes": 9999}, "has no queue"),
+                            ({"offload": True, "loss": 0.1}, "without offload"), ({"offload": True, "tags": True}, "without offload")):
         try:
             cluster.Cluster(**{"machines": 2, "rate_bits": 1e9, **options})
             require(False, f"{options} is taken")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The emulated cluster of benchmarks/network: cluster_test.py. Ends with 77 where it cannot be built."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -26,22 +27,38 @@ def ranks_stand_on_their_machines() -> None:
     require(is_gone(), "a cluster was left behind")
 
 
-def counters_count_what_is_sent() -> None:
-    count = 2_000_000
-    receive = ("import socket; s = socket.create_server(('10.77.0.1', 7000)); c = s.accept()[0]; n = 0\n"
+def send_over(machines: "cluster.Cluster", count: int) -> "cluster.Counters":
+    """Machine 0 sends so many bytes by TCP to machine 1; what that one has counted meanwhile."""
+    receive = ("import socket; s = socket.create_server(('10.77.0.2', 7000)); c = s.accept()[0]; n = 0\n"
                "while d := c.recv(65536): n += len(d)\nprint(n)")
     send = ("import socket, time\nfor _ in range(100):\n  try: c = socket.create_connection(('10.77.0.2', 7000)); break\n"
             f"  except OSError: time.sleep(0.1)\nc.sendall(bytes({count}))")
-    with cluster.Cluster(2, 1e9) as machines:
-        before = machines.counters(1)
-        receiver = subprocess.Popen(machines.command_on(1, "python3", "-c", receive.replace("10.77.0.1", "10.77.0.2")),
-                                    stdout=subprocess.PIPE, text=True)
-        subprocess.run(machines.command_on(0, "python3", "-c", send), check=True, timeout=60)
-        said, _ = receiver.communicate(timeout=60)
-        counted = machines.counters(1).since(before)
-    payload = counted.received_bytes - 66 * counted.received_packets
+    before = machines.counters(1)
+    receiver = subprocess.Popen(machines.command_on(1, "python3", "-c", receive), stdout=subprocess.PIPE, text=True)
+    subprocess.run(machines.command_on(0, "python3", "-c", send), check=True, timeout=60)
+    said, _ = receiver.communicate(timeout=60)
     require(int(said) == count, f"{said} bytes arrived")
+    return machines.counters(1).since(before)
+
+
+def counters_count_what_is_sent() -> None:
+    count = 2_000_000
+    with cluster.Cluster(2, 1e9) as machines:
+        counted = send_over(machines, count)
+    payload = counted.received_bytes - 66 * counted.received_packets
     require(abs(payload / count - 1) < 0.02, f"{payload} bytes were counted of {count}")
+
+
+def links_count_headers_of_packets_that_a_card_makes() -> None:
+    count, packet_payload, packet = 20_000_000, 1448, 1514
+    for offload in (False, True):
+        with cluster.Cluster(2, 1e9, offload=offload) as machines:
+            counted = send_over(machines, count)
+            queue = json.loads(cluster.sh("tc", "-n", f"{cluster.PREFIX}0", "-s", "-j", "qdisc", "show", "dev", "eth0"))[0]
+        wire = count / packet_payload * packet
+        require(abs(queue["bytes"] / wire - 1) < 0.02, f"offload {offload}: {queue['bytes']} bytes limited of {wire:.0f}")
+        mean = counted.received_bytes / counted.received_packets
+        require((mean > 2 * packet) == offload, f"offload {offload}: {mean:.0f} bytes at once")
 
 
 def interruption_leaves_nothing(number: signal.Signals) -> None:
@@ -63,6 +80,7 @@ def main() -> None:
     skip_without_clusters()
     ranks_stand_on_their_machines()
     counters_count_what_is_sent()
+    links_count_headers_of_packets_that_a_card_makes()
     interruption_leaves_nothing(signal.SIGTERM)
     interruption_leaves_nothing(signal.SIGKILL)
 
