@@ -10,20 +10,21 @@ namespace resnet50_ps {
 namespace {
 
 // To one receiver at a time: enough to keep a link busy, and few for MPI to look through.
-constexpr std::size_t pieces_in_flight = 8;
+constexpr std::size_t least_pieces_in_flight = 8;
+constexpr std::size_t bytes_in_flight = std::size_t{2} << 20;
 constexpr std::chrono::milliseconds longest_turn{100};
 
 using segments = std::vector<std::span<const std::byte>>;
 
 // The segments, cut wherever a piece is full.
-std::vector<segments> pieces_of(byte_segments bytes) {
+std::vector<segments> pieces_of(byte_segments bytes, std::size_t piece_bytes) {
   std::vector<segments> pieces;
   std::size_t room = 0;
   for (auto rest : bytes) {
     while (!rest.empty()) {
       if (room == 0) {
         pieces.emplace_back();
-        room = mpi_piece_bytes;
+        room = piece_bytes;
       }
       const std::size_t count = std::min(room, rest.size());
       pieces.back().push_back(rest.first(count));
@@ -70,9 +71,9 @@ class mpi_outgoing::piece_type {
 };
 
 mpi_outgoing::mpi_outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind,
-                           payload what)
-    : communicator_(communicator), announced_{kind, what.size_bytes()}, what_(std::move(what)) {
-  for (const segments& piece : pieces_of(what_.segments())) pieces_.emplace_back(piece);
+                           payload what, std::size_t piece_bytes)
+    : communicator_(communicator), announced_{kind, piece_bytes, what.size_bytes()}, what_(std::move(what)) {
+  for (const segments& piece : pieces_of(what_.segments(), piece_bytes)) pieces_.emplace_back(piece);
   receivers_.reserve(to.size());
   for (const std::size_t rank : to) receivers_.push_back({.rank = rank});
   begin_next();
@@ -141,8 +142,12 @@ void mpi_outgoing::begin_next() {
   next.advanced_at = std::chrono::steady_clock::now();
 }
 
+std::size_t mpi_outgoing::pieces_in_flight() const {
+  return std::max(least_pieces_in_flight, bytes_in_flight / announced_.piece_bytes);
+}
+
 void mpi_outgoing::post_pieces(receiver& to) {
-  for (; to.posted < pieces_.size() && to.requests.size() < pieces_in_flight; ++to.posted) {
+  for (; to.posted < pieces_.size() && to.requests.size() < pieces_in_flight(); ++to.posted) {
     check_mpi(MPI_Isend(MPI_BOTTOM, 1, pieces_[to.posted].get(), static_cast<int>(to.rank), mpi_piece_tag,
                         communicator_, &to.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Isend");

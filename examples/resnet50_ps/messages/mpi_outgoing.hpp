@@ -18,6 +18,7 @@ namespace resnet50_ps {
 /// Goes ahead of a message's bytes.
 struct mpi_announcement {
   message_kind kind = message_kind::sign_of_life;
+  std::uint64_t piece_bytes = 0;
   std::uint64_t bytes = 0;
 };
 
@@ -25,6 +26,9 @@ inline constexpr int mpi_announcement_tag = 1;
 inline constexpr int mpi_piece_tag = 2;
 /// MPI 3.1 counts in int, so long messages must go in pieces; these are small enough to show that a slow one moves.
 inline constexpr std::size_t mpi_piece_bytes = std::size_t{1} << 20;
+/// Of a message to the rank from which one comes at the same time. Open MPI halves the rate of both where they are above its eager limit:
+/// docs/decisions/0020-pieces-and-both-ways.md.
+inline constexpr std::size_t mpi_exchanged_piece_bytes = 60'000;
 
 /// What a look at MPI has shown: nothing is on its way; something is; some of it has come or gone since the last look; all of it has.
 enum class mpi_progress { none, moving, advanced, done };
@@ -40,7 +44,8 @@ int complete_some(std::vector<MPI_Request>& requests);
 /// docs/decisions/0034-one-receiver-after-the-other.md. Errors of MPI are link_error.
 class mpi_outgoing {
  public:
-  mpi_outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what);
+  mpi_outgoing(MPI_Comm communicator, std::span<const std::size_t> to, message_kind kind, payload what,
+               std::size_t piece_bytes = mpi_piece_bytes);
   mpi_outgoing(const mpi_outgoing&) = delete;
   mpi_outgoing& operator=(const mpi_outgoing&) = delete;
   ~mpi_outgoing();
@@ -67,6 +72,7 @@ class mpi_outgoing {
   bool is_sent(const receiver& to) const;
   void begin_next();
   void post_pieces(receiver& to);
+  std::size_t pieces_in_flight() const;
 
   MPI_Comm communicator_;
   mpi_announcement announced_;

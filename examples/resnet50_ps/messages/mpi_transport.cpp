@@ -86,7 +86,7 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
 }
 
 void mpi_transport::post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,
-                         const payload& what) {
+                         const payload& what, std::size_t piece_bytes) {
   // One behind the other: the pieces of two messages to the same rank would mix.
   wait_until(
       timeout_of(to), [&] { return finishing(to); },
@@ -94,7 +94,7 @@ void mpi_transport::post(std::list<mpi_outgoing>& among, std::span<const std::si
         lose({to.begin(), to.end()}, "sending to", timeout_of(to));
       });
   for (const std::size_t rank : to) incoming_[rank].is_unanswered = false;
-  among.emplace_back(communicator_, to, kind, what);
+  among.emplace_back(communicator_, to, kind, what, piece_bytes);
 }
 
 void mpi_transport::post_sign_of_life(std::size_t to) {
@@ -153,14 +153,20 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
                      " bytes, more than the " + std::to_string(options_.max_message_bytes) +
                      " that can be meant");
   }
+  const std::size_t piece_bytes = from.announced.piece_bytes;
+  if (total > 0 && (piece_bytes == 0 || piece_bytes > mpi_piece_bytes)) {
+    throw link_error(options_.name_of(from.rank) + " announces a message in pieces of " +
+                     std::to_string(piece_bytes) + " bytes, which are 1 to " +
+                     std::to_string(mpi_piece_bytes));
+  }
   // Not where somebody still has the last message.
   if (!from.bytes || from.bytes.use_count() > 1) from.bytes = std::make_shared<std::vector<std::byte>>();
   from.bytes->resize(total);
   from.requests.clear();
-  for (std::size_t begin = 0; begin < total; begin += mpi_piece_bytes) {
-    check_mpi(MPI_Irecv(from.bytes->data() + begin,
-                        static_cast<int>(std::min(mpi_piece_bytes, total - begin)), MPI_BYTE, rank,
-                        mpi_piece_tag, communicator_, &from.requests.emplace_back(MPI_REQUEST_NULL)),
+  for (std::size_t begin = 0; begin < total; begin += piece_bytes) {
+    check_mpi(MPI_Irecv(from.bytes->data() + begin, static_cast<int>(std::min(piece_bytes, total - begin)),
+                        MPI_BYTE, rank, mpi_piece_tag, communicator_,
+                        &from.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Irecv");
   }
   from.at = total == 0 ? phase::arrived : phase::arriving;
@@ -341,7 +347,7 @@ message mpi_transport::receive_from_any(std::span<const std::size_t> from) {
 
 message mpi_transport::exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) {
   const std::span<const std::size_t> sender(&from, 1);
-  post(outgoing_, {&to, 1}, kind, what);
+  post(outgoing_, {&to, 1}, kind, what, to == from ? mpi_exchanged_piece_bytes : mpi_piece_bytes);
   wait_until(
       options_.exchange_timeout, [&] { return both(sending(), receiving(sender)); },
       [&] {

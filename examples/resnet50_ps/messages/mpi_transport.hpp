@@ -35,13 +35,12 @@ struct mpi_transport_options {
   std::chrono::milliseconds life_period = std::chrono::seconds(1);
 };
 
-/// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody
-/// else's messages are taken for its own. They go in pieces of 1 MiB, sent from where the segments lie, eight
-/// at a time to each receiver. A piece that arrives or has gone is a sign of progress, so a slow network does
-/// not look like a lost peer, and so is a sign of life. That goes to the rank above, which passes it on
-/// upwards and to those below that wait for its answer meanwhile; a message that receive_from_any() takes is
-/// passed on as one. Several receivers get a message one after the other, and signs of life until their turn. Every wait sleeps between looks, since Open MPI's own waits spin and would take the
-/// cores from the workers on the same machine.
+/// Messages of any length between the ranks of a communicator, of which it makes a duplicate, so that nobody else's messages are taken for
+/// its own. They go in pieces of 1 MiB, in an exchange with one rank of 60,000 bytes, sent from where the segments lie, at least eight at a
+/// time to each receiver. A piece that arrives or has gone is a sign of progress, so a slow network does not look like a lost peer, and so is
+/// a sign of life. That goes to the rank above, which passes it on upwards and to those below that wait for its answer meanwhile; a message
+/// that receive_from_any() takes is passed on as one. Several receivers get a message one after the other, and signs of life until their turn.
+/// Every wait sleeps between looks, since Open MPI's own waits spin and would take the cores from the workers on the same machine.
 class mpi_transport : public transport {
  public:
   /// All ranks of the communicator make one.
@@ -80,7 +79,7 @@ class mpi_transport : public transport {
   };
 
   void post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,
-            const payload& what);
+            const payload& what, std::size_t piece_bytes = mpi_piece_bytes);
   void post_sign_of_life(std::size_t to);
   void pass_on_life(std::size_t from);
   progress advance(incoming& from);

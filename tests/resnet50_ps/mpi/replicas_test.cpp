@@ -9,6 +9,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -842,14 +843,15 @@ TEST_CASE("mpi: who waits for its turn hears that the sender lives") {
     // With MPI alone, which leaves it to this rank when a piece moves: the communicator is the transport's.
     MPI_Comm of_transport = MPI_COMM_NULL;
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
-    std::array<std::uint64_t, 2> announced{};
-    check_mpi(MPI_Recv(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport, MPI_STATUS_IGNORE),
+    mpi_announcement announced;
+    check_mpi(MPI_Recv(&announced, sizeof announced, MPI_BYTE, 0, mpi_announcement_tag, of_transport,
+                       MPI_STATUS_IGNORE),
               "MPI_Recv");
     std::vector<std::byte> piece(piece_bytes);
     for (int k = 0; k < pieces; ++k) {
       std::this_thread::sleep_for(std::chrono::milliseconds(80));
-      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, 2, of_transport,
-                         MPI_STATUS_IGNORE),
+      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, mpi_piece_tag,
+                         of_transport, MPI_STATUS_IGNORE),
                 "MPI_Recv");
     }
     check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
@@ -895,21 +897,94 @@ TEST_CASE("mpi: a message that goes slowly is progress to who waits for its end,
   // With MPI alone, which leaves it to this rank when a piece moves: the communicator is the transport's.
   MPI_Comm of_transport = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
-  std::array<std::uint64_t, 2> announced{};
+  mpi_announcement announced;
   std::vector<std::byte> piece(piece_bytes);
   for (int message = 0; message < messages; ++message) {
-    check_mpi(MPI_Recv(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport, MPI_STATUS_IGNORE),
+    check_mpi(MPI_Recv(&announced, sizeof announced, MPI_BYTE, 0, mpi_announcement_tag, of_transport,
+                       MPI_STATUS_IGNORE),
               "MPI_Recv");
     for (int k = 0; k < pieces; ++k) {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
-      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, 2, of_transport,
-                         MPI_STATUS_IGNORE),
+      check_mpi(MPI_Recv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, 0, mpi_piece_tag,
+                         of_transport, MPI_STATUS_IGNORE),
                 "MPI_Recv");
     }
   }
-  announced = {static_cast<std::uint64_t>(message_kind::report), 0};
-  check_mpi(MPI_Send(announced.data(), sizeof announced, MPI_BYTE, 0, 1, of_transport), "MPI_Send");
+  announced = {.kind = message_kind::report};
+  check_mpi(MPI_Send(&announced, sizeof announced, MPI_BYTE, 0, mpi_announcement_tag, of_transport),
+            "MPI_Send");
   check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
+}
+
+TEST_CASE("mpi: an exchange has pieces below the eager limit, a message one way long ones") {
+  if (ranks() != 2) return;
+  constexpr std::size_t bytes = 2 * mpi_exchanged_piece_bytes + 1;
+  const payload what(std::vector<std::byte>(bytes, std::byte{7}));
+  if (rank_of_this() == 0) {
+    constexpr std::size_t other = 1;
+    mpi_transport transport(MPI_COMM_WORLD,
+                            {.max_message_bytes = bytes,
+                             .timeout_of = [](std::size_t) { return std::chrono::seconds(10); },
+                             .exchange_timeout = std::chrono::seconds(10),
+                             .name_of = name_of});
+    const message came = transport.exchange(1, message_kind::report, what, 1);
+    REQUIRE(came.bytes.size() == bytes);
+    REQUIRE(std::ranges::all_of(came.bytes, [](std::byte each) { return each == std::byte{7}; }));
+    transport.send({&other, 1}, message_kind::report, what);
+    return;
+  }
+  // With MPI alone, which says what length each piece has: the communicator is the transport's.
+  MPI_Comm of_transport = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
+  const auto receive = [&] {
+    mpi_announcement announced;
+    check_mpi(MPI_Recv(&announced, sizeof announced, MPI_BYTE, 0, mpi_announcement_tag, of_transport,
+                       MPI_STATUS_IGNORE),
+              "MPI_Recv");
+    std::vector<std::byte> piece(bytes);
+    std::vector<int> lengths;
+    for (std::size_t come = 0; come < announced.bytes; come += static_cast<std::size_t>(lengths.back())) {
+      MPI_Status of_piece;
+      check_mpi(MPI_Recv(piece.data(), static_cast<int>(bytes), MPI_BYTE, 0, mpi_piece_tag, of_transport,
+                         &of_piece),
+                "MPI_Recv");
+      check_mpi(MPI_Get_count(&of_piece, MPI_BYTE, &lengths.emplace_back()), "MPI_Get_count");
+    }
+    return lengths;
+  };
+  const mpi_announcement own = {message_kind::report, bytes, bytes};
+  check_mpi(MPI_Send(&own, sizeof own, MPI_BYTE, 0, mpi_announcement_tag, of_transport), "MPI_Send");
+  const std::vector<std::byte> one_piece(bytes, std::byte{7});
+  check_mpi(MPI_Send(one_piece.data(), static_cast<int>(bytes), MPI_BYTE, 0, mpi_piece_tag, of_transport),
+            "MPI_Send");
+  constexpr int full = mpi_exchanged_piece_bytes;
+  CHECK(receive() == std::vector<int>{full, full, 1});
+  CHECK(receive() == std::vector<int>{static_cast<int>(bytes)});
+  check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
+}
+
+TEST_CASE("mpi: a message in pieces of no bytes, or of too many, is refused by name") {
+  if (ranks() != 2) return;
+  for (const std::size_t piece_bytes : {std::size_t{0}, mpi_piece_bytes + 1}) {
+    if (rank_of_this() == 0) {
+      constexpr std::size_t other = 1;
+      mpi_transport transport(MPI_COMM_WORLD,
+                              {.max_message_bytes = 100,
+                               .timeout_of = [](std::size_t) { return std::chrono::seconds(10); },
+                               .exchange_timeout = std::chrono::seconds(10),
+                               .name_of = name_of});
+      REQUIRE_THROWS_WITH(transport.receive_from_any({&other, 1}),
+                          name_of(1) + " announces a message in pieces of " + std::to_string(piece_bytes) +
+                              " bytes, which are 1 to 1048576");
+      continue;
+    }
+    MPI_Comm of_transport = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &of_transport), "MPI_Comm_dup");
+    const mpi_announcement announced = {message_kind::report, piece_bytes, 100};
+    check_mpi(MPI_Send(&announced, sizeof announced, MPI_BYTE, 0, mpi_announcement_tag, of_transport),
+              "MPI_Send");
+    check_mpi(MPI_Comm_free(&of_transport), "MPI_Comm_free");
+  }
 }
 
 TEST_CASE("mpi: workers wait at the end for one that is slow as long as that is heard, timeout or not") {
