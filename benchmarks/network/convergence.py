@@ -67,7 +67,7 @@ def train(run: Run) -> None:
     shutil.rmtree(run.output(), ignore_errors=True)
     try:
         run_in_group(["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--quiet",
-                      "-n", str(1 + run.given.workers), run.given.program, *run.arguments(),
+                      "-n", str(run.setting.servers + run.given.workers), run.given.program, *run.arguments(),
                       "--output", str(run.output())], LONGEST_RUN_SECONDS)
     except RuntimeError as error:
         if not run.has_begun():

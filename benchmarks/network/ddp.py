@@ -82,7 +82,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     shapes = [shape for _, shape in layers_of(given.model)]
     network = PacedNetwork(shapes, Profile(given.replay, len(shapes)), given.compute_seconds)
-    recording = Recording(given.replay, dist.get_rank(), shapes)
+    recording = Recording(given.replay, dist.get_rank(), shapes, or_zeros=given.hook != "powersgd")
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)  # so small that what is replayed does not make numbers grow
     network.pace.interpreter_seconds = interpreter_seconds(network, optimizer, recording)
     bucket_mb = ONE_BUCKET_MB if given.hook == "powersgd" else given.bucket_mb

@@ -18,7 +18,7 @@ import plots
 import report
 from cluster import Cluster, Counters
 from report import Result
-from settings import QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
+from settings import PAPER_RATES, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
 
 MODEL_CLASSES = 1000  # as in the paper: 25,557,032 parameters
 HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
@@ -90,7 +90,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./benchmarks/network/run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="some rows in the first topology at 1 Gb/s alone")
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of every link, each way")
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=PAPER_RATES, help="of every link, each way")
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=["first", "second"],
                         help="first: a server machine and two machines of two workers; second: four machines of two "
                              "workers, the server on one of them; pair: a server and a worker")

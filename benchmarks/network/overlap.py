@@ -19,10 +19,10 @@ import overlap_paper
 import overlap_report
 import overlap_timeline
 from cluster import Cluster
-from experiment import commit, first_line, machine
+from experiment import commit, machine
 from links import QUEUE_MS
 from overlap_report import Result, Turn
-from overlap_rows import BY_RATIO, FIRST_TABLE, QUICK_ROWS, ROWS, Cell, Row, cell_of_ratio, possible
+from overlap_rows import NETWORKS, ROWS, TABLES, Cell, Row, cell_of_ratio, possible
 from overlap_runs import calibrate, drift, python_with_torch, record, run_ddp, run_harness, run_seconds, steps_of
 from settings import RATES
 
@@ -32,11 +32,11 @@ class Session:
 
     def __init__(self, given: argparse.Namespace):
         self.given = given
-        self.recording = given.output / "gradients"
+        self.recording = given.output / ("gradients" if given.network == "resnet50" else f"gradients-{given.network}")
         self.results = overlap_report.read(given.output)
         self.deadline = time.monotonic() + 60 * given.budget_minutes if given.budget_minutes else float("inf")
         self.python = python_with_torch(given.torch_python)
-        self.environment = {**machine(), "congestion_control": first_line("sysctl", "-n", "net.ipv4.tcp_congestion_control").strip(),
+        self.environment = {**machine(), "congestion_control": "cubic", "segments": "offloaded",
                             "command": command.recorded("overlap")}
 
     def missing(self, cell: Cell, name: str) -> int:
@@ -72,7 +72,7 @@ class Session:
         # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
         queue = None if rate is None or rate >= 1e9 else int(rate / 8 * QUEUE_MS / 1000)
         machines = max(ROWS[name].machines(cell.workers) for name in names)
-        with Cluster(machines, rate, queue_bytes=queue, congestion=None) as cluster:
+        with Cluster(machines, rate, queue_bytes=queue, offload=True) as cluster:
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
                 if self.missing(cell, name) == 0:  # it was refused in this session
@@ -119,6 +119,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compute-seconds", nargs="+", type=float, default=[0.388], help="of a step, paced layer by layer")
     parser.add_argument("--ratios", nargs="+", type=float, metavar="M/C",
                         help="in place of --compute-seconds: by how the bytes of everything over the goodput compare with them; other rows")
+    parser.add_argument("--network", choices=NETWORKS, default="resnet50", help="whose step is played")
+    parser.add_argument("--table", choices=TABLES, help="the rows of a table, in place of --rows")
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help="of " + ", ".join(ROWS))
     parser.add_argument("--steps", type=int, default=5, help="measured in each run of a row; fewer where a step takes long")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each row, one round after another")
@@ -138,7 +140,7 @@ def parse() -> argparse.Namespace:
     if given.quick:
         given.workers, given.rates, given.rounds, given.steps = [2], ["1 Gb/s"], 1, min(given.steps, 5)
     if given.rows is None:
-        given.rows = QUICK_ROWS if given.quick else BY_RATIO if given.ratios else FIRST_TABLE
+        given.rows = TABLES[given.table or ("quick" if given.quick else "ratio" if given.ratios else "first")]
     if given.program and not given.alone:
         given.alone = str(pathlib.Path(given.program).with_name("collectives_alone"))
     return given
@@ -146,8 +148,8 @@ def parse() -> argparse.Namespace:
 
 def cells_of(given: argparse.Namespace) -> list[Cell]:
     if given.ratios:
-        return [cell_of_ratio(w, r, ratio) for r in given.rates for w in given.workers for ratio in given.ratios]
-    return [Cell(w, r, c) for r in given.rates for w in given.workers for c in given.compute_seconds]
+        return [cell_of_ratio(w, r, ratio, given.network) for r in given.rates for w in given.workers for ratio in given.ratios]
+    return [Cell(w, r, c, given.network) for r in given.rates for w in given.workers for c in given.compute_seconds]
 
 
 def rows_of(given: argparse.Namespace, python: str | None) -> list[str]:
@@ -179,7 +181,7 @@ def main() -> None:
             total += seconds
         print(f"together about {total / 60:.0f} min")
         return
-    record(given.program, session.recording, given.recorded_steps)
+    record(given.program, session.recording, given.network, given.recorded_steps)
     if given.prepare:
         return
     if given.timeline:

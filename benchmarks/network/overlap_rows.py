@@ -6,8 +6,8 @@ import dataclasses
 from experiment import GOODPUT_SHARE
 from settings import RATES
 
-ELEMENTS = 25_557_032
-MODEL_BYTES = 4 * ELEMENTS
+# Of benchmarks/models, as the training harness names them.
+NETWORKS = {"resnet50": 4 * 25_557_032, "vgg16": 4 * 138_357_544}  # bytes
 ALPHA_SECONDS = 3e-4  # of lamina::collectives::gigabit_costs
 
 # What a row loses of a sum: rows are compared with rivals that lose no more.
@@ -19,16 +19,22 @@ class Cell:
     workers: int
     rate: str
     compute_seconds: float
+    network: str = "resnet50"
 
     @property
     def name(self) -> str:
-        return f"P = {self.workers}, {self.rate}, C = {self.compute_seconds:.3g} s"
+        network = "" if self.network == "resnet50" else f"{self.network}, "
+        return f"{network}P = {self.workers}, {self.rate}, C = {self.compute_seconds:.3g} s"
+
+    @property
+    def model_bytes(self) -> int:
+        return NETWORKS[self.network]
 
     @property
     def dense_seconds(self) -> float:
         """M: the bytes of an all-reduce of everything over the goodput of a link; 0 where nothing limits it."""
         rate = RATES[self.rate]
-        return 0.0 if rate is None else 8 * 2 * (self.workers - 1) / self.workers * MODEL_BYTES / (rate * GOODPUT_SHARE)
+        return 0.0 if rate is None else 8 * 2 * (self.workers - 1) / self.workers * self.model_bytes / (rate * GOODPUT_SHARE)
 
     @property
     def bucket_bytes(self) -> int:
@@ -39,12 +45,12 @@ class Cell:
         return 1 << (int(min(max(wanted, 64 << 10), 25 << 20)).bit_length() - 1)
 
 
-def cell_of_ratio(workers: int, rate: str, ratio: float) -> Cell:
+def cell_of_ratio(workers: int, rate: str, ratio: float, network: str = "resnet50") -> Cell:
     """The cell whose communication of everything takes `ratio` times its computation, to three digits."""
-    dense = Cell(workers, rate, 0).dense_seconds
+    dense = Cell(workers, rate, 0, network).dense_seconds
     if dense == 0:
         raise ValueError(f"M/C = {ratio:g} needs a limited rate, not {rate}")
-    return Cell(workers, rate, float(f"{dense / ratio:.3g}"))
+    return Cell(workers, rate, float(f"{dense / ratio:.3g}"), network)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +151,12 @@ _BY_RATIO = (
     Row("owners, interleaved", (*DENSE, *OWNERS, "--gathers", "interleaved")),
 )
 
+# Of networks with large fully connected layers.
+_BY_ACTIVATIONS = (
+    Row("owners, activations", (*DENSE, *OWNERS, "--fc-exchange", "activations"), sent_share=0.15),
+    Row("owners, interleaved, activations", (*DENSE, *OWNERS, "--gathers", "interleaved", "--fc-exchange", "activations"), sent_share=0.15),
+)
+
 # A parameter server: whole frames, and steps in parts.
 _BY_SERVER = (
     Row("R = 0.95 server, at_end", SERVER, COMPRESSED, 0.1),
@@ -152,11 +164,19 @@ _BY_SERVER = (
     Row("R = 0.95 server, as_ready, step", (*AS_READY, *STEP), COMPRESSED, 0.1),
 )
 
-ROWS = {row.name: row for row in (*_FIRST, *_BY_RATIO, *_BY_SERVER)}
+ROWS = {row.name: row for row in (*_FIRST, *_BY_RATIO, *_BY_ACTIVATIONS, *_BY_SERVER)}
 FIRST_TABLE = [row.name for row in _FIRST]
 QUICK_ROWS = [ALONE, "plain MPI_Allreduce", "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", NO_OVERLAP,
               "everything, backward", "everything, bf16, backward", "R = 0.95 ahead, step"]
+# Where a step takes long.
+SHORT_TABLE = [ALONE, "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", NO_OVERLAP, "everything, backward",
+               "everything, owners, step", "everything, bf16, backward", "R = 0.95 at_end, no overlap", "R = 0.95 ahead, step",
+               "R = 0.95 ahead, bf16, step", "R = 0.99 in parts, ahead, step"]
 BY_RATIO = [ALONE, NO_OVERLAP, *(row.name for row in _BY_RATIO[:-1]), "everything, owners, step", "owners, interleaved"]
+BY_SERVER = [row.name for row in _BY_SERVER]
+# By what --table says.
+TABLES = {"first": FIRST_TABLE, "short": SHORT_TABLE, "quick": QUICK_ROWS, "ratio": BY_RATIO, "server": BY_SERVER,
+          "activations": [*BY_RATIO, *(row.name for row in _BY_ACTIVATIONS)]}
 
 
 def possible(names: list[str], help_text: str) -> tuple[list[str], list[str]]:

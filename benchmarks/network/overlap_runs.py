@@ -11,7 +11,7 @@ import tempfile
 import torch_ranks
 from cluster import Cluster
 from experiment import MODEL_CLASSES
-from overlap_rows import MODEL_BYTES, Cell, Row
+from overlap_rows import Cell, Row
 
 RECORDED_STEPS = 2  # of those that are recorded: each rank keeps them in memory
 LONGEST_RUN_SECONDS = 3600
@@ -23,13 +23,17 @@ SLOW_STEPS = 3
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def record(program: str, directory: pathlib.Path, steps: int) -> None:
-    """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here."""
+def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:
+    """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here. Of a network that sends
+    everything in all its rows the profile of one step is enough."""
     if (directory / "profile.txt").exists():
         return
     print("Recording gradients and the profile of a step ...", flush=True)
-    subprocess.run([program, "--transport", "inprocess", "--workers", "2", "--runs", "without", "--steps", str(steps),
-                    "--warm-up", "20", "--batch", "8", "--classes", str(MODEL_CLASSES), "--no-evaluation",
+    if network == "resnet50":
+        what = ["--workers", "2", "--steps", str(steps), "--warm-up", "20", "--batch", "8"]
+    else:
+        what = ["--network", network, "--image-size", "224", "--workers", "1", "--steps", "2", "--batch", "4", "--record-steps", "0"]
+    subprocess.run([program, "--transport", "inprocess", "--runs", "without", *what, "--classes", str(MODEL_CLASSES), "--no-evaluation",
                     "--record", str(directory)], check=True, stdout=subprocess.DEVNULL)
     for path in directory.glob("worker-*.f32"):
         if int(path.stem.rsplit("-", 1)[1]) >= RECORDED_STEPS:
@@ -56,7 +60,7 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
                 more: list[str]) -> list[dict]:
     """The steps that count."""
     machines = list(range(row.machines(cell.workers)))
-    options = [*row.options_in(cell), "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording),
+    options = ["--network", cell.network, *row.options_in(cell), "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording),
                "--by-layer", "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6",
                "--classes", str(MODEL_CLASSES), *more]
     with tempfile.TemporaryDirectory() as directory:
@@ -68,14 +72,14 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
     def sent(each: dict) -> float:
         return cell.workers * max(each["sent_up"], each["sent_down"]) if row.has_server else each["sent_up"] + each["sent_down"]
 
-    return [{**{key: each[key] for key in kept if key in each}, "sent_bytes": sent(each) * MODEL_BYTES} for each in found]
+    return [{**{key: each[key] for key in kept if key in each}, "sent_bytes": sent(each) * cell.model_bytes} for each in found]
 
 
 def run_ddp(python: str, row: Row, cell: Cell, cluster: Cluster, steps: int, recording: pathlib.Path) -> tuple[list[dict], str]:
     """The steps that count, and the version of PyTorch."""
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory) / "steps.json"
-        program = [python, str(HERE / "ddp.py"), *row.options_in(cell), "--replay", str(recording),
+        program = [python, str(HERE / "ddp.py"), "--model", cell.network, *row.options_in(cell), "--replay", str(recording),
                    "--compute-seconds", str(cell.compute_seconds), "--warm-up", str(WARM_UP_STEPS), "--steps", str(steps),
                    "--interface", "eth0", "--output", str(output)]
         torch_ranks.run(cell.workers, cluster.address(0), "eth0", lambda rank: cluster.command_on(rank, *program),

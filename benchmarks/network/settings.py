@@ -4,7 +4,9 @@
 import dataclasses
 import pathlib
 
-RATES = {"100 Mb/s": 1e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10, "unlimited": None}
+RATES = {"100 Mb/s": 1e8, "200 Mb/s": 2e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10, "unlimited": None}
+# Of the experiment with a parameter server.
+PAPER_RATES = [name for name in RATES if name != "200 Mb/s"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,10 @@ class Training:
         return self.name.startswith("everything")
 
     @property
+    def servers(self) -> int:
+        return 0 if "allreduce" in self.options else 1
+
+    @property
     def file_name(self) -> str:
         return "".join(each if each.isalnum() or each == "." else "-" for each in self.name)
 
@@ -156,6 +162,10 @@ def _trainings() -> list[Training]:
         Training("R = 0.95, correction", "momentum correction", dropping("--drop-ratio", "0.95", base=corrected)),
         Training("agreed, R = 0.95, correction", "momentum correction",
                  dropping("--drop-ratio", "0.95", *agreed, base=corrected)),
+        Training("R = 0.95, correction, as_ready", "when layers are chosen",
+                 dropping("--drop-ratio", "0.95", "--decide", "as_ready", base=corrected)),
+        Training("agreed, R = 0.95, correction, ahead", "when layers are chosen",
+                 dropping("--drop-ratio", "0.95", *agreed, "--topology", "allreduce", "--decide", "ahead", base=corrected)),
         Training("agreed, R = 0.95, parts", "parts and warm-up of R",
                  dropping("--drop-ratio", "0.95", "--part-elements", "65536", *agreed)),
         Training("agreed, R = 0.99, warm-up", "parts and warm-up of R",
