@@ -93,6 +93,29 @@ TEST_CASE("executor: messages of the channel's other users are none of its own")
   CHECK(errors == std::vector<std::string>(2));
 }
 
+// A channel gives the ticket of what has completed last to what is posted next.
+TEST_CASE(
+    "executor: a message of others that completes with its last one is not taken for one of the next round") {
+  memory_network network(2);
+  std::vector<std::byte> of_others(8);
+  std::array<collectives::executor::memory, 2> memories;
+  std::vector<std::vector<float>> elements(2, std::vector<float>(10, 1.0F));
+  std::vector<collectives::executor> executors;
+  for (const std::size_t r : {0U, 1U}) {
+    executors.emplace_back(network.of(r), 1, 10, memories[r]);
+    executors[r].start({.how = collectives::algorithm::ring, .elements = elements[r]});
+  }
+  network.of(0).receive(1, 9, {{}, of_others});
+  network.of(1).send(0, 9, {{}, of_others});
+  for (int turn = 0; turn < 10; ++turn) {
+    for (const std::size_t r : {1U, 0U}) executors[r].advance();
+  }
+  for (const std::size_t r : {0U, 1U}) {
+    CHECK_FALSE(executors[r].is_running());
+    CHECK(elements[r] == std::vector<float>(10, 2.0F));
+  }
+}
+
 TEST_CASE("engine: one that has begun no step leaves its channel to the next") {
   const collectives::plan plan = plan_for(model_of({50, 50}), 2, {});
   for (const auto by : {progress_by::thread, progress_by::caller}) {

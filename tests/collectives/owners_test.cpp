@@ -377,6 +377,21 @@ TEST_CASE("owners: a rank without them is named, and an update that throws ends 
   CHECK_FALSE(thrown[0].empty());
 }
 
+TEST_CASE("owners: what an update throws is thrown again by every later call, whoever moves messages on") {
+  for (const auto by : {collectives::progress_by::thread, collectives::progress_by::caller}) {
+    memory_network network(1);
+    engine own(network.of(0), plan_for(model_of({50}), 1, {}),
+               {.progress = by, .timeout = 5s, .update = [](std::size_t, std::size_t, std::span<float>) {
+                  throw std::domain_error("diverged");
+                }});
+    own.begin_step();
+    own.ready(0, std::vector<float>(50, 1.0F));
+    CHECK(message_of<std::domain_error>([&] { own.drain(); }) == "diverged");
+    CHECK(message_of<std::domain_error>([&] { own.begin_step(); }) == "diverged");
+    CHECK(message_of<std::domain_error>([&] { (void)own.parameters(0); }) == "diverged");
+  }
+}
+
 TEST_CASE("owners: an update that calls its engine is refused, and nobody hangs") {
   const lamina::layout model = model_of({50});
   const collectives::plan plan = plan_for(model, 1, {});

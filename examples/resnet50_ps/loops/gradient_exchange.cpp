@@ -46,7 +46,8 @@ void gradient_exchange::plan(const std::vector<std::size_t>& order,
                              const std::vector<double>& ready_seconds) {
   const auto agreed =
       collectives::agree_on_order(channel_, local_.partition().model(), order, options_.timeout);
-  const auto costs = options_.is_calibrated ? collectives::calibrate(channel_) : collectives::gigabit_costs;
+  const auto costs = options_.is_calibrated ? collectives::calibrate(channel_, {.timeout = options_.timeout})
+                                            : collectives::gigabit_costs;
   collectives::plan_options planned = options_.plan;
   if (options_.interleaves_gathers) planned.ready_seconds = seconds_of_first_worker(ready_seconds);
   begin(collectives::plan(layers_.model(), channel_.ranks(), layers_.order(agreed), layers_.classes(),

@@ -154,10 +154,11 @@ mpi_transport::progress mpi_transport::advance(incoming& from) {
                      " that can be meant");
   }
   const std::size_t piece_bytes = from.announced.piece_bytes;
-  if (total > 0 && (piece_bytes == 0 || piece_bytes > mpi_piece_bytes)) {
+  // Each piece is a request.
+  if (total > 0 && (piece_bytes < mpi_exchanged_piece_bytes || piece_bytes > mpi_piece_bytes)) {
     throw link_error(options_.name_of(from.rank) + " announces a message in pieces of " +
-                     std::to_string(piece_bytes) + " bytes, which are 1 to " +
-                     std::to_string(mpi_piece_bytes));
+                     std::to_string(piece_bytes) + " bytes, which are " +
+                     std::to_string(mpi_exchanged_piece_bytes) + " to " + std::to_string(mpi_piece_bytes));
   }
   // Not where somebody still has the last message.
   if (!from.bytes || from.bytes.use_count() > 1) from.bytes = std::make_shared<std::vector<std::byte>>();

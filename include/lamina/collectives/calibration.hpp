@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/collectives/agreement.hpp"
@@ -19,8 +20,9 @@
 namespace lamina::inline LAMINA_ABI::collectives {
 
 struct calibration_options {
-  std::size_t latency_rounds = 200;                 ///< of 4 bytes
-  std::size_t most_bytes = std::size_t{64} << 20U;  ///< that a rank sends in each of two measurements
+  std::size_t latency_rounds = 200;  ///< of 4 bytes
+  /// That a rank sends in each of two measurements, if a round of sixteen pieces is not more by itself.
+  std::size_t most_bytes = std::size_t{64} << 20U;
   std::size_t least_bytes =
       std::size_t{8} << 20U;  ///< though seconds are over: a limited link gives the first bytes for free
   double seconds = 1;
@@ -71,7 +73,6 @@ class calibrator {
 
  private:
   using clock = std::chrono::steady_clock;
-  static constexpr std::size_t least_rounds = 8;
   static double since(clock::time_point begin) {
     return std::chrono::duration<double>(clock::now() - begin).count();
   }
@@ -90,20 +91,19 @@ class calibrator {
     return since(begin);
   }
 
-  // Seconds a byte, the median after the first eighth of the bytes. All ranks stop in the same round, when rank 0 says that time is over.
+  // Seconds a byte, the median after the first eighth of the rounds. All ranks stop in the same round, when rank 0 says that time is over.
   double rate(std::size_t to, std::size_t from, std::size_t piece) {
     const std::size_t bytes = piece * pieces_of_a_round;
-    const std::size_t rounds = std::max(least_rounds, options_.most_bytes / bytes);
-    const std::size_t least = std::min(rounds, std::max(least_rounds, options_.least_bytes / bytes));
+    const std::size_t rounds = std::max(std::size_t{1}, options_.most_bytes / bytes);
+    const std::size_t least = options_.least_bytes / bytes;
     std::vector<double> seconds;
     const auto begin = clock::now();
     for (std::size_t k = 0; k < rounds; ++k) {
       seconds.push_back(exchange(to, from, {piece, pieces_of_a_round}) / static_cast<double>(bytes));
-      if (k + 1 >= least && (k + 1) % least == 0) {
-        std::vector<std::uint32_t> is_over = {since(begin) > options_.seconds ? 1U : 0U};
-        talk_.broadcast(is_over);
-        if (is_over[0] != 0) break;
-      }
+      if (k + 1 < least) continue;
+      std::vector<std::uint32_t> is_over = {since(begin) > options_.seconds ? 1U : 0U};
+      talk_.broadcast(is_over);
+      if (is_over[0] != 0) break;
     }
     seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 8));
     return median(seconds);
@@ -161,9 +161,13 @@ inline void check(const calibration_options& options) {
     own = agree_on_costs(over, own, options.timeout);
   }
   check(own);
-  if (over.ranks() > 1 && options.known_rate > 0 && own.beta_one_way * options.known_rate < 1) {
-    throw calibration_error("beta_one_way was measured as " + std::to_string(own.beta_one_way * 1e9) +
-                            " ns a byte, which is more than the rate of the network allows");
+  if (over.ranks() > 1 && options.known_rate > 0) {
+    for (const auto& [name, beta] :
+         {std::pair("beta_one_way", own.beta_one_way), std::pair("beta_both_ways", own.beta_both_ways)}) {
+      if (beta * options.known_rate >= 1) continue;
+      throw calibration_error(std::string(name) + " was measured as " + std::to_string(beta * 1e9) +
+                              " ns a byte, which is quicker than the rate of the network allows");
+    }
   }
   return rounded(own);
 }

@@ -18,7 +18,8 @@
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 
-/// What a collective takes: the seconds of its rounds, one after the other, each as long as its slowest rank.
+/// What a collective takes: the seconds of its rounds, one after the other, each as long as its slowest rank. Rounds that are under way
+/// together share a link, so their bytes add up; their latencies are counted as well, each of them.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// The constants of a network and its machines, as calibrate() measures them.

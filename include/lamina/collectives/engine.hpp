@@ -396,22 +396,26 @@ class engine {
   }
 
   bool begin_next() {
-    std::span<float> elements;
     collective next;
     {
       const std::lock_guard lock(mutex_);
       if (!is_opened_) {
         if (step_ == 0) return false;
         // All ranks meet in a sum of one element, whatever their plans: what its headers say is compared.
-        elements = {&memory_->opening, 1};
+        next.elements = {&memory_->opening, 1};
       } else {
         if (now_ == tasks_.size() || buckets_[tasks_[now_].bucket].missing > 0) return false;
         const auto [bucket, what] = tasks_[now_];
-        if (summed_ == 0) staging_.open(bucket, [&](std::size_t l) { return layers_[l].now == phase::sent; });
-        elements = staging_.chunk(summed_, what);
-        next = {number_, decision(), step_, what, plan_.buckets()[bucket].how, plan_.payload_of(what), {}};
+        next = {number_, 0, step_, what, plan_.buckets()[bucket].how, plan_.payload_of(what), {}};
       }
-      next.elements = elements;
+    }
+    // Without the mutex, for which ready() would wait as long as the copies take: nobody writes a layer of a complete bucket.
+    if (is_opened_) {
+      if (summed_ == 0) {
+        staging_.open(tasks_[now_].bucket, [&](std::size_t l) { return layers_[l].now == phase::sent; });
+      }
+      next.elements = staging_.chunk(summed_, next.what);
+      next.decision = decision();
     }
     begun_at_ = clock::now();
     patience_.renew(begun_at_);
@@ -438,9 +442,7 @@ class engine {
     if (is_opened_) finish_chunk(ended);
     if (is_last) {
       if (ended.what == operation::reduce_scatter) {
-        updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-        staging_.for_each_own_slice(options_.update);
-        updater_.store({}, std::memory_order_relaxed);
+        update_own_slices();
       }
       record_collective(event_kind::end);
     }
@@ -459,6 +461,20 @@ class engine {
       is_opened_ = true;
     }
     if (is_last) done_.notify_all();
+  }
+  // Also where the update throws: what is called later then throws its error, and no other.
+  void update_own_slices() {
+    struct updating {
+      std::atomic<std::thread::id>& who;
+      explicit updating(std::atomic<std::thread::id>& given) : who(given) {
+        who.store(std::this_thread::get_id(), std::memory_order_relaxed);
+      }
+      ~updating() { who.store({}, std::memory_order_relaxed); }
+      updating(const updating&) = delete;
+      updating& operator=(const updating&) = delete;
+    };
+    const updating now(updater_);
+    staging_.for_each_own_slice(options_.update);
   }
   void finish_chunk(const collective& ended) {
     const auto divided = [&](std::span<float> sums) {

@@ -89,7 +89,11 @@ class executor {
     now_ = what;
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
     end_ = 0;
-    with_place([&] { post_next(); });
+    round_ = 0;
+    with_place([&] {
+      post_next();
+      if (is_running()) round_ = awaited();
+    });
   }
 
   [[nodiscard]] bool is_running() const noexcept { return begin_ < rounds_.size(); }
@@ -105,10 +109,12 @@ class executor {
     bool has_moved = false;
     with_place([&] {
       const std::span<const completion> done = channel_.progress();
-      for (const completion& each : done) take(each);
       has_moved = !done.empty();
+      // All before the next round is posted, which may get a ticket of theirs.
+      bool has_taken = false;
+      for (const completion& each : done) has_taken |= take(each);
+      if (has_taken) go_on();
     });
-    if (has_moved && is_running()) round_ = awaited();
     return has_moved;
   }
 
@@ -203,13 +209,13 @@ class executor {
       for (std::size_t k = begin_; k < end_; ++k) post_receive(k);
       for (std::size_t k = begin_; k < end_; ++k) post_send(k);
     } while (!has_open_messages());
-    round_ = begin_;
   }
   [[nodiscard]] std::size_t piece_of(const round& now) const {
     const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
     return elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way, element_bytes());
   }
   void post_receive(std::size_t index) {
+    round_ = index;
     const round& now = rounds_[index];
     if (!now.receive) return;
     const std::size_t piece = piece_of(now);
@@ -228,6 +234,7 @@ class executor {
     }
   }
   void post_send(std::size_t index) {
+    round_ = index;
     const round& now = rounds_[index];
     if (!now.send) return;
     const std::size_t piece_bytes = piece_of(now) * element_bytes();
@@ -243,9 +250,10 @@ class executor {
     }
   }
 
-  void take(const completion& done) {
+  // Whether it is one of this executor's messages, and not of the channel's other users.
+  bool take(const completion& done) {
     const role of = std::exchange(roles_[done.which], role());
-    if (of.what == role::nobody) return;  // a message of the channel's other users
+    if (of.what == role::nobody) return false;
     if (of.what == role::sent) {
       --open_sends_;
     } else {
@@ -254,10 +262,15 @@ class executor {
       piece.done = done;
       piece.has_arrived = true;
     }
+    return true;
+  }
+  void go_on() {
     settle();
-    if (has_open_messages()) return;
-    fold();
-    post_next();
+    if (!has_open_messages()) {
+      fold();
+      post_next();
+    }
+    if (is_running()) round_ = awaited();
   }
   // The round that is waited for: of those under way the first of which something is to come, else to leave.
   [[nodiscard]] std::size_t awaited() const {

@@ -23,7 +23,13 @@ struct LAMINA_VISIBLE linear_pass final : torch::CustomClassHolder {
   torch::Tensor input;  // rows x inputs
   torch::Tensor
       error;  // rows x outputs: the loss's gradient by the output; undefined before the backward pass
+  const char* refusal = nullptr;  // why it must have no backward pass, if so
 };
+
+inline constexpr const char* second_backward =
+    "a gathered_linear has two backward passes before set_gradients(): its error is of one";
+inline constexpr const char* second_forward =
+    "a gathered_linear has two forward passes before a backward pass: its input is of the last one";
 
 /// x -> x W^T + b, whose backward keeps the error in place of making gradients of W and b. These are told undefined gradients, so that their
 /// hooks run where they would.
@@ -41,10 +47,8 @@ struct LAMINA_VISIBLE linear_function : torch::autograd::Function<linear_functio
     const auto pass =
         c10::static_intrusive_pointer_cast<linear_pass>(context->saved_data["pass"].toCapsule());
     const torch::Tensor weight = context->get_saved_variables()[0];
-    if (pass->error.defined()) {
-      throw std::logic_error(
-          "a gathered_linear has two backward passes before set_gradients(): its error is of one");
-    }
+    if (pass->error.defined()) throw std::logic_error(second_backward);
+    if (pass->refusal != nullptr) throw std::logic_error(pass->refusal);
     pass->error = of_output[0].detach().reshape({-1, weight.size(0)}).contiguous();
     torch::Tensor of_input;
     if (context->saved_data["has_input_gradient"].toBool()) of_input = of_output[0].matmul(weight);
@@ -79,7 +83,8 @@ class LAMINA_VISIBLE gathered_linear_impl : public gated_impl<torch::nn::LinearI
   [[nodiscard]] std::size_t rows() const noexcept { return rows_; }
 
   /// Throws std::invalid_argument while it gathers, naming both numbers, for another number of rows than gather() was told, and for an input
-  /// that is not float32 on the CPU; std::logic_error from backward() for a second pass before set_gradients().
+  /// that is not float32 on the CPU; std::logic_error from backward() for a second pass before set_gradients(), and of a pass that another forward
+  /// pass has followed.
   torch::Tensor forward(const torch::Tensor& input) {
     if (rows_ == 0 || !is_training() || !torch::GradMode::is_enabled()) return gated_impl::forward(input);
     wait_at_gate();
@@ -91,11 +96,17 @@ class LAMINA_VISIBLE gathered_linear_impl : public gated_impl<torch::nn::LinearI
                                   " rows and is given " + std::to_string(as_rows.size(0)) +
                                   ": all ranks must have the same");
     }
-    if (!pass_ || !pass_->error.defined()) pass_ = c10::make_intrusive<detail::linear_pass>();
+    const auto pass = c10::make_intrusive<detail::linear_pass>();
     // A copy: who has the input may write it before the backward pass.
-    pass_->input = as_rows.clone(torch::MemoryFormat::Contiguous);
+    pass->input = as_rows.clone(torch::MemoryFormat::Contiguous);
+    if (pass_ && pass_->error.defined()) {
+      pass->refusal = detail::second_backward;
+    } else {
+      if (pass_) pass_->refusal = detail::second_forward;
+      pass_ = pass;
+    }
     const auto shift = bias.defined() ? torch::optional<torch::Tensor>(bias) : torch::nullopt;
-    return detail::linear_function::apply(input, weight, shift, pass_);
+    return detail::linear_function::apply(input, weight, shift, pass);
   }
 
   /// Leaves what a training pass with this input, rows x n_in, and this error of its output, rows x n_out, would leave: for what replays

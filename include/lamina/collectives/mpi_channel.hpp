@@ -36,7 +36,8 @@ LAMINA_VISIBLE inline std::mutex& mpi_mutex() {
 }
 
 /// Messages over MPI, on a communicator of their own. MPI moves nothing on unless it is called: progress() does, and an engine's thread
-/// calls it. Every call is made under mpi_mutex(), which is held for that one call and never while something is waited for.
+/// calls it. Every call is made under mpi_mutex(), which is held for that one call and never while something is waited for, but where a
+/// channel begins and ends: all ranks make and destroy theirs while no engine of another channel has work.
 class mpi_channel final : public channel {
  public:
   /// Collective: all ranks of `communicator` make one at the same time. Throws std::runtime_error where MPI was begun with a level of

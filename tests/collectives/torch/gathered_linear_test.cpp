@@ -139,6 +139,23 @@ TEST_CASE("gathered_linear: an input that is written after the pass is kept as i
   REQUIRE(std::memcmp(own->hidden->inputs().data(), kept.data_ptr(), kept.nbytes()) == 0);
 }
 
+TEST_CASE(
+    "gathered_linear: of two forward passes before a backward pass the last one counts, and the first is "
+    "refused") {
+  network own = make_network(false);
+  own->gather(rows);
+  const torch::Tensor first = own(batch_of(0, false)).sum();
+  const torch::Tensor last = own(batch_of(1, false)).sum();
+  REQUIRE(contains(message_of<std::logic_error>([&] { first.backward(); }),
+                   "two forward passes before a backward pass"));
+  last.backward();
+  const torch::Tensor kept = batch_of(1, false);
+  REQUIRE(std::memcmp(own->hidden->inputs().data(), kept.data_ptr(), kept.nbytes()) == 0);
+  // What comes before the gradients are taken leaves them as they are.
+  (void)own(batch_of(0, false));
+  REQUIRE(std::memcmp(own->hidden->inputs().data(), kept.data_ptr(), kept.nbytes()) == 0);
+}
+
 TEST_CASE("gathered_linear: a pass that is replayed leaves what was given") {
   network own = make_network(false);
   const torch::Tensor x = torch::randn({rows, 8});
