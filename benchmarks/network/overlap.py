@@ -20,10 +20,10 @@ import overlap_report
 import overlap_timeline
 from cluster import Cluster
 from experiment import commit, machine
-from links import QUEUE_MS
 from overlap_report import Result, Turn
 from overlap_rows import NETWORKS, ROWS, TABLES, Cell, Row, cell_of_ratio, possible
-from overlap_runs import calibrate, drift, python_with_torch, record, run_ddp, run_harness, run_seconds, steps_of
+from overlap_runs import (EMULATION, calibrate, cluster_of, drift, python_with_torch, record, run_ddp, run_harness, run_seconds,
+                          steps_of)
 from settings import RATES
 
 
@@ -36,8 +36,7 @@ class Session:
         self.results = overlap_report.read(given.output)
         self.deadline = time.monotonic() + 60 * given.budget_minutes if given.budget_minutes else float("inf")
         self.python = python_with_torch(given.torch_python)
-        self.environment = {**machine(), "congestion_control": "cubic", "segments": "offloaded",
-                            "command": command.recorded("overlap")}
+        self.environment = {**machine(), **EMULATION, "command": command.recorded("overlap")}
 
     def missing(self, cell: Cell, name: str) -> int:
         """Turns of a row that are to be run; those of a row that was refused are not tried again."""
@@ -68,11 +67,7 @@ class Session:
         rounds = [[name for name in names if self.missing(cell, name) > turn] for turn in range(self.given.rounds)]
         if not any(rounds):
             return True
-        rate = RATES[cell.rate]
-        # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
-        queue = None if rate is None or rate >= 1e9 else int(rate / 8 * QUEUE_MS / 1000)
-        machines = max(ROWS[name].machines(cell.workers) for name in names)
-        with Cluster(machines, rate, queue_bytes=queue, offload=True) as cluster:
+        with cluster_of(max(ROWS[name].machines(cell.workers) for name in names), cell.rate) as cluster:
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
                 if self.missing(cell, name) == 0:  # it was refused in this session

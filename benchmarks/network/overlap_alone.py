@@ -10,7 +10,9 @@ import time
 
 import torch_ranks
 from cluster import Cluster
-from overlap_runs import HERE, LONGEST_RUN_SECONDS, mpirun, python_with_torch
+from experiment import commit
+from overlap_rows import all_reduce_seconds
+from overlap_runs import EMULATION, HERE, LONGEST_RUN_SECONDS, cluster_of, mpirun, python_with_torch
 from settings import RATES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -20,6 +22,7 @@ LONG_SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 10
 TUNED = {"MPI_Allreduce, recursive doubling": 3, "MPI_Allreduce, ring": 4, "MPI_Allreduce, Rabenseifner": 6}
 RIVALS = ("MPI_Allreduce", *TUNED, "MPI_Iallreduce", "gloo")
 TIE_SHARE = 0.02
+MARK = " **!**"
 
 
 def _lines(text: str) -> list[dict]:
@@ -41,14 +44,22 @@ def _over_gloo(python: str, cluster: Cluster, options: list[str]) -> list[dict]:
 
 def measure(program: str, python: str | None, ranks: int, rate: str, sizes: list[int], seconds: float) -> list[dict]:
     options = ["--sizes", *map(str, sizes), "--seconds", str(seconds)]
-    with Cluster(ranks, RATES[rate], offload=True) as cluster:
+    with cluster_of(ranks, rate) as cluster:
         found = _over_mpi(program, cluster, options, [])
         for name, number in TUNED.items():
             tuned = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", str(number)]
             found += [{**line, "way": name} for line in _over_mpi(program, cluster, [*options, "--ways", "MPI_Allreduce"], tuned)]
         if python is not None:
             found += _over_gloo(python, cluster, options)
-    return [{"ranks": ranks, "rate": rate, "load": os.getloadavg()[0], **line} for line in found]
+    of_all = {"ranks": ranks, "rate": rate, "load": os.getloadavg()[0], "commit": commit(), **EMULATION}
+    return [{**of_all, **line, "within_burst": is_within_burst(ranks, rate, line)} for line in found]
+
+
+def is_within_burst(ranks: int, rate: str, line: dict) -> bool:
+    """Whether it took less than its bytes over the goodput, as a link lets none pass but those of its full bucket: the seconds are then not
+    of the rate."""
+    sent = line["bytes"] / (2 if "bfloat16" in line["way"] else 1)
+    return line["seconds"] < all_reduce_seconds(ranks, rate, sent)
 
 
 def size_name(size: int) -> str:
@@ -56,17 +67,21 @@ def size_name(size: int) -> str:
 
 
 def table(results: list[dict]) -> str:
-    """A table for each cluster: a row a way, milliseconds by size; where even the best of ours is slower than the best rival it says so."""
+    """A table for each cluster: a row a way, milliseconds by size; where even the best of ours is slower than the best rival it says so, and
+    which seconds are those of a burst."""
     text = ""
     for ranks, rate in dict.fromkeys((each["ranks"], each["rate"]) for each in results):
         here = [each for each in results if (each["ranks"], each["rate"]) == (ranks, rate)]
         sizes = sorted({each["bytes"] for each in here})
         seconds = {(each["way"], each["bytes"]): each["seconds"] for each in here}
+        cells = {(each["way"], each["bytes"]): f"{1e3 * each['seconds']:.3g}{MARK if each['within_burst'] else ''}" for each in here}
         text += f"\n**{ranks} ranks, {rate}**, ms\n\n| | " + " | ".join(map(size_name, sizes)) + " |\n|---|" + "---:|" * len(sizes) + "\n"
         names = list(dict.fromkeys(each["way"] for each in here))
         for name in names:
-            text += f"| {name} | " + " | ".join(f"{1e3 * seconds[name, size]:.3g}" if (name, size) in seconds else "" for size in sizes) + " |\n"
+            text += f"| {name} | " + " | ".join(cells.get((name, size), "") for size in sizes) + " |\n"
         text += "| the best of ours over the best rival | " + " | ".join(_judged(seconds, names, size) for size in sizes) + " |\n"
+        if any(each["within_burst"] for each in here):
+            text += f"\n{MARK.strip()}: less than the bytes over the goodput; a burst passes a link at once\n"
     return text
 
 

@@ -14,6 +14,12 @@ ALPHA_SECONDS = 3e-4  # of lamina::collectives::gigabit_costs
 EXACT, ROUNDED, COMPRESSED = range(3)
 
 
+def all_reduce_seconds(workers: int, rate: str, size: float) -> float:
+    """The bytes of an all-reduce of so many over the goodput of a link; 0 where nothing limits it."""
+    bits = RATES[rate]
+    return 0.0 if bits is None else 8 * 2 * (workers - 1) / workers * size / (bits * GOODPUT_SHARE)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
     workers: int
@@ -32,9 +38,8 @@ class Cell:
 
     @property
     def dense_seconds(self) -> float:
-        """M: the bytes of an all-reduce of everything over the goodput of a link; 0 where nothing limits it."""
-        rate = RATES[self.rate]
-        return 0.0 if rate is None else 8 * 2 * (self.workers - 1) / self.workers * self.model_bytes / (rate * GOODPUT_SHARE)
+        """M: of an all-reduce of everything."""
+        return all_reduce_seconds(self.workers, self.rate, self.model_bytes)
 
     @property
     def bucket_bytes(self) -> int:

@@ -11,7 +11,13 @@ import tempfile
 import torch_ranks
 from cluster import Cluster
 from experiment import MODEL_CLASSES
+from links import QUEUE_MS
 from overlap_rows import Cell, Row
+from settings import RATES
+
+# Of all links of this study, and what results keep of it.
+CONGESTION, OFFLOAD = "cubic", True
+EMULATION = {"congestion_control": CONGESTION, "segments": "offloaded" if OFFLOAD else "packets"}
 
 RECORDED_STEPS = 2  # of those that are recorded: each rank keeps them in memory
 LONGEST_RUN_SECONDS = 3600
@@ -21,6 +27,14 @@ SLOW_STEP_SECONDS = 3.0
 SLOW_STEPS = 3
 
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def cluster_of(machines: int, rate: str) -> Cluster:
+    """Those of this study."""
+    bits = RATES[rate]
+    # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
+    queue = None if bits is None or bits >= 1e9 else int(bits / 8 * QUEUE_MS / 1000)
+    return Cluster(machines, bits, queue_bytes=queue, congestion=CONGESTION, offload=OFFLOAD)
 
 
 def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:

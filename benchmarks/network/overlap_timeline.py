@@ -7,10 +7,8 @@ import pathlib
 import statistics
 
 import plots
-from cluster import Cluster
 from overlap_rows import AHEAD, BACKWARD, DENSE, STEP, Cell, Row
-from overlap_runs import run_harness
-from settings import RATES
+from overlap_runs import cluster_of, run_harness
 
 STEPS = 8
 
@@ -84,7 +82,7 @@ def typical(steps: list[Step]) -> Step:
 
 def run_and_draw(given, recording: pathlib.Path, cell: Cell) -> pathlib.Path:
     drawn = []
-    with Cluster(cell.workers, RATES[cell.rate], offload=True) as cluster:
+    with cluster_of(cell.workers, cell.rate) as cluster:
         for row in DRAWN:
             file = given.output / f"{'-'.join(row.name.replace(',', '').replace('=', '').split())}.json"
             run_harness(given.program, row, cell, cluster, STEPS, recording, ["--timeline", str(file.resolve())])
