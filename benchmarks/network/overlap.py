@@ -18,12 +18,13 @@ import overlap_alone
 import overlap_paper
 import overlap_report
 import overlap_timeline
+import report
 from cluster import Cluster
 from experiment import commit, machine
 from overlap_report import Result, Turn
 from overlap_rows import NETWORKS, ROWS, TABLES, Cell, Row, cell_of_ratio, possible
-from overlap_runs import (EMULATION, calibrate, cluster_of, drift, python_with_torch, record, run_ddp, run_harness, run_seconds,
-                          steps_of)
+from overlap_runs import (EMULATION, calibrate, cluster_of, drift, python_with_torch, record, require_same_emulation, run_ddp,
+                          run_harness, run_seconds, steps_of)
 from settings import RATES
 
 
@@ -34,6 +35,7 @@ class Session:
         self.given = given
         self.recording = given.output / ("gradients" if given.network == "resnet50" else f"gradients-{given.network}")
         self.results = overlap_report.read(given.output)
+        require_same_emulation(given.output, report.runs(given.output))
         self.deadline = time.monotonic() + 60 * given.budget_minutes if given.budget_minutes else float("inf")
         self.python = python_with_torch(given.torch_python)
         self.environment = {**machine(), **EMULATION, "command": command.recorded("overlap")}

@@ -12,7 +12,7 @@ import torch_ranks
 from cluster import Cluster
 from experiment import commit
 from overlap_rows import all_reduce_seconds
-from overlap_runs import EMULATION, HERE, LONGEST_RUN_SECONDS, cluster_of, mpirun, python_with_torch
+from overlap_runs import EMULATION, HERE, LONGEST_RUN_SECONDS, cluster_of, mpirun, python_with_torch, require_same_emulation
 from settings import RATES
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -113,6 +113,7 @@ def main() -> None:
     python = python_with_torch(given.torch_python)
     file, begin = given.output / "alone.json", time.monotonic()
     results = json.loads(file.read_text()) if file.exists() else []
+    require_same_emulation(given.output, results)
     for rate in given.rates:
         for ranks in workers:
             if given.budget_minutes and time.monotonic() - begin > 60 * given.budget_minutes:

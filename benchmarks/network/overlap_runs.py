@@ -37,6 +37,16 @@ def cluster_of(machines: int, rate: str) -> Cluster:
     return Cluster(machines, bits, queue_bytes=queue, congestion=CONGESTION, offload=OFFLOAD)
 
 
+def require_same_emulation(directory: pathlib.Path, runs: list[dict]) -> None:
+    """Throws RuntimeError where some of the directory's had another: their seconds do not stand beside those of this one."""
+    def said(of: dict) -> str:
+        return ", ".join(f"{key} {of.get(key, 'not said')}" for key in EMULATION)
+
+    others = sorted({said(each) for each in runs} - {said(EMULATION)})
+    if others:
+        raise RuntimeError(f"{directory} has runs with {'; '.join(others)}. This one has {said(EMULATION)}: give another --output")
+
+
 def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:
     """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here. Of a network that sends
     everything in all its rows the profile of one step is enough."""

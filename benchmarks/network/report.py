@@ -51,6 +51,12 @@ def read(directory: pathlib.Path, result_of: Callable[[dict], object] = lambda f
         raise RuntimeError(f"{file} is not what this version writes ({error}): remove it, or give another --output") from error
 
 
+def runs(directory: pathlib.Path) -> list[dict]:
+    """The environments of those written there before."""
+    file = directory / "results.json"
+    return json.loads(file.read_text()).get("runs", []) if file.exists() else []
+
+
 def with_result(results: list[Result], result: Result) -> list[Result]:
     """In the order of the settings; it takes the place of an older one of the same row."""
 
@@ -115,12 +121,11 @@ def table(results: list[Result]) -> str:
 
 def write(directory: pathlib.Path, results: list, environment: dict, table_of: Callable[[list], str] = table) -> None:
     """After each row, so that what an interruption cuts short is not lost."""
-    file = directory / "results.json"
-    runs = json.loads(file.read_text()).get("runs", []) if file.exists() else []
-    if environment not in runs:
-        runs.append(environment)
-    text = json.dumps({"runs": runs, "results": [dataclasses.asdict(result) for result in results]}, indent=1)
+    environments = runs(directory)
+    if environment not in environments:
+        environments.append(environment)
+    text = json.dumps({"runs": environments, "results": [dataclasses.asdict(result) for result in results]}, indent=1)
     new = directory / "results.json.new"
     new.write_text(text + "\n")
-    new.replace(file)
+    new.replace(directory / "results.json")
     (directory / "table.md").write_text(table_of(results))

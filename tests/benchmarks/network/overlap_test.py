@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Callable
 from unittest import mock
 
 from here import NETWORK, python_with_matplotlib, require
@@ -127,7 +128,7 @@ def sessions() -> None:
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory)
         kept = [Result(CELL, "everything, step", [turn([1.0])]), Result(CELL, "DDP, bf16_compress_hook", [turn([], refusal="no")])]
-        overlap_report.write(output, kept, {"date": "today"})
+        overlap_report.write(output, kept, {"date": "today", **overlap_runs.EMULATION})
         sys.argv = ["overlap", "--workers", "2", "--rates", "1 Gb/s", "--rounds", "2", "--budget-minutes", "1", "--output", directory]
         session = overlap.Session(overlap.parse())
         require(session.results == kept, "results are not read as they were written")
@@ -139,6 +140,25 @@ def sessions() -> None:
         require([step["total_seconds"] for each in read for step in each.steps] == [1.0, 3.0], f"turns are not kept: {read}")
         require(session.has_time_for(ROWS["everything, step"], CELL), "a quick row does not fit into a minute")
         require(not session.has_time_for(ROWS["everything, step"], Cell(4, "100 Mb/s", 0.4)), "steps of 13 s fit into a minute")
+
+        # Runs of other links are not mixed with those of these, be they one of those there or all.
+        for other, said in (({"congestion_control": "bbr"}, "congestion_control bbr, segments offloaded"),
+                            ({"segments": "packets"}, "congestion_control cubic, segments packets")):
+            overlap_report.write(output, kept, {**overlap_runs.EMULATION, **other})
+            refused(lambda: overlap.Session(overlap.parse()), directory, said)
+            (output / "results.json").unlink()
+        overlap_report.write(output, kept, {"date": "yesterday"})
+        refused(lambda: overlap.Session(overlap.parse()), directory, "congestion_control not said, segments not said")
+
+
+def refused(begin: Callable[[], object], directory: str, said: str) -> None:
+    expected = f"{directory} has runs with {said}. This one has congestion_control cubic, segments offloaded: give another --output"
+    try:
+        begin()
+    except RuntimeError as error:
+        require(str(error) == expected, f"{error}, not {expected}")
+    else:
+        require(False, f"it goes on where runs have {said}")
 
 
 def timelines() -> None:
@@ -192,6 +212,10 @@ def alone() -> None:
     require("| pairwise, bfloat16 | 0.1 **!** |" in text and text.count("**!**") == 2, text)
     require(not overlap_alone.is_within_burst(2, "unlimited", said[0]), "faster than no limit")
     require([overlap_alone.size_name(size) for size in (4096, 1 << 20, 102_228_128)] == ["4 KiB", "1 MiB", "102.2 MB"], "sizes")
+    with tempfile.TemporaryDirectory() as directory:
+        (pathlib.Path(directory) / "alone.json").write_text(json.dumps([{**lines[0], "congestion_control": "bbr"}]))
+        sys.argv = ["overlap", "--program", "program", "--torch-python", "/nonexistent", "--output", directory]
+        refused(overlap_alone.main, directory, "congestion_control bbr, segments offloaded")
 
 
 def paper() -> None:
