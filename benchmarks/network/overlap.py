@@ -150,15 +150,15 @@ def cells_of(given: argparse.Namespace) -> list[Cell]:
 
 
 def rows_of(given: argparse.Namespace, python: str | None) -> list[str]:
-    """Those that the program and this machine have."""
+    """Those that the program, the network and this machine have."""
     names = given.rows
     if python is None:
         print("DDP is left out: no python3 with torch; tools/install_packages python installs it", flush=True)
         names = [name for name in names if not ROWS[name].is_ddp]
     help_text = subprocess.run([given.program, "--help"], capture_output=True, text=True, check=False).stdout
-    names, left_out = possible(names, help_text)
-    for name in left_out:
-        print(f"{name} is left out: the harness has no such options", flush=True)
+    names, left_out = possible(names, help_text, given.network)
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}", flush=True)
     return names
 
 

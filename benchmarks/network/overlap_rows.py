@@ -8,6 +8,7 @@ from settings import RATES
 
 # Of benchmarks/models, as the training harness names them.
 NETWORKS = {"resnet50": 4 * 25_557_032, "vgg16": 4 * 138_357_544}  # bytes
+WITH_GRADIENTS = ("resnet50",)  # of which gradients are recorded; of the others the profile of a step alone
 ALPHA_SECONDS = 3e-4  # of lamina::collectives::gigabit_costs
 
 # What a row loses of a sum: rows are compared with rivals that lose no more.
@@ -78,6 +79,10 @@ class Row:
     @property
     def has_server(self) -> bool:
         return "ps" in self.options
+
+    def lacks_gradients(self, network: str) -> bool:
+        """Whether it goes by numbers that are not recorded: which layers are dropped, or what a matrix of a low rank makes of them."""
+        return network not in WITH_GRADIENTS and ("with" in self.options or "powersgd" in self.options)
 
     def machines(self, workers: int) -> int:
         return 1 if self.is_alone else workers + (1 if self.has_server else 0)
@@ -179,14 +184,21 @@ SHORT_TABLE = [ALONE, "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerS
                "R = 0.95 ahead, bf16, step", "R = 0.99 in parts, ahead, step"]
 BY_RATIO = [ALONE, NO_OVERLAP, *(row.name for row in _BY_RATIO[:-1]), "everything, owners, step", "owners, interleaved"]
 BY_SERVER = [row.name for row in _BY_SERVER]
+# Of networks whose gradients are not recorded, beside DDP.
+DENSE_TABLE = [ALONE, NO_OVERLAP, "DDP as it comes", "DDP, bf16_compress_hook", "DDP, fp16_compress_hook", "everything, backward",
+               "everything, owners, step", "everything, bf16, backward", *(row.name for row in _BY_ACTIVATIONS)]
 # By what --table says.
-TABLES = {"first": FIRST_TABLE, "short": SHORT_TABLE, "quick": QUICK_ROWS, "ratio": BY_RATIO, "server": BY_SERVER,
+TABLES = {"first": FIRST_TABLE, "short": SHORT_TABLE, "quick": QUICK_ROWS, "ratio": BY_RATIO, "server": BY_SERVER, "dense": DENSE_TABLE,
           "activations": [*BY_RATIO, *(row.name for row in _BY_ACTIVATIONS)]}
 
 
-def possible(names: list[str], help_text: str) -> tuple[list[str], list[str]]:
-    """Of rows of the harness those whose options it has, and those that are left out."""
-    def has_all(row: Row) -> bool:
-        return row.is_ddp or all(word in help_text for word in row.options if word.startswith("--"))
+def possible(names: list[str], help_text: str, network: str) -> tuple[list[str], dict[str, str]]:
+    """Rows that can be run, and why the others are left out: the harness must have their options, and the network what they go by."""
+    def mistake_in(row: Row) -> str | None:
+        if row.lacks_gradients(network):
+            return f"no gradients of {network} are recorded"
+        has_all = row.is_ddp or all(word in help_text for word in row.options if word.startswith("--"))
+        return None if has_all else "the harness has no such options"
 
-    return [name for name in names if has_all(ROWS[name])], [name for name in names if not has_all(ROWS[name])]
+    left_out = {name: why for name in names if (why := mistake_in(ROWS[name]))}
+    return [name for name in names if name not in left_out], left_out

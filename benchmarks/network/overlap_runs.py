@@ -12,7 +12,7 @@ import torch_ranks
 from cluster import Cluster
 from experiment import MODEL_CLASSES
 from links import QUEUE_MS
-from overlap_rows import Cell, Row
+from overlap_rows import WITH_GRADIENTS, Cell, Row
 from settings import RATES
 
 # Of all links of this study, and what results keep of it.
@@ -48,12 +48,12 @@ def require_same_emulation(directory: pathlib.Path, runs: list[dict]) -> None:
 
 
 def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:
-    """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here. Of a network that sends
-    everything in all its rows the profile of one step is enough."""
+    """Gradients of two workers of a real run and the profile of a step; of the gradients some are enough here. Of a network all of
+    whose rows send everything the profile of one step is enough."""
     if (directory / "profile.txt").exists():
         return
     print("Recording gradients and the profile of a step ...", flush=True)
-    if network == "resnet50":
+    if network in WITH_GRADIENTS:
         what = ["--workers", "2", "--steps", str(steps), "--warm-up", "20", "--batch", "8"]
     else:
         what = ["--network", network, "--image-size", "224", "--workers", "1", "--steps", "2", "--batch", "4", "--record-steps", "0"]
