@@ -54,6 +54,8 @@ class Cluster:
     offload      TCP hands segments of up to 64 KiB to the links, which count them as the packets that a network card makes of them; else it
                  hands over packets, and the processors of this machine are at their limit at about 4 Gb/s of all links together
 
+    Once it is built, `keeps_order` says whether at the end of every link a connection's packets stay in order, by links.keep_order.
+
     Throws ValueError for what cannot be meant, Unsupported, by name, for what this machine lacks.
     """
 
@@ -78,6 +80,7 @@ class Cluster:
         self.paths = paths
         self.loss = loss
         self.offload = offload
+        self.keeps_order = True  # as far as links are built
         self._set(queue_bytes, tags, congestion, rto_min)
 
     def __enter__(self) -> "Cluster":
@@ -134,7 +137,7 @@ class Cluster:
         sh("ip", "-n", name, "link", "set", device, "up")
         for namespace, end in ((name, device), (SWITCH, port)):
             links.cut_segments(namespace, end, by_card=self.offload)
-            links.keep_order(namespace, end)
+            self.keeps_order &= links.keep_order(namespace, end)
 
     def _configure(self, machine: int, path: int) -> None:
         name, device, port, rate = PREFIX + str(machine), f"eth{path}", self.port(machine, path), self.rates[path]

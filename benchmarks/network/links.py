@@ -55,14 +55,17 @@ def cut_segments(namespace: str, device: str, by_card: bool) -> None:
     _in(namespace, "ethtool", "-K", device, "tso", segments, "gso", segments, "gro", "off", "tx-udp-segmentation", "off")
 
 
-def keep_order(namespace: str, device: str) -> None:
+def keep_order(namespace: str, device: str) -> bool:
     """Each connection's packets go through one processor, as through a wire. Else two processors overtake each other: what arrives out of
-    order counts as lost, and is sent again. Where the kernel cannot, nothing changes."""
+    order counts as lost, and is sent again. Whether the kernel can; where it cannot, nothing changes."""
     everyone = f"{(1 << (os.cpu_count() or 1)) - 1:x}"
     # Masks are written in groups of 32 processors.
     groups = ",".join(re.findall(".{1,8}", everyone.zfill(-(-len(everyone) // 8) * 8)))
-    with contextlib.suppress(RuntimeError):
+    try:
         _in(namespace, "sh", "-c", f"echo {groups} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
+    except RuntimeError:
+        return False
+    return True
 
 
 def burst_bytes(rate_bits: float, is_short: bool) -> int:

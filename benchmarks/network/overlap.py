@@ -70,6 +70,7 @@ class Session:
         if not any(rounds):
             return True
         with cluster_of(max(ROWS[name].machines(cell.workers) for name in names), cell.rate) as cluster:
+            self.environment = {**self.environment, "packet_steering": cluster.keeps_order}
             measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
             for name in (name for each in rounds for name in each):
                 if self.missing(cell, name) == 0:  # it was refused in this session

@@ -51,7 +51,8 @@ def measure(program: str, python: str | None, ranks: int, rate: str, sizes: list
             found += [{**line, "way": name} for line in _over_mpi(program, cluster, [*options, "--ways", "MPI_Allreduce"], tuned)]
         if python is not None:
             found += _over_gloo(python, cluster, options)
-    of_all = {"ranks": ranks, "rate": rate, "load": os.getloadavg()[0], "commit": commit(), **EMULATION}
+    of_all = {"ranks": ranks, "rate": rate, "load": os.getloadavg()[0], "commit": commit(), **EMULATION,
+              "packet_steering": cluster.keeps_order}
     return [{**of_all, **line, "within_burst": is_within_burst(ranks, rate, line)} for line in found]
 
 

@@ -29,7 +29,9 @@ def main() -> None:
                    "--recorded-steps", "2", "--rows", ROW)
         said = run(output, *options)
         require(f"{ROW}: " in said and "is left out" not in said, said)
-        result, = json.loads((pathlib.Path(output) / "results.json").read_text())["results"]
+        written = json.loads((pathlib.Path(output) / "results.json").read_text())
+        (environment,), (result,) = written["runs"], written["results"]
+        require(isinstance(environment["packet_steering"], bool), f"{environment}")
         turn, = result["turns"]
         require(result["row"] == ROW and len(turn["steps"]) == 2, f"{result}")
         require(turn["drift"] >= 0 and turn["costs"]["alpha"] > 0, f"not calibrated: {turn}")
@@ -41,6 +43,7 @@ def main() -> None:
         alone = json.loads((pathlib.Path(output) / "alone.json").read_text())
         ways = {each["way"] for each in alone}
         require({"pairwise", "ring", "tree", "pairwise, bfloat16", "MPI_Allreduce", "MPI_Allreduce, ring", "MPI_Iallreduce"} <= ways, f"{ways}")
+        require(all({"commit", "congestion_control", "segments", "packet_steering", "within_burst"} <= each.keys() for each in alone), f"{alone}")
         require(all(0 < each["least"] <= each["seconds"] <= each["most"] for each in alone), f"{alone}")
 
 
