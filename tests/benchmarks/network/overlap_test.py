@@ -103,6 +103,39 @@ def criteria() -> None:
     require(overlap_report.criteria([result(each.row, each.step_seconds, slower) for each in held[:2]]) == [], "asked at M/C = 2")
 
 
+def criteria_of_cells() -> None:
+    """What is asked of some cells alone, and of each by itself."""
+    def asked(results: list[Result]) -> list[tuple[str, ...]]:
+        return [(cell, holds) for cell, _, _, holds in overlap_report.criteria(results)]
+
+    four, slow, one = Cell(4, "1 Gb/s", 0.388), Cell(4, "100 Mb/s", 0.388), Cell(1, "1 Gb/s", 0.388)
+    for name in ("R = 0.95 ahead, step", "R = 0.95 ahead, backward"):
+        for waited, holds in ((0.029, "yes"), (0.031, "**no**")):
+            found = [result(name, 0.4, cell, exposed_seconds=waited) for cell in (four, slow, CELL)]
+            require(asked(found) == [(four.name, holds)], f"{name} waits {waited} s: {overlap_report.criteria(found)}")
+    require(asked([result("R = 0.95 ahead, step", 0.4, four)]) == [], "judged by what no step says")
+    for seconds, holds in ((1.009, "yes"), (1.011, "**no**")):
+        found = [result(*taken, cell) for cell in (one, CELL) for taken in (("everything, no overlap", 1), ("everything, backward", seconds))]
+        require(asked(found) == [(one.name, holds)], f"{seconds}: {overlap_report.criteria(found)}")
+
+    beside_ddp = ("everything, backward", "everything, step", "everything, ring, backward", "everything, owners, step",
+                  "everything, ring, owners, step", "owners, activations", "owners, interleaved, activations")
+    others = ("everything, bf16, owners, step", "plain MPI_Allreduce")  # of other bits, and a rival
+    for ddps, said in ((["DDP as it comes"], "DDP as it comes"), (["DDP as it comes", "DDP, buckets as ours"], "DDP with the same buckets")):
+        for seconds, holds in ((1.01, "yes"), (1.03, "**no**")):
+            # The last of them counts, and that of another cell does not.
+            found = [result("DDP as it comes", 9, slow), *(result(name, 1 if name == ddps[-1] else 9, four) for name in ddps),
+                     *(result(name, seconds, four) for name in (*beside_ddp, *others))]
+            lines = [line[1:] for line in overlap_report.criteria(found)]
+            require(lines == [(f"{name} not slower than {said}", f"{seconds:.2f} of it", holds) for name in beside_ddp], f"{lines}")
+
+    exact, wrong = ({"exposed_seconds": 0.5, "predicted_exposed_seconds": predicted} for predicted in (0.5, 0.9))
+    found = [result("everything, backward", 1, four, **exact), result("everything, step", 1, four, **exact),
+             result("everything, backward", 1, slow, **exact), result("everything, step", 1, slow, **wrong)]
+    lines = overlap_report.criteria(found)
+    require([(line[0], *line[2:]) for line in lines] == [(four.name, "2 of 2 rows", "yes"), (slow.name, "1 of 2 rows", "**no**")], f"{lines}")
+
+
 def rows_and_cells() -> None:
     for each in ROWS.values():
         if each.is_ddp:
@@ -210,7 +243,8 @@ def alone() -> None:
     def measured(rate: str) -> list[dict]:
         cluster = mock.MagicMock()
         cluster.__enter__.return_value.keeps_order = True
-        with (mock.patch.object(overlap_alone, "cluster_of", return_value=cluster) as made, mock.patch.object(overlap_alone, "commit", return_value="abc"),
+        with (mock.patch.object(overlap_alone, "cluster_of", return_value=cluster) as made,
+              mock.patch.object(overlap_alone, "commit", return_value="abc"),
               mock.patch.object(overlap_alone, "_over_mpi", side_effect=[said, [], [], []])):
             lines = overlap_alone.measure("program", None, 2, rate, [4096], 1)
         require(made.call_args == mock.call(2, rate), f"another cluster: {made.call_args}")
@@ -256,7 +290,7 @@ def paper() -> None:
 
 def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        for check in (medians_and_model, rivals, criteria, rows_and_cells, networks, sessions, timelines, clusters, alone, paper):
+        for check in (medians_and_model, rivals, criteria, criteria_of_cells, rows_and_cells, networks, sessions, timelines, clusters, alone, paper):
             check()
 
 
