@@ -45,6 +45,10 @@ class Session:
         kept = next((each for each in self.results if each.key == (cell, name)), Result(cell, name))
         return 0 if kept.refusal else max(0, self.given.rounds - len(kept.turns))
 
+    def calibrates(self, cell: Cell) -> bool:
+        """Workers measure the network among them, which one alone has not."""
+        return self.given.calibrate and cell.workers > 1
+
     def has_time_for(self, row: Row, cell: Cell) -> bool:
         return time.monotonic() + run_seconds(row, cell, self.given.steps) <= self.deadline
 
@@ -56,7 +60,7 @@ class Session:
     def run_turn(self, row: Row, cell: Cell, cluster: Cluster) -> Turn:
         steps, load = steps_of(row, cell, self.given.steps), os.getloadavg()[0]
         if not row.is_ddp:
-            more = ["--calibrate"] if row.is_overlapped and not row.has_server and self.given.calibrate else []
+            more = ["--calibrate"] if row.is_overlapped and not row.has_server and self.calibrates(cell) else []
             return Turn(run_harness(self.given.program, row, cell, cluster, steps, self.recording, more), load, commit())
         try:
             found, version = run_ddp(self.python, row, cell, cluster, steps, self.recording)
@@ -71,7 +75,7 @@ class Session:
             return True
         with cluster_of(max(ROWS[name].machines(cell.workers) for name in names), cell.rate) as cluster:
             self.environment = {**self.environment, "packet_steering": cluster.keeps_order}
-            measured = calibrate(self.given.alone, cell, cluster) if self.given.calibrate else None
+            measured = calibrate(self.given.alone, cell, cluster) if self.calibrates(cell) else None
             for name in (name for each in rounds for name in each):
                 if self.missing(cell, name) == 0:  # it was refused in this session
                     continue
@@ -173,7 +177,7 @@ def main() -> None:
     if given.dry_run:
         total = 0.0
         for cell in cells:
-            between = 3.0 if given.calibrate else 0.0
+            between = 3.0 if session.calibrates(cell) else 0.0
             seconds = sum(session.missing(cell, name) * (run_seconds(ROWS[name], cell, given.steps) + between) for name in names)
             print(f"{cell.name}: {len(names)} rows, about {seconds / 60:.1f} min")
             total += seconds

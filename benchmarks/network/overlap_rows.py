@@ -55,7 +55,7 @@ def cell_of_ratio(workers: int, rate: str, ratio: float, network: str = "resnet5
     """The cell whose communication of everything takes `ratio` times its computation, to three digits."""
     dense = Cell(workers, rate, 0, network).dense_seconds
     if dense == 0:
-        raise ValueError(f"M/C = {ratio:g} needs a limited rate, not {rate}")
+        raise ValueError(f"M/C = {ratio:g} needs a limited rate and two workers at least, not {workers} at {rate}")
     return Cell(workers, rate, float(f"{dense / ratio:.3g}"), network)
 
 

@@ -85,6 +85,13 @@ def criteria() -> None:
     cell = overlap_rows.cell_of_ratio(4, "1 Gb/s", 1)
     require(cell.compute_seconds == 1.28, f"C of M/C = 1: {cell}")
     require(overlap_rows.cell_of_ratio(4, "1 Gb/s", 0.5).compute_seconds == 2.57, "M/C = 1/2 has twice as long a computation")
+    for workers, rate in ((1, "1 Gb/s"), (4, "unlimited")):
+        try:
+            overlap_rows.cell_of_ratio(workers, rate, 1)
+        except ValueError as error:
+            require(f"not {workers} at {rate}" in str(error), f"{error}")
+        else:
+            require(False, f"M/C where M is 0: {workers} workers, {rate}")
     dense = result("everything, no overlap", 2.0, cell)
     held = [dense, result("everything, owners, step", 1.2, cell), result("owners, interleaved", 1.15, cell),
             result("backward, pairwise", 1.40, cell), result("backward, ring", 1.30, cell), result("backward, by_cost", 1.35, cell)]
@@ -188,6 +195,7 @@ def sessions() -> None:
         require([step["total_seconds"] for each in read for step in each.steps] == [1.0, 3.0], f"turns are not kept: {read}")
         require(session.has_time_for(ROWS["everything, step"], CELL), "a quick row does not fit into a minute")
         require(not session.has_time_for(ROWS["everything, step"], Cell(4, "100 Mb/s", 0.4)), "steps of 13 s fit into a minute")
+        require(session.calibrates(CELL) and not session.calibrates(Cell(1, "1 Gb/s", 0.4)), "one worker measures a network")
 
         # Runs of other links are not mixed with those of these, be they one of those there or all.
         for other, said in (({"congestion_control": "bbr"}, "congestion_control bbr, segments offloaded"),
