@@ -270,7 +270,9 @@ def alone() -> None:
     require([each["way"] for each in slow if each["within_burst"]] == ["pairwise, bfloat16"], f"{slow}")
     text = overlap_alone.table(slow)
     require("| pairwise, bfloat16 | 0.1 **!** |" in text and text.count("**!**") == 2, text)
-    require(not overlap_alone.is_within_burst(2, "unlimited", said[0]), "faster than no limit")
+    for way, rate, within in (("ring", "100 Mb/s", True), ("pairwise, bfloat16", "100 Mb/s", False), ("ring", "unlimited", False)):
+        found = overlap_alone.is_within_burst(2, rate, {"way": way, "bytes": 4096, "seconds": 2e-4})
+        require(found is within, f"{way} in 0.2 ms at {rate} is within a burst: {found}")
     require([overlap_alone.size_name(size) for size in (4096, 1 << 20, 102_228_128)] == ["4 KiB", "1 MiB", "102.2 MB"], "sizes")
     with tempfile.TemporaryDirectory() as directory:
         (pathlib.Path(directory) / "alone.json").write_text(json.dumps([{**lines[0], "congestion_control": "bbr"}]))
