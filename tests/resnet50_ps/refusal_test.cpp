@@ -172,6 +172,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
   const std::vector<std::string> dropping = {"--topology", "allreduce", "--selection",
                                              "agreed",     "--runs",    "with"};
   CHECK(refusal_of(backward) == "");
+  CHECK(refusal_of(with(backward, {"--transport", "inprocess"})) == "");
   CHECK(refusal_of(with(dense, {"--overlap", "step", "--exchange", "owners", "--bucket-bytes", "0"})) == "");
   CHECK(refusal_of(with(backward, {"--sum-payload", "bfloat16"})) == "");
   CHECK(refusal_of(with(dropping, {"--overlap", "step", "--decide", "ahead"})) == "");
@@ -215,8 +216,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(backward, {"--degraded"}), "--overlap backward: not --degraded"},
       {with(backward, {"--device", "cuda"}),
        "--overlap backward needs --device cpu: gradients come to the CPU's memory after backward alone"},
-      {with(backward, {"--transport", "inprocess"}),
-       "--overlap backward needs --transport mpi: in one process"},
+      {with(backward, {"--transport", "inprocess", "--calibrate"}), "--calibrate needs --transport mpi"},
       {with(dropping, {"--overlap", "backward"}),
        "--overlap backward sends nothing before backward ends when --decide at_end: use --decide ahead"},
       {{"--topology", "allreduce", "--selection", "local", "--decide", "ahead"},

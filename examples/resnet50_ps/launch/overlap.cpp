@@ -171,7 +171,7 @@ void add_overlap_options(CLI::App& app, options& into) {
   app.add_option(
          "--progress-by", into.progress_by,
          "who moves messages on. thread: one of their own; hooks: the thread that computes, whenever a "
-         "gradient is complete or a layer is waited for")
+         "gradient is complete or a layer is waited for, as always in one process")
       ->check(CLI::IsMember({"thread", "hooks"}))
       ->group(group);
   app.add_option(
@@ -214,9 +214,8 @@ std::string mistake_in_overlap(const options& given) {
   if (given.device != "cpu")
     return overlap + " needs --device cpu: gradients come to the CPU's memory after backward alone";
   if (given.transport == "udp") return overlap + " needs --transport mpi: sums go as messages, not as frames";
-  if (given.transport != "mpi")
-    return overlap +
-           " needs --transport mpi: in one process workers take turns, and nothing runs beside them";
+  if (given.transport == "inprocess" && given.is_calibrated)
+    return "--calibrate needs --transport mpi: in one process there is no network to measure";
   if (drops_layers(given) && !is_ahead)
     return overlap + " sends nothing before backward ends when --decide at_end: use --decide ahead";
   if (given.sum_payload != "as_is" && given.collectives != "pairwise")
@@ -275,7 +274,9 @@ overlap_options overlap_options_of(const training& run) {
   if (given.fc_exchange == "activations") meant.fully_connected = fc_exchange::activations;
   if (given.fc_exchange == "by_cost") meant.fully_connected = fc_exchange::by_cost;
   meant.batch_images = given.batch_images;
-  if (given.progress_by == "hooks") meant.progress = collectives::progress_by::caller;
+  // In one process workers take turns, and no thread runs beside them.
+  if (given.progress_by == "hooks" || given.transport == "inprocess")
+    meant.progress = collectives::progress_by::caller;
   meant.plan.bucket_bytes = given.bucket_bytes;
   if (given.chunk_bytes) meant.plan.chunk_bytes = *given.chunk_bytes;
   meant.plan.choice = choice_of(given);

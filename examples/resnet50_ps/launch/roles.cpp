@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <fstream>
-#include <lamina/collectives/mpi_channel.hpp>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -194,9 +193,8 @@ run_result train_without_server(transport& ranks, const training& run, replica& 
     overlap_options overlap = overlap_options_of(run);
     overlap.record = trace.events();
     if (keeps_records) add_plan_files(run, overlap);
-    lamina::collectives::mpi_channel channel(run.communicator,
-                                             [&](std::size_t rank) { return run.topology.name_of(rank); });
-    train_overlapped(group, channel, local, part.tasks(ranks), working, serving, overlap, recording,
+    const auto channel = ranks.make_channel();
+    train_overlapped(group, *channel, local, part.tasks(ranks), working, serving, overlap, recording,
                      std::move(from));
     trace.write();
   }

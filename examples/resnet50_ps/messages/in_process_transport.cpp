@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <lamina/collectives/memory_channel.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -24,6 +26,7 @@ class in_process_run {
 
  private:
   class end;
+  class sums_end;
   struct letter {
     message_kind kind = message_kind::sign_of_life;
     std::shared_ptr<const std::vector<std::byte>> bytes;
@@ -37,6 +40,8 @@ class in_process_run {
 
   template <class Condition>
   void wait_until(std::size_t who, Condition condition);
+  void give_way(std::size_t who);
+  void hand_on(std::size_t who, std::function<bool()> can_go_on);
   void pass_turn(std::size_t from);
   void run(std::size_t who, const std::function<void()>& body);
   mailbox& box(std::size_t from, std::size_t to) { return boxes_[from * actors_.size() + to]; }
@@ -51,10 +56,37 @@ class in_process_run {
   std::vector<actor> actors_;
   std::vector<mailbox> boxes_;                                     // from each rank to each
   std::map<std::pair<std::size_t, std::size_t>, lossy_way> ways_;  // made when first used
+  std::optional<lamina::collectives::memory_network> sums_;        // likewise
 };
 
 // Ends a thread whose peer has failed; that peer's exception is the one that counts.
 struct ended_by_peer {};
+
+class in_process_run::sums_end : public lamina::collectives::channel {
+ public:
+  sums_end(in_process_run& run, lamina::collectives::channel& inner) : run_(run), inner_(inner) {}
+  std::size_t rank() const override { return inner_.rank(); }
+  std::size_t ranks() const override { return inner_.ranks(); }
+  std::string name_of(std::size_t rank) const override { return run_.options_.name_of(rank); }
+  lamina::collectives::ticket send(std::size_t to, std::uint32_t tag,
+                                   lamina::collectives::two_parts<const std::byte> message) override {
+    return inner_.send(to, tag, message);
+  }
+  lamina::collectives::ticket receive(std::size_t from, std::uint32_t tag,
+                                      lamina::collectives::two_parts<std::byte> message) override {
+    return inner_.receive(from, tag, message);
+  }
+  std::span<const lamina::collectives::completion> progress() override {
+    const auto done = inner_.progress();
+    if (done.empty()) run_.give_way(rank());
+    return done;
+  }
+  void abandon(std::shared_ptr<const void> memory) override { inner_.abandon(std::move(memory)); }
+
+ private:
+  in_process_run& run_;
+  lamina::collectives::channel& inner_;
+};
 
 class in_process_run::end : public transport {
  public:
@@ -96,6 +128,11 @@ class in_process_run::end : public transport {
   }
 
   void flush(std::span<const std::size_t> to) override { lose_if_finished(to); }
+
+  std::unique_ptr<lamina::collectives::channel> make_channel() override {
+    if (!run_.sums_) run_.sums_.emplace(ranks());
+    return std::make_unique<sums_end>(run_, run_.sums_->of(rank_));
+  }
 
   std::optional<message> look_for(std::span<const std::size_t> from) override {
     for (std::size_t sender = 0; sender < from.size(); ++sender) {
@@ -219,15 +256,23 @@ void in_process_run::run(std::size_t who, const std::function<void()>& body) {
 
 template <class Condition>
 void in_process_run::wait_until(std::size_t who, Condition condition) {
-  if (!condition()) {
-    actors_[who].can_go_on = condition;
-    pass_turn(who);
-    std::unique_lock lock(mutex_, std::adopt_lock);
-    turned_.wait(lock, [&] { return turn_ == who || failure_; });
-    lock.release();  // run() holds it to its end
-    actors_[who].can_go_on = nullptr;
-  }
+  if (!condition()) hand_on(who, condition);
   if (failure_) throw ended_by_peer{};
+}
+
+// Lets all others run that can.
+void in_process_run::give_way(std::size_t who) {
+  hand_on(who, [] { return true; });
+  if (failure_) throw ended_by_peer{};
+}
+
+void in_process_run::hand_on(std::size_t who, std::function<bool()> can_go_on) {
+  actors_[who].can_go_on = std::move(can_go_on);
+  pass_turn(who);
+  std::unique_lock lock(mutex_, std::adopt_lock);
+  turned_.wait(lock, [&] { return turn_ == who || failure_; });
+  lock.release();  // run() holds it to its end
+  actors_[who].can_go_on = nullptr;
 }
 
 void in_process_run::pass_turn(std::size_t from) {

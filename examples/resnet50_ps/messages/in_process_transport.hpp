@@ -22,6 +22,9 @@ struct in_process_options {
 /// next, in the order of the ranks, that has something to go on with. So a run needs one machine and no MPI, gives its
 /// cores to one worker after the other, and always goes the same way, that of the asynchronous server included.
 ///
+/// A channel for sums hands on likewise where nothing has come: an engine over it works by progress_by::caller, and a rank that waits for a
+/// sum lets the others run.
+///
 /// `body` gets the end of each rank. If one throws, the others are ended where they wait, and the first exception is
 /// thrown here. A rank that has ended is lost to those who wait for it, at once.
 void run_in_process(std::size_t ranks, const std::function<void(transport&)>& body,

@@ -5,6 +5,7 @@
 #include <array>
 #include <exception>
 #include <iterator>
+#include <lamina/collectives/mpi_channel.hpp>
 #include <thread>
 
 namespace resnet50_ps {
@@ -83,6 +84,10 @@ std::chrono::seconds mpi_transport::timeout_of(std::span<const std::size_t> rank
   std::chrono::seconds longest{0};
   for (const std::size_t rank : ranks) longest = std::max(longest, options_.timeout_of(rank));
   return longest;
+}
+
+std::unique_ptr<lamina::collectives::channel> mpi_transport::make_channel() {
+  return std::make_unique<lamina::collectives::mpi_channel>(communicator_, options_.name_of);
 }
 
 void mpi_transport::post(std::list<mpi_outgoing>& among, std::span<const std::size_t> to, message_kind kind,

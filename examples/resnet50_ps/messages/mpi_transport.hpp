@@ -49,6 +49,7 @@ class mpi_transport : public transport {
 
   std::size_t rank() const override { return rank_; }
   std::size_t ranks() const override { return incoming_.size(); }
+  std::unique_ptr<lamina::collectives::channel> make_channel() override;
   std::string name_of(std::size_t rank) const override { return options_.name_of(rank); }
   void send(std::span<const std::size_t> to, message_kind kind, const payload& what) override;
   void begin_send(std::size_t to, message_kind kind, const payload& what) override;

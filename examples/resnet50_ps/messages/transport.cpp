@@ -80,6 +80,10 @@ std::vector<sent_frame> transport::send_frame(std::span<const std::size_t> to, m
   return std::vector<sent_frame>(to.size());
 }
 
+std::unique_ptr<lamina::collectives::channel> transport::make_channel() {
+  throw std::logic_error("make_channel: this transport has messages alone");
+}
+
 std::string names_of(std::span<const std::size_t> ranks, const rank_names& name_of) {
   std::string text;
   for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <lamina/bounded/todo.hpp>
+#include <lamina/collectives/channel.hpp>
 #include <memory>
 #include <optional>
 #include <span>
@@ -157,6 +158,8 @@ class transport {
   virtual message exchange(std::size_t to, message_kind kind, const payload& what, std::size_t from) = 0;
   /// What this end counted of its packets, by name, for the records; nothing where there are none.
   virtual std::vector<std::pair<std::string, std::uint64_t>> counters() { return {}; }
+  /// For sums beside the messages, of all ranks: each makes one at the same time. Throws std::logic_error where the transport has none.
+  virtual std::unique_ptr<lamina::collectives::channel> make_channel();
   /// For a rank that is long at work, to be called now and then: whoever waits for it does not take it for lost.
   virtual void show_life() {}
 };

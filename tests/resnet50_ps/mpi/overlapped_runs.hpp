@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <lamina/collectives/mpi_channel.hpp>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +20,7 @@
 #include "loops/allreduce.hpp"
 #include "loops/dense_allreduce.hpp"
 #include "loops/overlapped.hpp"
+#include "messages/in_process_transport.hpp"
 #include "messages/mpi_transport.hpp"
 #include "messages/worker_group.hpp"
 #include "model/passes.hpp"
@@ -67,13 +67,8 @@ inline batch_stream::batch labelled(const torch::Tensor& images) {
   return {images, images.flatten(1).slice(1, 0, classes).argmax(1)};
 }
 
-inline diary train(const settings& given) {
-  const topology who = allreduce_topology(ranks());
-  mpi_transport transport(MPI_COMM_WORLD, {.max_message_bytes = 1 << 22,
-                                           .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
-                                           .exchange_timeout = std::chrono::seconds(60),
-                                           .name_of = [&](std::size_t rank) { return who.name_of(rank); }});
-  worker_group group(transport);
+inline diary train_over(transport& ends, const settings& given) {
+  worker_group group(ends);
   torch::manual_seed(100 +
                      static_cast<std::uint64_t>(group.worker()));  // those of worker 0 replace the others
   replica local{torch::nn::AnyModule(network(given.normalises)), given.compression.part_elements};
@@ -139,11 +134,32 @@ inline diary train(const settings& given) {
       train_by_mpi_allreduce(group, MPI_COMM_WORLD, local, tasks, worker, server, records);
       break;
     case loop::overlapped: {
-      collectives::mpi_channel channel(MPI_COMM_WORLD);
-      train_overlapped(group, channel, local, tasks, worker, server, given.overlap, records, given.from);
+      const auto channel = ends.make_channel();
+      train_overlapped(group, *channel, local, tasks, worker, server, given.overlap, records, given.from);
     }
   }
   seen.at_end = parameters_of(local);
+  return seen;
+}
+
+inline diary train(const settings& given) {
+  const topology who = allreduce_topology(ranks());
+  mpi_transport ends(MPI_COMM_WORLD, {.max_message_bytes = 1 << 22,
+                                      .timeout_of = [](std::size_t) { return std::chrono::seconds(60); },
+                                      .exchange_timeout = std::chrono::seconds(60),
+                                      .name_of = [&](std::size_t rank) { return who.name_of(rank); }});
+  return train_over(ends, given);
+}
+
+// The same workers as threads of this process, which take turns.
+inline std::vector<diary> train_in_process(const settings& given) {
+  std::vector<diary> seen(ranks());
+  run_in_process(seen.size(),
+                 [&](transport& ends) {
+                   torch::set_num_threads(1);
+                   seen[ends.rank()] = train_over(ends, given);
+                 },
+                 {.name_of = [](std::size_t rank) { return "worker " + std::to_string(rank); }});
   return seen;
 }
 

@@ -75,6 +75,36 @@ TEST_CASE("overlap: chosen a step ahead, a run is that of the same choice withou
   }
 }
 
+TEST_CASE("overlap: a run in one process is that over MPI, bit for bit") {
+  settings given;
+  for (const overlap_options& overlap : all_overlaps()) {
+    if (overlap.plan.bucket_bytes == 0U) continue;
+    for (const bool drops : {false, true}) {
+      INFO(text_of(overlap) << (drops ? ", chosen ahead" : ""));
+      given.overlap = overlap;
+      given.compression = {.drop_ratio = 0};
+      if (drops)
+        given.compression = {
+            .drop_ratio = 0.9, .decide = lamina::decision_timing::ahead, .part_elements = 4096};
+      const diary over_mpi = train(given);
+      given.overlap.progress = collectives::progress_by::caller;
+      const std::vector<diary> found = train_in_process(given);
+      require_equal_runs(found[static_cast<std::size_t>(rank_of_this())], over_mpi);
+    }
+  }
+}
+
+TEST_CASE("overlap: in one process the exception of one ends all and comes out") {
+  settings given;
+  given.overlap.progress = collectives::progress_by::caller;
+  std::size_t passes = 0;
+  before_last_gradient = [&] {
+    if (++passes == 3 * ranks()) throw std::domain_error("diverged");
+  };
+  REQUIRE_THROWS_WITH(train_in_process(given), Catch::Contains("diverged"));
+  before_last_gradient = {};
+}
+
 TEST_CASE("overlap: plain MPI_Allreduce trains the same, but for the order of its sums") {
   settings given;
   given.by = loop::plain;
