@@ -182,7 +182,7 @@ TEST_CASE("sum payload: it is in the plan, and refused by name where it cannot b
     CHECK(loaded.payload_of(operation::all_reduce) == type);
     CHECK(loaded.payload_of(operation::all_gather) == payload_type::as_is);
     // Latency stays, and half of the bytes' time goes.
-    const double alpha = 4 * made.costs().alpha;
+    const double alpha = 2 * made.costs().alpha;
     const double adding = 2.0 / 3 * 400 * made.costs().gamma;
     CHECK(made.seconds_of(made.buckets()[1]) - alpha - adding ==
           Approx((as_is.seconds_of(as_is.buckets()[1]) - alpha - adding) / 2).epsilon(0.02));

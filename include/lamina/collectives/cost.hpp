@@ -19,7 +19,7 @@
 #include "lamina/detail/abi.hpp"
 
 /// What a collective takes: the seconds of its rounds, one after the other, each as long as its slowest rank. Rounds that are under way
-/// together share a link, so their bytes add up; their latencies are counted as well, each of them.
+/// together are as one: they share a link, so their bytes add up, and one latency.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// The constants of a network and its machines, as calibrate() measures them.
@@ -83,28 +83,33 @@ namespace detail {
   return {round(costs.alpha), round(costs.beta_one_way), round(costs.beta_both_ways), round(costs.gamma)};
 }
 
-/// Seconds that a collective over `elements` floats takes: of each round alpha, the larger of the bytes out and in times beta
+/// Seconds that a collective over `elements` floats takes: of each round, or of those under way together, alpha; of each the larger of the bytes out and in times beta
 /// (both_ways where both are of one peer), and the bytes added, as float, times gamma, on the rank for which that is most. An element has
 /// `element_bytes` on its way. Throws as rounds_of does. Cost: O(P²).
 [[nodiscard]] inline double seconds_of(operation what, algorithm how, std::size_t ranks, std::size_t elements,
                                        const cost_table& costs, std::size_t element_bytes = sizeof(float)) {
+  // Of rounds under way together.
   std::vector<double> slowest;
+  std::vector<double> of_rank;
   std::vector<round> rounds;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     rounds_of(what, how, ranks, rank, elements, rounds);
-    slowest.resize(rounds.size());
-    for (std::size_t k = 0; k < rounds.size(); ++k) {
-      const round& each = rounds[k];
+    of_rank.clear();
+    for (const round& each : rounds) {
+      if (!each.joins) of_rank.push_back(0);
       if (!each.send && !each.receive) continue;
       const std::size_t out = each.send ? each.send->elements.size() : 0;
       const std::size_t in = each.receive ? each.receive->elements.size() : 0;
       const bool is_exchange = each.send && each.receive && each.send->peer == each.receive->peer;
       const double beta = is_exchange ? costs.beta_both_ways : costs.beta_one_way;
       const std::size_t added = (each.on_arrival == arrival::add ? in : 0) + each.fold.size() * (ranks - 1);
-      const double seconds = costs.alpha + static_cast<double>(std::max(out, in) * element_bytes) * beta +
-                             static_cast<double>(added * sizeof(float)) * costs.gamma;
-      slowest[k] = std::max(slowest[k], seconds);
+      if (of_rank.back() == 0) of_rank.back() = costs.alpha;
+      of_rank.back() += static_cast<double>(std::max(out, in) * element_bytes) * beta +
+                        static_cast<double>(added * sizeof(float)) * costs.gamma;
     }
+    slowest.resize(of_rank.size());
+    std::ranges::transform(slowest, of_rank, slowest.begin(),
+                           [](double one, double other) { return std::max(one, other); });
   }
   double total = 0;
   for (const double each : slowest) total += each;
