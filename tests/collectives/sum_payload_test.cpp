@@ -199,7 +199,7 @@ TEST_CASE("sum payload: it is in the plan, and refused by name where it cannot b
   }
   CHECK(refusal(payload_type::int8, algorithm_choice::always(algorithm::pairwise)) ==
         "sums travel as_is, as float16 or as bfloat16, not as payload 3");
-  CHECK(contains(refusal(payload_type::float16, algorithm_choice::by_cost()), "by pairwise alone"));
+  CHECK(contains(refusal(payload_type::float16, algorithm_choice::by_type()), "by pairwise alone"));
   CHECK(message_of<std::invalid_argument>([] { std::ignore = collectives::parse_sum_payload("int8"); }) ==
         "sums have no payload 'int8'; there are: as_is, float16, bfloat16");
 

@@ -154,12 +154,13 @@ inline diary train(const settings& given) {
 // The same workers as threads of this process, which take turns.
 inline std::vector<diary> train_in_process(const settings& given) {
   std::vector<diary> seen(ranks());
-  run_in_process(seen.size(),
-                 [&](transport& ends) {
-                   torch::set_num_threads(1);
-                   seen[ends.rank()] = train_over(ends, given);
-                 },
-                 {.name_of = [](std::size_t rank) { return "worker " + std::to_string(rank); }});
+  run_in_process(
+      seen.size(),
+      [&](transport& ends) {
+        torch::set_num_threads(1);
+        seen[ends.rank()] = train_over(ends, given);
+      },
+      {.name_of = [](std::size_t rank) { return "worker " + std::to_string(rank); }, .on_death = {}});
   return seen;
 }
 
