@@ -135,7 +135,7 @@ TEST_CASE("refusals: options that exclude or need each other are named, both") {
        "allreduce"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--topology", "allreduce", "--overlap", "backward",
         "--runs", "without"},
-       "--overlap backward needs --transport mpi"},
+       "--overlap backward: not --loss-bound or --inject-loss"},
       {{"--loss-bound", "0.1", "--topology", "mpi_allreduce"},
        "--loss-bound needs --transport inprocess or udp"},
       {{"--loss-bound", "0.1", "--transport", "inprocess", "--degraded", "--runs", "with"},

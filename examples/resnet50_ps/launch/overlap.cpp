@@ -214,6 +214,8 @@ std::string mistake_in_overlap(const options& given) {
   if (given.device != "cpu")
     return overlap + " needs --device cpu: gradients come to the CPU's memory after backward alone";
   if (given.transport == "udp") return overlap + " needs --transport mpi: sums go as messages, not as frames";
+  if (may_lose(given))
+    return overlap + ": not --loss-bound or --inject-loss: sums go as messages, not as frames";
   if (given.transport == "inprocess" && given.is_calibrated)
     return "--calibrate needs --transport mpi: in one process there is no network to measure";
   if (drops_layers(given) && !is_ahead)
