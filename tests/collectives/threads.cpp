@@ -77,7 +77,8 @@ int main(int argc, char** argv) {
     }
     if (allocations != before) {
       std::printf("%ld allocations after the first step, by %s%s, %s\n", allocations - before,
-                  collectives::name_of(how), has_owners ? ", with owners" : "", collectives::name_of(payload));
+                  collectives::name_of(how), has_owners ? ", with owners" : "",
+                  collectives::name_of(payload));
       return 1;
     }
   }
