@@ -50,7 +50,7 @@ class conversation {
     std::size_t bytes = 0;  // of each
     std::size_t count = 1;
   };
-  /// The same of bytes that nobody reads, for which there is room for all messages.
+  /// The same with bytes that nobody reads, after make_room() for all messages together.
   void exchange(std::size_t to, messages out, std::size_t from, messages in) {
     try {
       move(to, out, from, in);

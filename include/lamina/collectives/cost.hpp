@@ -83,9 +83,9 @@ namespace detail {
   return {round(costs.alpha), round(costs.beta_one_way), round(costs.beta_both_ways), round(costs.gamma)};
 }
 
-/// Seconds that a collective over `elements` floats takes: of each round, or of those under way together, alpha; of each the larger of the bytes out and in times beta
-/// (both_ways where both are of one peer), and the bytes added, as float, times gamma, on the rank for which that is most. An element has
-/// `element_bytes` on its way. Throws as rounds_of does. Cost: O(P²).
+/// Seconds that a collective over `elements` floats takes, on the rank for which that is most: alpha of each round, or of all that are under
+/// way together; of each round the larger of the bytes out and in times beta (both_ways where both are of one peer), and the bytes added, as
+/// float, times gamma. An element has `element_bytes` on its way. Throws as rounds_of does. Cost: O(P²).
 [[nodiscard]] inline double seconds_of(operation what, algorithm how, std::size_t ranks, std::size_t elements,
                                        const cost_table& costs, std::size_t element_bytes = sizeof(float)) {
   // Of rounds under way together.
