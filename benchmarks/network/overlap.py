@@ -24,7 +24,7 @@ from experiment import commit, machine
 from overlap_report import Result, Turn
 from overlap_rows import NETWORKS, ROWS, TABLES, Cell, Row, cell_of_ratio, possible
 from overlap_runs import (EMULATION, calibrate, cluster_of, drift, python_with_torch, record, require_same_emulation, run_ddp,
-                          run_harness, run_seconds, steps_of)
+                          run_harness, run_seconds, share_of_counted, steps_of)
 from settings import RATES
 
 
@@ -61,7 +61,10 @@ class Session:
         steps, load = steps_of(row, cell, self.given.steps), os.getloadavg()[0]
         if not row.is_ddp:
             more = ["--calibrate"] if row.is_overlapped and not row.has_server and self.calibrates(cell) else []
-            return Turn(run_harness(self.given.program, row, cell, cluster, steps, self.recording, more), load, commit())
+            before = cluster.counters(cell.workers - 1)
+            found = run_harness(self.given.program, row, cell, cluster, steps, self.recording, more)
+            sent = cluster.counters(cell.workers - 1).since(before).sent_bytes
+            return Turn(found, load, commit(), link_share=share_of_counted(sent, found) if row.sends_everything else None)
         try:
             found, version = run_ddp(self.python, row, cell, cluster, steps, self.recording)
         except RuntimeError as error:

@@ -15,16 +15,19 @@ from settings import RATES
 MODEL_SHARE, MODEL_SECONDS = 0.15, 0.010
 MOST_DRIFT = 0.05
 TIE_SHARE = 0.02  # medians that differ by less are not told apart
+LINK_SHARE = 0.03  # by which the bytes that a worker counts may differ from those of its interface
 
 
 @dataclasses.dataclass
 class Turn:
     """One run of a row: the steps that count, the load of the machine before it, the constants of the network after it, and how far they
-    are from those before."""
+    are from those before; what the last worker's interface sent in it, all steps and what comes before them, over what the steps have
+    counted."""
 
     steps: list[dict]
     load: float
     commit: str
+    link_share: float | None = None
     drift: float | None = None
     costs: dict | None = None
     torch: str | None = None
@@ -61,6 +64,11 @@ class Result:
     @property
     def drift(self) -> float | None:
         return max((turn.drift for turn in self.turns if turn.drift is not None), default=None)
+
+    @property
+    def link_share(self) -> float | None:
+        """The one that is farthest from 1."""
+        return max((turn.link_share for turn in self.turns if turn.link_share is not None), key=lambda each: abs(each - 1), default=None)
 
     @property
     def is_as_predicted(self) -> bool | None:
@@ -185,6 +193,11 @@ def _asked(cell: Cell, results: list[Result]) -> Iterator[tuple[str, str, bool]]
     for dense in (name for name in BESIDE_DDP if ddp and name in seconds):
         ratio = seconds[dense] / seconds[ddp]
         yield f"{dense} not slower than {DDPS[ddp]}", f"{ratio:.2f} of it", ratio <= 1 + TIE_SHARE
+    shares = [each.link_share for each in results if each.link_share is not None]
+    if shares:
+        farthest = max(shares, key=lambda each: abs(each - 1))
+        yield (f"bytes counted are those of the interface, within {100 * LINK_SHARE:.0f} %",
+               f"{len(shares)} rows, {100 * (farthest - 1):+.1f} % at most", abs(farthest - 1) <= LINK_SHARE)
     judged = [each.is_as_predicted for each in results if each.is_as_predicted is not None]
     if judged:
         yield (f"waited as predicted, within {100 * MODEL_SHARE:.0f} % or {1e3 * MODEL_SECONDS:.0f} ms", f"{sum(judged)} of {len(judged)} rows",

@@ -77,6 +77,12 @@ class Row:
         return "--overlap" in self.options
 
     @property
+    def sends_everything(self) -> bool:
+        """In each step, by the harness, to other workers."""
+        others = ("with", "mpi_allreduce", "--fc-exchange")
+        return not (self.is_ddp or self.is_alone or any(word in self.options for word in others))
+
+    @property
     def has_server(self) -> bool:
         return "ps" in self.options
 

@@ -99,6 +99,12 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
     return [{**{key: each[key] for key in kept if key in each}, "sent_bytes": sent(each) * cell.model_bytes} for each in found]
 
 
+def share_of_counted(sent: int, steps: list[dict]) -> float | None:
+    """What an interface sent in a run of these steps, over what they and those before them have counted; None where they count nothing."""
+    counted = sum(step["sent_bytes"] for step in steps) * (1 + WARM_UP_STEPS / len(steps))
+    return sent / counted if counted > 0 else None
+
+
 def run_ddp(python: str, row: Row, cell: Cell, cluster: Cluster, steps: int, recording: pathlib.Path) -> tuple[list[dict], str]:
     """The steps that count, and the version of PyTorch."""
     with tempfile.TemporaryDirectory() as directory:

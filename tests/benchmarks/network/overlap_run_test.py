@@ -35,6 +35,7 @@ def main() -> None:
         turn, = result["turns"]
         require(result["row"] == ROW and len(turn["steps"]) == 2, f"{result}")
         require(turn["drift"] >= 0 and turn["costs"]["alpha"] > 0, f"not calibrated: {turn}")
+        require(turn["link_share"] > 1, f"the interface has sent no more than was counted: {turn}")
         require(all(step["sent_bytes"] > 0 and step["total_seconds"] > 0 for step in turn["steps"]), f"{turn}")
         require("together about 0 min" in run(output, *options, "--dry-run"), "what is there would be run again")
         require("The minutes are over" in run(output, *options, "--again", "--budget-minutes", "0.001"), "a session without time goes on")

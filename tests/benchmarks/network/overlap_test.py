@@ -35,7 +35,7 @@ CELL = Cell(2, "1 Gb/s", 0.4)
 
 
 def turn(totals: list[float], **more) -> Turn:
-    of_turn = {key: more.pop(key) for key in ("drift", "torch", "refusal") if key in more}
+    of_turn = {key: more.pop(key) for key in ("drift", "torch", "refusal", "link_share") if key in more}
     return Turn([{"total_seconds": total, "sent_bytes": 102.2e6, **more} for total in totals], 1.5, "abc", **of_turn)
 
 
@@ -138,6 +138,12 @@ def criteria_of_cells() -> None:
             lines = [line[1:] for line in overlap_report.criteria(found)]
             require(lines == [(f"{name} not slower than {said}", f"{seconds:.2f} of it", holds) for name in beside_ddp], f"{lines}")
 
+    for share, holds in ((1.029, "yes"), (0.969, "**no**")):
+        found = [Result(four, name, [*result(name, 1, four).turns, turn([1.0], link_share=one)]) for name, one in
+                 (("everything, step", 1.01), ("everything, backward", share))]
+        lines = [line[2:] for line in overlap_report.criteria(found)]
+        require(lines == [(f"2 rows, {100 * (share - 1):+.1f} % at most", holds)], f"{lines}")
+
     exact, wrong = ({"exposed_seconds": 0.5, "predicted_exposed_seconds": predicted} for predicted in (0.5, 0.9))
     found = [result("everything, backward", 1, four, **exact), result("everything, step", 1, four, **exact),
              result("everything, backward", 1, slow, **exact), result("everything, step", 1, slow, **wrong)]
@@ -165,6 +171,12 @@ def rows_and_cells() -> None:
     slow = Cell(4, "100 Mb/s", 0.4)
     require(overlap_runs.steps_of(ROWS["everything, step"], slow, 10) == overlap_runs.SLOW_STEPS, "many steps of 13 s")
     require(overlap_runs.steps_of(ROWS["R = 0.95 ahead, step"], slow, 10) == 10, "few steps that are quick")
+    for name, counts in (("everything, step", True), ("everything, no overlap", True), ("R = 0.95 ahead, step", False), ("DDP as it comes", False),
+                         ("plain MPI_Allreduce", False), ("owners, activations", False), (overlap_rows.ALONE, False)):
+        require(ROWS[name].sends_everything == counts, f"{name} sends everything, and counts it: {not counts}")
+    # Two steps that count, and the three before them.
+    require(overlap_runs.share_of_counted(510, [{"sent_bytes": 100}, {"sent_bytes": 100}]) == 1.02, "the steps before are left out")
+    require(overlap_runs.share_of_counted(510, [{"sent_bytes": 0}]) is None, "a share of nothing")
 
 
 def networks() -> None:
