@@ -186,6 +186,8 @@ def main() -> None:
             partial(falls_silent, at / "silent_in_allreduce", 1, "worker 1", "--topology", "allreduce", "--selection", "agreed"),
             # Of three, one may name the one that waits for the silent one: their timeouts end together.
             partial(falls_silent, at / "silent_in_overlap", 1, "worker 1", *OVERLAP, "step", ranks=2),
+            *(partial(falls_silent, at / f"silent_of_four_{exchange}", 1, "nothing heard for", *OVERLAP, "step", "--exchange", exchange, ranks=4)
+              for exchange in ("sums", "owners")),
             partial(falls_silent, at / "silent_owner", 0, "worker 0", *OVERLAP, "backward", "--exchange", "owners", ranks=2),
             partial(falls_silent, at / "silent_in_parts", 2, "worker 1", *AS_READY, "step"),
             partial(falls_silent, at / "silent_server_of_parts", 0, "the server", *AS_READY, "backward"),
