@@ -64,7 +64,8 @@ class Session:
             before = cluster.counters(cell.workers - 1)
             found = run_harness(self.given.program, row, cell, cluster, steps, self.recording, more)
             sent = cluster.counters(cell.workers - 1).since(before).sent_bytes
-            return Turn(found, load, commit(), link_share=share_of_counted(sent, found) if row.sends_everything else None)
+            is_comparable = row.sends_everything and not more  # what calibration sends is not counted
+            return Turn(found, load, commit(), link_share=share_of_counted(sent, found) if is_comparable else None)
         try:
             found, version = run_ddp(self.python, row, cell, cluster, steps, self.recording)
         except RuntimeError as error:

@@ -21,7 +21,7 @@ LINK_SHARE = 0.03  # by which the bytes that a worker counts may differ from tho
 @dataclasses.dataclass
 class Turn:
     """One run of a row: the steps that count, the load of the machine before it, the constants of the network after it, and how far they
-    are from those before; what the last worker's interface sent in it, all steps and what comes before them, over what the steps have
+    are from those before; where workers calibrate nothing, what the interface of the last one sent in all of it, over what the steps have
     counted."""
 
     steps: list[dict]

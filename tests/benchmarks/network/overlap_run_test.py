@@ -35,10 +35,14 @@ def main() -> None:
         turn, = result["turns"]
         require(result["row"] == ROW and len(turn["steps"]) == 2, f"{result}")
         require(turn["drift"] >= 0 and turn["costs"]["alpha"] > 0, f"not calibrated: {turn}")
-        require(turn["link_share"] > 1, f"the interface has sent no more than was counted: {turn}")
+        require(turn["link_share"] is None, f"with what calibration sent: {turn}")
         require(all(step["sent_bytes"] > 0 and step["total_seconds"] > 0 for step in turn["steps"]), f"{turn}")
         require("together about 0 min" in run(output, *options, "--dry-run"), "what is there would be run again")
         require("The minutes are over" in run(output, *options, "--again", "--budget-minutes", "0.001"), "a session without time goes on")
+
+        run(output, *options, "--again", "--no-calibrate")
+        turn, = json.loads((pathlib.Path(output) / "results.json").read_text())["results"][0]["turns"]
+        require(turn["link_share"] > 1, f"the interface has sent no more than was counted: {turn}")
 
         run(output, "--alone", "--workers", "2", "--sizes", "4096", "--seconds", "0.01", "--torch-python", "/nonexistent")
         alone = json.loads((pathlib.Path(output) / "alone.json").read_text())
