@@ -14,6 +14,7 @@
 #include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/plan_options.hpp"
+#include "lamina/collectives/plan_text.hpp"
 #include "lamina/collectives/prediction.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"

@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cinttypes>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <locale>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,22 +17,16 @@
 #include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/plan_options.hpp"
+#include "lamina/collectives/plan_text.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum_payload.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/fnv.hpp"
 #include "lamina/layout.hpp"
 
 /// Which layers are summed together, in which order and by which algorithm. All of it decides the order of additions, so it is
 /// the same on all ranks, is compared before the first sum, and is saved with a run: two runs with one plan have the same bits.
 namespace lamina::inline LAMINA_ABI::collectives {
-
-/// Thrown where the text of a plan is damaged, or is of another model or another number of ranks.
-class plan_error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 /// Layers that are summed together, or gathered.
 struct bucket {
@@ -111,13 +102,8 @@ class plan {
 
   /// The plan whose save() gave the text. Throws plan_error, with what is there and what was expected.
   static plan load(std::string_view text, const layout& model, std::size_t ranks) {
-    const std::size_t end = text.rfind("checksum ");
-    if (end == std::string_view::npos || text.substr(end) != checksum_line(text.substr(0, end)))
-      throw plan_error("the plan is damaged: its checksum is another");
     plan loaded(model, ranks);
-    std::istringstream in{std::string(text.substr(0, end))};
-    in.imbue(std::locale::classic());
-    loaded.read(in);
+    loaded.take(detail::plan_text::read(text));
     loaded.finish();
     if (loaded.text_ != text) throw plan_error("the plan is damaged: it is not as it is written");
     return loaded;
@@ -204,7 +190,7 @@ class plan {
       const bucket& each = buckets_[b];
       std::array<char, 96> line{};
       std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %s  ", b, each.layers.size(),
-                    each.elements * sizeof(float), word_of(each),
+                    each.elements * sizeof(float), detail::plan_text::word_of(each.how, each.is_gathered),
                     detail::scientific(seconds_of(each), 1).c_str());
       lines += line.data() + model_[each.layers.front()].name + "\n";
     }
@@ -300,78 +286,22 @@ class plan {
            name_of(other->how);
   }
 
-  // How a bucket moves, in a plan's text.
-  static constexpr const char* gathered_word = "gathered";
-  // An order of owners that is not the one without ready_seconds.
-  static constexpr const char* owners_word = "owners";
-  static const char* word_of(const bucket& which) noexcept {
-    return which.is_gathered ? gathered_word : name_of(which.how);
-  }
-
-  // Takes the next word of `in` if it is that one.
-  static void expect(std::istream& in, const char* word) {
-    std::string read;
-    if (!(in >> read) || read != word)
-      throw plan_error("the plan has '" + read + "' where '" + word + "' is expected");
-  }
-
-  template <class Value>
-  static Value number(std::istream& in, const char* name) {
-    Value read{};
-    expect(in, name);
-    if (!(in >> read)) throw plan_error(std::string("the plan has no number behind '") + name + "'");
-    return read;
-  }
-
-  // What a name means; plan_error for none.
-  template <class Parse>
-  static auto parsed(const Parse& parse) {
-    try {
-      return parse();
-    } catch (const std::invalid_argument& error) {
-      throw plan_error(std::string("the plan: ") + error.what());
-    }
-  }
-
-  void read(std::istream& in) {
-    for (const char* word : {"lamina", "plan", "1"}) expect(in, word);
-    std::string of_model;
-    expect(in, "model");
-    in >> of_model;
-    if (of_model != hexadecimal(model_.fingerprint()))
-      throw plan_error("the plan is of the model " + of_model + ", this one is " +
-                       hexadecimal(model_.fingerprint()));
-    if (const auto there = number<std::size_t>(in, "ranks"); there != ranks_) {
-      throw plan_error("the plan is for " + std::to_string(there) + " ranks, there are " +
+  // What a text says, where it is of this model and as many ranks.
+  void take(const detail::plan_text& text) {
+    const std::string own = detail::plan_text::hexadecimal(model_.fingerprint());
+    if (text.model != own)
+      throw plan_error("the plan is of the model " + text.model + ", this one is " + own);
+    if (text.ranks != ranks_) {
+      throw plan_error("the plan is for " + std::to_string(text.ranks) + " ranks, there are " +
                        std::to_string(ranks_));
     }
-    chunk_bytes_ = number<std::size_t>(in, "chunk_bytes");
-    std::string travels_as;
-    expect(in, "payload");
-    in >> travels_as;
-    payload_ = parsed([&] { return parse_sum_payload(travels_as); });
-    costs_.alpha = number<double>(in, "alpha");
-    costs_.beta_one_way = number<double>(in, "beta_one_way");
-    costs_.beta_both_ways = number<double>(in, "beta_both_ways");
-    costs_.gamma = number<double>(in, "gamma");
+    chunk_bytes_ = text.chunk_bytes;
+    payload_ = text.payload;
+    costs_ = text.costs;
     std::vector<std::size_t> order;
-    std::optional<std::vector<std::size_t>> owners;
-    for (std::string line; std::getline(in >> std::ws, line);) {
-      std::istringstream words(line);
-      words.imbue(std::locale::classic());
-      if (line.starts_with(owners_word)) {
-        owners = read_owners(words);
-        continue;
-      }
-      expect(words, "bucket");
-      std::string how;
-      words >> how;
-      bucket& added = buckets_.emplace_back();
-      added.is_gathered = how == gathered_word;
-      if (!added.is_gathered) added.how = parsed([&] { return parse_algorithm(how); });
-      for (std::size_t layer = 0; words >> layer;) added.layers.push_back(layer);
-      order.insert(order.end(), added.layers.begin(), added.layers.end());
-      if (added.layers.empty()) throw plan_error("the plan has a bucket without layers");
+    for (const auto& line : text.buckets) {
+      buckets_.push_back({line.layers, 0, line.how, line.is_gathered});
+      order.insert(order.end(), line.layers.begin(), line.layers.end());
     }
     if (const auto mistake = mistake_in(order)) throw plan_error("the plan: " + *mistake);
     for (bucket& each : buckets_) {
@@ -385,19 +315,13 @@ class plan {
     } catch (const calibration_error& error) {
       throw plan_error(std::string("the plan: ") + error.what());
     }
-    if (owners) {
-      set_order_for_owners(*owners);
+    if (text.owners) {
+      set_order_for_owners(*text.owners);
     } else {
       tasks_of_owners_ = order_for_owners({});
     }
   }
 
-  static std::vector<std::size_t> read_owners(std::istream& words) {
-    expect(words, owners_word);
-    std::vector<std::size_t> order;
-    for (std::size_t bucket = 0; words >> bucket;) order.push_back(bucket);
-    return order;
-  }
   // Each bucket stands there twice: for its sum, in their order, and for its parameters; and once where it is gathered.
   void set_order_for_owners(std::span<const std::size_t> order) {
     std::vector<bool> is_done(buckets_.size());
@@ -428,38 +352,23 @@ class plan {
         offset += model_.sizes()[layer];
       }
     }
-    text_ = "lamina plan 1\nmodel " + hexadecimal(model_.fingerprint()) + "\nranks " +
-            std::to_string(ranks_) + "\nchunk_bytes " + std::to_string(chunk_bytes_) + "\npayload " +
-            name_of(payload_) + "\nalpha " + detail::scientific(costs_.alpha, 2) + "\nbeta_one_way " +
-            detail::scientific(costs_.beta_one_way, 2) + "\nbeta_both_ways " +
-            detail::scientific(costs_.beta_both_ways, 2) + "\ngamma " + detail::scientific(costs_.gamma, 2) +
-            "\n";
-    for (const bucket& each : buckets_) {
-      text_ += std::string("bucket ") + word_of(each);
-      for (const std::size_t layer : each.layers) text_.append(" ").append(std::to_string(layer));
-      text_ += "\n";
-    }
+    const detail::plan_text written = text();
+    text_ = written.write();
+    fingerprint_ = written.fingerprint();
+  }
+  [[nodiscard]] detail::plan_text text() const {
+    detail::plan_text said;
+    said.model = detail::plan_text::hexadecimal(model_.fingerprint());
+    said.ranks = ranks_;
+    said.chunk_bytes = chunk_bytes_;
+    said.payload = payload_;
+    said.costs = costs_;
+    for (const bucket& each : buckets_) said.buckets.push_back({each.how, each.is_gathered, each.layers});
     if (tasks_of_owners_ != order_for_owners({})) {
-      text_ += owners_word;
-      for (const task& each : tasks_of_owners_) text_.append(" ").append(std::to_string(each.bucket));
-      text_ += "\n";
+      said.owners.emplace();
+      for (const task& each : tasks_of_owners_) said.owners->push_back(each.bucket);
     }
-    fingerprint_ = fingerprint_of(text_);
-    text_ += checksum_line(text_);
-  }
-
-  static std::uint64_t fingerprint_of(std::string_view text) noexcept {
-    std::uint64_t hash = lamina::detail::fnv_basis;
-    for (const char each : text) hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(each));
-    return hash;
-  }
-  static std::string hexadecimal(std::uint64_t number) {
-    std::array<char, 17> digits{};
-    std::snprintf(digits.data(), digits.size(), "%016" PRIx64, number);
-    return digits.data();
-  }
-  static std::string checksum_line(std::string_view text) {
-    return "checksum " + hexadecimal(fingerprint_of(text)) + "\n";
+    return said;
   }
 
   layout model_;

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cinttypes>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <istream>
+#include <locale>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/cost.hpp"
+#include "lamina/collectives/sum_payload.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/fnv.hpp"
+
+namespace lamina::inline LAMINA_ABI::collectives {
+
+/// Thrown where the text of a plan is damaged, or is of another model or another number of ranks.
+class plan_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+/// What the text of a plan says, as it stands there: whether it fits a model is the plan's to know. Lines of words, the same on every
+/// machine, and a checksum of what stands before it.
+class plan_text {
+ public:
+  struct bucket_line {
+    algorithm how = algorithm::pairwise;
+    bool is_gathered = false;
+    std::vector<std::size_t> layers;
+  };
+
+  std::string model;  // its fingerprint
+  std::size_t ranks = 0;
+  std::size_t chunk_bytes = 0;
+  payload_type payload = payload_type::as_is;
+  cost_table costs;
+  std::vector<bucket_line> buckets;
+  std::optional<std::vector<std::size_t>>
+      owners;  // the order in which they take buckets up, unless it is the plain one
+
+  /// Throws plan_error, with what is there and what was expected.
+  static plan_text read(std::string_view text) {
+    const std::size_t end = text.rfind(checksum_word);
+    if (end == std::string_view::npos || text.substr(end) != checksum_line(text.substr(0, end)))
+      throw plan_error("the plan is damaged: its checksum is another");
+    std::istringstream in{std::string(text.substr(0, end))};
+    in.imbue(std::locale::classic());
+    plan_text found;
+    found.read_head(in);
+    for (std::string line; std::getline(in >> std::ws, line);) found.read_line(line);
+    return found;
+  }
+
+  [[nodiscard]] std::string write() const {
+    const std::string text = body();
+    return text + checksum_line(text);
+  }
+  /// Equal where plans are.
+  [[nodiscard]] std::uint64_t fingerprint() const { return fingerprint_of(body()); }
+
+  static std::string hexadecimal(std::uint64_t number) {
+    std::array<char, 17> digits{};
+    std::snprintf(digits.data(), digits.size(), "%016" PRIx64, number);
+    return digits.data();
+  }
+  /// How a bucket moves.
+  static const char* word_of(algorithm how, bool is_gathered) noexcept {
+    return is_gathered ? gathered_word : name_of(how);
+  }
+
+ private:
+  static constexpr const char* gathered_word = "gathered";
+  static constexpr const char* owners_word = "owners";
+  static constexpr const char* checksum_word = "checksum ";
+
+  [[nodiscard]] std::string body() const {
+    std::string text = "lamina plan 1\nmodel " + model + "\nranks " + std::to_string(ranks) +
+                       "\nchunk_bytes " + std::to_string(chunk_bytes) + "\npayload " + name_of(payload) +
+                       "\nalpha " + scientific(costs.alpha, 2) + "\nbeta_one_way " +
+                       scientific(costs.beta_one_way, 2) + "\nbeta_both_ways " +
+                       scientific(costs.beta_both_ways, 2) + "\ngamma " + scientific(costs.gamma, 2) + "\n";
+    for (const bucket_line& each : buckets)
+      text += line_of(std::string("bucket ") + word_of(each.how, each.is_gathered), each.layers);
+    if (owners) text += line_of(owners_word, *owners);
+    return text;
+  }
+  static std::string line_of(std::string words, std::span<const std::size_t> numbers) {
+    for (const std::size_t each : numbers) words.append(" ").append(std::to_string(each));
+    return words + "\n";
+  }
+
+  // Takes the next word of `in` if it is that one.
+  static void expect(std::istream& in, const char* word) {
+    std::string read;
+    if (!(in >> read) || read != word)
+      throw plan_error("the plan has '" + read + "' where '" + word + "' is expected");
+  }
+  template <class Value>
+  static Value number(std::istream& in, const char* name) {
+    Value read{};
+    expect(in, name);
+    if (!(in >> read)) throw plan_error(std::string("the plan has no number behind '") + name + "'");
+    return read;
+  }
+  static std::vector<std::size_t> numbers_in(std::istream& words) {
+    std::vector<std::size_t> numbers;
+    for (std::size_t each = 0; words >> each;) numbers.push_back(each);
+    return numbers;
+  }
+  // What the next word means.
+  template <class Parse>
+  static auto named(std::istream& in, const Parse& parse) {
+    std::string name;
+    in >> name;
+    try {
+      return parse(name);
+    } catch (const std::invalid_argument& error) {
+      throw plan_error(std::string("the plan: ") + error.what());
+    }
+  }
+
+  void read_head(std::istream& in) {
+    for (const char* word : {"lamina", "plan", "1"}) expect(in, word);
+    expect(in, "model");
+    in >> model;
+    ranks = number<std::size_t>(in, "ranks");
+    chunk_bytes = number<std::size_t>(in, "chunk_bytes");
+    expect(in, "payload");
+    payload = named(in, [](const std::string& name) { return parse_sum_payload(name); });
+    costs.alpha = number<double>(in, "alpha");
+    costs.beta_one_way = number<double>(in, "beta_one_way");
+    costs.beta_both_ways = number<double>(in, "beta_both_ways");
+    costs.gamma = number<double>(in, "gamma");
+  }
+  void read_line(const std::string& line) {
+    std::istringstream words(line);
+    words.imbue(std::locale::classic());
+    if (line.starts_with(owners_word)) {
+      expect(words, owners_word);
+      owners = numbers_in(words);
+      return;
+    }
+    expect(words, "bucket");
+    bucket_line& added = buckets.emplace_back();
+    added.how = named(words, [&](const std::string& name) {
+      added.is_gathered = name == gathered_word;
+      return added.is_gathered ? algorithm::pairwise : parse_algorithm(name);
+    });
+    added.layers = numbers_in(words);
+    if (added.layers.empty()) throw plan_error("the plan has a bucket without layers");
+  }
+
+  static std::uint64_t fingerprint_of(std::string_view text) noexcept {
+    std::uint64_t hash = lamina::detail::fnv_basis;
+    for (const char each : text) hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(each));
+    return hash;
+  }
+  static std::string checksum_line(std::string_view text) {
+    return checksum_word + hexadecimal(fingerprint_of(text)) + "\n";
+  }
+};
+
+}  // namespace detail
+}  // namespace lamina::inline LAMINA_ABI::collectives
