@@ -42,7 +42,8 @@ def main() -> None:
 
         run(output, *options, "--again", "--no-calibrate")
         turn, = json.loads((pathlib.Path(output) / "results.json").read_text())["results"][0]["turns"]
-        require(turn["link_share"] > 1, f"the interface has sent no more than was counted: {turn}")
+        # Of bytes that are counted for ResNet-50, where a tiny network sends its own.
+        require(0 < turn["link_share"] < 1, f"nothing of what the interface sent: {turn}")
 
         run(output, "--alone", "--workers", "2", "--sizes", "4096", "--seconds", "0.01", "--torch-python", "/nonexistent")
         alone = json.loads((pathlib.Path(output) / "alone.json").read_text())
