@@ -164,6 +164,7 @@ _BY_RATIO = (
         (*DENSE, *BACKWARD, "--collectives", "by_type", "--butterfly", "recursive_doubling")),
     Row("backward, by_cost", (*DENSE, *BACKWARD, "--collectives", "by_cost")),
     Row("backward, layer by layer", (*DENSE, *BACKWARD, *LAYER_BY_LAYER)),
+    Row("backward, moved on by hooks", (*DENSE, *BACKWARD, "--progress-by", "hooks")),  # the control: no thread of the engine's
     Row("owners, interleaved", (*DENSE, *OWNERS, "--gathers", "interleaved")),
 )
 
