@@ -23,9 +23,9 @@ WINDOW = 25  # steps that a loss is a mean over: one batch alone is noise
 @dataclasses.dataclass
 class Run:
     losses: list[float]
-    sent_up: float
+    sent_up: float  # share of the elements
     sent_down: float
-    seconds: list[float]  # of each step at 1 Gb/s
+    seconds: list[float] | None  # of each step at 1 Gb/s; None without a server: the costs of a step are of one with a server
     top1: dict[int, float]  # after a step
 
     def smoothed(self) -> list[float]:
@@ -51,8 +51,8 @@ class Outcome:
         return {step: statistics.fmean(run.top1[step] for run in self.runs)
                 for step in self.runs[0].top1 if all(step in run.top1 for run in self.runs)}
 
-    def step_seconds(self) -> float:
-        return self.mean(lambda run: statistics.fmean(run.seconds))
+    def step_seconds(self) -> float | None:
+        return self.mean(lambda run: statistics.fmean(run.seconds)) if self.setting.servers else None
 
     def steps_to_loss(self, goal: float) -> int | None:
         """From where on it stays at or below the goal: a loss that has yet to rise is low, too."""
@@ -63,24 +63,26 @@ class Outcome:
         return next((step for step, top1 in self.top1().items() if top1 >= goal), None)
 
 
-def read_run(directory: pathlib.Path, seconds_of) -> Run | None:
+def read_run(directory: pathlib.Path, setting: Training, workers: int, seconds_of) -> Run | None:
     file = directory / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     steps = [line for line in lines if "step" in line]
     if len(steps) < 2:
         return None
+    # Without a server a worker keeps its own slice, and counts what it sends.
+    counted = 1.0 if setting.servers or workers == 1 else (workers - 1) / workers
     return Run(losses=[line["loss"] for line in steps],
                # The first sends the whole model.
-               sent_up=statistics.fmean(line["sent_up"] for line in steps[1:]),
-               sent_down=statistics.fmean(line["sent_down"] for line in steps[1:]),
-               seconds=[seconds_of(line["bytes_up"] + line["bytes_down"]) for line in steps],
+               sent_up=statistics.fmean(line["sent_up"] for line in steps[1:]) / counted,
+               sent_down=statistics.fmean(line["sent_down"] for line in steps[1:]) / counted,
+               seconds=[seconds_of(line["bytes_up"] + line["bytes_down"]) for line in steps] if setting.servers else None,
                top1={line["evaluation_after_step"]: line["top1"] for line in lines if "evaluation_after_step" in line})
 
 
-def outcomes_of(runs: dict[str, list[pathlib.Path]], steps: int, seconds_of) -> dict[str, Outcome]:
+def outcomes_of(runs: dict[str, list[pathlib.Path]], steps: int, workers: int, seconds_of) -> dict[str, Outcome]:
     outcomes = {}
     for name, directories in runs.items():
-        found = [run for run in (read_run(each, seconds_of) for each in directories) if run is not None]
+        found = [run for run in (read_run(each, CONVERGENCE[name], workers, seconds_of) for each in directories) if run is not None]
         whole = [run for run in found if len(run.losses) == steps and steps in run.top1]
         if whole:
             outcomes[name] = Outcome(CONVERGENCE[name], whole, len(found) - len(whole))
@@ -92,8 +94,10 @@ HEAD = ("", "seeds", "loss", "top-1", "of all seeds", "sent up", "sent down", "s
 
 
 def row_of(outcome: Outcome, baseline: Outcome) -> tuple[str, ...]:
+    a_step = outcome.step_seconds()
+
     def reach(steps: int | None) -> tuple[str, str]:
-        return ("never", "") if steps is None else (str(steps), f"{steps * outcome.step_seconds():.0f}")
+        return "never" if steps is None else str(steps), "" if None in (steps, a_step) else f"{steps * a_step:.0f}"
 
     ends = [list(run.top1.values())[-1] for run in outcome.runs]
     return (outcome.setting.name, str(len(outcome.runs)) + (f" of {len(outcome.runs) + outcome.ended_early}"
@@ -101,7 +105,7 @@ def row_of(outcome: Outcome, baseline: Outcome) -> tuple[str, ...]:
             f"{outcome.loss()[-1]:.3f}", f"{100 * statistics.fmean(ends):.1f} %",
             f"{100 * min(ends):.1f}–{100 * max(ends):.1f}",
             f"{100 * outcome.mean(lambda run: run.sent_up):.2f} %",
-            f"{100 * outcome.mean(lambda run: run.sent_down):.2f} %", f"{outcome.step_seconds():.2f}",
+            f"{100 * outcome.mean(lambda run: run.sent_down):.2f} %", "" if a_step is None else f"{a_step:.2f}",
             *reach(outcome.steps_to_loss(baseline.loss()[-1])),
             *reach(outcome.steps_to_top1(list(baseline.top1().values())[-1])))
 
@@ -114,15 +118,21 @@ def table(outcomes: dict[str, Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_families(outcomes: dict[str, Outcome], by_time: bool) -> list[Outcome]:
+    """Those that a picture shows: by time, if their steps have seconds."""
+    return [each for each in outcomes.values() if each.setting.family and (each.step_seconds() is not None or not by_time)]
+
+
 def draw(outcomes: dict[str, Outcome], key: str, by_time: bool) -> plt.Figure:
     """A panel a family, its baseline in grey; bands span the seeds."""
-    families = list(dict.fromkeys(each.setting.family for each in outcomes.values() if each.setting.family))
+    drawn = in_families(outcomes, by_time)
+    families = list(dict.fromkeys(each.setting.family for each in drawn))
     columns = min(3, len(families))
     lines = -(-len(families) // columns)
     figure, panels = plt.subplots(lines, columns, squeeze=False, sharex=True, sharey=True, layout="constrained",
                                   figsize=(0.6 + 3.1 * columns, 0.3 + 2.6 * lines))
     for axes, family in zip(panels.flat, families):
-        members = [each for each in outcomes.values() if each.setting.family == family]
+        members = [each for each in drawn if each.setting.family == family]
         baselines = [outcomes[name] for name in dict.fromkeys(each.setting.baseline for each in members) if name in outcomes]
         for number, outcome in enumerate([*baselines, *(each for each in members if each not in baselines)]):
             of_run = [dict(enumerate(run.smoothed(), 1)) if key == "loss" else
@@ -168,15 +178,15 @@ def as_json(outcomes: dict[str, Outcome], given: argparse.Namespace, line: calib
 
 def write(runs: dict[str, list[pathlib.Path]], given: argparse.Namespace, line: calibration.Line) -> None:
     """`line`: seconds of a step over the bytes of its frames."""
-    outcomes = outcomes_of(runs, given.steps, line.at)
+    outcomes = outcomes_of(runs, given.steps, given.workers, line.at)
     if not outcomes:
         raise RuntimeError(f"{given.output} has no run of {given.steps} steps")
     text = table(outcomes)
     (given.output / "table.md").write_text(text)
     (given.output / "results.json").write_text(json.dumps(as_json(outcomes, given, line), indent=1) + "\n")
     pictures = []
-    for key in ("loss", "accuracy") if any(each.setting.family for each in outcomes.values()) else ():
-        for by_time in (False, True):
+    for key in ("loss", "accuracy"):
+        for by_time in (each for each in (False, True) if in_families(outcomes, each)):
             pictures.append(f"{key}_by_{'time' if by_time else 'step'}.svg")
             figure = draw(outcomes, key, by_time)
             figure.savefig(given.output / pictures[-1], bbox_inches="tight", metadata={"Date": None})

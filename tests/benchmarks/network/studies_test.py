@@ -86,6 +86,21 @@ def goals_are_reached_for_good() -> None:
     require((outcome.steps_to_top1(0.2), outcome.steps_to_top1(0.3)) == (120, None), "the wrong evaluation")
 
 
+def an_all_reduce_counts_what_leaves(at: pathlib.Path) -> None:
+    """Of 8 % of the elements one of four workers sends 6, and keeps its own slice; a step has no costs of a server."""
+    import convergence_report
+    from settings import CONVERGENCE
+    line = {"step": 1, "loss": 1.0, "sent_up": 0.06, "sent_down": 0.06, "bytes_up": 60, "bytes_down": 60}
+    (at / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (line, {**line, "step": 2},
+                                                                                     {"evaluation_after_step": 2, "top1": 0.3})))
+    found = {}
+    for name in ("agreed, R = 0.95, no momentum, ahead", "agreed, R = 0.95, no momentum"):
+        outcome = convergence_report.outcomes_of({name: [at]}, 2, 4, lambda moved: moved / 40)[name]
+        cells = convergence_report.row_of(outcome, outcome)
+        found[name] = (f"{outcome.runs[0].sent_up:.3f}", outcome.step_seconds(), cells[7], cells[9])
+    require(list(found.values()) == [("0.080", None, "", ""), ("0.060", 3.0, "3.00", "3")], f"{found}")
+
+
 def links_carry_what_crosses_machines() -> None:
     from settings import ROWS, TOPOLOGIES
     first, second = TOPOLOGIES["first"], TOPOLOGIES["second"]
@@ -185,6 +200,7 @@ def main() -> None:
         calibration_finds_the_rules(at / "network")
         unions_follow_their_exponent()
         goals_are_reached_for_good()
+        an_all_reduce_counts_what_leaves(at)
         links_carry_what_crosses_machines()
         convergence_is_studied(at)
         lost_packets_are_studied(at)
