@@ -72,9 +72,7 @@ class Result:
 
     @property
     def is_as_predicted(self) -> bool | None:
-        """Whether what the computation waited is what the model says of it; None where it says nothing, as of hooks that move messages on."""
-        if "--progress-by" in ROWS[self.row].options:
-            return None
+        """Whether what the computation waited is what the model says of it; None where it says nothing."""
         waited, predicted = self.median("exposed_seconds"), self.median("predicted_exposed_seconds")
         if waited is None or predicted is None:
             return None

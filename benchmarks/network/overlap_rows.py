@@ -78,8 +78,8 @@ class Row:
 
     @property
     def sends_everything(self) -> bool:
-        """In each step, by the harness, to other workers."""
-        others = ("with", "mpi_allreduce", "--fc-exchange")
+        """Whether each step sends all gradients to other workers, and the harness says how many bytes that is."""
+        others = ("with", "mpi_allreduce", "--fc-exchange")  # a part of them, by MPI, or inputs and errors in their place
         return not (self.is_ddp or self.is_alone or any(word in self.options for word in others))
 
     @property

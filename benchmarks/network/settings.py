@@ -137,7 +137,8 @@ class Training:
 
 
 def _trainings() -> list[Training]:
-    # The best rates that were seen on a seed of their own: docs/benchmarks/convergence.md.
+    # The best rates that were tried, on a seed of its own, of the runs that send everything, and of correction with layers chosen
+    # ahead: docs/benchmarks/convergence.md.
     momentum = ("--learning-rate", "0.05", "--momentum", "0.9")
     corrected = ("--learning-rate", "0.01", "--residual-momentum", "0.9")
     plain = ("--learning-rate", "0.3")

@@ -144,9 +144,6 @@ def criteria_of_cells() -> None:
         lines = [line[2:] for line in overlap_report.criteria(found)]
         require(lines == [(f"2 rows, {100 * (share - 1):+.1f} % at most", holds)], f"{lines}")
 
-    by_hooks = result("backward, moved on by hooks", 1, four, exposed_seconds=0.9, predicted_exposed_seconds=0.5)
-    require(by_hooks.is_as_predicted is None, "the model is of messages that move by themselves")
-
     exact, wrong = ({"exposed_seconds": 0.5, "predicted_exposed_seconds": predicted} for predicted in (0.5, 0.9))
     found = [result("everything, backward", 1, four, **exact), result("everything, step", 1, four, **exact),
              result("everything, backward", 1, slow, **exact), result("everything, step", 1, slow, **wrong)]
