@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lamina/collectives/algorithm.hpp"
@@ -352,9 +353,9 @@ class plan {
         offset += model_.sizes()[layer];
       }
     }
-    const detail::plan_text written = text();
-    text_ = written.write();
-    fingerprint_ = written.fingerprint();
+    detail::plan_text::written said = text().write();
+    text_ = std::move(said.text);
+    fingerprint_ = said.fingerprint;
   }
   [[nodiscard]] detail::plan_text text() const {
     detail::plan_text said;

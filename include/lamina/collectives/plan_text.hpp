@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lamina/collectives/algorithm.hpp"
@@ -54,7 +55,8 @@ class plan_text {
   /// Throws plan_error, with what is there and what was expected.
   static plan_text read(std::string_view text) {
     const std::size_t end = text.rfind(checksum_word);
-    if (end == std::string_view::npos || text.substr(end) != checksum_line(text.substr(0, end)))
+    if (end == std::string_view::npos ||
+        text.substr(end) != checksum_line(fingerprint_of(text.substr(0, end))))
       throw plan_error("the plan is damaged: its checksum is another");
     std::istringstream in{std::string(text.substr(0, end))};
     in.imbue(std::locale::classic());
@@ -64,12 +66,16 @@ class plan_text {
     return found;
   }
 
-  [[nodiscard]] std::string write() const {
-    const std::string text = body();
-    return text + checksum_line(text);
+  /// The text, and 64 bits that are equal where texts are.
+  struct written {
+    std::string text;
+    std::uint64_t fingerprint = 0;
+  };
+  [[nodiscard]] written write() const {
+    std::string text = body();
+    const std::uint64_t fingerprint = fingerprint_of(text);
+    return {std::move(text) + checksum_line(fingerprint), fingerprint};
   }
-  /// Equal where plans are.
-  [[nodiscard]] std::uint64_t fingerprint() const { return fingerprint_of(body()); }
 
   static std::string hexadecimal(std::uint64_t number) {
     std::array<char, 17> digits{};
@@ -168,8 +174,8 @@ class plan_text {
     for (const char each : text) hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(each));
     return hash;
   }
-  static std::string checksum_line(std::string_view text) {
-    return checksum_word + hexadecimal(fingerprint_of(text)) + "\n";
+  static std::string checksum_line(std::uint64_t fingerprint) {
+    return checksum_word + hexadecimal(fingerprint) + "\n";
   }
 };
 
