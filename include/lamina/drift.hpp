@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,14 +12,14 @@
 
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
+#include "lamina/drift/pairs.hpp"
+#include "lamina/drift/values.hpp"
 #include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -32,8 +31,6 @@
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/residual/blocks.hpp"
-#include "lamina/residual/inspect.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/selector.hpp"
 #include "lamina/state/flights.hpp"
@@ -88,13 +85,10 @@ class drift_compressor {
   explicit drift_compressor(const layout& model, const compressor_options& options = {},
                             Representative functor = {})
       : options_(checked(model, options)),
-        functor_(std::move(functor)),
         cut_(model, options.part_elements),
-        blocks_(parts()),
+        values_(parts(), std::move(functor)),
         selector_(parts(), detail::options_by_part(options_, cut_)),
         encoder_(parts(), options.run),
-        values_(parts().layers()),
-        totals_(blocks_.count()),
         is_observed_(model.layers()),
         held_(parts().layers()) {}
 
@@ -112,21 +106,22 @@ class drift_compressor {
                  const Execution& execution = {}) {
     model().check_layer(layer);
     observe(
-        layer, layer + 1, [&](std::size_t) { return pair_of(layer, shared, local); }, execution);
-    return values_[cut_.first(layer + 1) - 1];
+        layer, layer + 1, [&](std::size_t) { return detail::pair_of<T>(model(), layer, shared, local); },
+        execution);
+    return values()[cut_.first(layer + 1) - 1];
   }
   /// The same for all layers at once, `shared[l]` and `local[l]` being those of layer l. Throws std::invalid_argument also for
   /// another number of tensors than model().layers().
   template <detail::indexed Shared, detail::indexed Local, execution Execution = sequential>
   std::span<const double> observe_all(const Shared& shared, const Local& local,
                                       const Execution& execution = {}) {
-    check_counts(shared, local);
-    observe(0, model().layers(), pairs_of(shared, local), execution);
+    detail::check_pair_counts(model(), shared, local);
+    observe(0, model().layers(), detail::pairs_of<T>(model(), shared, local), execution);
     return values();
   }
 
   /// q of each part of x - y, as last observed. That of a part which is under way includes what is.
-  [[nodiscard]] std::span<const double> values() const noexcept { return values_; }
+  [[nodiscard]] std::span<const double> values() const noexcept { return values_.all(); }
 
   /// Decides which parts go out, by this worker's values, as gradient_compressor::select(); those that are under way do not.
   /// encode() does it where nobody has. Throws std::logic_error, naming the layer, if one was not observed in this step, and if
@@ -269,7 +264,7 @@ class drift_compressor {
                                             " lacks '" + parts()[part].name + "', which was sent in it"));
       }
     }
-    check_writable(shared, local);
+    detail::check_writable_pairs<T>(cut_, shared, local);
     if (options_.check != finite_check::caller) {
       for (std::size_t part = 0; part < parts().layers(); ++part) {
         update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
@@ -280,7 +275,7 @@ class drift_compressor {
     for (std::size_t part = 0; part < parts().layers(); ++part) {
       if (update.is_dropped(part)) continue;
       const bool was_sent = sent != nullptr && next < sent->parts.size() && sent->parts[next] == part;
-      const auto [x, y] = writable_pair_of(part, shared, local);
+      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
       update.for_each_block(part, [&, x = x, y = y](std::size_t begin, std::span<const T> d) {
         shift(x.data() + begin, y.data() + begin, was_sent ? said + begin : nullptr, d);
       });
@@ -306,7 +301,7 @@ class drift_compressor {
                                           std::to_string(elements) + " were sent in step " +
                                           std::to_string(step)));
     }
-    check_writable(shared, local);
+    detail::check_writable_pairs<T>(cut_, shared, local);
     if (options_.check != finite_check::caller) {
       std::span<const T> d = update;
       for (const std::size_t part : sent->parts) {
@@ -317,7 +312,7 @@ class drift_compressor {
     const T* said = sent->is_lost() ? nullptr : sent->elements.data();
     const T* d = update.data();
     for (const std::size_t part : sent->parts) {
-      const auto [x, y] = writable_pair_of(part, shared, local);
+      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
       shift(x.data(), y.data(), said, {d, x.size()});
       if (said != nullptr) said += x.size();
       d += x.size();
@@ -375,12 +370,6 @@ class drift_compressor {
   [[nodiscard]] const partition& cut() const noexcept { return cut_; }
 
  private:
-  template <class U>
-  struct pair {
-    std::span<U> shared;
-    std::span<U> local;
-  };
-
   static const compressor_options& checked(const layout& model, const compressor_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
@@ -393,45 +382,6 @@ class drift_compressor {
                               : nullptr;
     if (refused != nullptr) detail::raise(std::invalid_argument(refused));
     return options;
-  }
-
-  template <class Shared, class Local>
-  pair<const T> pair_of(std::size_t layer, const Shared& shared, const Local& local) const {
-    const pair<const T> both{elements_of<T>(shared), elements_of<T>(local)};
-    model().check_size(layer, both.shared.size());
-    model().check_size(layer, both.local.size());
-    return both;
-  }
-  template <class Shared, class Local>
-  auto pairs_of(const Shared& shared, const Local& local) const {
-    return [&](std::size_t layer) {
-      return pair_of(layer, detail::tensor_at(shared, layer), detail::tensor_at(local, layer));
-    };
-  }
-  template <class Shared, class Local>
-  void check_counts(const Shared& shared, const Local& local) const {
-    if (std::size(shared) == model().layers() && std::size(local) == model().layers()) return;
-    detail::raise(std::invalid_argument("the model has " + std::to_string(model().layers()) +
-                                        " layers, got " + std::to_string(std::size(shared)) + " and " +
-                                        std::to_string(std::size(local)) + " tensors"));
-  }
-  // The elements of a part, in tensors that were checked.
-  template <class Shared, class Local>
-  pair<T> writable_pair_of(std::size_t part, Shared& shared, Local& local) const {
-    const std::size_t layer = cut_.layer_of(part);
-    const auto index = static_cast<std::ptrdiff_t>(layer);
-    const std::span<T> x = writable_elements_of<T>(std::begin(shared)[index]);
-    const std::span<T> y = writable_elements_of<T>(std::begin(local)[index]);
-    model().check_size(layer, x.size());
-    model().check_size(layer, y.size());
-    const std::size_t begin = cut_.begin(part);
-    const std::size_t elements = parts().sizes()[part];
-    return {x.subspan(begin, elements), y.subspan(begin, elements)};
-  }
-  template <class Shared, class Local>
-  void check_writable(Shared& shared, Local& local) const {
-    check_counts(shared, local);
-    for (std::size_t part = 0; part < parts().layers(); ++part) writable_pair_of(part, shared, local);
   }
 
   void check_may_apply(std::uint64_t step) const {
@@ -472,48 +422,16 @@ class drift_compressor {
   template <class Pairs, class Execution>
   void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
     for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
-    const std::size_t first_part = cut_.first(first);
-    const std::size_t last_part = cut_.first(last);
-    const bool refuses = options_.check != finite_check::caller;
-    blocks_.for_each_run(
-        first_part, last_part, execution, [&](std::size_t part, std::size_t block, std::size_t end) {
-          const pair<const T> both = pairs(cut_.layer_of(part));
-          const std::size_t offset = cut_.begin(part);
-          for (; block < end; ++block) {
-            const auto [begin, count] = blocks_.extent_of(part, block);
-            const T* x = both.shared.data() + offset + begin;
-            const T* y = both.local.data() + offset + begin;
-            const detail::block_result sum =
-                refuses ? detail::reduce_block<T>(functor_, count, detail::difference_of<T, true>{x, y})
-                        : detail::reduce_block<T>(functor_, count, detail::difference_of<T, false>{x, y});
-            totals_[block] = {sum.total, sum.taken == count};
-          }
-        });
-    for (std::size_t part = first_part; part < last_part; ++part) check_finite(part);
-    if (detail::begins_step(phase_)) begin();
-    for (std::size_t part = first_part; part < last_part; ++part) {
-      detail::totals_in_runs totals(functor_);
-      for (const block_total& each : totals_of(part)) totals.add(each.sum);
-      values_[part] = totals.value(parts().sizes()[part]);
-    }
-    std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
-              is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});
-  }
-
-  struct block_total {
-    double sum;
-    bool is_finite;
-  };
-  std::span<const block_total> totals_of(std::size_t part) const {
-    return std::span(totals_).subspan(blocks_.first(part), blocks_.first(part + 1) - blocks_.first(part));
-  }
-  void check_finite(std::size_t part) const {
-    for (const block_total& each : totals_of(part)) {
-      if (each.is_finite) continue;
-      const std::size_t layer = cut_.layer_of(part);
-      detail::raise(non_finite_gradient(layer, part, model()[layer].name,
+    const std::size_t bad =
+        values_.read(cut_, first, last, pairs, options_.check != finite_check::caller, execution);
+    if (bad < parts().layers()) {
+      detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
                                         "the worker's parameters less the shared ones are not finite"));
     }
+    if (detail::begins_step(phase_)) begin();
+    values_.take_up(cut_, first, last);
+    std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
+              is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});
   }
 
   void begin() {
@@ -550,8 +468,8 @@ class drift_compressor {
   // x - y of the parts chosen, into the flight that commit() launches.
   template <class Shared, class Local>
   detail::flight<T>& take(const Shared& shared, const Local& local) {
-    check_counts(shared, local);
-    const auto pairs = pairs_of(shared, local);
+    detail::check_pair_counts(model(), shared, local);
+    const auto pairs = detail::pairs_of<T>(model(), shared, local);
     for (std::size_t layer = 0; layer < model().layers(); ++layer) pairs(layer);
     if (!detail::may_encode(phase_)) select();
     detail::flight<T>& next = flights_.next();
@@ -560,7 +478,7 @@ class drift_compressor {
     next.elements.resize(chosen().sent_elements());
     T* to = next.elements.data();
     for (const std::size_t part : next.parts) {
-      const pair<const T> both = pairs(cut_.layer_of(part));
+      const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
       const std::size_t elements = parts().sizes()[part];
       const std::size_t begin = cut_.begin(part);
       detail::copy_elements(
@@ -588,13 +506,10 @@ class drift_compressor {
   }
 
   compressor_options options_;
-  Representative functor_;
   partition cut_;
-  detail::layer_blocks blocks_;
+  detail::drift_values<T, Representative> values_;
   layer_selector selector_;
   frame_encoder<T> encoder_;
-  std::vector<double> values_;
-  std::vector<block_total> totals_;
   std::vector<char> is_observed_;  // of a layer, in this step
   std::vector<char> held_;         // of a part, in the last selection
   detail::flights<T> flights_;
