@@ -102,7 +102,7 @@ class part_encoder {
   }
 
   layout model_;
-  std::uint32_t run_;
+  std::uint32_t run_ = 0;
   std::deque<part>
       parts_;  // those of the step, and of the longest before it; never moved, frames stay where they are
   selection sent_;  // in the parts so far

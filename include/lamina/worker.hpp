@@ -22,19 +22,18 @@
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/failure.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/part_encoder.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/residual/decider.hpp"
+#include "lamina/residual/departure.hpp"
 #include "lamina/residual/inspect.hpp"
 #include "lamina/residual/intake.hpp"
 #include "lamina/selection.hpp"
@@ -87,8 +86,7 @@ class gradient_compressor {
       : options_(options),
         intake_(model, options, std::move(functor)),
         decider_(parts(), detail::options_by_part(options, cut())),
-        encoder_(parts(), options.run),
-        encoder_of_parts_(parts(), options.run),
+        departure_(parts(), options),
         decided_(parts()) {
     if (model.layers() == 0) {
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
@@ -271,8 +269,8 @@ class gradient_compressor {
   /// The frame has no bytes on an error.
   const encoded_frame& encode(std::error_code& error) {
     reported(error, [&] { return &encode(detail::reports(error)); });
-    if (error) encoder_.forget();
-    return encoder_.frame();
+    if (error) departure_.forget_frame();
+    return departure_.frame();
   }
 
   /// as_ready: a part of the step, before its end: a frame with the parts() sent that were decided since the last call. Points into
@@ -312,7 +310,7 @@ class gradient_compressor {
       if (divisor != T(1)) detail::divide_elements(to.data(), divisor, from.size());
       to = to.subspan(from.size());
     }
-    sent_as_ = sent_as::packed;
+    departure_.set_packed();
     intake_.set_phase(detail::step_phase::encoded);
   }
 
@@ -384,7 +382,7 @@ class gradient_compressor {
   void commit(const delivery& arrived) {
     check_encoded();
     detail::check_delivery("commit", arrived, chosen(),
-                           is_sent_exactly() ? payload_type::as_is : options_.payload);
+                           departure_.is_exact() ? payload_type::as_is : options_.payload);
     if (arrived.is_complete()) return commit();
     commit_parts(
         [&](std::size_t part, const std::byte* bytes) {
@@ -403,9 +401,7 @@ class gradient_compressor {
   /// predicted in the step before that is no longer told. Does nothing between steps, that is, after commit() or abandon().
   void abandon() noexcept {
     if (intake_.phase() == detail::step_phase::committed) return;
-    encoder_.forget();
-    encoder_of_parts_.forget();
-    sent_as_ = sent_as::frame;
+    departure_.forget();
     if (intake_.has_nothing()) {
       decider_.selector().take_back(step());
       intake_.take_back();
@@ -496,43 +492,20 @@ class gradient_compressor {
   }
 
   void check_encoded() const {
-    if (detail::may_commit(intake_.phase()) && is_encoded()) return;
+    if (detail::may_commit(intake_.phase()) && departure_.is_complete()) return;
     detail::raise(std::logic_error("commit: no frame to commit in step " + std::to_string(step()) +
                                    "; call encode() before, and commit() once for it"));
   }
 
-  // A copy of a compressor has no frame.
-  bool is_encoded() const noexcept {
-    if (sent_as_ == sent_as::frame) return encoder_.frame().size_bytes() != 0;
-    return sent_as_ == sent_as::packed || encoder_of_parts_.is_complete();
-  }
-  bool is_sent_exactly() const noexcept {
-    return sent_as_ == sent_as::packed || options_.payload == payload_type::as_is;
-  }
-  // Calls `use` for each part sent, with its bytes on the wire, unless it was packed.
-  template <class Use>
-  void for_each_sent(const Use& use) const {
-    const auto of_frame = [&](const selection& layers, const encoded_frame& frame) {
-      std::size_t segment = 0;  // of the frame's header
-      for (const std::size_t part : layers.sent()) use(part, frame.segments()[++segment].data());
-    };
-    if (sent_as_ == sent_as::frame) return of_frame(chosen(), encoder_.frame());
-    if (sent_as_ == sent_as::parts) {
-      for (std::size_t k = 0; k < encoder_of_parts_.count(); ++k)
-        of_frame(encoder_of_parts_.layers(k), encoder_of_parts_.frame(k));
-      return;
-    }
-    for (const std::size_t part : chosen().sent()) use(part, nullptr);
-  }
-  // Calls `take` for each of them, and ends the step.
+  // Calls `take` for each part that was sent, with its bytes on the wire unless it was packed, and ends the step.
   template <class Take, class... Arrived>
   void commit_parts(const Take& take, const Arrived&... arrived) {
-    for_each_sent(take);
+    departure_.for_each(chosen(), take);
     decider_.selector().commit(step(), arrived...);
     intake_.set_phase(detail::step_phase::committed);
   }
   void take_out(std::size_t part, const std::byte* bytes) {
-    if (is_sent_exactly()) {
+    if (departure_.is_exact()) {
       intake_.residual().clear(part);
     } else {
       intake_.residual().subtract(part, options_.payload, bytes);
@@ -541,7 +514,7 @@ class gradient_compressor {
   }
   void take_out(std::size_t part, const std::byte* bytes, const delivery& arrived) {
     arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
-      if (is_sent_exactly()) return intake_.residual().clear(part, begin, end);
+      if (departure_.is_exact()) return intake_.residual().clear(part, begin, end);
       intake_.residual().subtract(part, options_.payload, bytes, begin, end);
     });
     intake_.set_sent(part);
@@ -583,21 +556,17 @@ class gradient_compressor {
     if (intake_.require_open_step("encode", fail) && intake_.phase() == detail::step_phase::accumulating)
       decider_.decide_own(intake_, fail);
     if (fail.has_failed()) {
-      encoder_.forget();
-      return encoder_.frame();
+      departure_.forget_frame();
+      return departure_.frame();
     }
-    encoder_.encode(
-        frame_kind::gradients, step(), options_.sender, chosen(),
-        [this](std::size_t part) { return residual()[part]; }, options_.payload, options_.frame_checksum);
-    encoder_of_parts_.forget();
-    sent_as_ = sent_as::frame;
+    const encoded_frame& frame = departure_.encode(step(), chosen(), residual());
     intake_.set_phase(detail::step_phase::encoded);
-    return encoder_.frame();
+    return frame;
   }
 
   template <class Fail>
   const encoded_frame& encode_part(const char* call, bool is_last, const Fail& fail) {
-    encoder_.forget();  // what is given back on an error
+    departure_.forget_frame();  // what is given back on an error
     if (options_.decide != decision_timing::as_ready) {
       fail(errc::out_of_order, [&] {
         return std::logic_error(std::string(call) +
@@ -607,32 +576,27 @@ class gradient_compressor {
                intake_.phase() == detail::step_phase::accumulating) {
       decider_.decide_own(intake_, fail);
     }
-    if (fail.has_failed()) return encoder_.frame();
+    if (fail.has_failed()) return departure_.frame();
     decided_.clear();
     for (std::size_t part = 0; part < parts().layers(); ++part) {
       if (is_decided(part)) decided_.send(part);
     }
-    const encoded_frame& frame = encoder_of_parts_.encode(
-        frame_kind::gradients, step(), options_.sender, chosen(), decided_, is_last,
-        [this](std::size_t part) { return residual()[part]; }, options_.payload, options_.frame_checksum);
-    sent_as_ = sent_as::parts;
+    const encoded_frame& frame = departure_.encode_part(step(), chosen(), decided_, is_last, residual());
     if (is_last) intake_.set_phase(detail::step_phase::encoded);
     return frame;
   }
   const encoded_frame& encode_part(const char* call, bool is_last, std::error_code& error) {
     const encoded_frame* frame =
         reported(error, [&] { return &encode_part(call, is_last, detail::reports(error)); });
-    return error ? encoder_.frame() : *frame;
+    return error ? departure_.frame() : *frame;
   }
 
   compressor_options options_;
   detail::gradient_intake<T, Representative> intake_;
   detail::step_decider decider_;
-  frame_encoder<T> encoder_;
-  part_encoder<T> encoder_of_parts_;
+  detail::departure<T> departure_;
   selection decided_;        // by the end of the part that is encoded
   std::vector<T> foreseen_;  // what pack_ahead() rounds
-  enum class sent_as : std::uint8_t { frame, parts, packed } sent_as_ = sent_as::frame;
 };
 
 }  // namespace lamina::inline LAMINA_ABI
