@@ -9,6 +9,7 @@
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/engine.hpp"
+#include "lamina/collectives/engine_options.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/memory_channel.hpp"
 #include "lamina/collectives/patience.hpp"
