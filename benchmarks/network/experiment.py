@@ -16,7 +16,8 @@ import tempfile
 import command
 import plots
 import report
-from cluster import Cluster, Counters
+from cluster import Counters
+from emulation import EMULATION, cluster_of, require_same_emulation
 from report import Result
 from settings import PAPER_RATES, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
 
@@ -26,6 +27,7 @@ PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
 GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
 LONGEST_ROW_SECONDS = 24 * 3600
+FEWEST_STEPS = 5  # of a median
 WARM_UP_STEPS = 2  # the first sends the whole model; then residuals are near empty
 
 
@@ -52,7 +54,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
     rate_bits = RATES[rate]
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
-    with tempfile.TemporaryDirectory() as directory, Cluster(1 + max(ranks), rate_bits, congestion=None) as cluster:
+    with tempfile.TemporaryDirectory() as directory, cluster_of(1 + max(ranks), rate) as cluster:
         before = cluster.counters(ranks[0])
         cluster.mpirun(ranks, [program, *options, "--output", directory], LONGEST_ROW_SECONDS)
         counted = cluster.counters(ranks[0]).since(before)
@@ -140,6 +142,7 @@ def machine() -> dict:
 def environment(given: argparse.Namespace) -> dict:
     return {
         **machine(),
+        **EMULATION,
         "compute": "trained" if given.train else "replayed at the paper's pace",
         "command": command.recorded("run"),
     }
@@ -149,6 +152,7 @@ def main() -> None:
     given = parse()
     given.output.mkdir(parents=True, exist_ok=True)
     results, done = report.read(given.output), set()
+    require_same_emulation(given.output, report.runs(given.output))
     recording = given.output / "gradients"
     if not given.train:
         record(given.program, recording, given.recorded_steps)
@@ -159,7 +163,7 @@ def main() -> None:
                     continue  # there is nobody to exchange with
                 work = ["--batch", "8"] if given.train else topology.replay_options(recording)
                 work += ["--classes", str(MODEL_CLASSES)]
-                steps = max(WARM_UP_STEPS + 2, given.steps // 5) if row.sends_everything else given.steps
+                steps = max(WARM_UP_STEPS + FEWEST_STEPS, given.steps // 5) if row.sends_everything else given.steps
                 print(f"{rate}, {topology.name}, {row.name} ...", flush=True)
                 result = run_row(given.program, row, topology, rate, steps, work)
                 print(report.line_of(result), flush=True)

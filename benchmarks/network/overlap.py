@@ -20,11 +20,11 @@ import overlap_report
 import overlap_timeline
 import report
 from cluster import Cluster
+from emulation import EMULATION, cluster_of, require_same_emulation
 from experiment import commit, machine
 from overlap_report import Result, Turn
 from overlap_rows import NETWORKS, ROWS, TABLES, Cell, Row, cell_of_ratio, possible
-from overlap_runs import (EMULATION, calibrate, cluster_of, drift, python_with_torch, record, require_same_emulation, run_ddp,
-                          run_harness, run_seconds, share_of_counted, steps_of)
+from overlap_runs import calibrate, drift, python_with_torch, record, run_ddp, run_harness, run_seconds, share_of_counted, steps_of
 from settings import RATES
 
 
@@ -65,7 +65,7 @@ class Session:
             found = run_harness(self.given.program, row, cell, cluster, steps, self.recording, more)
             sent = cluster.counters(cell.workers - 1).since(before).sent_bytes
             is_comparable = row.sends_everything and not more  # what calibration sends is not counted
-            return Turn(found, load, commit(), link_share=share_of_counted(sent, found) if is_comparable else None)
+            return Turn(found, load, commit(), link_share=share_of_counted(sent, found, row) if is_comparable else None)
         try:
             found, version = run_ddp(self.python, row, cell, cluster, steps, self.recording)
         except RuntimeError as error:

@@ -10,9 +10,10 @@ import time
 
 import torch_ranks
 from cluster import Cluster
+from emulation import EMULATION, cluster_of, require_same_emulation
 from experiment import commit
 from overlap_rows import all_reduce_seconds
-from overlap_runs import EMULATION, HERE, LONGEST_RUN_SECONDS, cluster_of, mpirun, python_with_torch, require_same_emulation
+from overlap_runs import HERE, LONGEST_RUN_SECONDS, mpirun, python_with_torch
 from settings import RATES
 
 KIB, MIB = 1 << 10, 1 << 20

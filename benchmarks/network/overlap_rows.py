@@ -77,6 +77,11 @@ class Row:
         return "--overlap" in self.options
 
     @property
+    def waits_in_the_next_step(self) -> bool:
+        """For what it has sent: its last step does not wait, and is as much shorter."""
+        return "step" in self.options
+
+    @property
     def sends_everything(self) -> bool:
         """Whether each step sends all gradients to other workers, and the harness says how many bytes that is."""
         others = ("with", "mpi_allreduce", "--fc-exchange")  # a part of them, by MPI, or inputs and errors in their place

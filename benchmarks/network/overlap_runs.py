@@ -11,13 +11,8 @@ import tempfile
 import torch_ranks
 from cluster import Cluster
 from experiment import MODEL_CLASSES
-from links import QUEUE_MS
 from overlap_rows import WITH_GRADIENTS, Cell, Row
 from settings import RATES
-
-# Of all links of this study, and what results keep of it.
-CONGESTION, OFFLOAD = "cubic", True
-EMULATION = {"congestion_control": CONGESTION, "segments": "offloaded" if OFFLOAD else "packets"}
 
 RECORDED_STEPS = 2  # of those that are recorded: each rank keeps them in memory
 LONGEST_RUN_SECONDS = 3600
@@ -27,24 +22,6 @@ SLOW_STEP_SECONDS = 3.0
 SLOW_STEPS = 3
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-def cluster_of(machines: int, rate: str) -> Cluster:
-    """Those of this study."""
-    bits = RATES[rate]
-    # What a full bucket lets through at once must be little of a step: of slow links short bursts, with queues as long as others'.
-    queue = None if bits is None or bits >= 1e9 else int(bits / 8 * QUEUE_MS / 1000)
-    return Cluster(machines, bits, queue_bytes=queue, congestion=CONGESTION, offload=OFFLOAD)
-
-
-def require_same_emulation(directory: pathlib.Path, runs: list[dict]) -> None:
-    """Throws RuntimeError where some of the directory's had another: their seconds do not stand beside those of this one."""
-    def said(of: dict) -> str:
-        return ", ".join(f"{key} {of.get(key, 'not said')}" for key in EMULATION)
-
-    others = sorted({said(each) for each in runs} - {said(EMULATION)})
-    if others:
-        raise RuntimeError(f"{directory} has runs with {'; '.join(others)}. This one has {said(EMULATION)}: give another --output")
 
 
 def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:
@@ -69,9 +46,14 @@ def steps_of(row: Row, cell: Cell, steps: int) -> int:
     return min(steps, SLOW_STEPS) if row.step_seconds(cell) > SLOW_STEP_SECONDS else steps
 
 
+def steps_beside(row: Row) -> int:
+    """Of a run, that do not count."""
+    return WARM_UP_STEPS + row.waits_in_the_next_step
+
+
 def run_seconds(row: Row, cell: Cell, steps: int) -> float:
     """About: to plan a session by."""
-    return 5 + (WARM_UP_STEPS + steps_of(row, cell, steps)) * row.step_seconds(cell)
+    return 5 + (steps_beside(row) + steps_of(row, cell, steps)) * row.step_seconds(cell)
 
 
 def mpirun(cluster: Cluster, machines: list[int], program: list[str], seconds: float = LONGEST_RUN_SECONDS) -> str:
@@ -84,13 +66,13 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
                 more: list[str]) -> list[dict]:
     """The steps that count."""
     machines = list(range(row.machines(cell.workers)))
-    options = ["--network", cell.network, *row.options_in(cell), "--steps", str(WARM_UP_STEPS + steps), "--threads", "1", "--replay", str(recording),
-               "--by-layer", "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6",
+    options = ["--network", cell.network, *row.options_in(cell), "--steps", str(steps_beside(row) + steps), "--threads", "1",
+               "--replay", str(recording), "--by-layer", "--compute-seconds", str(cell.compute_seconds), "--learning-rate", "1e-6",
                "--classes", str(MODEL_CLASSES), *more]
     with tempfile.TemporaryDirectory() as directory:
         mpirun(cluster, machines, [program, *options, "--output", directory])
         lines = (pathlib.Path(directory) / row.directory / "metrics.jsonl").read_text().splitlines()
-    found = [line for line in map(json.loads, lines) if "step" in line][WARM_UP_STEPS:]
+    found = [line for line in map(json.loads, lines) if "step" in line][WARM_UP_STEPS:WARM_UP_STEPS + steps]
     kept = ("total_seconds", "exposed_seconds", "hidden_seconds", "predicted_exposed_seconds")
     # A worker sends so much, and as much comes to it at the same time; with a server, what its link carries the fuller way.
     def sent(each: dict) -> float:
@@ -99,9 +81,9 @@ def run_harness(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int
     return [{**{key: each[key] for key in kept if key in each}, "sent_bytes": sent(each) * cell.model_bytes} for each in found]
 
 
-def share_of_counted(sent: int, steps: list[dict]) -> float | None:
-    """What an interface sent in a run of these steps, over what they and those before them have counted; None where they count nothing."""
-    counted = sum(step["sent_bytes"] for step in steps) * (1 + WARM_UP_STEPS / len(steps))
+def share_of_counted(sent: int, steps: list[dict], row: Row) -> float | None:
+    """What an interface sent in a run of these steps, over what they and those beside them have counted; None where they count nothing."""
+    counted = sum(step["sent_bytes"] for step in steps) * (1 + steps_beside(row) / len(steps))
     return sent / counted if counted > 0 else None
 
 

@@ -7,8 +7,9 @@ import pathlib
 import statistics
 
 import plots
+from emulation import cluster_of
 from overlap_rows import AHEAD, BACKWARD, DENSE, STEP, Cell, Row
-from overlap_runs import cluster_of, run_harness
+from overlap_runs import run_harness
 
 STEPS = 8
 

@@ -15,12 +15,19 @@ def main() -> None:
     skip_without_clusters()
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory)
-        done = subprocess.run(
-            [python_with_matplotlib(), str(NETWORK / "experiment.py"), "--program", sys.argv[1], "--output", directory,
-             "--rates", "1 Gb/s", "--topologies", "first", "--rows", "nodes, R = 0.95", "--steps", "5",
-             "--recorded-steps", "6"], capture_output=True, text=True)
+        words = [python_with_matplotlib(), str(NETWORK / "experiment.py"), "--program", sys.argv[1], "--output", directory,
+                 "--rates", "1 Gb/s", "--topologies", "first", "--rows", "nodes, R = 0.95", "--steps", "5", "--recorded-steps", "6"]
+        kept = json.dumps({"runs": [{"commit": "abc", "segments": "packets"}], "results": []})
+        (output / "results.json").write_text(kept)
+        refused = subprocess.run(words, capture_output=True, text=True)
+        require(refused.returncode != 0 and "give another --output" in refused.stderr, f"mixes other links: {refused.stderr}")
+        require((output / "results.json").read_text() == kept, "what was refused has changed the results")
+        (output / "results.json").unlink()
+        done = subprocess.run(words, capture_output=True, text=True)
         require(done.returncode == 0, done.stderr)
-        result, = json.loads((output / "results.json").read_text())["results"]
+        written = json.loads((output / "results.json").read_text())
+        require(written["runs"][0]["segments"] == "offloaded", f"does not say over which links: {written['runs']}")
+        result, = written["results"]
         require(result["worker_seconds"] >= 0.388 and result["server_seconds"] >= 0.073, f"too quick: {result}")
         require(0 < result["node_seconds"] < result["communication_seconds"], f"the node's share is none: {result}")
         require(0.03 < result["sent_up"] < 0.5, f"layers are not dropped: {result}")

@@ -20,6 +20,7 @@ if importlib.util.find_spec("matplotlib") is None:  # which experiment.py draws 
     os.execv(python_with_matplotlib(), [python_with_matplotlib(), *sys.argv])
 sys.path.insert(0, str(NETWORK))
 
+import emulation  # noqa: E402
 import overlap  # noqa: E402
 import overlap_alone  # noqa: E402
 import overlap_paper  # noqa: E402
@@ -174,9 +175,29 @@ def rows_and_cells() -> None:
     for name, counts in (("everything, step", True), ("everything, no overlap", True), ("R = 0.95 ahead, step", False), ("DDP as it comes", False),
                          ("plain MPI_Allreduce", False), ("owners, activations", False), (overlap_rows.ALONE, False)):
         require(ROWS[name].sends_everything == counts, f"{name} sends everything, and counts it: {not counts}")
-    # Two steps that count, and the three before them.
-    require(overlap_runs.share_of_counted(510, [{"sent_bytes": 100}, {"sent_bytes": 100}]) == 1.02, "the steps before are left out")
-    require(overlap_runs.share_of_counted(510, [{"sent_bytes": 0}]) is None, "a share of nothing")
+    # Two steps that count, the three before them, and where a step waits in the next one, one behind them.
+    two = [{"sent_bytes": 100}, {"sent_bytes": 100}]
+    require(overlap_runs.share_of_counted(510, two, ROWS["everything, backward"]) == 1.02, "the steps before are left out")
+    require(overlap_runs.share_of_counted(612, two, ROWS["everything, step"]) == 1.02, "the step behind is left out")
+    require(overlap_runs.share_of_counted(510, [{"sent_bytes": 0}], ROWS["everything, step"]) is None, "a share of nothing")
+
+
+def steps_that_count() -> None:
+    """Not those before, nor the last of a row whose steps wait in the next one: it would be the shortest of all."""
+    def wrote(cluster, machines, words: list[str], seconds: float = 0) -> str:
+        directory = pathlib.Path(words[words.index("--output") + 1]) / "without"
+        directory.mkdir(parents=True)
+        steps = int(words[words.index("--steps") + 1])
+        lines = [{"step": step, "total_seconds": float(step), "sent_up": 0.5, "sent_down": 0.5} for step in range(1, steps + 1)]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        return ""
+
+    for name, steps in (("everything, backward", 7), ("everything, step", 8)):
+        with mock.patch.object(overlap_runs, "mpirun", side_effect=wrote) as run:
+            found = overlap_runs.run_harness("program", ROWS[name], CELL, mock.MagicMock(), 4, pathlib.Path("recording"), [])
+        words = run.call_args.args[2]
+        require(words[words.index("--steps") + 1] == str(steps), f"{name}: {words}")
+        require([each["total_seconds"] for each in found] == [4, 5, 6, 7], f"{name}: {found}")
 
 
 def networks() -> None:
@@ -197,7 +218,7 @@ def sessions() -> None:
     with tempfile.TemporaryDirectory() as directory:
         output = pathlib.Path(directory)
         kept = [Result(CELL, "everything, step", [turn([1.0])]), Result(CELL, "DDP, bf16_compress_hook", [turn([], refusal="no")])]
-        overlap_report.write(output, kept, {"date": "today", **overlap_runs.EMULATION})
+        overlap_report.write(output, kept, {"date": "today", **emulation.EMULATION})
         sys.argv = ["overlap", "--workers", "2", "--rates", "1 Gb/s", "--rounds", "2", "--budget-minutes", "1", "--output", directory]
         session = overlap.Session(overlap.parse())
         require(session.results == kept, "results are not read as they were written")
@@ -214,7 +235,7 @@ def sessions() -> None:
         # Runs of other links are not mixed with those of these, be they one of those there or all.
         for other, said in (({"congestion_control": "bbr"}, "congestion_control bbr, segments offloaded"),
                             ({"segments": "packets"}, "congestion_control cubic, segments packets")):
-            overlap_report.write(output, kept, {**overlap_runs.EMULATION, **other})
+            overlap_report.write(output, kept, {**emulation.EMULATION, **other})
             refused(lambda: overlap.Session(overlap.parse()), directory, said)
             (output / "results.json").unlink()
         overlap_report.write(output, kept, {"date": "yesterday"})
@@ -252,10 +273,10 @@ def timelines() -> None:
 def clusters() -> None:
     """Links are the same in all of the study, with short bursts where they are slow."""
     for rate, bits, queue in (("100 Mb/s", 1e8, 625_000), ("1 Gb/s", 1e9, None), ("unlimited", None, None)):
-        with mock.patch.object(overlap_runs, "Cluster") as made:
-            overlap_runs.cluster_of(4, rate)
+        with mock.patch.object(emulation, "Cluster") as made:
+            emulation.cluster_of(4, rate)
         require(made.call_args == mock.call(4, bits, queue_bytes=queue, congestion="cubic", offload=True), f"{rate}: {made.call_args}")
-    require(overlap_runs.EMULATION == {"congestion_control": "cubic", "segments": "offloaded"}, f"{overlap_runs.EMULATION}")
+    require(emulation.EMULATION == {"congestion_control": "cubic", "segments": "offloaded"}, f"{emulation.EMULATION}")
 
 
 def alone() -> None:
@@ -273,7 +294,7 @@ def alone() -> None:
         return lines
 
     lines = measured("1 Gb/s")
-    environment = {"commit": "abc", **overlap_runs.EMULATION, "packet_steering": True}
+    environment = {"commit": "abc", **emulation.EMULATION, "packet_steering": True}
     require(all(environment.items() <= each.items() for each in lines), f"of what, over what? {lines}")
     require(not any(each["within_burst"] for each in lines), f"4096 bytes in 0.1 ms are no more than 1 Gb/s: {lines}")
     text = overlap_alone.table(lines)
@@ -314,7 +335,7 @@ def paper() -> None:
 
 def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        for check in (medians_and_model, rivals, criteria, criteria_of_cells, rows_and_cells, networks, sessions, timelines, clusters, alone, paper):
+        for check in (medians_and_model, rivals, criteria, criteria_of_cells, rows_and_cells, steps_that_count, networks, sessions, timelines, clusters, alone, paper):
             check()
 
 
