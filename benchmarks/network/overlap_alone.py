@@ -68,6 +68,11 @@ def size_name(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size % KIB else f"{size // MIB} MiB" if size % MIB == 0 else f"{size // KIB} KiB"
 
 
+def _milliseconds(seconds: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{1e3 * seconds:.3g}" if seconds < 0.9995 else f"{1e3 * seconds:,.0f}"
+
+
 def table(results: list[dict]) -> str:
     """A table for each cluster: a row a way, milliseconds by size; where even the best of ours is slower than the best rival it says so, and
     which seconds are those of a burst."""
@@ -76,7 +81,7 @@ def table(results: list[dict]) -> str:
         here = [each for each in results if (each["ranks"], each["rate"]) == (ranks, rate)]
         sizes = sorted({each["bytes"] for each in here})
         seconds = {(each["way"], each["bytes"]): each["seconds"] for each in here}
-        cells = {(each["way"], each["bytes"]): f"{1e3 * each['seconds']:.3g}{MARK if each['within_burst'] else ''}" for each in here}
+        cells = {(each["way"], each["bytes"]): _milliseconds(each["seconds"]) + (MARK if each["within_burst"] else "") for each in here}
         text += f"\n**{ranks} ranks, {rate}**, ms\n\n| | " + " | ".join(map(size_name, sizes)) + " |\n|---|" + "---:|" * len(sizes) + "\n"
         names = list(dict.fromkeys(each["way"] for each in here))
         for name in names:

@@ -300,6 +300,8 @@ def alone() -> None:
     text = overlap_alone.table(lines)
     # Half the bits are no answer to a rival that keeps them.
     require("| the best of ours over the best rival | **loses**, 1.11 |" in text and "burst" not in text, text)
+    large = [{**lines[0], "bytes": size, "seconds": seconds} for size, seconds in ((8 << 20, 0.9994), (16 << 20, 1.2834))]
+    require("| ring | 999 | 1,283 |" in overlap_alone.table(large), overlap_alone.table(large))
     # They take 0.34 ms at 100 Mb/s, and 0.17 ms in half the bits.
     slow = measured("100 Mb/s")
     require([each["way"] for each in slow if each["within_burst"]] == ["pairwise, bfloat16"], f"{slow}")
