@@ -4,6 +4,7 @@ context of 64, batches of 12, 2,000 iterations, no dropout) on tiny Shakespeare 
 
 import hashlib
 import math
+import pathlib
 
 import numpy as np
 import torch
@@ -13,11 +14,7 @@ from gpt import Gpt
 BATCH = 12  # of a worker
 VALIDATION_SHARE = 0.1  # the last of the text
 EVALUATED_AT_ONCE = 64
-
-
-def data_of(text: bytes) -> dict:
-    """By which a result says what was learned."""
-    return {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class CharGpt:
@@ -25,11 +22,23 @@ class CharGpt:
     clip = 1.0  # norm of a gradient
     warm_up_steps = 100
 
+    @staticmethod
+    def read(path: "pathlib.Path | None") -> bytes:
+        """The text; without a path the repository's own documentation."""
+        if path is not None:
+            return path.read_bytes()
+        return b"".join(each.read_bytes() for each in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+
+    @staticmethod
+    def data_of(text: bytes) -> dict:
+        """By which a result says what was learned."""
+        return {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+
     def __init__(self, text: bytes, seed: int, workers: int, **model):
         """Of the model: what is not as in nanoGPT's setting. ValueError if the text is too short for a context of validation."""
         letters, tokens = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
         tokens = torch.from_numpy(tokens.astype(np.int64))
-        self.data = data_of(text)
+        self.data = self.data_of(text)
         self.model = Gpt(vocabulary=len(letters), **model)
         self.seed, self.workers = seed, workers
         split = len(tokens) - int(VALIDATION_SHARE * len(tokens))
@@ -70,3 +79,6 @@ class CharGpt:
             texts = self.validation[some[:, None] + torch.arange(context + 1)]
             total += float(self.model.losses(parameters[None], texts[None])) * len(some)
         return total / len(begins)
+
+    def facts(self, parameters: torch.Tensor) -> dict:
+        return {}

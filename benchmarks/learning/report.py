@@ -22,6 +22,7 @@ class Result:
     down_share: float
     curve: tuple
     period_loss: "float | None" = None  #: the mean over the last steps, of some of the validation; None: it was not taken, or diverged
+    top1: "float | None" = None  #: of the data to test with, the share that is right; None: the task has none, or it diverged
 
     def sort_key(self):
         return math.inf if self.validation_loss is None else self.validation_loss
@@ -32,7 +33,7 @@ def read(directory: pathlib.Path) -> list[Result]:
     for path in sorted(directory.glob("*.json")):
         of = json.loads(path.read_text())
         found.append(Result(parsed(path.stem), of["data"], of["validation_loss"], of["up_share"], of["down_share"],
-                            tuple(of["curve"]), of.get("period_loss")))
+                            tuple(of["curve"]), of.get("period_loss"), of.get("test_top1")))
     return found
 
 
@@ -77,6 +78,14 @@ class Outcome:
         """The mean of the runs that losses() counts; None where one has none."""
         of = [run.period_loss for run in self.counted()]
         return None if None in of else statistics.fmean(of)
+
+    def top1(self) -> str:
+        """The same of what is right in the test, in per cent, with its standard error."""
+        of = [run.top1 for run in self.counted()]
+        if None in of:
+            return ""
+        error = f" ± {100 * statistics.stdev(of) / math.sqrt(len(of)):.2f}" if len(of) > 1 else ""
+        return f"{100 * statistics.fmean(of):.2f}{error}"
 
 
 def outcomes(results: list[Result]) -> dict[tuple[int, int], list[Outcome]]:
@@ -127,6 +136,7 @@ def title(row: Row) -> str:
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
+    words += [f"momentum correction {row.correction:g}"] if row.correction else []
     words += ["each clipped"] if row.clipped != Row.clipped else []
     words += ["state stands still"] if row.held_back != Row.held_back else []
     words += [f"parts of {row.part:,}"] if row.part != Row.part else []
@@ -159,8 +169,10 @@ def tuned(row: Row) -> str:
 
 
 def table(results: list[Result]):
-    yield "| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
-    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|"
+    is_tested = any(each.top1 is not None for each in results)
+    yield ("| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
+           + " test top-1, % |" * is_tested)
+    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|" + "---:|" * is_tested
     for (workers, steps), of in outcomes(results).items():
         dense = next((each for each in of if title(each.best.row) == "dense, fp32"), None)
         for outcome in of:
@@ -169,7 +181,7 @@ def table(results: list[Result]):
                      f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", ", ".join(str(run.row.seed) for run in outcome.counted()),
                      number(loss) + ("" if error is None else f" ± {error:.3f}"),
                      "" if dense is None or outcome is dense else difference(outcome.behind(dense)),
-                     "" if outcome.period_loss() is None else number(outcome.period_loss()))
+                     "" if outcome.period_loss() is None else number(outcome.period_loss()), *[outcome.top1()] * is_tested)
             yield f"| {' | '.join(map(str, cells))} |"
 
 

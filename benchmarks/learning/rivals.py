@@ -10,13 +10,14 @@ from training import Replicas, Shared, Step
 
 class PowerSgd(Shared):
     """PowerSGD (Vogels, Karimireddy and Jaggi, arXiv 1905.13727, algorithms 1 and 2): of each matrix, one step of power iteration from the
-    last one's result, and what that leaves stays with the worker. Vectors go out as they are. The optimizer steps on the mean, as under
+    last one's result, and what that leaves stays with the worker. The weight of a convolution is the matrix of its outputs; vectors go out
+    as they are. The optimizer steps on the mean, as under
     DDP with PyTorch's hook; so many steps at the beginning are without compression as the row says."""
 
     def __init__(self, task, row):
         self.task, self.dense_steps = task, row.dense_steps
         self.replicas = Replicas(task, row, 1)
-        self.shapes = list(task.shapes().values())
+        self.shapes = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape for shape in task.shapes().values()]
         self.left = torch.zeros(row.workers, self.replicas.y.shape[1])
         generator = torch.Generator().manual_seed(row.seed)
         self.right = [torch.randn(shape[1], min(row.rank, *shape), generator=generator) if len(shape) == 2 else None

@@ -18,6 +18,7 @@ class Row:
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
     clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
+    correction: float = 0.0  #: of gradients: momentum of each worker in its residual, cleared with what is sent; the optimizer then is sgd
     held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
     dense_steps: int = 0  #: of powersgd: steps at the beginning in which everything is sent, as it is
@@ -42,6 +43,8 @@ class Row:
             raise ValueError(f"part must be a multiple of 4,096, got {self.part}")
         if not 0 <= self.drop_ratio < 1:
             raise ValueError(f"drop_ratio must lie in [0, 1), got {self.drop_ratio}")
+        if not 0 <= self.correction < 1:
+            raise ValueError(f"correction must lie in [0, 1), got {self.correction}")
         if not self.traffic > 0:
             raise ValueError(f"traffic must be greater than 0, got {self.traffic}")
 

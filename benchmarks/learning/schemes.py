@@ -43,7 +43,8 @@ HELD_BACK = {"zeros": False, "nothing": True}
 
 class Gradients(Shared):
     """Layer dropping of gradients (docs/scheme.md) with agreed selection. The optimizer steps on what arrives. Of parts that were held
-    back it gets zeros, as under DDP; or nothing, and then neither they nor its state move."""
+    back it gets zeros, as under DDP; or nothing, and then neither they nor its state move. With a correction (Lin et al., arXiv
+    1712.01887, equations 4 and 5) a worker's momentum is added to its residual, and cleared with what is sent."""
 
     def __init__(self, task, row):
         self.task, self.row = task, row
@@ -55,15 +56,21 @@ class Gradients(Shared):
             self.clip, self.replicas.clip = task.clip, None
         self.selector = self.parts.selector(drop_ratio=row.drop_ratio)
         self.residual = torch.zeros(row.workers, self.parts.elements)
+        self.velocity = torch.zeros_like(self.residual) if row.correction else None
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y.expand(self.row.workers, -1), step)
-        self.residual += clipped(gradients, self.clip)
+        gradients = clipped(gradients, self.clip)
+        if self.velocity is not None:
+            gradients = self.velocity.mul_(self.row.correction).add_(gradients)
+        self.residual += gradients
         chosen = list(self.selector.decide(step, self.parts.agreed(self.parts.means(self.residual.abs()))))
         elements = self.parts.indices(chosen)
         waiting = self.residual[:, elements]
         sent = self.parts.arriving(chosen, waiting)
         self.residual[:, elements] = waiting - sent
+        if self.velocity is not None:
+            self.velocity[:, elements] = 0
         self.selector.commit(step)
         arrived = torch.zeros(1, self.parts.elements)
         arrived[0, elements] = sent.mean(0)
@@ -72,11 +79,14 @@ class Gradients(Shared):
         return Step(float(losses.mean()), each_way, each_way)
 
     def state(self, step):
-        return {"replicas": self.replicas.state(), "residual": self.residual, "selector": self.parts.saved(self.selector, step)}
+        return {"replicas": self.replicas.state(), "residual": self.residual, "velocity": self.velocity,
+                "selector": self.parts.saved(self.selector, step)}
 
     def load(self, state):
         self.replicas.load(state["replicas"])
         self.residual.copy_(state["residual"])
+        if self.velocity is not None:
+            self.velocity.copy_(state["velocity"])
         self.selector.load(state["selector"])
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Trains a small transformer with each row's scheme of communication, and writes a table and pictures of what it reaches with its
-bytes. A row that is complete is not trained again; one that was interrupted goes on from its last snapshot. Without rows: the table
+"""Trains a small network with each row's scheme of communication, and writes a table and pictures of what it reaches with its bytes.
+char-gpt is a transformer that foretells letters, cifar a residual network that tells images apart. A row that is complete is not trained again; one that was interrupted goes on from its last snapshot. Without rows: the table
 of what is there."""
 
 import argparse
@@ -15,17 +15,21 @@ import torch
 import pictures
 import report
 import training
-from char_gpt import CharGpt, data_of
+from char_gpt import CharGpt
+from cifar import Cifar
 from rows import QUICK, Row, named, parsed
 from schemes import SCHEMES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+TASKS = {task.name: task for task in (CharGpt, Cifar)}
 
 
 def arguments(words=None):
     parser = argparse.ArgumentParser(prog="benchmarks/learning/run", description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, metavar="FILE",
-                        help="the text to learn (tiny Shakespeare in what is recorded); default: the repository's own documentation")
+    parser.add_argument("--task", choices=TASKS, default=CharGpt.name)
+    parser.add_argument("--data", type=pathlib.Path, metavar="PATH",
+                        help="char-gpt: the text to learn (tiny Shakespeare in what is recorded), by default the repository's own "
+                             "documentation; cifar: the directory of CIFAR-10's binary version")
     parser.add_argument("--quick", action="store_true", help=f"{len(QUICK)} rows of {QUICK[0].steps} steps: 3 to 8 minutes on two cores")
     parser.add_argument("--row", action="append", type=row, metavar="FIELD=VALUE,...", default=[], dest="rows",
                         help="a row, as results are named; may be repeated; rows.py says what the fields are")
@@ -35,10 +39,12 @@ def arguments(words=None):
     try:
         if given.list:
             given.rows += [parsed(line) for line in given.list.read_text().splitlines() if line.strip() and line[0] != "#"]
-        given.text = given.data.read_bytes() if given.data else documentation()
+        if given.quick and given.task != CharGpt.name:
+            raise ValueError(f"--quick is of the task {CharGpt.name}")
+        given.rows += QUICK if given.quick else []
+        given.data = TASKS[given.task].read(given.data) if given.rows else None
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    given.rows += QUICK if given.quick else []
     return given
 
 
@@ -49,18 +55,14 @@ def row(text: str) -> Row:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def documentation() -> bytes:
-    return b"".join(path.read_bytes() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+def is_complete(path: pathlib.Path, said: dict) -> bool:
+    """A result of this very data."""
+    return path.exists() and json.loads(path.read_text())["data"] == said
 
 
-def is_complete(path: pathlib.Path, text: bytes) -> bool:
-    """A result of this very text."""
-    return path.exists() and json.loads(path.read_text())["data"] == data_of(text)
-
-
-def run(text: bytes, row: Row, path: pathlib.Path) -> None:
+def run(kind, data, row: Row, path: pathlib.Path) -> None:
     """ValueError for a row that cannot be."""
-    task = CharGpt(text, row.seed, row.workers)
+    task = kind(data, row.seed, row.workers)
     scheme = named(SCHEMES, row, "scheme")(task, row)
     snapshot = ROOT / "build/learning/snapshots" / task.data["sha256"][:8] / f"{row.name()}.pt"
     print(f"training {row.name()}", file=sys.stderr, flush=True)
@@ -79,12 +81,14 @@ def page(results) -> str:
 
 def main() -> None:
     given = arguments()
-    directory = given.output / CharGpt.name
+    kind = TASKS[given.task]
+    directory = given.output / kind.name
+    said = kind.data_of(given.data) if given.rows else None
     for each in given.rows:
         path = directory / f"{each.name()}.json"
-        if not is_complete(path, given.text):
+        if not is_complete(path, said):
             try:
-                run(given.text, each, path)
+                run(kind, given.data, each, path)
             except ValueError as error:
                 sys.exit(f"benchmarks/learning/run: {each.name()}: {error}")
     results = report.read(directory)
@@ -92,9 +96,9 @@ def main() -> None:
         results = [each for each in results if each.row in given.rows]
     if not results:
         sys.exit(f"benchmarks/learning/run: no results in {directory}; --quick or --rows makes some")
-    texts = len({json.dumps(each.data, sort_keys=True) for each in results})
-    if texts > 1:
-        sys.exit(f"benchmarks/learning/run: the results in {directory} are of {texts} texts; each wants an --output of its own")
+    sets = len({json.dumps(each.data, sort_keys=True) for each in results})
+    if sets > 1:
+        sys.exit(f"benchmarks/learning/run: the results in {directory} are of {sets} sets of data; each wants an --output of its own")
     print("\n".join(report.table(results)))
     if not given.rows:
         (directory / "table.md").write_text(page(results))

@@ -20,7 +20,8 @@ OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.0),
     "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
 }
-WEIGHT_DECAY = 0.1
+# AdamW's stands beside the gradient, that of the others is added to it.
+WEIGHT_DECAY = {"adamw": 0.1, "sgd": 5e-4, "nesterov": 5e-4}
 LAST_RATE = 0.1  # of the largest
 POINTS = 10  # of a curve
 PERIOD = (12, 9, 6, 3, 0)  # steps before the end: over one period of all at once with 1 % in 4 bits, which is scored best right after it
@@ -68,7 +69,7 @@ class Replicas:
         is_decayed = [task.is_decayed(name) for name in task.shapes()]
         # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
         self.optimizer = named(OPTIMIZERS, row, "optimizer")([
-            {"params": [piece], "weight_decay": WEIGHT_DECAY if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
+            {"params": [piece], "weight_decay": WEIGHT_DECAY[row.optimizer] if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
             for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))])
 
     def step(self, gradients: torch.Tensor, rate: float, moving: "list[int] | None" = None) -> None:
@@ -145,6 +146,7 @@ def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
             "period_loss": round(statistics.fmean(progress.period), 5) if is_finite else None,
             "workers_mean_loss": round(task.validation_loss(scheme.workers_mean(), every=SOME), 5) if is_finite else None,
             "diverged_at": None if is_finite else progress.step, **scheme.facts(progress.step),
+            **(task.facts(scheme.parameters()) if is_finite else {}),
             "up_share": round(progress.up_bytes / dense_bytes, 6), "down_share": round(progress.down_bytes / dense_bytes, 6),
             "seconds": round(progress.seconds + time.monotonic() - last, 1), "torch": torch.__version__,
             "threads": torch.get_num_threads(), "curve": progress.curve}

@@ -191,12 +191,13 @@ def test_a_part_under_way_is_not_chosen_again():
     assert went_out == [1, 4, 7]
 
 
-def test_dropped_gradients_are_the_librarys_own():
-    """Choice, residual, rounding and bytes of W compressors."""
-    scheme = made("scheme=gradients payload=int8 drop_ratio=0.6 workers=2 outer_rate=0.7 outer_momentum=0.9")
+@pytest.mark.parametrize("correction", [0, 0.5])
+def test_dropped_gradients_are_the_librarys_own(correction):
+    """Choice, residual, momentum, rounding and bytes of W compressors."""
+    scheme = made(f"scheme=gradients payload=int8 drop_ratio=0.6 workers=2 outer_rate=0.7 outer_momentum=0.9 correction={correction}")
     scheme.task.drawn *= 1.37  # so that rounding leaves something
     layout = lamina.Layout(scheme.task.shapes())
-    workers = [lamina.Compressor(layout, drop_ratio=0.6, payload="int8") for _ in range(2)]
+    workers = [lamina.Compressor(layout, drop_ratio=0.6, payload="int8", momentum=correction) for _ in range(2)]
     splits = np.cumsum([64, 130, 70])
     for step in range(1, 10):
         result = scheme.step(step, RATE)
@@ -460,6 +461,17 @@ def test_powersgd_goes_on_from_its_last_step():
 def test_powersgd_sends_two_factors_and_the_vectors():
     assert power("rank=2").step(1, 1.0).up_bytes == power("rank=2").step(1, 1.0).down_bytes == 4 * (2 * (15 + 20) + 30)
     assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
+
+
+def test_powersgd_takes_a_convolution_as_the_matrix_of_its_outputs():
+    """Of what comes of it, nothing depends on how the inputs of an output lie."""
+    row = parsed("workers=4 steps=5 optimizer=sgd scheme=powersgd rank=2")
+    convolution = Matrices(row)
+    convolution.shapes = lambda: {"convolution": (15, 5, 2, 2), "vector": (30,)}
+    flat, deep = (schemes.SCHEMES["powersgd"](of, row) for of in (Matrices(row), convolution))
+    for step in range(1, 6):
+        assert flat.step(step, 1.0) == deep.step(step, 1.0)
+    assert torch.equal(flat.parameters(), deep.parameters())
 
 
 def test_powersgd_sends_everything_in_its_dense_steps():

@@ -11,7 +11,7 @@ import torch
 import report
 import study
 import training
-from char_gpt import CharGpt, data_of
+from char_gpt import CharGpt
 from gpt import Gpt
 from payload import PAYLOADS
 from rows import QUICK, Row, parsed
@@ -155,7 +155,7 @@ def test_rows_are_their_names():
                        ("max_age=-1", "max_age must be at least 0"), ("age_power=-1", "age_power must be at least 0"),
                        ("rank=0", "rank must be at least 1"), ("top=0", "top must be at least 1"),
                        ("interval=0", "interval must be at least 1"),
-                       ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
+                       ("correction=1", r"correction must lie in \[0, 1\)"), ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
         with pytest.raises(ValueError, match=said):
             parsed(text)
 
@@ -212,10 +212,18 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     assert len(list(report.tried(report.read(tmp_path)))) == 2 + 13
 
 
+def test_what_is_right_in_the_test_has_a_column(tmp_path):
+    result(tmp_path, "rate=0.002", 1.5, test_top1=0.5)
+    result(tmp_path, "rate=0.002 seed=1", 1.5, test_top1=0.6125)
+    result(tmp_path, "rate=0.002 seed=2", 1.5, test_top1=0.6375)
+    head, _, line = report.table(report.read(tmp_path))
+    assert head.endswith("| test top-1, % |") and line.endswith("|  | 62.50 ± 1.25 |")
+
+
 def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     """And another text is another result."""
     trained = []
-    monkeypatch.setattr(study, "run", lambda text, row, path: (trained.append(row), result(path.parent, row.name(), 2.0)))
+    monkeypatch.setattr(study, "run", lambda kind, data, row, path: (trained.append(row), result(path.parent, row.name(), 2.0)))
     monkeypatch.setattr(study, "is_complete", lambda path, text: path.exists())
     text = tmp_path / "text"
     text.write_bytes(TEXT)
@@ -229,19 +237,20 @@ def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"data": task().data}))
-    assert study.is_complete(path, TEXT) and not study.is_complete(path, TEXT[1:]) and not study.is_complete(tmp_path / "other", TEXT)
+    of, of_another = CharGpt.data_of(TEXT), CharGpt.data_of(TEXT[1:])
+    assert study.is_complete(path, of) and not study.is_complete(path, of_another) and not study.is_complete(tmp_path / "other", of)
 
 
-def test_results_of_several_texts_are_not_compared(tmp_path, monkeypatch):
+def test_results_of_several_sets_of_data_are_not_compared(tmp_path, monkeypatch):
     directory = tmp_path / CharGpt.name
     directory.mkdir()
-    result(directory, "rate=0.002", 1.5, data=data_of(TEXT))
-    result(directory, "rate=0.001", 1.6, data=data_of(TEXT[1:]))
+    result(directory, "rate=0.002", 1.5, data=CharGpt.data_of(TEXT))
+    result(directory, "rate=0.001", 1.6, data=CharGpt.data_of(TEXT[1:]))
     monkeypatch.setattr("sys.argv", ["run", "--output", str(tmp_path)])
-    with pytest.raises(SystemExit, match="are of 2 texts"):
+    with pytest.raises(SystemExit, match="are of 2 sets of data"):
         study.main()
     assert not (directory / "table.md").exists()
-    result(directory, "rate=0.001", 1.6, data=data_of(TEXT))
+    result(directory, "rate=0.001", 1.6, data=CharGpt.data_of(TEXT))
     study.main()
     assert (directory / "table.md").exists()
 
