@@ -174,7 +174,7 @@ def table(results: list[Result]):
            + " test top-1, % |" * is_tested)
     yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|" + "---:|" * is_tested
     for (workers, steps), of in outcomes(results).items():
-        dense = next((each for each in of if title(each.best.row) == "dense, fp32"), None)
+        dense = next((each for each in of if each.best.row.scheme == "dense" and each.best.row.workers > 1), None)  # of any optimizer
         for outcome in of:
             row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
             cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),

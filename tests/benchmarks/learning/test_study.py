@@ -255,7 +255,8 @@ def test_results_of_several_sets_of_data_are_not_compared(tmp_path, monkeypatch)
     assert (directory / "table.md").exists()
 
 
-def test_what_is_recorded_is_read():
-    recorded = ROOT / "benchmarks/results/learning/char-gpt"
+@pytest.mark.parametrize("of_task", study.TASKS)
+def test_what_is_recorded_is_read(of_task):
+    recorded = ROOT / "benchmarks/results/learning" / of_task
     results = report.read(recorded)
     assert results and (recorded / "table.md").read_text() == study.page(results)
