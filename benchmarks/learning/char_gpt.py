@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gpt import Gpt
+from task import Task
 
 BATCH = 12  # of a worker
 VALIDATION_SHARE = 0.1  # the last of the text
@@ -17,7 +18,7 @@ EVALUATED_AT_ONCE = 64
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class CharGpt:
+class CharGpt(Task):
     name = "char-gpt"
     clip = 1.0  # norm of a gradient
     warm_up_steps = 100
@@ -38,28 +39,16 @@ class CharGpt:
         """Of the model: what is not as in nanoGPT's setting. ValueError if the text is too short for a context of validation."""
         letters, tokens = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
         tokens = torch.from_numpy(tokens.astype(np.int64))
-        self.data = self.data_of(text)
-        self.model = Gpt(vocabulary=len(letters), **model)
-        self.seed, self.workers = seed, workers
+        super().__init__(Gpt(vocabulary=len(letters), **model), self.data_of(text), seed, workers)
         split = len(tokens) - int(VALIDATION_SHARE * len(tokens))
         self.training, self.validation = tokens[:split], tokens[split:]
         if len(self.validation) <= self.model.context:
             least = math.ceil((self.model.context + 1) / VALIDATION_SHARE)
             raise ValueError(f"a text of {len(tokens)} bytes is too short: it has at least {least}")
 
-    def shapes(self):
-        return self.model.shapes()
-
-    def is_decayed(self, layer: str) -> bool:
-        return len(self.shapes()[layer]) > 1
-
-    def initial(self):
-        return self.model.initial(torch.Generator().manual_seed(self.seed))
-
     def texts(self, step: int) -> torch.Tensor:
-        """(W, BATCH, context + 1): the same for every scheme."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)  # which looks at 32 bits
-        begins = torch.randint(len(self.training) - self.model.context, (self.workers, BATCH, 1), generator=generator)
+        """(W, BATCH, context + 1)"""
+        begins = torch.randint(len(self.training) - self.model.context, (self.workers, BATCH, 1), generator=self.generator(step))
         return self.training[begins + torch.arange(self.model.context + 1)]
 
     def gradients(self, parameters: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,6 +68,3 @@ class CharGpt:
             texts = self.validation[some[:, None] + torch.arange(context + 1)]
             total += float(self.model.losses(parameters[None], texts[None])) * len(some)
         return total / len(begins)
-
-    def facts(self, parameters: torch.Tensor) -> dict:
-        return {}

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from resnet import ResNet
+from task import Task
 
 BATCH = 32  # of a worker
 VALIDATION_IMAGES = 5000  # the last of those to train with
@@ -35,6 +36,7 @@ class Images:
 
 
 def images_of(files: "list[pathlib.Path]") -> Images:
+    """Of all of them, in order. ValueError, naming the file, for one that holds no whole images, or other labels than 0 to 9."""
     records = []
     for path in files:
         data = np.frombuffer(path.read_bytes(), np.uint8)
@@ -47,7 +49,7 @@ def images_of(files: "list[pathlib.Path]") -> Images:
     return Images(of_all[:, 1:].reshape(-1, 3, SIDE, SIDE), of_all[:, 0].long())
 
 
-class Cifar:
+class Cifar(Task):
     name = "cifar"
     clip = None
     warm_up_steps = 100
@@ -72,25 +74,14 @@ class Cifar:
     def __init__(self, data: tuple[Images, Images], seed: int, workers: int, **model):
         """Of the model: what is not as by default. ValueError if there are no more images than those of validation."""
         training, self.test = data
-        self.data = self.data_of(data)
+        super().__init__(ResNet(**model), self.data_of(data), seed, workers)
         if len(training) <= VALIDATION_IMAGES:
             raise ValueError(f"{len(training):,} images are too few: more than {VALIDATION_IMAGES:,}, which are for validation")
         self.training, self.validation = training[:-VALIDATION_IMAGES], training[-VALIDATION_IMAGES:]
-        self.model = ResNet(**model)
-        self.seed, self.workers = seed, workers
-
-    def shapes(self):
-        return self.model.shapes()
-
-    def is_decayed(self, layer: str) -> bool:
-        return len(self.shapes()[layer]) > 1
-
-    def initial(self):
-        return self.model.initial(torch.Generator().manual_seed(self.seed))
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(W BATCH, 3, 32, 32) and their labels, worker by worker: the same for every scheme."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        """(W BATCH, 3, 32, 32) and their labels, worker by worker."""
+        generator = self.generator(step)
         drawn = self.training[torch.randint(len(self.training), (self.workers * BATCH,), generator=generator)]
         shifts = torch.randint(2 * MOST_SHIFT + 1, (2, len(drawn), 1), generator=generator)
         is_mirrored = torch.rand(len(drawn), 1, generator=generator) < 0.5

@@ -18,7 +18,7 @@ class Row:
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
     clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
-    correction: float = 0.0  #: of gradients: momentum of each worker in its residual, cleared with what is sent; the optimizer then is sgd
+    correction: float = 0.0  #: of gradients: momentum of each worker in its residual, cleared with what is sent; the optimizer must be sgd
     held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
     dense_steps: int = 0  #: of powersgd: steps at the beginning in which everything is sent, as it is

@@ -56,6 +56,8 @@ class Gradients(Shared):
             self.clip, self.replicas.clip = task.clip, None
         self.selector = self.parts.selector(drop_ratio=row.drop_ratio)
         self.residual = torch.zeros(row.workers, self.parts.elements)
+        if row.correction and row.optimizer != "sgd":
+            raise ValueError(f"correction is a momentum of its own: the optimizer must be sgd, got {row.optimizer!r}")
         self.velocity = torch.zeros_like(self.residual) if row.correction else None
 
     def step(self, step, rate):

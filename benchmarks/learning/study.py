@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Trains a small network with each row's scheme of communication, and writes a table and pictures of what it reaches with its bytes.
-char-gpt is a transformer that foretells letters, cifar a residual network that tells images apart. A row that is complete is not trained again; one that was interrupted goes on from its last snapshot. Without rows: the table
-of what is there."""
+"""Trains a small network with each row's scheme of communication, and writes a table and pictures of what it reaches with its bytes. The
+task char-gpt is a transformer that foretells letters, cifar a residual network that tells images apart. A row that is complete is not
+trained again; one that was interrupted goes on from its last snapshot. Without rows: the table of what is there."""
 
 import argparse
 import dataclasses

@@ -98,7 +98,8 @@ def parse() -> argparse.Namespace:
                              "workers, the server on one of them; pair: a server and a worker")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW",
                         help="of " + ", ".join(ROWS).replace("%", "%%"))
-    parser.add_argument("--steps", type=int, default=30, help="of each row; those that send everything take a fifth")
+    parser.add_argument("--steps", type=int, default=30, help="of each row; those that send everything take a fifth, "
+                        f"and {WARM_UP_STEPS + FEWEST_STEPS} at least")
     parser.add_argument("--train", action="store_true",
                         help="compute gradients in place of replaying recorded ones at the paper's pace")
     parser.add_argument("--output", type=pathlib.Path,

@@ -532,6 +532,7 @@ def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     ("scheme=local outer_clock=steady", "outer_clock must be one of sends, fading, steps, got 'steady'"),
     ("scheme=gradients clipped=never", "clipped must be one of arrived, gradients, got 'never'"),
     ("scheme=gradients held_back=all", "held_back must be one of zeros, nothing, got 'all'"),
+    ("scheme=gradients correction=0.9 optimizer=nesterov", "the optimizer must be sgd, got 'nesterov'"),
     ("optimizer=adam", "optimizer must be one of adamw"),
 ])
 def test_what_cannot_be_is_said(text, said):
