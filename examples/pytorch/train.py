@@ -26,7 +26,8 @@ parser.add_argument("--overlap", action="store_true", help="choose the parts a s
 parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=32, help="images of a rank in a micro-batch")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
-parser.add_argument("--learning-rate", type=float, default=0.01)
+parser.add_argument("--learning-rate", type=float, default=0.03)
+parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; layers that are held back learn worse with it")
 parser.add_argument("--amp", action="store_true", help="float16 with loss scaling on a GPU, bfloat16 on the CPU")
 parser.add_argument("--model", choices=["small", "resnet18", "resnet50"], default="small", help="the last two need torchvision")
 parser.add_argument("--data", metavar="DIR", help="CIFAR-10 as torchvision keeps it")
@@ -107,7 +108,7 @@ def main():
     batch, tests = make_batches(given, rank, world)
     model = make_model(given.model).to(device)
     ddp = DDP(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(ddp.parameters(), given.learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(ddp.parameters(), given.learning_rate, momentum=given.momentum)
     # Since PyTorch 2.3 torch.amp has it.
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)(enabled=given.amp and device.type == "cuda")
     state = None

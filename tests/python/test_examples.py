@@ -27,6 +27,13 @@ def test_training_learns_with_and_without():
     assert all(float(re.search(r"([\d.]+) % of DDP's bytes", line)[1]) < 40 for line in lines[1:])
 
 
+def test_the_command_of_the_readme_learns_what_ddp_learns():
+    command = re.search(r"examples/pytorch/train.py (--drop-ratio \S+) ", (ROOT / "README.md").read_text())
+    for arguments in ([], command[1].split()):
+        last = ranks.Program(TRAIN, *arguments).outputs()[0].splitlines()[-1]
+        assert float(re.search(r"accuracy ([\d.]+) %", last)[1]) > 95, last
+
+
 def test_local_updates_learn():
     program = ROOT / "examples/pytorch/local_updates.py"
     lines = [ranks.Program(program, "--steps", "120", *more).outputs()[0] for more in ([], ["--delay", "2"], ["--alone"], ["--dense"])]

@@ -64,7 +64,9 @@ def at_once(*cases: Callable[[], None]) -> None:
 def wait_for(condition, mpirun: subprocess.Popen, what: str) -> None:
     until = time.monotonic() + DEADLINE_SECONDS
     while not condition():
-        require(time.monotonic() < until and mpirun.poll() is None, f"{what} did not come")
+        if mpirun.poll() is not None:
+            require(False, f"{what} did not come before the run ended with status {mpirun.returncode}: {mpirun.communicate()[1]}")
+        require(time.monotonic() < until, f"{what} did not come in {DEADLINE_SECONDS} s")
         time.sleep(0.02)
 
 
