@@ -16,13 +16,14 @@ import tempfile
 import command
 import plots
 import report
-from cluster import Counters
+from cluster import Cluster, Counters
 from emulation import EMULATION, cluster_of, require_same_emulation
 from report import Result
 from settings import PAPER_RATES, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topology
 
 MODEL_CLASSES = 1000  # as in the paper: 25,557,032 parameters
 HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
+UDP_HEADER_BYTES = 14 + 20 + 8
 PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
 GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
@@ -45,15 +46,21 @@ def record(program: str, directory: pathlib.Path, steps: int) -> None:
                    check=True, stdout=subprocess.DEVNULL)
 
 
-def payload(counted: Counters) -> tuple[int, int]:
-    return (counted.received_bytes - HEADER_BYTES * counted.received_packets,
-            counted.sent_bytes - HEADER_BYTES * counted.sent_packets)
+def payload(row: Row, counted: Counters) -> tuple[int, int]:
+    header = UDP_HEADER_BYTES if row.is_udp else HEADER_BYTES
+    return counted.received_bytes - header * counted.received_packets, counted.sent_bytes - header * counted.sent_packets
+
+
+def socket_options(rate_bits: float | None) -> list[str]:
+    """Of rows over UDP."""
+    return ["--interface", Cluster.network(), *(() if rate_bits is None else ("--link-rate", f"{rate_bits:.0f}"))]
 
 
 def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, work: list[str]) -> Result:
     rate_bits = RATES[rate]
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--threads", "1", *work]
+    options += socket_options(rate_bits) if row.is_udp else []
     with tempfile.TemporaryDirectory() as directory, cluster_of(1 + max(ranks), rate) as cluster:
         before = cluster.counters(ranks[0])
         cluster.mpirun(ranks, [program, *options, "--output", directory], LONGEST_ROW_SECONDS)
@@ -65,7 +72,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
         layers = json.loads((run / "config.json").read_text())["model"]["layers"]
     measured = all_steps[WARM_UP_STEPS:] or all_steps
     up, down = median_of(measured, "bytes_up"), median_of(measured, "bytes_down")
-    counted_up, counted_down = (way - SEGMENT_BYTES * again for way, again in zip(payload(counted), repeated))
+    counted_up, counted_down = (way - SEGMENT_BYTES * again for way, again in zip(payload(row, counted), repeated))
     said_up, said_down = (sum(step[key] for step in all_steps) for key in ("bytes_up", "bytes_down"))
     if row.way == "allreduce":
         # Its steps begin with the parameters of the first worker.

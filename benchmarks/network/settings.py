@@ -21,6 +21,11 @@ class Row:
         """Of the directory that the harness writes."""
         return "with" if "with" in self.options else "without"
 
+    @property
+    def is_udp(self) -> bool:
+        """Frames go as packets, with bounds on what may be missing; else over MPI."""
+        return "udp" in self.options
+
 
 def _rows() -> list[Row]:
     agreed = ("--runs", "with", "--selection", "agreed")
@@ -34,6 +39,9 @@ def _rows() -> list[Row]:
         rows.append(Row(f"{way}, agreed, R = 0.95", agreed, way))
         for percent, budget in (("5.3", "0.053"), ("3", "0.03")):
             rows.append(Row(f"{way}, agreed, budget {percent} %", (*agreed, "--budget", budget), way))
+        for bound in ("0", "0.1"):
+            rows.append(Row(f"{way}, R = 0.95, udp, p = {bound}",
+                            (*local, "--drop-ratio", "0.95", "--transport", "udp", "--loss-bound", bound), way))
     rows.append(Row("allreduce, everything", (*agreed, "--drop-ratio", "0"), "allreduce", sends_everything=True))
     rows.append(Row("allreduce, agreed, R = 0.95", agreed, "allreduce"))
     rows.append(Row("allreduce, agreed, budget 5.3 %", (*agreed, "--budget", "0.053"), "allreduce"))
