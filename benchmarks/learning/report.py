@@ -9,6 +9,9 @@ import statistics
 
 from rows import Row, parsed
 
+RIVALS = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
+          "onebit": "1-bit Adam"}
+OWN_PAYLOAD = ("sparseloco", "onebit")
 TUNED = ("rate", "outer_rate", "outer_momentum")
 TUNING_SEED = 0
 
@@ -116,15 +119,15 @@ def family(row: Row) -> str:
     if row.scheme == "local":
         return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
-    if row.scheme in ("powersgd", "sparseloco"):
-        return {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo"}[row.scheme]
+    if row.scheme in RIVALS:
+        return RIVALS[row.scheme]
     return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
 
 
 def title(row: Row) -> str:
     """The same, and what it was told, without what was tuned."""
     words = [family(row)]
-    if row.workers > 1 and row.scheme != "sparseloco":  # which has its own
+    if row.workers > 1 and row.scheme not in OWN_PAYLOAD:
         words.append(row.payload.replace("as_is", "fp32"))
     if row.scheme == "local":
         words += [row.value] if row.choice == "value" and row.value != Row.value else []
@@ -136,6 +139,11 @@ def title(row: Row) -> str:
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
+    words += [f"{row.top} of 4,096"] if row.scheme == "demo" else []
+    words += [f"momentum kept {row.momentum_kept:g}"] if row.momentum_kept != Row.momentum_kept else []
+    words += [f"{row.share:.1%} of the elements"] if row.scheme in ("dgc", "scalecom") else []
+    words += [f"fewer and fewer over {row.ramp_steps} steps"] if row.ramp_steps else []
+    words += [f"low pass {row.low_pass:g}"] if row.low_pass != Row.low_pass else []
     words += [f"momentum correction {row.correction:g}"] if row.correction else []
     words += ["each clipped"] if row.clipped != Row.clipped else []
     words += ["state stands still"] if row.held_back != Row.held_back else []

@@ -18,12 +18,16 @@ class Row:
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
     clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
-    correction: float = 0.0  #: of gradients: momentum of each worker in its residual, cleared with what is sent; the optimizer must be sgd
+    correction: float = 0.0  #: of gradients and dgc: momentum of each worker in its residual, cleared with what is sent; wants sgd
     held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
-    dense_steps: int = 0  #: of powersgd: steps at the beginning in which everything is sent, as it is
+    dense_steps: int = 0  #: of powersgd and onebit: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
-    top: int = 64  #: of sparseloco: the elements that are sent of each 4,096
+    top: int = 64  #: of sparseloco and demo: the elements that are sent of each 4,096
+    share: float = 0.001  #: of dgc and scalecom: of a layer's elements those that are sent
+    ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
+    low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
+    momentum_kept: float = 0.999  #: of demo
     choice: str = "value"  #: of local, of choices.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
     value: str = "mean_abs"  #: of choice=value, of choices.VALUES
     age_power: float = 0.0  #: of choice=value: it is multiplied by the steps that a part has waited, to this power
@@ -36,15 +40,18 @@ class Row:
 
     def __post_init__(self):
         for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096),
-                             ("rank", 1), ("dense_steps", 0), ("interval", 1), ("top", 1), ("max_age", 0), ("age_power", 0)):
+                             ("rank", 1), ("dense_steps", 0), ("ramp_steps", 0), ("interval", 1), ("top", 1),
+                             ("max_age", 0), ("age_power", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if self.part % 4096:
             raise ValueError(f"part must be a multiple of 4,096, got {self.part}")
-        if not 0 <= self.drop_ratio < 1:
-            raise ValueError(f"drop_ratio must lie in [0, 1), got {self.drop_ratio}")
-        if not 0 <= self.correction < 1:
-            raise ValueError(f"correction must lie in [0, 1), got {self.correction}")
+        for field in ("drop_ratio", "correction", "momentum_kept"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"{field} must lie in [0, 1), got {getattr(self, field)}")
+        for field in ("share", "low_pass"):
+            if not 0 < getattr(self, field) <= 1:
+                raise ValueError(f"{field} must lie in (0, 1], got {getattr(self, field)}")
         if not self.traffic > 0:
             raise ValueError(f"traffic must be greater than 0, got {self.traffic}")
 

@@ -12,7 +12,11 @@ import torch
 
 from choices import CHOICES
 from parts import Parts
-from rivals import PowerSgd, SparseLoco
+from rivals.demo import DeMo
+from rivals.largest import Dgc, ScaleCom
+from rivals.low_rank import PowerSgd
+from rivals.one_bit import OneBitAdam
+from rivals.sparse_loco import SparseLoco
 from rows import named
 from training import Replicas, Shared, Step, clipped
 
@@ -195,4 +199,5 @@ class Local:
             getattr(self, name).copy_(state[name])
 
 
-SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": PowerSgd, "sparseloco": SparseLoco}
+SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": PowerSgd, "sparseloco": SparseLoco,
+           "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}

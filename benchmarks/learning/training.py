@@ -15,8 +15,9 @@ import torch
 
 from rows import named
 
+BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
 OPTIMIZERS = {
-    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), foreach=False),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON, foreach=False),
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.0),
     "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
 }

@@ -160,7 +160,8 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
 
 @pytest.mark.parametrize("text", ["scheme=dense", "scheme=gradients drop_ratio=0.5 payload=int4",
                                   "scheme=gradients held_back=nothing clipped=gradients", "scheme=powersgd",
-                                  "scheme=sparseloco interval=3 top=8",
+                                  "scheme=sparseloco interval=3 top=8", "scheme=dgc ramp_steps=8 optimizer=sgd correction=0.5",
+                                  "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8", "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
                                   "scheme=local choice=all traffic=0.4"])
@@ -410,107 +411,6 @@ def takes_off_what_was_clipped(clipped):
 def test_gradients_are_clipped_before_they_add_up():
     assert takes_off_what_was_clipped("gradients")
     assert not takes_off_what_was_clipped("arrived")
-
-
-class Matrices(Toy):
-    """A matrix of 15 x 20, and a vector of 30."""
-
-    def shapes(self):
-        return {"matrix": (15, 20), "vector": (30,)}
-
-
-def power(text):
-    row = parsed(f"workers=4 steps=40 optimizer=sgd scheme=powersgd {text}")
-    return schemes.SCHEMES["powersgd"](Matrices(row), row)
-
-
-def test_powersgd_restores_gradients_of_its_rank():
-    """Of all workers together; and of a larger rank it loses nothing but keeps it for later."""
-    scheme = power("rank=2")
-    generator = torch.Generator().manual_seed(1)
-    factors = torch.randn(40, 15, 2, generator=generator), torch.randn(40, 2, 20, generator=generator)
-    scheme.task.drawn[:, :, :300] = (factors[0] @ factors[1]).flatten(1)[:, None]
-    begin = scheme.parameters().clone()
-    for step in range(1, 6):
-        before = scheme.parameters().clone()
-        scheme.step(step, 1.0)
-        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-3)
-        scheme.left[:] = 0  # its rounding is of a larger rank
-    scheme = power("rank=1")
-    for step in range(1, 41):
-        scheme.step(step, 1.0)
-        done = scheme.task.drawn[:step].sum(0).mean(0)
-        assert torch.allclose(begin - scheme.parameters(), done - scheme.left.mean(0), atol=1e-2)
-        assert torch.linalg.matrix_rank(scheme.left[0, :300].view(15, 20)) > 1
-    assert not scheme.left[:, 300:].any()
-
-
-def test_powersgd_goes_on_from_its_last_step():
-    """Power iteration over the steps finds the largest singular value's direction, where a new start each time would not."""
-    scheme = power("rank=1")
-    scheme.task.drawn[:] = scheme.task.drawn[0, 0]
-    left, values, right = torch.linalg.svd(scheme.task.drawn[0, 0, :300].view(15, 20))
-    for step in range(1, 41):
-        scheme.left[:] = 0  # what is left over would join
-        before = scheme.parameters().clone()
-        scheme.step(step, 1.0)
-    best = values[0] * torch.outer(left[:, 0], right[0])
-    assert torch.allclose((before - scheme.parameters())[:300].view(15, 20), best, atol=0.05 * float(values[0]))
-
-
-def test_powersgd_sends_two_factors_and_the_vectors():
-    assert power("rank=2").step(1, 1.0).up_bytes == power("rank=2").step(1, 1.0).down_bytes == 4 * (2 * (15 + 20) + 30)
-    assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
-
-
-def test_powersgd_takes_a_convolution_as_the_matrix_of_its_outputs():
-    """Of what comes of it, nothing depends on how the inputs of an output lie."""
-    row = parsed("workers=4 steps=5 optimizer=sgd scheme=powersgd rank=2")
-    convolution = Matrices(row)
-    convolution.shapes = lambda: {"convolution": (15, 5, 2, 2), "vector": (30,)}
-    flat, deep = (schemes.SCHEMES["powersgd"](of, row) for of in (Matrices(row), convolution))
-    for step in range(1, 6):
-        assert flat.step(step, 1.0) == deep.step(step, 1.0)
-    assert torch.equal(flat.parameters(), deep.parameters())
-
-
-def test_powersgd_sends_everything_in_its_dense_steps():
-    scheme = power("dense_steps=3")
-    for step in range(1, 4):
-        before = scheme.parameters().clone()
-        assert scheme.step(step, 1.0).up_bytes == 4 * 330
-        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-5)
-        assert not scheme.left.any()
-    assert scheme.step(4, 1.0).up_bytes == 4 * (15 + 20 + 30)
-    assert scheme.left.any()
-
-
-def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
-    scheme = made("scheme=sparseloco interval=3 top=8 outer_rate=1")
-    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))  # so that none are alike
-    chunks = [(0, 64), (64, 130), (194, 70), (264, 66)]
-    for step in range(1, 10):
-        shared, left = scheme.shared.clone(), scheme.left.clone()
-        result = scheme.step(step, RATE)
-        if step % 3:
-            assert torch.equal(scheme.shared, shared) and torch.equal(scheme.left, left) and result.up_bytes == result.down_bytes == 0
-            continue
-        # 8 of each of 4 layers, 14 bits each, and five float32 a layer.
-        assert (result.up_bytes, result.down_bytes) == (8 * 4 * 14 // 8 + 80, 4 * (8 * 4 * 14 // 8 + 80))
-        assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
-        did = RATE * scheme.task.drawn[step - 3:step].sum(0)
-        had = 0.95 * left + did
-        sent = had - scheme.left
-        senders = torch.zeros(330)
-        for begin, size in chunks:
-            for worker in range(4):
-                part, all_of = sent[worker, begin:begin + size], had[worker, begin:begin + size].abs()
-                went = part.abs() > 1e-3
-                assert went.sum() <= 8 and all_of[went].min() >= all_of.sort().values[-8] - 1e-3
-                assert len(part[went].mul(1e3).round().unique()) <= 4
-                assert part.sum() == pytest.approx(float(had[worker, begin:begin + size][all_of.topk(8).indices].sum()), abs=1e-2)
-                senders[begin:begin + size] += went
-        assert torch.allclose(shared - scheme.shared, sent.sum(0) / senders.clamp(min=1), atol=1e-3)
 
 
 @pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=9", "turn", "all"])

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""SparseLoCo: local steps, and then the largest elements of what they did."""
+
+import math
+
+import torch
+
+from training import Replicas, Shared, Step
+
+
+class SparseLoco(Shared):
+    """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its drift to 0.95 of what it had left,
+    and sends the largest of each 4,096 elements, with 12 bits of place and 2 of value. All then have the same parameters. Two things are
+    from the code of the authors' earlier CCLoco: what arrives of an element is the mean over those that sent it; and the four values of a
+    layer are the means of what falls into four bins around the mean, each 1.5 deviations wide."""
+
+    CHUNK = 4096
+    KEPT = 0.95
+    PLACE_BITS, VALUE_BITS = 12, 2
+
+    def __init__(self, task, row):
+        self.task, self.row = task, row
+        self.replicas = Replicas(task, row, row.workers)
+        self.shared = self.replicas.y[0].clone()
+        self.left = torch.zeros_like(self.replicas.y)
+        self.layers = [math.prod(shape) for shape in task.shapes().values()]
+        chunks = [min(size - begin, self.CHUNK) for size in self.layers for begin in range(0, size, self.CHUNK)]
+        sent = sum(min(row.top, chunk) for chunk in chunks)
+        table = 4 * (1 + 2 ** self.VALUE_BITS) * len(self.layers)  # float32: their mean, and the values beside it
+        self.bytes = -(-sent * (self.PLACE_BITS + self.VALUE_BITS) // 8) + table
+
+    def step(self, step, rate):
+        losses, gradients = self.task.gradients(self.replicas.y, step)
+        self.replicas.step(gradients, rate)
+        loss = float(losses.mean())
+        if step % self.row.interval:
+            return Step(loss, 0, 0)
+        self.left = self.KEPT * self.left + (self.shared - self.replicas.y)
+        sent = torch.cat([self.sent(layer) for layer in torch.split(self.left, self.layers, dim=1)], dim=1)
+        self.left -= sent
+        senders = (sent != 0).sum(0).clamp(min=1)
+        self.shared -= self.row.outer_rate * sent.sum(0) / senders
+        self.replicas.y[:] = self.shared
+        # Each gets what all have sent.
+        return Step(loss, self.bytes, self.row.workers * self.bytes)
+
+    def sent(self, layer):
+        """What arrives of (W, n), zeros where nothing is sent."""
+        workers, size = layer.shape
+        chunks = torch.nn.functional.pad(layer, (0, -size % self.CHUNK)).view(workers, -1, self.CHUNK)
+        places = chunks.abs().topk(min(self.row.top, size), dim=2).indices
+        values = chunks.gather(2, places).flatten(1)
+        middle = values.mean(1, keepdim=True)
+        scale = 6 * values.std(1, keepdim=True) / 2 ** self.VALUE_BITS
+        bins = ((values - middle) / scale.clamp(min=1e-30) + 2 ** (self.VALUE_BITS - 1)).round().clamp(0, 2 ** self.VALUE_BITS - 1).long()
+        sums = torch.zeros(workers, 2 ** self.VALUE_BITS).scatter_add(1, bins, values)
+        counts = torch.zeros(workers, 2 ** self.VALUE_BITS).scatter_add(1, bins, torch.ones_like(values))
+        rounded = (sums / counts.clamp(min=1)).gather(1, bins)
+        return torch.zeros_like(chunks).scatter(2, places, rounded.view_as(places)).flatten(1)[:, :size]
+
+    def parameters(self):
+        return self.shared
+
+    def workers_mean(self):
+        return self.replicas.y.mean(0)
+
+    def state(self, step):
+        return {"replicas": self.replicas.state(), "shared": self.shared, "left": self.left}
+
+    def load(self, state):
+        self.replicas.load(state["replicas"])
+        self.shared.copy_(state["shared"])
+        self.left = state["left"].clone()

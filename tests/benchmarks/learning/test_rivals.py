@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: MIT
+"""What the schemes of others do, by their papers."""
+
+import math
+
+import pytest
+import torch
+
+import schemes
+from rivals.demo import Tiles
+from rivals.largest import place_bytes
+from rows import parsed
+from toy import Toy
+
+RATE = 0.5
+
+
+def made(text, task=Toy):
+    row = parsed(f"workers=4 steps=9 optimizer=sgd {text}")
+    return schemes.SCHEMES[row.scheme](task(row), row)
+
+
+class Matrices(Toy):
+    """A matrix of 15 x 20, and a vector of 30."""
+
+    def shapes(self):
+        return {"matrix": (15, 20), "vector": (30,)}
+
+
+def power(text):
+    return made(f"scheme=powersgd steps=40 {text}", Matrices)
+
+
+def test_powersgd_restores_gradients_of_its_rank():
+    """Of all workers together; and of a larger rank it loses nothing but keeps it for later."""
+    scheme = power("rank=2")
+    generator = torch.Generator().manual_seed(1)
+    factors = torch.randn(40, 15, 2, generator=generator), torch.randn(40, 2, 20, generator=generator)
+    scheme.task.drawn[:, :, :300] = (factors[0] @ factors[1]).flatten(1)[:, None]
+    begin = scheme.parameters().clone()
+    for step in range(1, 6):
+        before = scheme.parameters().clone()
+        scheme.step(step, 1.0)
+        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-3)
+        scheme.left[:] = 0  # its rounding is of a larger rank
+    scheme = power("rank=1")
+    for step in range(1, 41):
+        scheme.step(step, 1.0)
+        done = scheme.task.drawn[:step].sum(0).mean(0)
+        assert torch.allclose(begin - scheme.parameters(), done - scheme.left.mean(0), atol=1e-2)
+        assert torch.linalg.matrix_rank(scheme.left[0, :300].view(15, 20)) > 1
+    assert not scheme.left[:, 300:].any()
+
+
+def test_powersgd_goes_on_from_its_last_step():
+    """Power iteration over the steps finds the largest singular value's direction, where a new start each time would not."""
+    scheme = power("rank=1")
+    scheme.task.drawn[:] = scheme.task.drawn[0, 0]
+    left, values, right = torch.linalg.svd(scheme.task.drawn[0, 0, :300].view(15, 20))
+    for step in range(1, 41):
+        scheme.left[:] = 0  # what is left over would join
+        before = scheme.parameters().clone()
+        scheme.step(step, 1.0)
+    best = values[0] * torch.outer(left[:, 0], right[0])
+    assert torch.allclose((before - scheme.parameters())[:300].view(15, 20), best, atol=0.05 * float(values[0]))
+
+
+def test_powersgd_sends_two_factors_and_the_vectors():
+    assert power("rank=2").step(1, 1.0).up_bytes == power("rank=2").step(1, 1.0).down_bytes == 4 * (2 * (15 + 20) + 30)
+    assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
+
+
+def test_powersgd_takes_a_convolution_as_the_matrix_of_its_outputs():
+    """Of what comes of it, nothing depends on how the inputs of an output lie."""
+    row = parsed("workers=4 steps=5 optimizer=sgd scheme=powersgd rank=2")
+    convolution = Matrices(row)
+    convolution.shapes = lambda: {"convolution": (15, 5, 2, 2), "vector": (30,)}
+    flat, deep = (schemes.SCHEMES["powersgd"](of, row) for of in (Matrices(row), convolution))
+    for step in range(1, 6):
+        assert flat.step(step, 1.0) == deep.step(step, 1.0)
+    assert torch.equal(flat.parameters(), deep.parameters())
+
+
+def test_powersgd_sends_everything_in_its_dense_steps():
+    scheme = power("dense_steps=3")
+    for step in range(1, 4):
+        before = scheme.parameters().clone()
+        assert scheme.step(step, 1.0).up_bytes == 4 * 330
+        assert torch.allclose(before - scheme.parameters(), scheme.task.drawn[step - 1].mean(0), atol=1e-5)
+        assert not scheme.left.any()
+    assert scheme.step(4, 1.0).up_bytes == 4 * (15 + 20 + 30)
+    assert scheme.left.any()
+
+
+def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
+    scheme = made("scheme=sparseloco interval=3 top=8 outer_rate=1")
+    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))  # so that none are alike
+    chunks = [(0, 64), (64, 130), (194, 70), (264, 66)]
+    for step in range(1, 10):
+        shared, left = scheme.shared.clone(), scheme.left.clone()
+        result = scheme.step(step, RATE)
+        if step % 3:
+            assert torch.equal(scheme.shared, shared) and torch.equal(scheme.left, left) and result.up_bytes == result.down_bytes == 0
+            continue
+        # 8 of each of 4 layers, 14 bits each, and five float32 a layer.
+        assert (result.up_bytes, result.down_bytes) == (8 * 4 * 14 // 8 + 80, 4 * (8 * 4 * 14 // 8 + 80))
+        assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
+        did = RATE * scheme.task.drawn[step - 3:step].sum(0)
+        had = 0.95 * left + did
+        sent = had - scheme.left
+        senders = torch.zeros(330)
+        for begin, size in chunks:
+            for worker in range(4):
+                part, all_of = sent[worker, begin:begin + size], had[worker, begin:begin + size].abs()
+                went = part.abs() > 1e-3
+                assert went.sum() <= 8 and all_of[went].min() >= all_of.sort().values[-8] - 1e-3
+                assert len(part[went].mul(1e3).round().unique()) <= 4
+                assert part.sum() == pytest.approx(float(had[worker, begin:begin + size][all_of.topk(8).indices].sum()), abs=1e-2)
+                senders[begin:begin + size] += went
+        assert torch.allclose(shared - scheme.shared, sent.sum(0) / senders.clamp(min=1), atol=1e-3)
+
+
+LAYERS = {"a": (0, 64), "b": (64, 130), "c": (194, 70), "d": (264, 66)}  # of Toy: where they begin, and their elements
+
+
+def drawn_apart(scheme):
+    """So that no two elements are alike."""
+    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))
+    return scheme
+
+
+def test_dgc_sends_the_largest_of_each_worker():
+    scheme = drawn_apart(made("scheme=dgc share=0.1"))
+    for step in range(1, 10):
+        before, waiting = scheme.parameters().clone(), scheme.residual + scheme.task.drawn[step - 1]
+        scheme.step(step, 1.0)
+        arrived = torch.zeros_like(waiting)
+        for begin, size in LAYERS.values():
+            count = round(0.1 * size)
+            for worker in range(4):
+                places = begin + waiting[worker, begin:begin + size].abs().sort(descending=True).indices[:count]
+                arrived[worker, places] = waiting[worker, places]
+        assert torch.equal(scheme.residual, waiting - arrived)
+        assert torch.allclose(before - scheme.parameters(), arrived.mean(0), atol=1e-5)
+
+
+def test_dgc_keeps_what_rounding_takes():
+    scheme = made("scheme=dgc share=0.1 payload=int4")
+    begin = scheme.parameters().clone()
+    for step in range(1, 10):
+        scheme.step(step, 1.0)
+        assert torch.equal(begin - scheme.parameters() + scheme.residual.mean(0), scheme.task.drawn[:step].sum(0).mean(0))
+
+
+def test_dgc_corrects_momentum_and_masks_it():
+    """With everything sent the velocity never grows; where nothing is sent it is momentum, summed up."""
+    everything, nothing = made("scheme=dgc share=1 correction=0.5"), made("scheme=dgc share=0.001 correction=0.5")
+    velocity = residual = torch.zeros(4, 330)
+    is_quiet = torch.ones(4, 330, dtype=bool)
+    for step in range(1, 6):
+        everything.step(step, 1.0)
+        assert not everything.velocity.any() and not everything.residual.any()
+        velocity = 0.5 * velocity + nothing.task.drawn[step - 1]
+        residual = residual + velocity
+        nothing.step(step, 1.0)
+        is_quiet &= (nothing.velocity != 0) | (velocity == 0)
+        assert torch.equal(nothing.velocity[is_quiet], velocity[is_quiet])
+        assert torch.equal(nothing.residual[is_quiet], residual[is_quiet])
+    assert 0.9 < is_quiet.float().mean() < 1
+
+
+def test_dgc_sends_fewer_and_fewer_at_the_beginning():
+    scheme = made("scheme=dgc share=0.01 ramp_steps=8")
+    assert [scheme.share(step) for step in range(1, 11)] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [0.01] * 4
+
+
+def test_dgc_clips_each_worker_to_its_part_of_the_norm():
+    class Clipped(Toy):
+        clip = 6.0
+
+    scheme = made("scheme=dgc share=1 workers=4", Clipped)
+    begin = scheme.parameters().clone()
+    scheme.step(1, 1.0)
+    drawn = scheme.task.drawn[0]
+    assert (drawn.norm(dim=1) > 3).all()
+    assert torch.allclose(begin - scheme.parameters(), (3 * drawn / drawn.norm(dim=1, keepdim=True)).mean(0), atol=1e-4)
+
+
+def test_places_take_what_telling_them_apart_does():
+    assert place_bytes(8, 8) == 0 and place_bytes(256, 1) == 1 and place_bytes(16, 8) == math.ceil(math.log2(12870) / 8)
+    sent = {size: round(0.1 * size) for _, size in LAYERS.values()}
+    up = sum(4 * count + place_bytes(size, count) for size, count in sent.items())
+    result = made("scheme=dgc share=0.1").step(1, 1.0)
+    assert (result.up_bytes, result.down_bytes) == (up, 4 * up)
+    result = made("scheme=scalecom share=0.1").step(1, 1.0)
+    values = 4 * sum(sent.values())
+    assert (result.up_bytes, result.down_bytes) == (values + math.ceil((up - values) / 4), up)
+
+
+@pytest.mark.parametrize("low_pass", [1.0, 0.25])
+def test_scalecom_sends_what_one_of_the_workers_chooses(low_pass):
+    scheme = drawn_apart(made(f"scheme=scalecom share=0.1 low_pass={low_pass}"))
+    for step in range(1, 10):
+        before, left, drawn = scheme.parameters().clone(), scheme.residual.clone(), scheme.task.drawn[step - 1]
+        waiting, sent = left + drawn, torch.zeros(4, 330)
+        for begin, size in LAYERS.values():
+            places = begin + waiting[(step - 1) % 4, begin:begin + size].abs().sort(descending=True).indices[:round(0.1 * size)]
+            sent[:, places] = waiting[:, places]
+        scheme.step(step, 1.0)
+        assert torch.allclose(before - scheme.parameters(), sent.mean(0), atol=1e-5)
+        assert torch.allclose(scheme.residual, (1 - low_pass) * left + low_pass * (waiting - sent), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(128, 192), (130, 40), (128,), (65,)])
+def test_demo_has_the_components_of_a_cosine_transform(shape):
+    """Of the definition: sum over the places n of x_n cos(pi / N (n + 1/2) k), with a norm of one."""
+    numbers = torch.randn(2, math.prod(shape), generator=torch.Generator().manual_seed(1))
+    tiles = Tiles(shape)
+    assert tiles.sides == {128: [64, 64], 130: [26, 40], 65: [13]}[shape[0]][:len(shape)]
+    components = tiles.components(numbers)
+    assert torch.allclose(tiles.numbers(components), numbers, atol=1e-4)
+    assert torch.allclose(components.norm(), numbers.norm())
+    high, wide = ([1] + tiles.sides)[-2:]
+    tile = numbers[1].view(-1, shape[-1])[:high, :wide]
+    for k, l in ((0, 0), (min(2, high - 1), 5)):
+        wave = torch.outer(*(torch.cos(torch.pi / size * (torch.arange(size) + 0.5) * of) for size, of in ((high, k), (wide, l))))
+        assert float(components[1, 0, k * wide + l]) == pytest.approx(float((tile * wave).sum() / wave.norm()), abs=1e-4)
+
+
+def test_demo_steps_by_the_sign_of_the_largest_components():
+    scheme = drawn_apart(made("scheme=demo top=5 momentum_kept=0.5", Matrices))
+    for step in range(1, 6):
+        before, had = scheme.parameters().clone(), 0.5 * scheme.momentum + 0.25 * scheme.task.drawn[step - 1]
+        result = scheme.step(step, 0.25)
+        assert (result.up_bytes, result.down_bytes) == (2 * 5 * 4 + 6 + 4, 4 * (2 * 5 * 4 + 6 + 4))  # of 300 places, and of 30
+        sent = had - scheme.momentum
+        arrived = []
+        for begin, shape in ((0, (15, 20)), (300, (30,))):
+            tiles, part = Tiles(shape), slice(begin, begin + math.prod(shape))
+            went, waiting = tiles.components(sent[:, part]), tiles.components(had[:, part])
+            is_sent = went.abs() > 1e-4
+            assert (is_sent.sum(2) == 5).all()
+            assert torch.allclose(went[is_sent], waiting[is_sent], atol=1e-4)
+            assert (waiting.abs().masked_fill(is_sent, 0).amax(2) <= waiting.abs().masked_fill(~is_sent, torch.inf).amin(2)).all()
+            arrived.append(tiles.numbers((went * is_sent).sum(0, keepdim=True) / is_sent.sum(0, keepdim=True).clamp(min=1)))
+        moved, arrived = before - scheme.parameters(), torch.cat(arrived, dim=1)[0]
+        is_clear = arrived.abs() > 1e-3
+        assert is_clear.float().mean() > 0.9
+        assert torch.allclose(moved[is_clear], 0.25 * arrived[is_clear].sign(), atol=1e-5)
+
+
+def test_one_bit_adam_is_adamw_while_it_is_dense():
+    class Decayed(Toy):
+        clip = 20.0
+
+        def is_decayed(self, layer):
+            return layer in "bd"
+
+    one_bit = made("scheme=onebit dense_steps=9", Decayed)
+    dense = made("scheme=dense optimizer=adamw", Decayed)
+    for step in range(1, 10):
+        assert one_bit.step(step, 0.01) == dense.step(step, 0.01)
+        assert torch.allclose(one_bit.parameters(), dense.parameters(), atol=1e-5)
+    assert not torch.allclose(dense.parameters(), dense.task.initial(), atol=1e-2)
+
+
+def test_one_bit_adam_sends_signs_and_keeps_the_rest():
+    scheme = made("scheme=onebit dense_steps=2 steps=9")
+    for step in range(1, 3):
+        scheme.step(step, 0.01)
+    variance = scheme.variance.clone()
+    for step in range(3, 10):
+        before, momentum, left, by_all = (each.clone() for each in (scheme.y, scheme.momentum, scheme.left, scheme.left_by_all))
+        assert scheme.step(step, 0.01).up_bytes == 4 * 4 + 8 + 17 + 9 + 9
+        sent = left + 0.9 * momentum + 0.1 * scheme.task.drawn[step - 1] - scheme.left
+        assert torch.allclose(scheme.momentum, sent.mean(0) + by_all - scheme.left_by_all, atol=1e-4)
+        for numbers in (sent, scheme.momentum):
+            for begin, size in LAYERS.values():
+                magnitudes = numbers[:, begin:begin + size].abs()
+                assert torch.allclose(magnitudes, magnitudes[:, :1], atol=1e-4)
+        assert torch.equal(scheme.variance, variance)
+        step_of = 0.01 * (scheme.momentum / (1 - 0.9 ** step)) / ((variance / (1 - 0.99 ** 2)).sqrt() + 1e-8)
+        assert torch.allclose(before - scheme.y, step_of, atol=1e-5)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("scheme=dgc correction=0.9 optimizer=nesterov", "the optimizer must be sgd, got 'nesterov'"),
+    ("scheme=onebit", "dense_steps must be at least 1"),
+    ("scheme=dgc share=0", "share must lie in"),
+    ("scheme=scalecom low_pass=0", "low_pass must lie in"),
+    ("scheme=demo momentum_kept=1", "momentum_kept must lie in"),
+    ("scheme=dgc ramp_steps=-1", "ramp_steps must be at least 0"),
+])
+def test_what_a_rival_cannot_be_is_said(text, said):
+    with pytest.raises(ValueError, match=said):
+        made(text)
