@@ -24,9 +24,11 @@ from settings import PAPER_RATES, QUICK_ROWS, RATES, ROWS, TOPOLOGIES, Row, Topo
 MODEL_CLASSES = 1000  # as in the paper: 25,557,032 parameters
 HEADER_BYTES = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps
 UDP_HEADER_BYTES = 14 + 20 + 8
+CHUNK_BYTES, CHUNK_HEADER_BYTES = 1408, 56  # of a packet of lamina/bounded
 PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 SEGMENT_BYTES = PACKET_BYTES - HEADER_BYTES
 GOODPUT_SHARE = SEGMENT_BYTES / PACKET_BYTES
+UDP_GOODPUT_SHARE = CHUNK_BYTES / (UDP_HEADER_BYTES + CHUNK_HEADER_BYTES + CHUNK_BYTES)
 LONGEST_ROW_SECONDS = 24 * 3600
 FEWEST_STEPS = 5  # of a median
 WARM_UP_STEPS = 2  # the first sends the whole model; then residuals are near empty
@@ -91,7 +93,7 @@ def run_row(program: str, row: Row, topology: Topology, rate: str, steps: int, w
         **{key: median_of(measured, key) for key in ("worker_seconds", "server_seconds", "communication_seconds",
                                                      "node_seconds", "total_seconds", "sent_up", "sent_down")},
         bytes_up=up, bytes_down=down,
-        model_seconds=None if rate_bits is None else 8 * in_turn / (rate_bits * GOODPUT_SHARE),
+        model_seconds=None if rate_bits is None else 8 * in_turn / (rate_bits * (UDP_GOODPUT_SHARE if row.is_udp else GOODPUT_SHARE)),
         counted_up=counted_up, counted_down=counted_down, said_up=round(said_up), said_down=round(said_down),
         commit=commit())
 

@@ -74,8 +74,9 @@ def draw_communication(results: list[Result]) -> plt.Figure | None:
             if len(points) < 2:
                 continue
             x, seconds, model = zip(*points)
-            drawn[kind], = axes.plot(x, seconds, color=COLOURS[number], marker=MARKERS[number], markersize=4, linewidth=1.2)
-            axes.plot(x, model, ":", color=COLOURS[number], linewidth=1)
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
+            drawn[kind], = axes.plot(x, seconds, color=colour, marker=marker, markersize=4, linewidth=1.2)
+            axes.plot(x, model, ":", color=colour, linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_title(topology, fontsize=9, loc="left")
