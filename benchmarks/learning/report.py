@@ -11,7 +11,7 @@ from rows import Row, parsed
 
 RIVALS = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
           "onebit": "1-bit Adam"}
-OWN_PAYLOAD = ("sparseloco", "onebit")
+OWN_PAYLOAD = ("sparseloco", "onebit")  # and no word of it
 TUNED = ("rate", "outer_rate", "outer_momentum")
 TUNING_SEED = 0
 
@@ -24,11 +24,16 @@ class Result:
     up_share: float
     down_share: float
     curve: tuple
+    elements: int  #: of the model
     period_loss: "float | None" = None  #: the mean over the last steps, of some of the validation; None: it was not taken, or diverged
     top1: "float | None" = None  #: of the data to test with, the share that is right; None: the task has none, or it diverged
 
     def sort_key(self):
         return math.inf if self.validation_loss is None else self.validation_loss
+
+    def wire_seconds(self) -> float:
+        """For which the bytes of one worker, up and then down, keep a link of 1 Gb/s busy, in all steps together."""
+        return 8 * 4 * self.elements * self.row.steps * (self.up_share + self.down_share) / 1e9
 
 
 def read(directory: pathlib.Path) -> list[Result]:
@@ -36,7 +41,7 @@ def read(directory: pathlib.Path) -> list[Result]:
     for path in sorted(directory.glob("*.json")):
         of = json.loads(path.read_text())
         found.append(Result(parsed(path.stem), of["data"], of["validation_loss"], of["up_share"], of["down_share"],
-                            tuple(of["curve"]), of.get("period_loss"), of.get("test_top1")))
+                            tuple(of["curve"]), of["elements"], of.get("period_loss"), of.get("test_top1")))
     return found
 
 
@@ -139,9 +144,9 @@ def title(row: Row) -> str:
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
-    words += [f"{row.top} of 4,096"] if row.scheme == "demo" else []
+    words += [f"{row.top} a tile"] if row.scheme == "demo" else []
     words += [f"momentum kept {row.momentum_kept:g}"] if row.momentum_kept != Row.momentum_kept else []
-    words += [f"{row.share:.1%} of the elements"] if row.scheme in ("dgc", "scalecom") else []
+    words += [f"{100 * row.share:g} % of the elements"] if row.scheme in ("dgc", "scalecom") else []
     words += [f"fewer and fewer over {row.ramp_steps} steps"] if row.ramp_steps else []
     words += [f"low pass {row.low_pass:g}"] if row.low_pass != Row.low_pass else []
     words += [f"momentum correction {row.correction:g}"] if row.correction else []
@@ -176,16 +181,27 @@ def tuned(row: Row) -> str:
     return f"{row.rate:g}; {row.outer_rate:g}, {row.outer_momentum:g}"
 
 
+def dense_of(groups, workers: int, steps: int) -> "Outcome | None":
+    """What rows of so many steps are compared with: the best dense run of as many, or of fewer where there is none of as many."""
+    for length in sorted((length for group, length in groups if group == workers and length <= steps), reverse=True):
+        for outcome in groups[workers, length]:
+            if outcome.best.row.scheme == "dense" and outcome.best.row.workers > 1:  # of any optimizer
+                return outcome
+    return None
+
+
 def table(results: list[Result]):
     is_tested = any(each.top1 is not None for each in results)
-    yield ("| W | steps | scheme | up | down | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
+    yield ("| W | steps | scheme | up | down | s on the wire | rate; outer rate, momentum | tried | seeds | validation loss | to dense | over a period |"
            + " test top-1, % |" * is_tested)
-    yield "|---:|---:|---|---:|---:|---|---:|---:|---:|---:|---:|" + "---:|" * is_tested
-    for (workers, steps), of in outcomes(results).items():
-        dense = next((each for each in of if each.best.row.scheme == "dense" and each.best.row.workers > 1), None)  # of any optimizer
+    yield "|---:|---:|---|---:|---:|---:|---|---:|---:|---:|---:|---:|" + "---:|" * is_tested
+    groups = outcomes(results)
+    for (workers, steps), of in groups.items():
+        dense = dense_of(groups, workers, steps)
         for outcome in of:
             row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
-            cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share), tuned(row),
+            cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share),
+                     f"{outcome.best.wire_seconds():.1f}", tuned(row),
                      f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", ", ".join(str(run.row.seed) for run in outcome.counted()),
                      number(loss) + ("" if error is None else f" ± {error:.3f}"),
                      "" if dense is None or outcome is dense else difference(outcome.behind(dense)),

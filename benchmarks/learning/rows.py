@@ -4,6 +4,9 @@
 import dataclasses
 
 
+FIRST_FIELDS = 5  # every row has them in its name
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """ValueError, naming the field, for a number outside its range. Names are checked where they are looked up."""
@@ -13,18 +16,18 @@ class Row:
     steps: int = 2000
     seed: int = 0
     rate: float = 1e-3  #: the largest learning rate; it grows over the first 100 steps, and falls as a cosine to a tenth
-    optimizer: str = "adamw"  #: of each worker, of training.OPTIMIZERS
+    optimizer: str = "adamw"  #: of training.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.NAMES
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
-    clipped: str = "arrived"  #: of gradients: "arrived", what came of k steps together; or "gradients", each before it is accumulated
+    clipped: str = "arrived"  #: of gradients, powersgd and scalecom: "arrived", what came together; or "gradients", each before that
     correction: float = 0.0  #: of gradients and dgc: momentum of each worker in its residual, cleared with what is sent; wants sgd
     held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
     dense_steps: int = 0  #: of powersgd and onebit: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
-    top: int = 64  #: of sparseloco and demo: the elements that are sent of each 4,096
-    share: float = 0.001  #: of dgc and scalecom: of a layer's elements those that are sent
+    top: int = 64  #: of sparseloco: the elements that are sent of each 4,096; of demo: of each tile
+    share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
     low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
     momentum_kept: float = 0.999  #: of demo
@@ -60,7 +63,7 @@ class Row:
         words = []
         for place, field in enumerate(dataclasses.fields(self)):
             value = getattr(self, field.name)
-            if place < 5 or value != field.default:
+            if place < FIRST_FIELDS or value != field.default:
                 words.append(f"{field.name}={exact(value) if field.type is float else value}")
         return ",".join(words)
 

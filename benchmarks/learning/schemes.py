@@ -7,6 +7,8 @@
     state(step), load(state)        after a step: all it needs to go on
 """
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -17,8 +19,8 @@ from rivals.largest import Dgc, ScaleCom
 from rivals.low_rank import PowerSgd
 from rivals.one_bit import OneBitAdam
 from rivals.sparse_loco import SparseLoco
-from rows import named
-from training import Replicas, Shared, Step, clipped
+from rows import FIRST_FIELDS, named
+from training import Replicas, Shared, Step, clipped, worker_clip
 
 
 class Dense(Shared):
@@ -41,7 +43,6 @@ class Dense(Shared):
         self.replicas.load(state)
 
 
-CLIPPED = {"arrived": False, "gradients": True}  # by each worker
 HELD_BACK = {"zeros": False, "nothing": True}
 
 
@@ -54,10 +55,9 @@ class Gradients(Shared):
         self.task, self.row = task, row
         self.parts = Parts(task.shapes(), row)
         self.stands_still = named(HELD_BACK, row, "held_back")
-        self.replicas = Replicas(task, row, 1, self.parts.sizes if self.stands_still else None)
-        self.clip = None
-        if named(CLIPPED, row, "clipped"):
-            self.clip, self.replicas.clip = task.clip, None
+        # Momentum does not reach the decay, so that there is more of it.
+        self.replicas = Replicas(task, row, 1, self.parts.sizes if self.stands_still else None, decays=1 / (1 - row.correction))
+        self.clip = worker_clip(task, row, self.replicas)
         self.selector = self.parts.selector(drop_ratio=row.drop_ratio)
         self.residual = torch.zeros(row.workers, self.parts.elements)
         if row.correction and row.optimizer != "sgd":
@@ -201,3 +201,23 @@ class Local:
 
 SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": PowerSgd, "sparseloco": SparseLoco,
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
+# What a scheme reads of a row, beside its first fields.
+READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
+         "local": "optimizer payload part choice value age_power max_age traffic delay outer_rate outer_momentum outer_clock",
+         "powersgd": "optimizer clipped rank dense_steps", "sparseloco": "optimizer interval top outer_rate",
+         "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
+         "demo": "payload top momentum_kept", "onebit": "dense_steps"}
+
+
+def check_fields(row) -> None:
+    """ValueError, naming it, for a field that is not as by default and that the scheme does not read."""
+    for field in dataclasses.fields(row)[FIRST_FIELDS:]:
+        if getattr(row, field.name) != field.default and field.name not in READS[row.scheme].split():
+            raise ValueError(f"{row.scheme} has no {field.name}: it reads {READS[row.scheme].replace(' ', ', ')}")
+
+
+def scheme_of(task, row):
+    """ValueError for a row that cannot be."""
+    scheme = named(SCHEMES, row, "scheme")
+    check_fields(row)
+    return scheme(task, row)

@@ -17,8 +17,8 @@ import report
 import training
 from char_gpt import CharGpt
 from cifar import Cifar
-from rows import QUICK, Row, named, parsed
-from schemes import SCHEMES
+from rows import QUICK, Row, parsed
+from schemes import scheme_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASKS = {task.name: task for task in (CharGpt, Cifar)}
@@ -63,7 +63,7 @@ def is_complete(path: pathlib.Path, said: dict) -> bool:
 def run(kind, data, row: Row, path: pathlib.Path) -> None:
     """ValueError for a row that cannot be."""
     task = kind(data, row.seed, row.workers)
-    scheme = named(SCHEMES, row, "scheme")(task, row)
+    scheme = scheme_of(task, row)
     snapshot = ROOT / "build/learning/snapshots" / task.data["sha256"][:8] / f"{row.name()}.pt"
     print(f"training {row.name()}", file=sys.stderr, flush=True)
     torch.set_flush_denormal(True)

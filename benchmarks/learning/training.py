@@ -35,6 +35,17 @@ def clipped(gradients: torch.Tensor, norm: "float | None") -> torch.Tensor:
     return gradients if norm is None else gradients * (norm / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
 
 
+CLIPPED = {"arrived": False, "gradients": True}  # by each worker
+
+
+def worker_clip(task, row, replicas) -> "float | None":
+    """The norm of a worker's gradient at most. Where it is clipped, before it is accumulated, what arrives is not."""
+    if not named(CLIPPED, row, "clipped"):
+        return None
+    replicas.clip = None
+    return task.clip
+
+
 @dataclasses.dataclass
 class Step:
     """What came of a step."""
@@ -60,8 +71,9 @@ class Shared:
 class Replicas:
     """R copies of the model, y: (R, N), each with the state of its own optimizer."""
 
-    def __init__(self, task, row, replicas: int, sizes: "list[int] | None" = None):
-        """Of the pieces that may stand still by themselves, which divide the layers; None: the layers."""
+    def __init__(self, task, row, replicas: int, sizes: "list[int] | None" = None, decays: float = 1.0):
+        """Of the pieces that may stand still by themselves, which divide the layers; None: the layers. Weights decay so many times as
+        much as they do by default."""
         self.clip = task.clip
         self.y = task.initial().repeat(replicas, 1)
         layers = [math.prod(shape) for shape in task.shapes().values()]
@@ -70,7 +82,7 @@ class Replicas:
         is_decayed = [task.is_decayed(name) for name in task.shapes()]
         # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
         self.optimizer = named(OPTIMIZERS, row, "optimizer")([
-            {"params": [piece], "weight_decay": WEIGHT_DECAY[row.optimizer] if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
+            {"params": [piece], "weight_decay": decays * WEIGHT_DECAY[row.optimizer] if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
             for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))])
 
     def step(self, gradients: torch.Tensor, rate: float, moving: "list[int] | None" = None) -> None:

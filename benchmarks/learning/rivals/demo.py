@@ -6,6 +6,7 @@ import math
 import torch
 
 from payload import PAYLOADS
+from rivals.largest import in_order, place_bits
 from rivals.low_rank import matrices
 from rows import named
 from training import WEIGHT_DECAY, Shared, Step
@@ -66,19 +67,20 @@ class DeMo(Shared):
         self.bytes = 0
         for tiles in self.tiles:
             sent = tiles.count * min(row.top, tiles.size)
-            self.bytes += self.payload.bytes(sent) + -(-sent * math.ceil(math.log2(tiles.size)) // 8)
+            places = tiles.count * place_bits(tiles.size, min(row.top, tiles.size))
+            self.bytes += self.payload.bytes(sent) + -(-places // 8)
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.y.expand(self.row.workers, -1), step)
         self.momentum.mul_(self.row.momentum_kept).add_(gradients, alpha=rate)
         arrived = [self.send(*each) for each in zip(self.tiles, torch.split(self.momentum, self.layers, dim=1))]
         self.y.mul_(1 - rate * self.decay).sub_(rate * torch.cat(arrived, dim=1).sign())
-        return Step(float(losses.mean()), self.bytes, self.row.workers * self.bytes)
+        return Step(float(losses.mean()), self.bytes, (self.row.workers - 1) * self.bytes)
 
     def send(self, tiles, momentum):
         """What arrives of a layer, (1, n); it is taken off the momentum."""
         components = tiles.components(momentum)
-        places = components.abs().topk(min(self.row.top, tiles.size), dim=2).indices
+        places = in_order(components.abs().topk(min(self.row.top, tiles.size), dim=2).indices)
         values = components.gather(2, places)
         values = self.payload.rounded(values.flatten(1)).view_as(values)
         sent = torch.zeros_like(components).scatter_(2, places, values)

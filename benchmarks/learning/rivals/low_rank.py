@@ -5,7 +5,10 @@ import math
 
 import torch
 
-from training import Replicas, Shared, Step
+from training import Replicas, Shared, Step, clipped, worker_clip
+
+
+MIN_RATIO = 2  # of PyTorch's hook: what would shrink less goes out as it is
 
 
 def matrices(task) -> list[tuple]:
@@ -16,22 +19,28 @@ def matrices(task) -> list[tuple]:
 class PowerSgd(Shared):
     """PowerSGD (Vogels, Karimireddy and Jaggi, arXiv 1905.13727, algorithms 1 and 2): of each matrix, one step of power iteration from the
     last one's result, and what that leaves stays with the worker. The weight of a convolution is the matrix of its outputs; vectors go out
-    as they are. The optimizer steps on the mean, as under DDP with PyTorch's hook; so many steps at the beginning are without compression
-    as the row says."""
+    as they are, and small matrices. The optimizer steps on the mean, as under DDP with PyTorch's hook; so many steps at the beginning are
+    without compression as the row says."""
 
     def __init__(self, task, row):
         self.task, self.dense_steps = task, row.dense_steps
         self.replicas = Replicas(task, row, 1)
+        self.clip = worker_clip(task, row, self.replicas)
         self.shapes = matrices(task)
         self.left = torch.zeros(row.workers, self.replicas.y.shape[1])
         generator = torch.Generator().manual_seed(row.seed)
-        self.right = [torch.randn(shape[1], min(row.rank, *shape), generator=generator) if len(shape) == 2 else None
+        self.right = [torch.randn(shape[1], min(row.rank, *shape), generator=generator) if self.is_smaller(shape, row.rank) else None
                       for shape in self.shapes]
         self.bytes = 4 * sum(math.prod(shape) if right is None else sum(shape) * right.shape[1]
                              for shape, right in zip(self.shapes, self.right))
 
+    @staticmethod
+    def is_smaller(shape, rank: int) -> bool:
+        return len(shape) == 2 and MIN_RATIO * sum(shape) * min(rank, *shape) < math.prod(shape)
+
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y.expand(len(self.left), -1), step)
+        gradients = clipped(gradients, self.clip)
         if step <= self.dense_steps:
             self.replicas.step(gradients.mean(0, keepdim=True), rate)
             return Step(float(losses.mean()), 4 * self.left.shape[1], 4 * self.left.shape[1])
@@ -43,9 +52,9 @@ class PowerSgd(Shared):
                 mean[0] = layer.mean(0)
                 layer.zero_()
             else:
-                matrices = layer.view(len(layer), *self.shapes[place])
-                left = torch.linalg.qr((matrices @ self.right[place]).mean(0)).Q
-                self.right[place] = (matrices.transpose(1, 2) @ left).mean(0)
+                matrix = layer.view(len(layer), *self.shapes[place])
+                left = torch.linalg.qr((matrix @ self.right[place]).mean(0)).Q
+                self.right[place] = (matrix.transpose(1, 2) @ left).mean(0)
                 mean[0] = (left @ self.right[place].T).flatten()
                 layer -= mean
         self.replicas.step(arrived, rate)

@@ -10,13 +10,15 @@ from training import BETAS, EPSILON, WEIGHT_DECAY, Shared, Step, clipped
 
 class OneBitAdam(Shared):
     """1-bit Adam (Tang et al., arXiv 2102.02888, algorithm 1). In its dense steps it is AdamW on the mean of all gradients. From then on the
-    variance stands still, and a worker adds its gradient to the momentum that all share, sends the sign of each element with one magnitude a
-    layer, and keeps what that leaves; who adds these up answers in the same way."""
+    variance stands still, and a worker adds its gradient to the momentum that all share, sends the sign of each element with the root of the
+    mean square of its layer, and keeps what that leaves; who adds these up answers in the same way. Until then the mean is clipped, from
+    then on each worker to sqrt(W) times that norm."""
 
     def __init__(self, task, row):
         if not row.dense_steps:
             raise ValueError("dense_steps must be at least 1: they make the variance that 1-bit Adam goes on with")
         self.task, self.row = task, row
+        self.clip = None if task.clip is None else task.clip * math.sqrt(row.workers)
         self.y = task.initial()[None]
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
         self.momentum, self.variance, self.left_by_all = (torch.zeros_like(self.y) for _ in range(3))
@@ -27,7 +29,7 @@ class OneBitAdam(Shared):
 
     def signs(self, numbers):
         """What arrives of (R, N)."""
-        return torch.cat([torch.where(layer < 0, -1.0, 1.0) * layer.abs().mean(1, keepdim=True)
+        return torch.cat([torch.where(layer < 0, -1.0, 1.0) * layer.square().mean(1, keepdim=True).sqrt()
                           for layer in torch.split(numbers, self.layers, dim=1)], dim=1)
 
     def step(self, step, rate):
@@ -38,7 +40,7 @@ class OneBitAdam(Shared):
             self.variance.mul_(BETAS[1]).addcmul_(mean, mean, value=1 - BETAS[1])
             sent = 4 * self.y.shape[1]
         else:
-            self.left += self.momentum.lerp(clipped(gradients, self.task.clip), 1 - BETAS[0])
+            self.left += self.momentum.lerp(clipped(gradients, self.clip), 1 - BETAS[0])
             arrived = self.signs(self.left)
             self.left -= arrived
             self.left_by_all += arrived.mean(0, keepdim=True)

@@ -5,18 +5,20 @@ import math
 
 import torch
 
+from rivals.largest import place_bits
 from training import Replicas, Shared, Step
 
 
 class SparseLoco(Shared):
     """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its drift to 0.95 of what it had left,
-    and sends the largest of each 4,096 elements, with 12 bits of place and 2 of value. All then have the same parameters. Two things are
+    and sends the largest of each 4,096 elements, with 2 bits of value. All then have the same parameters. Two things are
     from the code of the authors' earlier CCLoco: what arrives of an element is the mean over those that sent it; and the four values of a
-    layer are the means of what falls into four bins around the mean, each 1.5 deviations wide."""
+    layer are the means of what falls into four bins around the mean, each 1.5 deviations wide. The last step sends, too. Each receives what
+    every other one sends."""
 
     CHUNK = 4096
     KEPT = 0.95
-    PLACE_BITS, VALUE_BITS = 12, 2
+    VALUE_BITS = 2
 
     def __init__(self, task, row):
         self.task, self.row = task, row
@@ -25,15 +27,15 @@ class SparseLoco(Shared):
         self.left = torch.zeros_like(self.replicas.y)
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
         chunks = [min(size - begin, self.CHUNK) for size in self.layers for begin in range(0, size, self.CHUNK)]
-        sent = sum(min(row.top, chunk) for chunk in chunks)
+        sent = [(chunk, min(row.top, chunk)) for chunk in chunks]
         table = 4 * (1 + 2 ** self.VALUE_BITS) * len(self.layers)  # float32: their mean, and the values beside it
-        self.bytes = -(-sent * (self.PLACE_BITS + self.VALUE_BITS) // 8) + table
+        self.bytes = -(-sum(place_bits(*each) + self.VALUE_BITS * each[1] for each in sent) // 8) + table
 
     def step(self, step, rate):
         losses, gradients = self.task.gradients(self.replicas.y, step)
         self.replicas.step(gradients, rate)
         loss = float(losses.mean())
-        if step % self.row.interval:
+        if step % self.row.interval and step != self.row.steps:
             return Step(loss, 0, 0)
         self.left = self.KEPT * self.left + (self.shared - self.replicas.y)
         sent = torch.cat([self.sent(layer) for layer in torch.split(self.left, self.layers, dim=1)], dim=1)
@@ -41,22 +43,23 @@ class SparseLoco(Shared):
         senders = (sent != 0).sum(0).clamp(min=1)
         self.shared -= self.row.outer_rate * sent.sum(0) / senders
         self.replicas.y[:] = self.shared
-        # Each gets what all have sent.
-        return Step(loss, self.bytes, self.row.workers * self.bytes)
+        return Step(loss, self.bytes, (self.row.workers - 1) * self.bytes)
 
     def sent(self, layer):
         """What arrives of (W, n), zeros where nothing is sent."""
-        workers, size = layer.shape
-        chunks = torch.nn.functional.pad(layer, (0, -size % self.CHUNK)).view(workers, -1, self.CHUNK)
-        places = chunks.abs().topk(min(self.row.top, size), dim=2).indices
-        values = chunks.gather(2, places).flatten(1)
+        workers = layer.shape[0]
+        chunks = torch.split(layer, self.CHUNK, dim=1)
+        places = [begin * self.CHUNK + chunk.abs().topk(min(self.row.top, chunk.shape[1]), dim=1).indices
+                  for begin, chunk in enumerate(chunks)]
+        places = torch.cat(places, dim=1)
+        values = layer.gather(1, places)
         middle = values.mean(1, keepdim=True)
-        scale = 6 * values.std(1, keepdim=True) / 2 ** self.VALUE_BITS
+        scale = 6 * values.std(1, keepdim=True, correction=min(1, values.shape[1] - 1)) / 2 ** self.VALUE_BITS
         bins = ((values - middle) / scale.clamp(min=1e-30) + 2 ** (self.VALUE_BITS - 1)).round().clamp(0, 2 ** self.VALUE_BITS - 1).long()
         sums = torch.zeros(workers, 2 ** self.VALUE_BITS).scatter_add(1, bins, values)
         counts = torch.zeros(workers, 2 ** self.VALUE_BITS).scatter_add(1, bins, torch.ones_like(values))
         rounded = (sums / counts.clamp(min=1)).gather(1, bins)
-        return torch.zeros_like(chunks).scatter(2, places, rounded.view_as(places)).flatten(1)[:, :size]
+        return torch.zeros_like(layer).scatter(1, places, rounded)
 
     def parameters(self):
         return self.shared

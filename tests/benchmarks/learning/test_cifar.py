@@ -105,7 +105,7 @@ def test_the_dense_gradient_is_the_mean_of_the_workers(directory):
 def test_it_learns_and_says_how_much_is_right(directory, tmp_path):
     row = parsed("steps=40 workers=2 optimizer=nesterov rate=0.05")
     of = task(directory, workers=2)
-    result = training.train(of, study.SCHEMES["dense"](of, row), row, tmp_path / "none")
+    result = training.train(of, study.scheme_of(of, row), row, tmp_path / "none")
     assert result["validation_loss"] < result["curve"][0]["validation_loss"]
     assert result["test_top1"] > 0.3 and result["validation_top1"] > 0.3
     assert of.scored(of.initial(), of.test)[1] < 0.3

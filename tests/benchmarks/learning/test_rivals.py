@@ -8,7 +8,7 @@ import torch
 
 import schemes
 from rivals.demo import Tiles
-from rivals.largest import place_bytes
+from rivals.largest import place_bits
 from rows import parsed
 from toy import Toy
 
@@ -67,7 +67,8 @@ def test_powersgd_goes_on_from_its_last_step():
 
 def test_powersgd_sends_two_factors_and_the_vectors():
     assert power("rank=2").step(1, 1.0).up_bytes == power("rank=2").step(1, 1.0).down_bytes == 4 * (2 * (15 + 20) + 30)
-    assert power("rank=99").step(1, 1.0).up_bytes == 4 * (15 * (15 + 20) + 30)
+    # What would not shrink to half goes out as it is.
+    assert [power(f"rank={rank}").step(1, 1.0).up_bytes for rank in (4, 5, 99)] == [4 * (4 * (15 + 20) + 30), 4 * 330, 4 * 330]
 
 
 def test_powersgd_takes_a_convolution_as_the_matrix_of_its_outputs():
@@ -102,8 +103,9 @@ def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
         if step % 3:
             assert torch.equal(scheme.shared, shared) and torch.equal(scheme.left, left) and result.up_bytes == result.down_bytes == 0
             continue
-        # 8 of each of 4 layers, 14 bits each, and five float32 a layer.
-        assert (result.up_bytes, result.down_bytes) == (8 * 4 * 14 // 8 + 80, 4 * (8 * 4 * 14 // 8 + 80))
+        # 8 of each of 4 layers, with their places and 2 bits, and five float32 a layer.
+        up = math.ceil((sum(math.ceil(math.log2(math.comb(size, 8))) for _, size in chunks) + 2 * 32) / 8) + 80
+        assert (result.up_bytes, result.down_bytes) == (up, 3 * up)
         assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
         did = RATE * scheme.task.drawn[step - 3:step].sum(0)
         had = 0.95 * left + did
@@ -120,7 +122,21 @@ def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest():
         assert torch.allclose(shared - scheme.shared, sent.sum(0) / senders.clamp(min=1), atol=1e-3)
 
 
-LAYERS = {"a": (0, 64), "b": (64, 130), "c": (194, 70), "d": (264, 66)}  # of Toy: where they begin, and their elements
+class Mixed(Toy):
+    """Three matrices, and a vector that is sent whole."""
+
+    def shapes(self):
+        return {"a": (8, 8), "b": (65, 2), "c": (70,), "d": (6, 11)}
+
+
+LAYERS = [(0, 64, 6), (64, 130, 13), (194, 70, 70), (264, 66, 7)]  # of Mixed: where they begin, elements, and a tenth of them or all
+
+
+class Decayed(Toy):
+    clip = 20.0
+
+    def is_decayed(self, layer):
+        return layer in "bd"
 
 
 def drawn_apart(scheme):
@@ -130,13 +146,12 @@ def drawn_apart(scheme):
 
 
 def test_dgc_sends_the_largest_of_each_worker():
-    scheme = drawn_apart(made("scheme=dgc share=0.1"))
+    scheme = drawn_apart(made("scheme=dgc share=0.1", Mixed))
     for step in range(1, 10):
         before, waiting = scheme.parameters().clone(), scheme.residual + scheme.task.drawn[step - 1]
         scheme.step(step, 1.0)
         arrived = torch.zeros_like(waiting)
-        for begin, size in LAYERS.values():
-            count = round(0.1 * size)
+        for begin, size, count in LAYERS:
             for worker in range(4):
                 places = begin + waiting[worker, begin:begin + size].abs().sort(descending=True).indices[:count]
                 arrived[worker, places] = waiting[worker, places]
@@ -144,67 +159,90 @@ def test_dgc_sends_the_largest_of_each_worker():
         assert torch.allclose(before - scheme.parameters(), arrived.mean(0), atol=1e-5)
 
 
-def test_dgc_keeps_what_rounding_takes():
-    scheme = made("scheme=dgc share=0.1 payload=int4")
+@pytest.mark.parametrize("scheme", ["dgc", "scalecom"])
+def test_what_rounding_takes_is_kept(scheme):
+    scheme = made(f"scheme={scheme} share=0.5 payload=int4", Mixed)
     begin = scheme.parameters().clone()
     for step in range(1, 10):
         scheme.step(step, 1.0)
         assert torch.equal(begin - scheme.parameters() + scheme.residual.mean(0), scheme.task.drawn[:step].sum(0).mean(0))
 
 
+def test_dgc_with_everything_sent_is_nesterov():
+    """Decay included, which momentum would bring to 1 / (1 - 0.9) times as much."""
+    everything, dense = made("scheme=dgc share=1 correction=0.9", Mixed), made("scheme=dense optimizer=nesterov", Mixed)
+    for step in range(1, 10):
+        everything.step(step, 0.01)
+        dense.step(step, 0.01)
+        assert torch.allclose(everything.parameters(), dense.parameters(), atol=1e-5)
+    groups = made("scheme=dgc share=1 correction=0.9", Decayed).replicas.optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == pytest.approx([0, 5e-3, 0, 5e-3])
+    assert [group["weight_decay"] for group in made("scheme=gradients correction=0.5", Decayed).replicas.optimizer.param_groups] == [
+        0, 1e-3, 0, 1e-3]
+
+
 def test_dgc_corrects_momentum_and_masks_it():
-    """With everything sent the velocity never grows; where nothing is sent it is momentum, summed up."""
-    everything, nothing = made("scheme=dgc share=1 correction=0.5"), made("scheme=dgc share=0.001 correction=0.5")
+    """Where nothing is sent it is momentum, summed up; what is sent has none left, but for vectors, which are sent whole."""
+    scheme = made("scheme=dgc share=0.02 correction=0.5", Mixed)
     velocity = residual = torch.zeros(4, 330)
     is_quiet = torch.ones(4, 330, dtype=bool)
     for step in range(1, 6):
-        everything.step(step, 1.0)
-        assert not everything.velocity.any() and not everything.residual.any()
-        velocity = 0.5 * velocity + nothing.task.drawn[step - 1]
-        residual = residual + velocity
-        nothing.step(step, 1.0)
-        is_quiet &= (nothing.velocity != 0) | (velocity == 0)
-        assert torch.equal(nothing.velocity[is_quiet], velocity[is_quiet])
-        assert torch.equal(nothing.residual[is_quiet], residual[is_quiet])
-    assert 0.9 < is_quiet.float().mean() < 1
+        drawn = scheme.task.drawn[step - 1]
+        velocity = 0.5 * (velocity + drawn)
+        residual = residual + velocity + drawn
+        scheme.step(step, 1.0)
+        is_quiet &= (scheme.velocity != 0) | (velocity == 0)
+        assert torch.equal(scheme.velocity[is_quiet], velocity[is_quiet])
+        is_matrix = torch.ones(330, dtype=bool)
+        is_matrix[194:264] = False
+        assert torch.equal(scheme.residual[is_quiet & is_matrix], residual[is_quiet & is_matrix])
+        assert is_quiet[:, ~is_matrix].all() and not scheme.residual[:, ~is_matrix].any()
+    assert 0.8 < is_quiet[:, is_matrix].float().mean() < 0.99
 
 
 def test_dgc_sends_fewer_and_fewer_at_the_beginning():
-    scheme = made("scheme=dgc share=0.01 ramp_steps=8")
+    scheme = made("scheme=dgc share=0.01 ramp_steps=8", Mixed)
+    bytes_of = [scheme.step(step, RATE).up_bytes for step in range(1, 10)]
+    assert bytes_of == sorted(bytes_of, reverse=True) and len(set(bytes_of)) == 4
     assert [scheme.share(step) for step in range(1, 11)] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [0.01] * 4
 
 
-def test_dgc_clips_each_worker_to_its_part_of_the_norm():
+@pytest.mark.parametrize("text, norm", [("scheme=dgc share=1 workers=4", 12.0), ("scheme=scalecom share=1 clipped=gradients", 6.0),
+                                        ("scheme=powersgd rank=1 clipped=gradients", 6.0)])
+def test_each_worker_is_clipped(text, norm):
+    """The gradient, not what comes of it."""
     class Clipped(Toy):
         clip = 6.0
 
-    scheme = made("scheme=dgc share=1 workers=4", Clipped)
+        def shapes(self):
+            return {"vector": (330,)}
+
+    scheme = made(f"{text} optimizer=sgd", Clipped)
     begin = scheme.parameters().clone()
     scheme.step(1, 1.0)
     drawn = scheme.task.drawn[0]
-    assert (drawn.norm(dim=1) > 3).all()
-    assert torch.allclose(begin - scheme.parameters(), (3 * drawn / drawn.norm(dim=1, keepdim=True)).mean(0), atol=1e-4)
+    assert (drawn.norm(dim=1) > 12).all()
+    assert torch.allclose(begin - scheme.parameters(), (norm * drawn / drawn.norm(dim=1, keepdim=True)).mean(0), atol=1e-4)
 
 
 def test_places_take_what_telling_them_apart_does():
-    assert place_bytes(8, 8) == 0 and place_bytes(256, 1) == 1 and place_bytes(16, 8) == math.ceil(math.log2(12870) / 8)
-    sent = {size: round(0.1 * size) for _, size in LAYERS.values()}
-    up = sum(4 * count + place_bytes(size, count) for size, count in sent.items())
-    result = made("scheme=dgc share=0.1").step(1, 1.0)
-    assert (result.up_bytes, result.down_bytes) == (up, 4 * up)
-    result = made("scheme=scalecom share=0.1").step(1, 1.0)
-    values = 4 * sum(sent.values())
+    assert place_bits(8, 8) == 0 and place_bits(256, 1) == 8 and place_bits(16, 8) == math.ceil(math.log2(12870))
+    values = 4 * sum(count for _, _, count in LAYERS)
+    up = values + sum(math.ceil(math.log2(math.comb(size, count)) / 8) for _, size, count in LAYERS)
+    result = made("scheme=dgc share=0.1", Mixed).step(1, 1.0)
+    assert (result.up_bytes, result.down_bytes) == (up, 3 * up)
+    result = made("scheme=scalecom share=0.1", Mixed).step(1, 1.0)
     assert (result.up_bytes, result.down_bytes) == (values + math.ceil((up - values) / 4), up)
 
 
 @pytest.mark.parametrize("low_pass", [1.0, 0.25])
 def test_scalecom_sends_what_one_of_the_workers_chooses(low_pass):
-    scheme = drawn_apart(made(f"scheme=scalecom share=0.1 low_pass={low_pass}"))
+    scheme = drawn_apart(made(f"scheme=scalecom share=0.1 low_pass={low_pass}", Mixed))
     for step in range(1, 10):
         before, left, drawn = scheme.parameters().clone(), scheme.residual.clone(), scheme.task.drawn[step - 1]
         waiting, sent = left + drawn, torch.zeros(4, 330)
-        for begin, size in LAYERS.values():
-            places = begin + waiting[(step - 1) % 4, begin:begin + size].abs().sort(descending=True).indices[:round(0.1 * size)]
+        for begin, size, count in LAYERS:
+            places = begin + waiting[(step - 1) % 4, begin:begin + size].abs().sort(descending=True).indices[:count]
             sent[:, places] = waiting[:, places]
         scheme.step(step, 1.0)
         assert torch.allclose(before - scheme.parameters(), sent.mean(0), atol=1e-5)
@@ -232,7 +270,8 @@ def test_demo_steps_by_the_sign_of_the_largest_components():
     for step in range(1, 6):
         before, had = scheme.parameters().clone(), 0.5 * scheme.momentum + 0.25 * scheme.task.drawn[step - 1]
         result = scheme.step(step, 0.25)
-        assert (result.up_bytes, result.down_bytes) == (2 * 5 * 4 + 6 + 4, 4 * (2 * 5 * 4 + 6 + 4))  # of 300 places, and of 30
+        up = 2 * 5 * 4 + sum(math.ceil(math.log2(math.comb(size, 5)) / 8) for size in (300, 30))
+        assert (result.up_bytes, result.down_bytes) == (up, 3 * up)
         sent = had - scheme.momentum
         arrived = []
         for begin, shape in ((0, (15, 20)), (300, (30,))):
@@ -249,13 +288,29 @@ def test_demo_steps_by_the_sign_of_the_largest_components():
         assert torch.allclose(moved[is_clear], 0.25 * arrived[is_clear].sign(), atol=1e-5)
 
 
-def test_one_bit_adam_is_adamw_while_it_is_dense():
-    class Decayed(Toy):
-        clip = 20.0
+def test_demo_counts_tiles_rounds_what_it_sends_and_decays():
+    class Large(Decayed):
+        def shapes(self):
+            return {"a": (2, 97), "b": (68, 2)}
 
         def is_decayed(self, layer):
-            return layer in "bd"
+            return layer == "a"
 
+    scheme = made("scheme=demo top=3 payload=bfloat16", Large)
+    begin = scheme.parameters().clone()
+    # 97 is prime: 97 tiles of 2; of 68 the largest part is 34, so 2 tiles of 68.
+    assert scheme.bytes == 2 * (97 * 2 + 2 * 3) + math.ceil(2 * 16 / 8)
+    scheme.step(1, 0.25)
+    moved = (begin - scheme.parameters() - 0.25 * 0.1 * begin * (torch.arange(330) < 194)).abs()
+    assert torch.allclose(moved, torch.full((330,), 0.25), atol=1e-4)
+    tiles = scheme.tiles[1]
+    had = 0.25 * scheme.task.drawn[0]
+    sent = tiles.components((had - scheme.momentum)[:, 194:])
+    assert torch.allclose(sent.abs().topk(3).values, sent.abs().topk(3).values.bfloat16().float(), atol=1e-5)
+    assert not torch.allclose(tiles.components(had[:, 194:]).abs().topk(3).values, sent.abs().topk(3).values, atol=1e-5)
+
+
+def test_one_bit_adam_is_adamw_while_it_is_dense():
     one_bit = made("scheme=onebit dense_steps=9", Decayed)
     dense = made("scheme=dense optimizer=adamw", Decayed)
     for step in range(1, 10):
@@ -274,10 +329,14 @@ def test_one_bit_adam_sends_signs_and_keeps_the_rest():
         assert scheme.step(step, 0.01).up_bytes == 4 * 4 + 8 + 17 + 9 + 9
         sent = left + 0.9 * momentum + 0.1 * scheme.task.drawn[step - 1] - scheme.left
         assert torch.allclose(scheme.momentum, sent.mean(0) + by_all - scheme.left_by_all, atol=1e-4)
-        for numbers in (sent, scheme.momentum):
-            for begin, size in LAYERS.values():
-                magnitudes = numbers[:, begin:begin + size].abs()
-                assert torch.allclose(magnitudes, magnitudes[:, :1], atol=1e-4)
+        had = left + 0.9 * momentum + 0.1 * scheme.task.drawn[step - 1]
+        for numbers, whole in ((sent, had), (scheme.momentum, sent.mean(0, keepdim=True) + by_all)):
+            for begin, size, _ in LAYERS:
+                layer = whole[:, begin:begin + size]
+                magnitude = layer.square().mean(1, keepdim=True).sqrt()
+                assert torch.allclose(numbers[:, begin:begin + size].abs(), magnitude, atol=1e-4)
+                is_clear = layer.abs() > 1e-3
+                assert torch.equal(numbers[:, begin:begin + size].sign()[is_clear], layer.sign()[is_clear])
         assert torch.equal(scheme.variance, variance)
         step_of = 0.01 * (scheme.momentum / (1 - 0.9 ** step)) / ((variance / (1 - 0.99 ** 2)).sqrt() + 1e-8)
         assert torch.allclose(before - scheme.y, step_of, atol=1e-5)
@@ -294,3 +353,28 @@ def test_one_bit_adam_sends_signs_and_keeps_the_rest():
 def test_what_a_rival_cannot_be_is_said(text, said):
     with pytest.raises(ValueError, match=said):
         made(text)
+
+
+def test_sparseloco_takes_the_last_chunk_as_long_as_it_is():
+    """Of 4,096 elements and 4 more: three of each, and no zero of what is not there among them."""
+    class Long(Toy):
+        def __init__(self, row):
+            super().__init__(row)
+            generator = torch.Generator().manual_seed(1)
+            self.begin, self.drawn = torch.zeros(4100), 1 + torch.rand(row.steps, row.workers, 4100, generator=generator)
+
+        def shapes(self):
+            return {"a": (4100,)}
+
+    scheme = made("scheme=sparseloco interval=1 top=3 outer_rate=1", Long)
+    scheme.step(1, 1.0)
+    sent = scheme.task.drawn[0] - scheme.left
+    assert ((sent[:, :4096].abs() > 0.5).sum(1) == 3).all() and ((sent[:, 4096:].abs() > 0.5).sum(1) == 3).all()
+    alone = made("scheme=sparseloco interval=1 top=1 outer_rate=1", Toy)
+    alone.step(1, 1.0)
+    assert torch.isfinite(alone.parameters()).all() and not torch.equal(alone.parameters(), alone.task.begin)
+
+
+def test_sparseloco_sends_in_the_last_step():
+    scheme = made("scheme=sparseloco interval=5 top=8")
+    assert [step for step in range(1, 10) if scheme.step(step, RATE).up_bytes] == [5, 9]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import report
+import schemes
 import study
 import training
 from char_gpt import CharGpt
@@ -112,7 +113,7 @@ def test_a_killed_row_goes_on_to_the_same_result(tmp_path, monkeypatch, scheme):
 
     def trained(snapshot, **scheme_of):
         of = task(row)
-        return training.train(of, study.SCHEMES[row.scheme](of, row), row, snapshot)
+        return training.train(of, study.scheme_of(of, row), row, snapshot)
 
     def same(result):
         return {key: value for key, value in result.items() if key != "seconds"}
@@ -138,7 +139,7 @@ def test_a_run_that_diverges_says_where(tmp_path):
     row = parsed("steps=40 optimizer=sgd")
     of = Toy(row)
     of.gradients = lambda parameters, step: (torch.tensor([float("nan") if step == 7 else 1.0]), torch.zeros(1, 330))
-    result = training.train(of, study.SCHEMES["dense"](of, row), row, tmp_path / "none")
+    result = training.train(of, study.scheme_of(of, row), row, tmp_path / "none")
     assert (result["diverged_at"], result["validation_loss"]) == (7, None)
     training.write(tmp_path / f"{row.name()}.json", result)
     assert "diverged" in "\n".join(report.table(report.read(tmp_path)))
@@ -164,7 +165,7 @@ def test_the_period_is_that_of_the_last_steps(tmp_path):
     """The mean of what a worker would evaluate in these, and beside it the mean of what all have at the end."""
     row = parsed("workers=4 steps=20 scheme=local choice=all optimizer=sgd traffic=0.28 payload=as_is")
     of = Toy(row)
-    scheme = study.SCHEMES["local"](of, row)
+    scheme = study.scheme_of(of, row)
     seen, last = [], []
     losses = of.validation_loss
 
@@ -187,7 +188,7 @@ def test_the_period_is_that_of_the_last_steps(tmp_path):
 def result(directory, text, loss, up=1.0, data=None, **more):
     row = parsed(text)
     training.write(directory / f"{row.name()}.json",
-                   {"row": dataclasses.asdict(row), "data": data or {}, "validation_loss": loss, "up_share": up, "down_share": up / 2,
+                   {"row": dataclasses.asdict(row), "data": data or {}, "elements": 250_000, "validation_loss": loss, "up_share": up, "down_share": up / 2,
                     **more, "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
 
 
@@ -204,12 +205,21 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     for seed, loss in ((0, 1.75), (1, 1.95), (2, 2.25), (3, 9.0)):
         result(tmp_path, f"scheme=local payload=int4 choice=all seed={seed}", loss, 0.01)
     assert list(report.table(report.read(tmp_path)))[2:] == [
-        "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 0.002 | 3 | 1, 2 | 1.800 ± 0.100 |  | 1.925 |",
-        "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.001; 0.5, 0.9 | 2, at the edge | 0 | 2.000 | +0.500 |  |",
-        "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.001 | 1, at the edge | 0 | 2.500 | +1.000 |  |",
-        "| 4 | 2,000 | local, all at once (DiLoCo), int4 | 1.00 % | 0.50 % | 0.001; 0.7, 0.9 | 1, at the edge | 1, 2, 3 "
+        "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 24.0 | 0.002 | 3 | 1, 2 | 1.800 ± 0.100 |  | 1.925 |",
+        "| 4 | 2,000 | local, parts by value, int4 | 1.00 % | 0.50 % | 0.2 | 0.001; 0.5, 0.9 | 2, at the edge | 0 | 2.000 | +0.500 |  |",
+        "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.0 | 0.001 | 1, at the edge | 0 | 2.500 | +1.000 |  |",
+        "| 4 | 2,000 | local, all at once (DiLoCo), int4 | 1.00 % | 0.50 % | 0.2 | 0.001; 0.7, 0.9 | 1, at the edge | 1, 2, 3 "
         "| 4.400 ± 2.302 | +0.350 ± 0.100 |  |"]
     assert len(list(report.tried(report.read(tmp_path)))) == 2 + 13
+
+
+def test_longer_rows_stand_beside_the_dense_run_that_they_would_reach(tmp_path):
+    result(tmp_path, "steps=1500", 1.9)
+    result(tmp_path, "steps=2000", 1.5)
+    result(tmp_path, "steps=2500 scheme=local payload=int4", 1.625, 0.01)
+    result(tmp_path, "steps=1000 scheme=local payload=int4", 2.0, 0.01)
+    lines = [line.split(" | ") for line in list(report.table(report.read(tmp_path)))[2:]]
+    assert [(line[1], line[10]) for line in lines] == [("1,000", ""), ("1,500", ""), ("2,000", ""), ("2,500", "+0.125")]
 
 
 def test_what_is_right_in_the_test_has_a_column(tmp_path):
@@ -260,3 +270,22 @@ def test_what_is_recorded_is_read(of_task):
     recorded = ROOT / "benchmarks/results/learning" / of_task
     results = report.read(recorded)
     assert results and (recorded / "table.md").read_text() == study.page(results)
+
+
+@pytest.mark.parametrize("of_task", study.TASKS)
+def test_planned_rows_are_rows(of_task):
+    """And what is recorded: no scheme is given what it does not read."""
+    listed = [line for line in (ROOT / f"benchmarks/learning/{of_task}.txt").read_text().splitlines() if line and line[0] != "#"]
+    recorded = [each.row for each in report.read(ROOT / "benchmarks/results/learning" / of_task)]
+    assert listed and recorded
+    for row in [*map(parsed, listed), *recorded]:
+        schemes.check_fields(row)
+
+
+def test_what_a_scheme_does_not_read_is_refused():
+    for text, said in (("scheme=dense delay=1", "dense has no delay: it reads optimizer$"), ("scheme=powersgd payload=int4", "powersgd has no payload"),
+                       ("scheme=demo optimizer=sgd", "demo has no optimizer"), ("scheme=gradients choice=turn", "gradients has no choice"),
+                       ("scheme=neat", "scheme must be one of dense")):
+        row = parsed(text)
+        with pytest.raises(ValueError, match=said):
+            study.scheme_of(Toy(row), row)
