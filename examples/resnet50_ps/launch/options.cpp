@@ -20,7 +20,6 @@ const CLI::Validator at_least_one(
 
 // What depends on other options.
 void set_defaults(resnet50_ps::options& options) {
-  if (options.learning_rate == 0) options.learning_rate = options.data == "synthetic" ? 0.1F : 0.01F;
   if (options.selection.empty()) options.selection = options.mode == "async" ? "local" : "agreed";
   if (!options.runs.empty()) return;
   const bool has_checkpoints = options.checkpoint_period_steps > 0 || options.resume;
@@ -163,8 +162,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
          "and workers in turn in one process, with the same bits at the same --threads")
       ->check(CLI::IsMember({"mpi", "udp", "inprocess"}))
       ->group(server);
-  app.add_option("--learning-rate", options.learning_rate,
-                 "of SGD; 0: 0.1 for synthetic, 0.01 for photographs")
+  app.add_option("--learning-rate", options.learning_rate, "of SGD")
       ->check(finite)
       ->check(CLI::NonNegativeNumber)
       ->group(server);

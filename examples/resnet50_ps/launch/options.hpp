@@ -44,7 +44,7 @@ struct options {
   std::string topology = "ps";                   ///< ps, hybrid, allreduce or mpi_allreduce
   std::optional<std::size_t> workers_per_node;   ///< of a hybrid one; none: those of each machine
   std::string transport = "mpi";                 ///< mpi, udp or inprocess
-  float learning_rate = 0;                       ///< 0: what suits the data set
+  float learning_rate = 0.1F;
   std::string schedule = "constant";
   std::uint64_t warm_up_steps = 20;
   float momentum = 0.0F;
