@@ -8,8 +8,8 @@ from lamina.torch._state import LayerDropping
 
 def skip_held(optimizer: torch.optim.Optimizer, state: LayerDropping) -> Any:
     """Lets the optimizer leave alone the parameters of which nothing arrived in the last step: before each of its steps their
-    `.grad` becomes None, so that neither momentum nor weight decay moves them. A batch that was skipped stays as it is. By default they get a gradient of zero, which
-    learned better in what was measured.
+    `.grad` becomes None, so that neither momentum nor weight decay moves them. A batch that was skipped stays as it is. By default they get a
+    gradient of zero. Which of the two learns better was not measured.
 
     Returns a handle; `handle.remove()` ends it. Needs PyTorch 2.0: RuntimeError before that.
     """
