@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
@@ -124,6 +125,49 @@ TEST_CASE("allocation: functors, publisher and mean allocate nothing after the f
     });
     if (step > 1) CHECK(count == 0);
   }
+}
+
+// Of docs/guide/threads-and-memory.md: once everything has been sent, in bytes an element.
+TEST_CASE("allocation: what workers and servers keep") {
+  constexpr std::size_t elements = 1 << 20;
+  const lamina::layout model({{"weight", {elements}}});
+  const std::vector<float> numbers(elements, 1), others(elements, 2);
+  const auto kept = [&](auto&& made) { return static_cast<double>(bytes_of(made)) / elements; };
+  const auto worker = [&](lamina::compressor_options options) {
+    options.drop_ratio = 0;
+    return kept([&] {
+      lamina::gradient_compressor<float> compressor(model, options);
+      for (int step = 0; step < 2; ++step) {
+        compressor.accumulate(0, numbers);
+        compressor.encode();
+        compressor.commit();
+      }
+    });
+  };
+  const auto drift = [&](lamina::payload_type payload) {
+    return kept([&] {
+      lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0, .payload = payload});
+      compressor.observe_all(std::array{std::span(numbers)}, std::array{std::span(others)});
+      compressor.select();
+      compressor.encode(std::array{std::span(numbers)}, std::array{std::span(others)});
+      compressor.commit();
+    });
+  };
+  const auto outer = [&](const lamina::outer_options& options) {
+    return kept([&] { lamina::outer_step<float> step(model, options); });
+  };
+  using enum lamina::payload_type;
+  const auto about = [](double bytes) { return Approx(bytes).margin(0.01); };
+  CHECK(worker({}) == about(4));
+  CHECK(worker({.momentum = 0.9}) == about(4 + 4));
+  CHECK(worker({.payload = bfloat16}) == about(4 + 2));
+  CHECK(worker({.payload = int8}) == about(4 + 1 + 1.0 / 64));
+  CHECK(worker({.payload = int4}) == about(4 + 0.5 + 1.0 / 64));
+  CHECK(drift(as_is) == about(4));
+  CHECK(drift(int4) == about(4 + 0.5 + 1.0 / 64));
+  CHECK(outer({}) == about(0));
+  CHECK(outer({.momentum = 0.5}) == about(4));
+  CHECK(outer({.momentum = 0.5, .payload = int4}) == about(4 + 4));
 }
 
 TEST_CASE("allocation: decode allocates by the layout, not by what the bytes claim") {
