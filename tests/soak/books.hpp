@@ -55,8 +55,10 @@ class books {
     }
   }
 
-  /// The server has received this frame. Parts lie in the order of the layers, so their offsets are the model's.
-  void take(std::size_t worker, const lamina::frame_view<float>& frame, const lamina::layout& parts) {
+  /// The server has received this frame, with zeros where nothing arrived; nullptr: all of it has. Parts lie in the order of the layers, so
+  /// their offsets are the model's.
+  void take(std::size_t worker, const lamina::frame_view<float>& frame, const lamina::layout& parts,
+            const lamina::delivery* arrived) {
     for (std::size_t part = 0; part < parts.layers(); ++part) {
       if (frame.is_dropped(part)) continue;
       sent_.resize(parts.sizes()[part]);
@@ -65,8 +67,12 @@ class books {
         const std::size_t at = parts.offset(part) + i;
         outstanding_[worker][at] -= static_cast<double>(sent_[i]);
         received_[at] += static_cast<double>(sent_[i]);
-        velocity_[worker][at] = 0;
+        if (arrived == nullptr) velocity_[worker][at] = 0;
       }
+      if (arrived == nullptr) continue;
+      arrived->for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) velocity_[worker][parts.offset(part) + i] = 0;
+      });
     }
   }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,7 @@
 #include "lamina/lamina.hpp"
 #include "memory_watch.hpp"
 #include "setting.hpp"
+#include "uplink.hpp"
 
 namespace soak {
 
@@ -31,15 +33,17 @@ struct progress {
   std::uint64_t frames = 0;  // both ways
   std::uint64_t bytes = 0;
   std::uint64_t checkpoints = 0;
-  std::uint64_t growth_bytes = 0;  // the largest of all processes, as the next
+  std::uint64_t missing_elements = 0;  // of frames of gradients: did not arrive
+  std::uint64_t growth_bytes = 0;      // the largest of all processes, as the next
   std::uint64_t peak_bytes = 0;
 };
 
 /// The parameter server of a run, from the newest checkpoint to the last round, and the books beside it.
 class server {
  public:
+  /// \param opened  of a run with packets
   server(const setting& run, std::vector<channel> workers, const checkpoint_directory& checkpoints,
-         int progress_pipe)
+         int progress_pipe, std::optional<opened_ranks> opened)
       : run_(run),
         workers_(std::move(workers)),
         checkpoints_(checkpoints),
@@ -49,7 +53,9 @@ class server {
         parameters_(first_parameters(model_)),
         books_(run, model_),
         publisher_(parts(), run.workers),
-        replied_(run.workers) {
+        replied_(run.workers),
+        packets_(run.workers) {
+    if (opened) uplink_.emplace(run, parts(), 0, *std::move(opened));
     fcntl(progress_pipe_, F_SETFL, O_NONBLOCK);
   }
 
@@ -92,7 +98,7 @@ class server {
 
   // The frame of a worker in a round, booked; a view without layers if the send was lost.
   lamina::frame_view<float> receive_gradients(std::size_t worker, std::uint64_t round) {
-    const auto [header, bytes] = workers_[worker].receive();
+    auto [header, bytes] = workers_[worker].receive();
     require_replica(worker, header);
     if (header.round != round)
       throw std::runtime_error("a message of another round from " + workers_[worker].peer());
@@ -100,11 +106,18 @@ class server {
     if (header.kind == message_kind::lost_send) return {};
     if (header.kind != message_kind::gradients)
       throw std::runtime_error("no gradients from " + workers_[worker].peer());
+    const lamina::delivery* arrived = nullptr;
+    if (uplink_) {
+      packets_[worker] = uplink_->receive(worker);
+      bytes = packets_[worker].bytes;
+      arrived = &packets_[worker].transfer->arrived;
+      done_.missing_elements += arrived->lost_elements();
+    }
     auto frame = lamina::decode<float>(bytes, parts());
     lamina::expect(frame, lamina::frame_kind::gradients, round);
     if (frame.sender() != worker)
       throw std::runtime_error("the frame of another sender from " + workers_[worker].peer());
-    books_.take(worker, frame, parts());
+    books_.take(worker, frame, parts(), arrived);
     ++done_.frames;
     done_.bytes += bytes.size();
     return frame;
@@ -250,6 +263,8 @@ class server {
   books books_;
   lamina::parameter_publisher<float> publisher_;
   std::vector<std::uint64_t> replied_;  // the hash of what each worker should hold
+  std::optional<uplink> uplink_;
+  std::vector<resnet50_ps::message> packets_;  // what came of each worker's last frame
   memory_watch memory_;
   progress done_;
 };

@@ -24,7 +24,11 @@ struct setting {
   bool is_synchronous = true;
   std::uint64_t checkpoint_every = 16;
   bool sends_fail = false;  // now and then a send does not arrive, and is not committed
-  std::string fault;        // what is broken on purpose; see main()
+  // Gradients go as packets over UDP, and each layer may lack some of them; else over the channel, whole.
+  bool is_lossy = false;
+  double inject_loss = 0;       // the share of the packets that is lost on purpose
+  std::uint32_t bound_ppm = 0;  // of a layer's gradients
+  std::string fault;            // what is broken on purpose; see main()
   lamina::compressor_options options;
 };
 
@@ -66,6 +70,17 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
   return chosen;
 }
 
+/// The same run, with gradients as packets.
+inline setting lossy(setting run, double inject_loss, std::uint32_t bound_ppm) {
+  run.is_lossy = true;
+  run.inject_loss = inject_loss;
+  run.bound_ppm = bound_ppm;
+  run.options.frame_checksum = lamina::frame_checksum::none;
+  // What was lost once waits for another send of its part.
+  if (run.options.momentum != 0) run.options.max_age = 4;
+  return run;
+}
+
 inline std::string described(const setting& each) {
   static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4"};
   const lamina::compressor_options& options = each.options;
@@ -80,6 +95,7 @@ inline std::string described(const setting& each) {
        << payloads[static_cast<std::size_t>(options.payload)] << " momentum " << options.momentum
        << (options.check == lamina::finite_check::whole_layer ? " whole_layer" : " each_element")
        << (each.sends_fail ? " failing sends" : "");
+  if (each.is_lossy) text << " over UDP, loss " << each.inject_loss << ", bound " << each.bound_ppm << " ppm";
   return text.str();
 }
 

@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,7 @@
 #include "checkpoint.hpp"
 #include "server.hpp"
 #include "setting.hpp"
+#include "uplink.hpp"
 #include "worker.hpp"
 
 namespace soak {
@@ -35,9 +37,10 @@ namespace soak {
 struct totals {
   std::uint64_t runs = 0, rounds = 0, checkpoints = 0, kills = 0, server_kills = 0, resumes = 0, frames = 0,
                 bytes = 0;
-  std::uint64_t growth_bytes = 0, peak_bytes = 0;
+  std::uint64_t missing_elements = 0, growth_bytes = 0, peak_bytes = 0;
 
   void add(const progress& process) {
+    missing_elements += process.missing_elements;
     checkpoints += process.checkpoints;
     frames += process.frames;
     bytes += process.bytes;
@@ -45,6 +48,7 @@ struct totals {
     peak_bytes = std::max(peak_bytes, process.peak_bytes);
   }
   void add(const totals& other) {
+    missing_elements += other.missing_elements;
     runs += other.runs;
     rounds += other.rounds;
     checkpoints += other.checkpoints;
@@ -115,6 +119,8 @@ class supervisor {
     progress_pipe_ = progress[0];
     progress_ = {};
     processes_.clear();
+    std::optional<opened_ranks> opened;
+    if (run_.is_lossy) opened = open_ranks(run_);
 
     start("the server", [&](std::uint64_t& round) {
       close(progress[0]);
@@ -123,7 +129,7 @@ class supervisor {
         close(sockets[w].second);
         workers.emplace_back(sockets[w].first, "worker " + std::to_string(w));
       }
-      server(run_, std::move(workers), checkpoints_, progress[1]).serve(round);
+      server(run_, std::move(workers), checkpoints_, progress[1], std::move(opened)).serve(round);
     });
     close(progress[1]);
     for (std::size_t w = 0; w < run_.workers; ++w) {
@@ -133,7 +139,8 @@ class supervisor {
           close(sockets[other].first);
           if (other != w) close(sockets[other].second);
         }
-        worker(run_, w, channel(sockets[w].second, "the server"), checkpoints_).work(round);
+        worker(run_, w, channel(sockets[w].second, "the server"), checkpoints_, std::move(opened))
+            .work(round);
       });
     }
     for (const auto& [server_end, worker_end] : sockets) {
@@ -159,6 +166,8 @@ class supervisor {
     try {
       work(round);
     } catch (const peer_lost&) {
+      status = lost_a_peer;
+    } catch (const resnet50_ps::link_error&) {  // a failure where nobody was killed, as peer_lost is
       status = lost_a_peer;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "soak: %s, round %llu: %s\n", name.c_str(), static_cast<unsigned long long>(round),

@@ -16,20 +16,25 @@
 #include "lamina/lamina.hpp"
 #include "memory_watch.hpp"
 #include "setting.hpp"
+#include "uplink.hpp"
 
 namespace soak {
 
 /// The worker's side of a run, the same in both modes: from the newest checkpoint to the last round.
 class worker {
  public:
-  worker(const setting& run, std::size_t index, channel server, const checkpoint_directory& checkpoints)
+  /// \param opened  of a run with packets
+  worker(const setting& run, std::size_t index, channel server, const checkpoint_directory& checkpoints,
+         std::optional<opened_ranks> opened)
       : run_(run),
         index_(index),
         server_(std::move(server)),
         checkpoints_(checkpoints),
         model_(model()),
         compressor_(model_, options_of(run, index)),
-        replica_(model_.elements()) {}
+        replica_(model_.elements()) {
+    if (opened) uplink_.emplace(run, compressor_.parts(), index + 1, *std::move(opened));
+  }
 
   /// `round` is the one that the process was in, for who reports a failure.
   void work(std::uint64_t& round) {
@@ -97,6 +102,10 @@ class worker {
     if (send_fails(run_, index_, step)) {
       server_.send(message_kind::lost_send, step, replica);
       if (run_.fault != "commit-lost") return;
+    } else if (uplink_) {
+      server_.send(message_kind::gradients, step, replica);
+      const lamina::delivery arrived = uplink_->send(frame, compressor_.chosen());
+      if (run_.fault != "commit-whole") return compressor_.commit(arrived);
     } else {
       server_.send(message_kind::gradients, step, replica, frame.segments());
     }
@@ -142,6 +151,7 @@ class worker {
   lamina::layout model_;
   lamina::gradient_compressor<float> compressor_;
   std::vector<float> replica_;
+  std::optional<uplink> uplink_;
   std::size_t left_out_ = 0;
   memory_watch memory_;
 };

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "messages/udp/meeting.hpp"
-#include "messages/udp/rendezvous.hpp"
+#include "messages/udp/opened.hpp"
 #include "messages/udp/udp_transport.hpp"
 #include "support.hpp"
 

@@ -1,31 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "messages/udp/rendezvous.hpp"
 
-#include <sys/random.h>
-
 #include <string>
 #include <type_traits>
 
 #include "messages/mpi_session.hpp"
 
 namespace resnet50_ps {
-
-open_sockets open_paths(const std::vector<endpoint>& local, const udp_socket_options& options) {
-  open_sockets all{{}, listener(local.at(0))};
-  for (const endpoint& each : local) {
-    udp_socket_options own = options;
-    own.inject_seed += all.paths.size() << 40U;
-    all.paths.emplace_back(each, own);
-  }
-  return all;
-}
-
-rank_addresses addresses_of(const open_sockets& here) {
-  rank_addresses mine;
-  mine.control = here.control.local();
-  for (const udp_socket& each : here.paths) mine.data.at(mine.paths++) = each.local();
-  return mine;
-}
 
 rendezvous exchange_addresses(MPI_Comm communicator, const rank_addresses& mine, const rank_names& name_of) {
   static_assert(std::is_trivially_copyable_v<rank_addresses>);
@@ -49,12 +30,6 @@ rendezvous exchange_addresses(MPI_Comm communicator, const rank_addresses& mine,
                      (met.ranks[0].control.is_v6 != 0 ? "6" : "4"));
   }
   return met;
-}
-
-std::uint64_t make_secret() {
-  std::uint64_t secret = 0;
-  if (getrandom(&secret, sizeof secret, 0) != sizeof secret) throw_system_error("getrandom");
-  return secret;
 }
 
 }  // namespace resnet50_ps
