@@ -97,7 +97,7 @@ parsed parse_options(int argc, char** argv, const option_hook& add_options) {
                                ->excludes(refresh)
                                ->group(dropping);
   app.add_option("--budget", options.byte_budget,
-                 "share of the bytes to send, kept to over time; in place of --drop-ratio")
+                 "share of the elements to send, kept to over time; in place of --drop-ratio")
       ->check(finite)
       ->check(CLI::Range(1e-6, 1.0))
       ->excludes(refresh)
