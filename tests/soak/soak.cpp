@@ -20,7 +20,8 @@
 namespace {
 
 constexpr const char* usage =
-    R"(usage: soak [--rounds N] [--workers W] [--seed S] [--minutes M] [--kill-every N] [--fault NAME]
+    R"(usage: soak [--rounds N] [--workers W] [--seed S] [--minutes M] [--kill-every N] [--inject-loss S] [--loss-bound P]
+            [--fault NAME]
 
 A server and W worker processes over socket pairs, with the library's classes on both sides. At random times one or two
 of them are killed; the others must notice and end, and the run resumes from its last checkpoint. Options come from the
@@ -33,7 +34,8 @@ without kills; the memory of no process grows.
   --seed S        of the first two runs, one synchronous, one asynchronous (1)
   --minutes M     go on with the next seeds for so long
   --kill-every N  rounds between kills, in the mean (64)
-  --inject-loss S gradients go as packets over UDP on loopback, of which this share is lost on purpose, from 0 to 0.7
+  --inject-loss S gradients go as packets over UDP on loopback, of which this share is lost on purpose, from 0 to 0.7. What is
+                  missing depends on times, so the final model is compared with that of no other run unless the bound is 0
   --loss-bound P  then: of each layer this share of the gradients may be missing, from 0 to 0.5 (0.1)
   --fault NAME    break it, to see it noticed: commit-lost, skip-save, server-wide; with packets: commit-whole
 )";
@@ -45,7 +47,7 @@ struct arguments {
   std::uint64_t minutes = 0;
   std::uint64_t kill_every = 64;
   std::optional<double> inject_loss;
-  double loss_bound = 0.1;
+  std::optional<double> loss_bound;
   std::string fault;
 };
 
@@ -85,6 +87,8 @@ arguments parse(const std::vector<std::string>& words) {
   if (!std::has_single_bit(given.workers) || given.workers > 64) {
     throw std::invalid_argument("--workers must be a power of two up to 64, so that their mean is exact");
   }
+  if (!given.inject_loss && (given.loss_bound || given.fault == "commit-whole"))
+    throw std::invalid_argument("--loss-bound and --fault commit-whole want --inject-loss");
   if (given.rounds == 0 || given.kill_every == 0)
     throw std::invalid_argument("--rounds and --kill-every begin at 1");
   return given;
@@ -128,8 +132,8 @@ void print(const soak::totals& all) {
   line("resumes", all.resumes);
   line("frames", all.frames);
   line("bytes", all.bytes);
-  line("missing, sent later", all.missing_elements);
-  line("lost elements", 0);  // one would have ended the run
+  line("missing at an end", all.missing_elements);  // of a transfer; their workers keep them
+  line("lost elements", 0);                         // one would have ended the run
   line("largest RSS in KiB", all.peak_bytes / 1024);
   line("RSS growth in KiB", all.growth_bytes / 1024);
 }
@@ -157,7 +161,8 @@ int main(int count, char** words) {
       run.fault = options.fault;
       run.sends_fail |= !run.fault.empty();
       if (options.inject_loss)
-        run = soak::lossy(run, *options.inject_loss, static_cast<std::uint32_t>(options.loss_bound * 1e6));
+        run = soak::lossy(run, *options.inject_loss,
+                          static_cast<std::uint32_t>(options.loss_bound.value_or(0.1) * 1e6));
       try {
         run_setting(run, directory / std::to_string(k), options.kill_every, all);
       } catch (const std::exception& error) {

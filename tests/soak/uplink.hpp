@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <lamina/bounded/bounded.hpp>
 #include <memory>
+#include <numeric>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "messages/udp/meeting.hpp"
+#include "channel.hpp"
+#include "messages/udp/joined.hpp"
 #include "messages/udp/opened.hpp"
-#include "messages/udp/udp_transport.hpp"
 #include "setting.hpp"
 
 namespace soak {
@@ -37,51 +38,29 @@ inline opened_ranks open_ranks(const setting& run) {
 }
 
 /// The gradients' way: packets over UDP on loopback, some of which are lost, by the sockets of the training harness. One end of it. Throws
-/// resnet50_ps::link_error where a peer is gone.
+/// resnet50_ps::peers_lost where a peer is gone.
 class uplink {
  public:
   uplink(const setting& run, const lamina::layout& parts, std::size_t rank, opened_ranks opened)
       : run_(run), grid_(grid_of(run, parts)), losses_(grid_) {
     resnet50_ps::open_sockets here = std::move(opened.sockets[rank]);
     opened.sockets.clear();  // those of the others are theirs
-    std::vector<std::size_t> peers;
-    for (std::size_t other = rank == server ? 1 : server; other <= (rank == server ? run.workers : server);
-         ++other)
-      peers.push_back(other);
-    std::vector<resnet50_ps::endpoint> listeners;
-    for (const auto& each : opened.addresses) listeners.push_back(each.control);
-    auto connections =
-        resnet50_ps::meet(here.control, peers, listeners,
-                          {.rank = rank,
-                           .hello = {.rank = static_cast<std::uint32_t>(rank),
-                                     .ranks = static_cast<std::uint32_t>(run.workers + 1),
-                                     .element_type = 1,
-                                     .fingerprint = parts.fingerprint(),
-                                     .chunk_elements = static_cast<std::uint32_t>(grid_.chunk_elements()),
-                                     .mtu = static_cast<std::uint32_t>(mtu)},
-                           .secret = opened.secret,
-                           .name_of = name_of,
-                           .timeout = timeout});
-    std::vector<resnet50_ps::met_rank> met;
-    for (std::size_t i = 0; i < peers.size(); ++i) {
-      const auto& theirs = opened.addresses[peers[i]];
-      met.push_back({std::move(connections[i]), {theirs.data.begin(), theirs.data.begin() + theirs.paths}});
-    }
-    transport_ = std::make_unique<resnet50_ps::udp_transport>(
-        resnet50_ps::udp_transport_options{
-            .rank = rank,
-            .ranks = run.workers + 1,
-            .takes_gradients = rank == server,
-            .peers = peers,
-            .frames = {.gradients = grid_, .parameters = grid_, .most_bound_up_ppm = run.bound_ppm},
-            .secret = opened.secret,
-            .link_bits = 10'000'000'000,
-            .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers),
-            .mtu = mtu,
-            .max_message_bytes = std::size_t{1} << 20U,
-            .timeout_of = [](std::size_t) { return timeout; },
-            .name_of = name_of},
-        std::move(here.paths), std::move(met));
+    std::vector<std::size_t> peers(rank == server ? run.workers : 1);
+    std::iota(peers.begin(), peers.end(), rank == server ? server + 1 : server);
+    transport_ = resnet50_ps::join_over_udp(
+        std::move(here), opened.addresses,
+        {.rank = rank,
+         .ranks = run.workers + 1,
+         .takes_gradients = rank == server,
+         .peers = peers,
+         .frames = {.gradients = grid_, .parameters = grid_, .most_bound_up_ppm = run.bound_ppm},
+         .secret = opened.secret,
+         .link_bits = 10'000'000'000,
+         .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers),
+         .mtu = mtu,
+         .max_message_bytes = std::size_t{1} << 20U,
+         .timeout_of = [](std::size_t) { return timeout; },
+         .name_of = name_of});
   }
 
   /// A worker's: what of the frame has arrived.
@@ -96,17 +75,28 @@ class uplink {
     return std::move(sent[0].arrived).value();
   }
 
-  /// The server's: the worker's next frame, with zeros where nothing arrived. It stands until the one after it is asked for.
+  /// The server's: the worker's next frame, with zeros where nothing arrived. It stands until the one after it is asked for. Throws
+  /// std::runtime_error where more is missing than may be.
   resnet50_ps::message receive(std::size_t worker) {
     const std::size_t rank = worker + 1;
-    return transport_->receive_from_each({&rank, 1})[0];
+    resnet50_ps::message got = transport_->receive_from_each({&rank, 1})[0];
+    const lamina::delivery& arrived = got.transfer->arrived;
+    for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
+      const std::size_t chunks = arrived.chunks(part);
+      if (arrived.lost_chunks(part) * 1'000'000 > chunks * run_.bound_ppm)
+        throw std::runtime_error("of worker " + std::to_string(worker) + " " +
+                                 std::to_string(arrived.lost_chunks(part)) + " of " + std::to_string(chunks) +
+                                 " chunks of a part are missing");
+    }
+    return got;
   }
 
  private:
   static constexpr std::size_t server = 0;
   static constexpr std::size_t mtu = 1500;
-  static constexpr std::chrono::seconds timeout{60};
-  static constexpr unsigned most_losses = 1;  // so that the sums of a momentum stay exact
+  static constexpr std::chrono::seconds timeout = deadline;
+  static constexpr unsigned most_losses =
+      1;  // a velocity that waits for long needs more digits than a float has
 
   static std::string name_of(std::size_t rank) {
     return rank == server ? "the server" : "worker " + std::to_string(rank - 1);
