@@ -55,7 +55,6 @@ class Gradients(Shared):
         self.task, self.row = task, row
         self.parts = Parts(task.shapes(), row)
         self.stands_still = named(HELD_BACK, row, "held_back")
-        # Momentum does not reach the decay, so that there is more of it.
         self.replicas = Replicas(task, row, 1, self.parts.sizes if self.stands_still else None, decays=1 / (1 - row.correction))
         self.clip = worker_clip(task, row, self.replicas)
         self.selector = self.parts.selector(drop_ratio=row.drop_ratio)

@@ -73,7 +73,7 @@ class Replicas:
 
     def __init__(self, task, row, replicas: int, sizes: "list[int] | None" = None, decays: float = 1.0):
         """Of the pieces that may stand still by themselves, which divide the layers; None: the layers. Weights decay so many times as
-        much as they do by default."""
+        much as they do by default: 1 / (1 - momentum) where a momentum that others have does not reach the decay."""
         self.clip = task.clip
         self.y = task.initial().repeat(replicas, 1)
         layers = [math.prod(shape) for shape in task.shapes().values()]

@@ -128,7 +128,7 @@ TEST_CASE("allocation: functors, publisher and mean allocate nothing after the f
 }
 
 // Of docs/guide/threads-and-memory.md: once everything has been sent, in bytes an element.
-TEST_CASE("allocation: what workers and servers keep") {
+TEST_CASE("allocation: what workers keep") {
   constexpr std::size_t elements = 1 << 20;
   const lamina::layout model({{"weight", {elements}}});
   const std::vector<float> numbers(elements, 1), others(elements, 2);

@@ -29,7 +29,6 @@ class Largest(Shared):
 
     def __init__(self, task, row):
         self.task, self.row = task, row
-        # Momentum does not reach the decay, so that there is more of it.
         self.replicas = Replicas(task, row, 1, decays=1 / (1 - row.correction))
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
         self.is_vector = [len(shape) == 1 for shape in task.shapes().values()]

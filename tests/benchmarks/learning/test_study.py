@@ -8,6 +8,7 @@ import pathlib
 import pytest
 import torch
 
+import pictures
 import report
 import schemes
 import study
@@ -220,6 +221,17 @@ def test_longer_rows_stand_beside_the_dense_run_that_they_would_reach(tmp_path):
     result(tmp_path, "steps=1000 scheme=local payload=int4", 2.0, 0.01)
     lines = [line.split(" | ") for line in list(report.table(report.read(tmp_path)))[2:]]
     assert [(line[1], line[10]) for line in lines] == [("1,000", ""), ("1,500", ""), ("2,000", ""), ("2,500", "+0.125")]
+
+
+def test_workers_have_a_picture_where_their_number_differs(tmp_path):
+    for workers in (4, 8):
+        result(tmp_path, f"workers={workers}", 1.5)
+        result(tmp_path, f"workers={workers} scheme=local payload=int4", 1.75, 0.01)
+        result(tmp_path, f"workers={workers} scheme=gradients", 1.25, 0.05)  # more than the picture is of
+    drawn = pictures.over_workers(report.outcomes(report.read(tmp_path)))
+    lines = {line.get_label(): line.get_xydata().tolist() for line in drawn.axes[0].get_lines()}
+    assert lines == {"dense": [[4, 1.5], [8, 1.5]], "local, parts by value": [[4, 1.75], [8, 1.75]]}
+    assert pictures.over_workers(report.outcomes([each for each in report.read(tmp_path) if each.row.workers == 4])) is None
 
 
 def test_what_is_right_in_the_test_has_a_column(tmp_path):
