@@ -4,9 +4,7 @@
 import itertools
 import pathlib
 
-from matplotlib.ticker import LogLocator
-
-from plots import COLOURS, MARKERS, finish, plt
+from plots import COLOURS, MARKERS, finish, label_decades, plt
 from incast_report import Result, groups_of
 from incast_rows import ROWS, TRANSPORTS, Row
 
@@ -59,6 +57,15 @@ def draw_steps(results: list[Result]) -> plt.Figure:
     return figure
 
 
+def apart(values: list[float]) -> list[float]:
+    """Of sorted values those whose labels do not run into each other."""
+    kept = values[:1]
+    for value in values[1:]:
+        if value - kept[-1] >= (values[-1] - values[0]) / 20:
+            kept.append(value)
+    return kept
+
+
 def _varied(results: list[Result], field: str) -> dict[str, list[tuple[Row, Result]]]:
     """By rate: the rows that differ from the base in this field alone, with their results; those of two values or more."""
     rows = {(row.rate, row.name): row for row in ROWS}
@@ -93,11 +100,9 @@ def draw_varied(results: list[Result]) -> plt.Figure | None:
         axes.set_xscale(scale)
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis) if scale == "log" else (axes.yaxis,):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("")
+            label_decades(axis)
         if scale == "linear":  # no half of a worker
-            axes.set_xticks(sorted({value(row) for row, _ in pairs}))
+            axes.set_xticks(apart(sorted({value(row) for row, _ in pairs})))
         axes.set_title(rate, fontsize=9, loc="left")
         finish(axes, label, "ms a step: mean, dotted p99")
     for axes in panels.flat[len(panels_of):]:

@@ -7,6 +7,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import LogLocator  # noqa: E402
 
 from report import Result, groups_of  # noqa: E402
 from settings import PAPER, RATES, ROWS  # noqa: E402
@@ -23,6 +24,13 @@ def finish(axes, x_label: str, y_label: str) -> None:
     axes.set_ylabel(y_label, fontsize=8)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def label_decades(axis) -> None:
+    """Of a logarithmic axis: 1, 2 and 5 of each decade, as plain numbers; what matplotlib labels by itself runs into itself."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def draw_steps(results: list[Result]) -> plt.Figure:
@@ -77,8 +85,9 @@ def draw_communication(results: list[Result]) -> plt.Figure | None:
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
             drawn[kind], = axes.plot(x, seconds, color=colour, marker=marker, markersize=4, linewidth=1.2)
             axes.plot(x, model, ":", color=colour, linewidth=1)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+            scale("log")
+            label_decades(axis)
         axes.set_title(topology, fontsize=9, loc="left")
         finish(axes, "Gb/s of each link", "communication, s a step")
     for axes in panels.flat[len(panels_of):]:
