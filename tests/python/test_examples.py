@@ -91,6 +91,7 @@ def pytorch_pages():
     torch.manual_seed(0)
     names = {"torch": torch, "DistributedDataParallel": DistributedDataParallel,
              "ddp": DistributedDataParallel(torch.nn.Linear(8, 8))}
+    names["optimizer"] = torch.optim.SGD(names["ddp"].parameters(), 0.1)
     for page in ("index", "training", "local-updates"):
         found = blocks(f"docs/pytorch/{page}.md")
         assert found, page
