@@ -11,7 +11,7 @@ from rows import Row, parsed
 
 RIVALS = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
           "onebit": "1-bit Adam"}
-OWN_PAYLOAD = ("sparseloco", "onebit")  # and no word of it
+OWN_PAYLOAD = ("sparseloco", "onebit")  # of theirs titles say nothing
 TUNED = ("rate", "outer_rate", "outer_momentum")
 TUNING_SEED = 0
 

@@ -3,7 +3,6 @@
 
 import dataclasses
 
-
 FIRST_FIELDS = 5  # every row has them in its name
 
 

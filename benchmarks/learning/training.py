@@ -35,6 +35,11 @@ def clipped(gradients: torch.Tensor, norm: "float | None") -> torch.Tensor:
     return gradients if norm is None else gradients * (norm / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
 
 
+def adamw_decay(task) -> torch.Tensor:
+    """(N,): of each element, for optimizers that the study has itself."""
+    return torch.cat([torch.full((math.prod(shape),), WEIGHT_DECAY["adamw"] * task.is_decayed(name)) for name, shape in task.shapes().items()])
+
+
 CLIPPED = {"arrived": False, "gradients": True}  # by each worker
 
 

@@ -9,7 +9,7 @@ from payload import PAYLOADS
 from rivals.largest import in_order, place_bits
 from rivals.low_rank import matrices
 from rows import named
-from training import WEIGHT_DECAY, Shared, Step
+from training import Shared, Step, adamw_decay
 
 
 def cosines(size: int) -> torch.Tensor:
@@ -62,8 +62,7 @@ class DeMo(Shared):
         self.tiles = [Tiles(shape) for shape in matrices(task)]
         self.layers = [math.prod(tiles.shape) for tiles in self.tiles]
         self.momentum = torch.zeros(row.workers, sum(self.layers))
-        self.decay = torch.cat([torch.full((size,), WEIGHT_DECAY["adamw"] * task.is_decayed(name))
-                                for name, size in zip(task.shapes(), self.layers)])
+        self.decay = adamw_decay(task)
         self.bytes = 0
         for tiles in self.tiles:
             sent = tiles.count * min(row.top, tiles.size)

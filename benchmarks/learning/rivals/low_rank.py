@@ -7,7 +7,6 @@ import torch
 
 from training import Replicas, Shared, Step, clipped, worker_clip
 
-
 MIN_RATIO = 2  # of PyTorch's hook: what would shrink less goes out as it is
 
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from training import BETAS, EPSILON, WEIGHT_DECAY, Shared, Step, clipped
+from training import BETAS, EPSILON, Shared, Step, adamw_decay, clipped
 
 
 class OneBitAdam(Shared):
@@ -23,8 +23,7 @@ class OneBitAdam(Shared):
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
         self.momentum, self.variance, self.left_by_all = (torch.zeros_like(self.y) for _ in range(3))
         self.left = torch.zeros(row.workers, self.y.shape[1])
-        self.decay = torch.cat([torch.full((size,), WEIGHT_DECAY["adamw"] * task.is_decayed(name))
-                                for name, size in zip(task.shapes(), self.layers)])
+        self.decay = adamw_decay(task)
         self.bytes = sum(-(-size // 8) + 4 for size in self.layers)
 
     def signs(self, numbers):
