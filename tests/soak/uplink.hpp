@@ -84,7 +84,7 @@ class uplink {
     for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
       const std::size_t chunks = arrived.chunks(part);
       if (arrived.lost_chunks(part) * 1'000'000 > chunks * run_.bound_ppm)
-        throw std::runtime_error("of worker " + std::to_string(worker) + " " +
+        throw std::runtime_error("worker " + std::to_string(worker) + ": " +
                                  std::to_string(arrived.lost_chunks(part)) + " of " + std::to_string(chunks) +
                                  " chunks of a part are missing");
     }
