@@ -16,7 +16,7 @@
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
-/// Whole runs of W workers and a synchronous server in one process, through real bytes, and what docs/scheme.md says
+/// Whole runs of W workers and a synchronous server in one process, through real bytes, and what docs/scheme/index.md says
 /// can be asserted exactly as predicates on them, so that negative controls can ask for a violation.
 namespace lamina_test {
 

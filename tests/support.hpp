@@ -19,7 +19,7 @@
 #include "lamina/layout.hpp"
 
 /// What several tests share: random models and gradients, and references that are written as literally as
-/// docs/scheme.md and reduction.hpp say it.
+/// docs/scheme/index.md and reduction.hpp say it.
 namespace lamina_test {
 
 /// A random number in [0, limit), the same on every platform (unlike the distributions of <random>).

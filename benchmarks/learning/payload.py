@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are written when they are sent, as docs/wire-format.md has it, and two ways that it has not: int2 and int1."""
+"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and two ways that it has not: int2 and int1."""
 
 import dataclasses
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// The codec: the layers that were chosen to bytes (encoder.hpp) and back (decoder.hpp), and the same of a step in parts
-/// (part_encoder.hpp, step_parts.hpp). docs/wire-format.md describes every byte.
+/// (part_encoder.hpp, step_parts.hpp). docs/wire-format/index.md describes every byte.
 
 #include "lamina/decoder.hpp"
 #include "lamina/encoder.hpp"

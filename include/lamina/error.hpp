@@ -44,7 +44,7 @@ enum class frame_errc {
   other_run,             ///< a frame of another run: from before a restart, or of a job beside this one
   unexpected_part,       ///< not the next part of its sender's step, or a part where a whole frame belongs
   duplicate_layer,       ///< a layer that an earlier part of the step has decided already
-  bad_decided,           ///< what a part says is decided cannot be: see docs/wire-format.md
+  bad_decided,           ///< what a part says is decided cannot be: see docs/wire-format/reading.md
 };
 
 namespace detail {

@@ -88,7 +88,7 @@ class layout {
     const std::size_t place = table_->places[table_->place_of(name)];
     return place == 0 ? std::nullopt : std::optional<std::size_t>(place - 1);
   }
-  /// 64 bits over the names and shapes in order (FNV-1a; docs/wire-format.md gives the bytes), the same on
+  /// 64 bits over the names and shapes in order (FNV-1a; docs/wire-format/index.md gives the bytes), the same on
   /// every machine. It tells models apart by accident, not by design: it is no cryptographic hash.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return table_->fingerprint; }
 

@@ -67,7 +67,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 }  // namespace
 
-// The formulas of docs/overlap.md, apart from the schedules from which seconds_of takes its rounds.
+// The formulas of docs/overlap/sums.md, apart from the schedules from which seconds_of takes its rounds.
 TEST_CASE("cost: the seconds of the rounds are the formulas") {
   for (const std::size_t ranks : {1U, 2U, 4U, 8U, 16U}) {
     const std::size_t elements = 16 * 1024;

@@ -64,7 +64,7 @@ step_times evenly(std::size_t layers, double seconds) {
 
 }  // namespace
 
-// What docs/overlap.md says of M / C: backward hides at most min(M, 2/3 C), owners C as well, where they fill the link.
+// What docs/overlap/index.md says of M / C: backward hides at most min(M, 2/3 C), owners C as well, where they fill the link.
 TEST_CASE("prediction: many equal layers expose what the bounds say") {
   const plan made = equal_layers(1000);
   const double m = communication_of(made);

@@ -102,7 +102,7 @@ inline void simulate(const rank_schedules& all, rank_vectors& vectors) {
   }
 }
 
-/// Bytes that docs/overlap.md says a rank sends in an all_reduce, counted in elements; apart from the schedules.
+/// Bytes that docs/overlap/sums.md says a rank sends in an all_reduce, counted in elements; apart from the schedules.
 inline std::size_t formula_of_sent(collectives::algorithm how, std::size_t ranks, std::size_t rank,
                                    std::size_t elements) {
   using collectives::algorithm;

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 import records
 from records import Record
 
-FORMATS = {"docs/wire-format.md", "docs/bounded-loss/wire.md"}
+FORMATS = {"docs/wire-format/index.md", "docs/wire-format/reading.md", "docs/bounded-loss/wire.md"}
 FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings", "measured by"}
 MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|computed|cited|settings|measured by):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")

@@ -113,7 +113,8 @@ class Pages(unittest.TestCase):
         self.assertEqual(len(self.problems(words)), 1)  # nearer files take the place of words
 
     def test_which_pages(self) -> None:
-        for page in ("README.md", *(f"docs/{name}.md" for name in ("a", "decisions/0001", "wire-format"))):
+        for page in ("README.md", *(f"docs/{name}.md" for name in ("a", "decisions/0001", "wire-format/index"))):
+            (self.root / page).parent.mkdir(exist_ok=True)
             (self.root / page).write_text("5 s")
         self.assertEqual([page.name for page in page_numbers.pages(self.root)], ["README.md", "a.md"])
 

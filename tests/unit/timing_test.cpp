@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Steps that are decided as layers are ready, or ahead: what docs/scheme.md promises of them.
+// Steps that are decided as layers are ready, or ahead: what docs/scheme/index.md promises of them.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -11,7 +11,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
-/// The first 64 bytes of a frame, as docs/wire-format.md gives them.
+/// The first 64 bytes of a frame, as docs/wire-format/index.md gives them.
 namespace lamina::inline LAMINA_ABI::detail {
 
 static_assert(
