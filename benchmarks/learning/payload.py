@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and two ways that it has not: int2 and int1."""
+"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and what it has not: int2, int1, top8, top4, top2 and top1."""
 
 import dataclasses
 
@@ -73,5 +73,28 @@ class OddHalves:
         return (((blocks / scale).floor().clamp(-most, most - 1) + 0.5) * scale).flatten(-2)[..., :elements]
 
 
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """The largest of each block of 64, a byte each: six bits say where, one the sign, and one whether it is once or twice a power of two
+    that the block shares. Nothing is sent of a number that is nearer to 0. What is left of a number is exact."""
+
+    count: int
+
+    def bytes(self, elements):
+        return -(-elements // BLOCK_ELEMENTS) * (self.count + 1)
+
+    def rounded(self, numbers):
+        elements = numbers.shape[-1]
+        blocks = torch.nn.functional.pad(numbers, (0, -elements % BLOCK_ELEMENTS)).unflatten(-1, (-1, BLOCK_ELEMENTS))
+        places = blocks.abs().topk(self.count).indices
+        values = blocks.gather(-1, places)
+        # The largest is 1.5 to 3 times the power.
+        exponent = torch.frexp(values[..., :1].abs() / 1.5).exponent.long() - 1
+        scale = POWERS[exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT) + LARGEST_EXPONENT]
+        told = (values / scale).round().clamp(-2, 2) * scale
+        return torch.zeros_like(blocks).scatter(-1, places, told).flatten(-2)[..., :elements]
+
+
 PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3),
-            "int2": OddHalves(2, 1.248), "int1": OddHalves(1, 2.0)}
+            "int2": OddHalves(2, 1.248), "int1": OddHalves(1, 2.0), "top8": Largest(8), "top4": Largest(4), "top2": Largest(2),
+            "top1": Largest(1)}

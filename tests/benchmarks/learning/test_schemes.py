@@ -17,7 +17,7 @@ from training import rate_at
 
 RATE = 0.5
 EVERYTHING = "traffic=2"  # more than all there is
-FOUR_STEPS = {"as_is": 0.28, "int8": 0.1, "int4": 0.06}  # with this traffic everything can go out each fourth step
+FOUR_STEPS = {"as_is": 0.28, "int8": 0.1, "int4": 0.06, "top4": 0.032}  # with this traffic everything can go out each fourth step
 
 
 def made(text, scheme=None):
@@ -51,7 +51,7 @@ def is_conserved(scheme):
 
 
 @pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=2", "turn", "all", "turn traffic_power=1"])
-@pytest.mark.parametrize("payload", ["as_is", "int8", "int4"])
+@pytest.mark.parametrize("payload", ["as_is", "int8", "int4", "top4"])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_nothing_is_lost(choice, payload, delay):
     traffic = FOUR_STEPS[payload] if choice == "all" else 0.4
@@ -288,6 +288,32 @@ def test_few_bits_are_odd_halves_of_a_power_of_two(payload, bits, mantissas, err
     # A block of 64 after the other, each with a power of its own.
     assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
     assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
+
+
+@pytest.mark.parametrize("payload, count, error", [("top8", 8, 0.53), ("top4", 4, 0.70), ("top2", 2, 0.82), ("top1", 1, 0.90)])
+def test_the_largest_of_each_block_are_a_byte_each(payload, count, error):
+    numbers = torch.randn(100, 4096, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
+    arrived = PAYLOADS[payload].rounded(numbers)
+    assert PAYLOADS[payload].bytes(4096) == 64 * (count + 1)
+    assert PAYLOADS[payload].bytes(65) == 2 * (count + 1)
+    blocks, of_blocks = numbers.unflatten(1, (-1, 64)), arrived.unflatten(1, (-1, 64))
+    is_sent = of_blocks != 0
+    assert is_sent.sum(-1).max() == count and is_sent.sum(-1).float().mean() > 0.95 * count
+    assert torch.equal(of_blocks.sign()[is_sent], blocks.sign()[is_sent])
+    least_sent = torch.where(is_sent, blocks.abs(), torch.inf).amin(-1)
+    assert (torch.where(is_sent, 0, blocks.abs()).amax(-1) <= least_sent).all()
+    # Once or twice a power of two, and to the nearest.
+    power = of_blocks.abs().amax(-1, keepdim=True) / 2
+    assert (power.frexp().mantissa == 0.5).all()
+    assert ((of_blocks.abs() == power) | (of_blocks.abs() == 2 * power) | ~is_sent).all()
+    assert ((of_blocks - blocks).abs() <= torch.where(of_blocks.abs() == 2 * power, power, power / 2))[is_sent].all()
+    left = numbers - arrived
+    assert torch.equal(left.double(), numbers.double() - arrived.double())
+    assert (left.double().square().mean(1) / numbers.double().square().mean(1)).mean().item() == pytest.approx(error, rel=0.02)
+    assert torch.equal(PAYLOADS[payload].rounded(arrived), arrived)
+    assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
+    assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
+    assert not PAYLOADS[payload].rounded(torch.zeros(70)).any()
 
 
 class Alike(Toy):
