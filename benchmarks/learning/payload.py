@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and what it has not: int2, int1, top8, top4, top2 and top1."""
+"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and what it has not: int2, int1, top4, top2 and top1."""
 
 import dataclasses
 
@@ -95,6 +95,5 @@ class Largest:
         return torch.zeros_like(blocks).scatter(-1, places, told).flatten(-2)[..., :elements]
 
 
-PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3),
-            "int2": OddHalves(2, 1.248), "int1": OddHalves(1, 2.0), "top8": Largest(8), "top4": Largest(4), "top2": Largest(2),
-            "top1": Largest(1)}
+PAYLOADS = {"as_is": AsIs(), "bfloat16": Bfloat16(), "int8": Integers(7), "int4": Integers(3), "int2": OddHalves(2, 1.248),
+            "int1": OddHalves(1, 2.0), "top4": Largest(4), "top2": Largest(2), "top1": Largest(1)}

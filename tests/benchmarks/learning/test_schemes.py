@@ -290,7 +290,7 @@ def test_few_bits_are_odd_halves_of_a_power_of_two(payload, bits, mantissas, err
     assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
 
 
-@pytest.mark.parametrize("payload, count, error", [("top8", 8, 0.53), ("top4", 4, 0.70), ("top2", 2, 0.82), ("top1", 1, 0.90)])
+@pytest.mark.parametrize("payload, count, error", [("top4", 4, 0.70), ("top2", 2, 0.82), ("top1", 1, 0.90)])
 def test_the_largest_of_each_block_are_a_byte_each(payload, count, error):
     numbers = torch.randn(100, 4096, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
     arrived = PAYLOADS[payload].rounded(numbers)
