@@ -156,7 +156,7 @@ struct compressor_options {
   /// A layer goes out at least every so many steps, whatever its value; 0: it may wait for ever. Use it where a layer with small
   /// gradients must not wait for ever. Such layers come on top of R and count in the budget.
   std::uint64_t max_age = 0;
-  /// By what layers are chosen. Of local updates see docs/learning.md; with gradients value_times_waiting was not tried.
+  /// By what layers are chosen. Of local updates see docs/learning/local-updates.md; with gradients value_times_waiting was not tried.
   priority_rule priority = priority_rule::value;
   threshold_source source = threshold_source::accumulated;
   /// When a layer is decided on. The first step of as_ready and of ahead has no values to go by: everything is sent, as far as

@@ -12,7 +12,7 @@
 
 /// Local updates: each worker makes the steps of its own optimizer at once, on parameters y of its own, and what it did that
 /// the others have not seen, its drift from the parameters x that all share, is brought together part by part. See
-/// docs/learning.md. In the replica stands y, but x while it is compared, evaluated or saved.
+/// docs/learning/local-updates.md. In the replica stands y, but x while it is compared, evaluated or saved.
 namespace resnet50_ps {
 
 struct local_options {

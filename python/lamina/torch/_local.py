@@ -52,7 +52,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
         delay: steps between sending and applying, in [0, 64]; what is sent is then added up beside the computation. The values that
             choose parts are averaged in the step itself, whatever the delay.
-        outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning.md, with AdamW and four ranks,
+        outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning/index.md, with AdamW and four ranks,
             0.7 and 0.6 to 0.8 were best. With two ranks 0.7 and 0.9 lost (docs/pytorch/local-updates.md), and others were not tried.
         outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
             share that is sent says; 0: it counts comings.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds exactly of the schemes. L1, L2, ... are the numbers of docs/learning.md."""
+"""What holds exactly of the schemes. L1, L2, ... are the numbers of docs/learning/local-updates.md."""
 
 import io
 
