@@ -11,7 +11,6 @@ import math
 import numpy as np
 
 from rows import named
-from training import rate_at
 
 VALUES = {  # of the drifts (W, N) and the shared parameters (N,): (W, P), whose mean decides
     "mean_abs": lambda parts, drift, shared: parts.means(drift.abs()),
@@ -31,52 +30,28 @@ def share_within(row, parts, value_bytes: int) -> float:
     return min(1.0, (row.traffic * dense - overhead) / sum(parts.payload.bytes(size) for size in parts.sizes))
 
 
-def clock(row, warm_up_steps: int) -> np.ndarray:
-    """(steps + 1,): after each step, how many mean steps' bytes may have gone out, where a step's go as its rate^traffic_power."""
-    rates = np.array([rate_at(step, row.steps, 1.0, warm_up_steps) for step in range(1, row.steps + 1)])
-    weights = rates ** row.traffic_power
-    return np.concatenate([[0.0], np.cumsum(weights / weights.mean())])
-
-
 class OneByOne:
     """As many parts in every step as the bytes allow, those of the largest priority first. Subclasses have memory, an array;
     priorities(step, y, shared), (P,) float64; and note(step, chosen), after which it is another memory."""
 
-    def __init__(self, row, parts, clock, value_bytes=0, max_age=0):
-        if row.traffic_power and max_age:
-            raise ValueError("max_age is the library's selector's, which has one budget for all steps: traffic_power must be 0")
-        self.parts, self.value_bytes, self.clock = parts, value_bytes, clock
+    def __init__(self, row, parts, value_bytes=0, max_age=0):
+        self.parts, self.value_bytes = parts, value_bytes
         share = share_within(row, parts, value_bytes)
         self.period = 1 / share
-        self.selector = None if row.traffic_power else parts.selector(byte_budget=share, max_age=max_age)
-        self.sent = 0  # elements, without the selector
+        self.selector = parts.selector(byte_budget=share, max_age=max_age)
 
     def decide(self, step, y, shared, is_held):
-        priorities = self.priorities(step, y, shared)
-        if self.selector:
-            chosen = list(self.selector.decide(step, priorities, is_held))
-            self.selector.commit(step)
-        else:
-            chosen = self.within(self.clock[step] / self.period * self.parts.elements, priorities, is_held)
+        chosen = list(self.selector.decide(step, self.priorities(step, y, shared), is_held))
+        self.selector.commit(step)
         self.note(step, chosen)
         return chosen
 
-    def within(self, elements: float, priorities, is_held) -> list[int]:
-        """So many in all steps together."""
-        chosen = []
-        for part in np.argsort(-priorities, kind="stable"):
-            if not is_held[part] and self.sent + self.parts.sizes[part] <= elements:
-                chosen.append(int(part))
-                self.sent += self.parts.sizes[part]
-        return sorted(chosen)
-
     def state(self, step):
-        return {"memory": self.memory, "sent": self.sent, "selector": self.selector and self.parts.saved(self.selector, step)}
+        return {"memory": self.memory, "selector": self.parts.saved(self.selector, step)}
 
     def load(self, state):
-        self.memory, self.sent = state["memory"].copy(), state["sent"]
-        if self.selector:
-            self.selector.load(state["selector"])
+        self.memory = state["memory"].copy()
+        self.selector.load(state["selector"])
 
 
 class ByValue(OneByOne):
@@ -85,9 +60,9 @@ class ByValue(OneByOne):
     (sum of c j^b over j < k, + p) / k, which is least where k c k^b less that sum, b / (b + 1) of value times waiting, is p. The order by
     value alone has the least largest drift."""
 
-    def __init__(self, row, parts, clock):
+    def __init__(self, row, parts):
         self.value, self.age_power = named(VALUES, row, "value"), row.age_power
-        super().__init__(row, parts, clock, parts.value_bytes, row.max_age)
+        super().__init__(row, parts, parts.value_bytes, row.max_age)
         self.memory = np.zeros(len(parts.sizes))  # the step in which each was last sent
 
     def priorities(self, step, y, shared):
@@ -101,8 +76,8 @@ class InTurn(OneByOne):
     """Those that have waited longest: the order of the model, round and round. The schedule of Streaming DiLoCo (Douillard et al.,
     arXiv 2501.18512) with parts in place of its fragments."""
 
-    def __init__(self, row, parts, clock):
-        super().__init__(row, parts, clock)
+    def __init__(self, row, parts):
+        super().__init__(row, parts)
         self.memory = np.arange(len(parts.sizes))  # the queue
 
     def priorities(self, step, y, shared):
@@ -120,16 +95,14 @@ class AllAtOnce:
 
     value_bytes = 0
 
-    def __init__(self, row, parts, clock):
+    def __init__(self, row, parts):
         self.all = list(range(len(parts.sizes)))
         self.period = math.ceil(parts.frame_bytes(self.all) / (row.traffic * 4 * parts.elements))
-        self.is_due = np.diff(np.floor(clock / self.period + 1e-9), prepend=0) > 0
-        shortest = min(np.diff(np.flatnonzero(self.is_due)), default=self.period)
-        if row.delay >= shortest:
-            raise ValueError(f"delay={row.delay}: everything goes out every {shortest} steps, before the last has arrived")
+        if row.delay >= self.period:
+            raise ValueError(f"delay={row.delay}: everything goes out every {self.period} steps, before the last has arrived")
 
     def decide(self, step, y, shared, is_held):
-        return self.all if self.is_due[step] else []
+        return self.all if step % self.period == 0 else []
 
     def state(self, step):
         return None

@@ -76,7 +76,8 @@ class OddHalves:
 @dataclasses.dataclass(frozen=True)
 class Largest:
     """The largest of each block of 64, a byte each: six bits say where, one the sign, and one whether it is once or twice a power of two
-    that the block shares. Nothing is sent of a number that is nearer to 0. What is left of a number is exact."""
+    that the block shares. Nothing is sent of a number that is nearer to 0: its byte repeats the one before, and a block without any has
+    no power. What is left of a number is exact."""
 
     count: int
 

@@ -140,7 +140,6 @@ def title(row: Row) -> str:
         words += [f"at least every {row.max_age} steps"] if row.max_age else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
-        words += [f"bytes as rate^{row.traffic_power:g}".removesuffix("^1")] if row.traffic_power else []
         words += [f"{row.delay} steps later"] if row.delay else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []

@@ -35,7 +35,6 @@ class Row:
     age_power: float = 0.0  #: of choice=value: it is multiplied by the steps that a part has waited, to this power
     max_age: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
-    traffic_power: float = 0.0  #: of local: a step's share of them grows as its learning rate to this power; 0: all have the same
     delay: int = 0  #: of local: steps between a part's sending and its arrival
     outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
     outer_momentum: float = 0.9  #: of local

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from choices import CHOICES, clock
+from choices import CHOICES
 from parts import Parts
 from rivals.demo import DeMo
 from rivals.largest import Dgc, ScaleCom
@@ -117,14 +117,13 @@ class Local:
         self.task, self.row = task, row
         self.replicas = Replicas(task, row, row.workers)
         self.parts = Parts(task.shapes(), row)
-        self.counts = named(CLOCKS, row, "outer_clock")
-        self.clock = clock(row, task.warm_up_steps)
-        self.choice = named(CHOICES, row, "choice")(row, self.parts, self.clock)
+        self.clock = named(CLOCKS, row, "outer_clock")
+        self.choice = named(CHOICES, row, "choice")(row, self.parts)
         self.shared = self.replicas.y[0].clone()
         self.momentum = torch.zeros_like(self.shared)
         self.rounding = torch.zeros_like(self.shared)  # what rounding took of the outer steps, kept by who computes them
         self.under_way: list[tuple] = []  # (step of arrival, parts, what each worker sent of them), in that order
-        self.came = np.full(len(self.parts.sizes), row.delay)  # the step in which each part last did
+        self.came = np.full(len(self.parts.sizes), float(row.delay))  # the step in which each part last did
         self.times = np.zeros(len(self.parts.sizes), int)  # that it did
         self.longest = 0.0  # that one waited, in steps
 
@@ -150,11 +149,10 @@ class Local:
         while self.under_way and self.under_way[0][0] <= step:
             arrival, parts, sent = self.under_way.pop(0)
             waited = arrival - self.came[parts]
-            periods = (self.clock[arrival] - self.clock[self.came[parts]]) / self.choice.period
             self.came[parts] = arrival
             self.times[parts] += 1
             self.longest = max(self.longest, waited.max())
-            self.bring_together(parts, self.parts.indices(parts), sent, periods)
+            self.bring_together(parts, self.parts.indices(parts), sent, waited / self.choice.period)
             result.down_bytes += self.parts.frame_bytes(parts)
 
     def bring_together(self, parts, elements, sent, periods):
@@ -167,7 +165,7 @@ class Local:
         """Nesterov's, on the parts that have come after so many periods; the momentum of all others stands still. Returns what is taken
         off them."""
         periods = torch.from_numpy(np.repeat(np.float32(periods), [self.parts.sizes[part] for part in parts]))
-        kept, joins, counts = self.counts(self.row.outer_momentum, periods)
+        kept, joins, counts = self.clock(self.row.outer_momentum, periods)
         momentum = kept * self.momentum[elements] + joins * mean
         self.momentum[elements] = momentum
         wanted = self.row.outer_rate * (mean + counts * momentum) + self.rounding[elements]
@@ -204,7 +202,7 @@ SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": P
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row, beside its first fields.
 READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload part choice value age_power max_age traffic traffic_power delay outer_rate outer_momentum outer_clock",
+         "local": "optimizer payload part choice value age_power max_age traffic delay outer_rate outer_momentum outer_clock",
          "powersgd": "optimizer clipped rank dense_steps", "sparseloco": "optimizer interval top outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}

@@ -13,7 +13,6 @@ from parts import Parts
 from payload import PAYLOADS
 from rows import parsed
 from toy import Toy
-from training import rate_at
 
 RATE = 0.5
 EVERYTHING = "traffic=2"  # more than all there is
@@ -50,7 +49,7 @@ def is_conserved(scheme):
     return True
 
 
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=2", "turn", "all", "turn traffic_power=1"])
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=2", "turn", "all"])
 @pytest.mark.parametrize("payload", ["as_is", "int8", "int4", "top4"])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_nothing_is_lost(choice, payload, delay):
@@ -165,7 +164,6 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
                                   "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8", "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
-                                  "scheme=local choice=turn traffic_power=2 traffic=0.4 steps=9",
                                   "scheme=local choice=all traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
     """L6, with parts under way."""
@@ -306,7 +304,8 @@ def test_the_largest_of_each_block_are_a_byte_each(payload, count, error):
     power = of_blocks.abs().amax(-1, keepdim=True) / 2
     assert (power.frexp().mantissa == 0.5).all()
     assert ((of_blocks.abs() == power) | (of_blocks.abs() == 2 * power) | ~is_sent).all()
-    assert ((of_blocks - blocks).abs() <= torch.where(of_blocks.abs() == 2 * power, power, power / 2))[is_sent].all()
+    is_beyond = blocks.abs() > 2.5 * power  # the largest is below three times the power
+    assert ((of_blocks - blocks).abs() <= torch.where(is_beyond, power, power / 2))[is_sent].all()
     left = numbers - arrived
     assert torch.equal(left.double(), numbers.double() - arrived.double())
     assert (left.double().square().mean(1) / numbers.double().square().mean(1)).mean().item() == pytest.approx(error, rel=0.02)
@@ -314,6 +313,11 @@ def test_the_largest_of_each_block_are_a_byte_each(payload, count, error):
     assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
     assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
     assert not PAYLOADS[payload].rounded(torch.zeros(70)).any()
+    # At the ends of the powers, and half-way: to even, as everywhere.
+    for number, told in ((2.0 ** 127, 2.0 ** 121), (2.0 ** -120, 2.0 ** -120), (2.0 ** -121, 0), (-3.0, -4.0), (-1.5, -2.0), (2.5, 2.0)):
+        assert PAYLOADS[payload].rounded(torch.tensor([number, 0, 0])).tolist() == [told, 0, 0]
+    if count > 1:
+        assert PAYLOADS[payload].rounded(torch.tensor([2.0, 0.5, 0.6])).tolist()[0:2] == [2.0, 0.0]
 
 
 class Alike(Toy):
@@ -441,8 +445,7 @@ def test_gradients_are_clipped_before_they_add_up():
     assert not takes_off_what_was_clipped("arrived")
 
 
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=9", "turn", "all", "value traffic_power=1",
-                                    "turn traffic_power=-1", "all traffic_power=2"])
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=9", "turn", "all"])
 @pytest.mark.parametrize("payload, traffic", [("as_is", 0.5), ("int8", 0.3), ("int4", 0.2)])
 def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     scheme = made(f"scheme=local choice={choice} payload={payload} traffic={traffic} steps=60")
@@ -452,28 +455,9 @@ def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     assert share == sum(result.down_bytes for result in results) / (60 * 4 * 330)
 
 
-@pytest.mark.parametrize("power", [-1, 0, 1, 2])
-@pytest.mark.parametrize("choice", ["value", "turn", "all"])
-def test_bytes_go_with_the_rate(choice, power):
-    scheme = made(f"scheme=local choice={choice} traffic=0.4 steps=600 traffic_power={power}")
-    decide, sent = scheme.choice.decide, []
-
-    def noted(*arguments):
-        chosen = decide(*arguments)
-        sent.append(sum(scheme.parts.sizes[part] for part in chosen))
-        return chosen
-    scheme.choice.decide = noted
-    for step in range(1, 601):
-        scheme.step(step, RATE)
-    rates = np.array([rate_at(step, 600, 1.0, 0) for step in range(1, 601)]) ** power
-    assert sum(sent[:200]) == pytest.approx(sum(sent) * sum(rates[:200]) / sum(rates), rel=0.05)
-
-
 @pytest.mark.parametrize("text, said", [
     ("scheme=local traffic=0.01", "traffic=0.01: headers and values alone are 10.9"),
     ("scheme=local choice=all delay=2 traffic=1", "everything goes out every 2 steps"),
-    ("scheme=local choice=all delay=2 traffic=0.4 traffic_power=9", "everything goes out every 1 steps"),
-    ("scheme=local max_age=3 traffic_power=1", "max_age is the library's selector's"),
     ("scheme=local choice=best", "choice must be one of value, turn, all, got 'best'"),
     ("scheme=local value=mean", "value must be one of mean_abs"),
     ("scheme=local payload=int3", "payload must be one of as_is"),
