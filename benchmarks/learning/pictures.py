@@ -10,7 +10,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
-from plots import COLOURS, MARKERS, finish  # noqa: E402
+from plots import finish  # noqa: E402
 
 import report  # noqa: E402
 
@@ -20,8 +20,16 @@ def panels(groups):
     return figure, axes[0]
 
 
-def style(names, name):
-    return {"color": COLOURS[names.index(name) % len(COLOURS)], "marker": MARKERS[names.index(name) % len(MARKERS)], "markersize": 5}
+# By how the name of a scheme begins: the same in all pictures.
+STYLES = {"dense": ("#000000", "o"), "local, parts by value": ("#0072B2", "s"), "local, parts in turn": ("#E69F00", "^"),
+          "local, all at once": ("#009E73", "v"), "gradients dropped": ("#5B8C00", "d"), "one worker": ("#8C8C8C", "x"),
+          "SparseLoCo": ("#D55E00", "D"), "PowerSGD": ("#CC79A7", "P"), "DeMo": ("#56B4E9", "X"), "DGC": ("#7A3E00", "p"),
+          "ScaleCom": ("#C000C0", "*"), "1-bit Adam": ("#B8A500", "h")}
+
+
+def style(name):
+    colour, marker = next(of for begin, of in STYLES.items() if name.startswith(begin))
+    return {"color": colour, "marker": marker, "markersize": 5}
 
 
 def over_bytes(groups) -> plt.Figure:
@@ -32,9 +40,9 @@ def over_bytes(groups) -> plt.Figure:
         for name in names:
             points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if report.family(outcome.best.row) == name)
             if points and not points[0][0]:  # has no place on a logarithmic axis
-                panel.axhline(points[0][1], color=style(names, name)["color"], linewidth=1, linestyle="--", label=name)
+                panel.axhline(points[0][1], color=style(name)["color"], linewidth=1, linestyle="--", label=name)
             elif points:
-                panel.plot(*zip(*points), linestyle="none", label=name, **style(names, name))
+                panel.plot(*zip(*points), linestyle="none", label=name, **style(name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
         finish(panel, "% of the bytes each way", "validation loss", "x")
     return with_legend(figure, axes)
@@ -42,7 +50,6 @@ def over_bytes(groups) -> plt.Figure:
 
 def over_step(groups) -> plt.Figure:
     """Of each scheme the best of its variants."""
-    names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
     figure, axes = panels(groups)
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
         best = {}
@@ -50,7 +57,7 @@ def over_step(groups) -> plt.Figure:
             best.setdefault(report.family(outcome.best.row), outcome.best)
         for name, run in best.items():
             panel.plot([point["step"] for point in run.curve], [point["validation_loss"] for point in run.curve],
-                       linewidth=1.2, label=name, **style(names, name))
+                       linewidth=1.2, label=name, **style(name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
         finish(panel, "step", "validation loss", "")
     return with_legend(figure, axes)
@@ -74,7 +81,7 @@ def over_workers(groups) -> "plt.Figure | None":
         for name in names:
             points = [(workers, losses[name]) for workers, losses in of.items() if name in losses]
             if points:
-                panel.plot(*zip(*points), linewidth=1.2, label=name, **style(names, name))
+                panel.plot(*zip(*points), linewidth=1.2, label=name, **style(name))
         panel.set_xscale("log", base=2)
         panel.set_xticks(list(of), [str(workers) for workers in of])
         panel.set_title(f"{steps:,} steps", fontsize=9, loc="left")

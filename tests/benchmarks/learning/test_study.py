@@ -223,6 +223,13 @@ def test_longer_rows_stand_beside_the_dense_run_that_they_would_reach(tmp_path):
     assert [(line[1], line[10]) for line in lines] == [("1,000", ""), ("1,500", ""), ("2,000", ""), ("2,500", "+0.125")]
 
 
+def test_every_scheme_looks_like_no_other():
+    rows = [*map(parsed, ("workers=1", *(f"scheme=local choice={choice}" for choice in ("value", "turn", "all")))),
+            *(Row(scheme=scheme) for scheme in schemes.SCHEMES if scheme != "local")]
+    styles = [tuple(pictures.style(report.family(row)).values()) for row in rows]
+    assert len(set(styles)) == len(rows) == len(pictures.STYLES)
+
+
 def test_workers_have_a_picture_where_their_number_differs(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
