@@ -140,7 +140,7 @@ def title(row: Row) -> str:
         words += [f"at least every {row.max_age} steps"] if row.max_age else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
-        words += [f"{row.delay} steps later"] if row.delay else []
+        words += [f"{row.delay} step{'s' if row.delay > 1 else ''} later"] if row.delay else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
