@@ -14,7 +14,7 @@ def main():
                                 torch.nn.Linear(256, 4))
     inputs = torch.randn(1024, 32)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, inputs[:, :4].argmax(1)), batch_size=32)
-    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), data)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05), data)
     state = lamina.torch.register(model, drop_ratio=0.9)  # what prepare() gives is DDP
     for _ in range(2):
         for batch, labels in data:

@@ -27,7 +27,7 @@ class Model(lightning.LightningModule):
               flush=True)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+        return torch.optim.SGD(self.parameters(), 0.05)
 
 
 if __name__ == "__main__":
