@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The pictures of the study: quality over bytes, over steps, and over workers."""
 
+import math
 import pathlib
+import statistics
 import sys
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import NullLocator  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
 from plots import finish  # noqa: E402
@@ -32,19 +35,35 @@ def style(name):
     return {"color": colour, "marker": marker, "markersize": 5}
 
 
+BEHIND = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)  # the ticks of a loss
+
+
 def over_bytes(groups) -> plt.Figure:
-    """The best of each scheme: down and to the left is better."""
+    """How far the best of each scheme ends behind the dense run: down and to the left is better. Without a dense run what it ends at."""
     names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
     figure, axes = panels(groups)
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
+        dense = report.dense_of(groups, workers, steps)
         for name in names:
-            points = sorted((100 * outcome.best.up_share, outcome.loss()) for outcome in of if report.family(outcome.best.row) == name)
+            points = []
+            for outcome in of:
+                heights = outcome.losses() if dense is None else [0.0] if outcome is dense else outcome.behind(dense)  # none without a seed of it
+                if report.family(outcome.best.row) == name and heights and math.isfinite(sum(heights)):
+                    points.append((100 * outcome.best.up_share, statistics.fmean(heights)))
+            points.sort()
             if points and not points[0][0]:  # has no place on a logarithmic axis
                 panel.axhline(points[0][1], color=style(name)["color"], linewidth=1, linestyle="--", label=name)
             elif points:
                 panel.plot(*zip(*points), linestyle="none", label=name, **style(name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
-        finish(panel, "% of the bytes each way", "validation loss", "x")
+        finish(panel, "% of the bytes up", "validation loss" if dense is None else "validation loss behind the dense run", "x")
+        panel.xaxis.set_major_formatter("{x:g}")
+        if dense is not None:
+            panel.set_yscale("symlog", linthresh=BEHIND[1], linscale=0.4)
+            panel.set_yticks(BEHIND, [f"{tick:g}" for tick in BEHIND], minor=False)
+            panel.yaxis.set_minor_locator(NullLocator())
+            highest = max([BEHIND[2], *(y for line in panel.lines for y in line.get_ydata())])
+            panel.set_ylim(min([-0.002, *(y for line in panel.lines for y in line.get_ydata())]), 1.3 * highest)
     return with_legend(figure, axes)
 
 
