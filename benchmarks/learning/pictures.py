@@ -121,6 +121,7 @@ def with_legend(figure, axes) -> plt.Figure:
 def draw(directory: pathlib.Path, results) -> list[pathlib.Path]:
     """Writes the pictures; their paths."""
     groups = report.outcomes(results)
+    groups = {key: of for key, of in groups.items() if len(of) > 1} or groups  # a row alone has nothing beside it
     paths = []
     for drawing in (over_bytes, over_step, over_workers):
         figure = drawing(groups)
