@@ -38,6 +38,14 @@ def style(name):
 BEHIND = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)  # the ticks of a loss
 
 
+def height(outcome, dense) -> float:
+    """By how much it ends behind the dense run, and without one what it ends at; NaN without a seed that both have."""
+    if outcome is dense:
+        return 0.0
+    losses = outcome.losses() if dense is None else outcome.behind(dense)
+    return statistics.fmean(losses) if losses else math.nan
+
+
 def over_bytes(groups) -> plt.Figure:
     """How far the best of each scheme ends behind the dense run: down and to the left is better. Without a dense run what it ends at."""
     names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
@@ -45,12 +53,8 @@ def over_bytes(groups) -> plt.Figure:
     for panel, ((workers, steps), of) in zip(axes, groups.items()):
         dense = report.dense_of(groups, workers, steps)
         for name in names:
-            points = []
-            for outcome in of:
-                heights = outcome.losses() if dense is None else [0.0] if outcome is dense else outcome.behind(dense)  # none without a seed of it
-                if report.family(outcome.best.row) == name and heights and math.isfinite(sum(heights)):
-                    points.append((100 * outcome.best.up_share, statistics.fmean(heights)))
-            points.sort()
+            points = sorted((100 * outcome.best.up_share, height(outcome, dense)) for outcome in of if report.family(outcome.best.row) == name)
+            points = [point for point in points if math.isfinite(point[1])]
             if points and not points[0][0]:  # has no place on a logarithmic axis
                 panel.axhline(points[0][1], color=style(name)["color"], linewidth=1, linestyle="--", label=name)
             elif points:
@@ -62,8 +66,8 @@ def over_bytes(groups) -> plt.Figure:
             panel.set_yscale("symlog", linthresh=BEHIND[1], linscale=0.4)
             panel.set_yticks(BEHIND, [f"{tick:g}" for tick in BEHIND], minor=False)
             panel.yaxis.set_minor_locator(NullLocator())
-            highest = max([BEHIND[2], *(y for line in panel.lines for y in line.get_ydata())])
-            panel.set_ylim(min([-0.002, *(y for line in panel.lines for y in line.get_ydata())]), 1.3 * highest)
+            heights = [y for line in panel.lines for y in line.get_ydata()]
+            panel.set_ylim(min([-0.002, *heights]), 1.3 * max([BEHIND[2], *heights]))
     return with_legend(figure, axes)
 
 

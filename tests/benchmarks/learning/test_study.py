@@ -230,6 +230,31 @@ def test_every_scheme_looks_like_no_other():
     assert len(set(styles)) == len(rows) == len(pictures.STYLES)
 
 
+def heights_over_bytes(results):
+    panel = pictures.over_bytes(report.outcomes(results)).axes[0]
+    return panel.get_ylabel(), {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
+
+
+def test_bytes_are_drawn_beside_the_distance_to_the_dense_run(tmp_path):
+    result(tmp_path, "scheme=local payload=int4", 1.75, 0.01)
+    result(tmp_path, "scheme=powersgd seed=1", 1.5, 0.02)
+    result(tmp_path, "scheme=demo", 9.0, 0.03, validation_loss=None)
+    alone = heights_over_bytes(report.read(tmp_path))
+    assert alone == ("validation loss", {"local, parts by value": [[1, 1.75]], "PowerSGD": [[2, 1.5]]})
+    result(tmp_path, "rate=0.002", 1.5)
+    beside = heights_over_bytes(report.read(tmp_path))  # PowerSGD has no seed of the dense run's, DeMo has diverged
+    assert beside == ("validation loss behind the dense run", {"dense": [[100, 0]], "local, parts by value": [[1, 0.25]]})
+
+
+def test_a_row_alone_of_its_length_is_not_drawn(tmp_path):
+    result(tmp_path, "rate=0.002", 1.5)
+    result(tmp_path, "scheme=local payload=int4", 1.75, 0.01)
+    result(tmp_path, "scheme=local payload=int4 steps=2500", 1.625, 0.01)
+    pictures.draw(tmp_path, report.read(tmp_path))
+    drawn = (tmp_path / "over_bytes.svg").read_text()
+    assert "2,000 steps" in drawn and "2,500 steps" not in drawn
+
+
 def test_workers_have_a_picture_where_their_number_differs(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
