@@ -124,7 +124,7 @@ def parse() -> argparse.Namespace:
     if given.steps < WARM_UP_STEPS + 3:
         parser.error(f"--steps needs at least {WARM_UP_STEPS + 3}")
     if given.quick:
-        given.rates, given.topologies, given.steps = ["1 Gb/s"], ["first"], min(given.steps, 15)
+        given.rates, given.topologies, given.steps = ["1 Gb/s"], ["first"], min(given.steps, 12)
         if given.rows == list(ROWS):
             given.rows = QUICK_ROWS
     return given
