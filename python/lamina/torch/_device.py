@@ -120,7 +120,8 @@ class TorchBackend:
     def _norm_of(self, part: torch.Tensor) -> torch.Tensor:
         if not len(part):
             return torch.zeros((), dtype=torch.float64, device=part.device)
-        return torch.linalg.vector_norm(part, self._norm, dtype=torch.float64)
+        norm: torch.Tensor = torch.linalg.vector_norm(part, self._norm, dtype=torch.float64)
+        return norm
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
         self._sent = self._selector.decide(self.step, agreed, held)

@@ -3,7 +3,7 @@ import collections
 import contextlib
 import dataclasses
 import zlib
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -380,7 +380,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def _own_checksum(self) -> int:
         checksum = 0
         for each in self._local():
-            checksum = zlib.crc32(each.numpy(), checksum)
+            checksum = zlib.crc32(cast(Any, each.numpy()), checksum)
         return checksum
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -110,7 +110,7 @@ class LayerDropping:
         ignored = set(getattr(module, "parameters_to_ignore", ()))
         reduced = None
         if isinstance(module, DistributedDataParallel):
-            reduced = module._get_ddp_logging_data().get("num_parameter_tensors")  # by DDP, when it was made
+            reduced = cast(Any, module)._get_ddp_logging_data().get("num_parameter_tensors")  # by DDP, when it was made
             if self.process_group is None:
                 self.process_group = module.process_group
             for option in ("find_unused_parameters", "static_graph"):
