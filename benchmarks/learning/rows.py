@@ -15,7 +15,7 @@ class Row:
     steps: int = 2000
     seed: int = 0
     rate: float = 1e-3  #: the largest learning rate; it grows over the first 100 steps, and falls as a cosine to a tenth
-    optimizer: str = "adamw"  #: of training.OPTIMIZERS; demo and onebit are optimizers of their own
+    optimizer: str = "adamw"  #: of optimizers.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.PAYLOADS
     part: int = 4096  #: elements of a part at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back

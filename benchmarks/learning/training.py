@@ -13,16 +13,9 @@ import time
 
 import torch
 
+from optimizers import OPTIMIZERS, WEIGHT_DECAY
 from rows import named
 
-BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
-OPTIMIZERS = {
-    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON, foreach=False),
-    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.0),
-    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
-}
-# AdamW's stands beside the gradient, that of the others is added to it.
-WEIGHT_DECAY = {"adamw": 0.1, "sgd": 5e-4, "nesterov": 5e-4}
 LAST_RATE = 0.1  # of the largest
 POINTS = 10  # of a curve
 PERIOD = (12, 9, 6, 3, 0)  # steps before the end: over one period of all at once with 1 % in 4 bits, which is scored best right after it
@@ -33,11 +26,6 @@ SNAPSHOT_SECONDS = 60
 def clipped(gradients: torch.Tensor, norm: "float | None") -> torch.Tensor:
     """Each of (R, N)."""
     return gradients if norm is None else gradients * (norm / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
-
-
-def adamw_decay(task) -> torch.Tensor:
-    """(N,): of each element, for optimizers that the study has itself."""
-    return torch.cat([torch.full((math.prod(shape),), WEIGHT_DECAY["adamw"] * task.is_decayed(name)) for name, shape in task.shapes().items()])
 
 
 CLIPPED = {"arrived": False, "gradients": True}  # by each worker
@@ -88,7 +76,7 @@ class Replicas:
         # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
         self.optimizer = named(OPTIMIZERS, row, "optimizer")([
             {"params": [piece], "weight_decay": decays * WEIGHT_DECAY[row.optimizer] if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
-            for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))])
+            for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))], replicas)
 
     def step(self, gradients: torch.Tensor, rate: float, moving: "list[int] | None" = None) -> None:
         """Of the moving pieces; None: of all. The others, and the optimizer's state of them, stay as they are."""

@@ -5,11 +5,12 @@ import math
 
 import torch
 
+from optimizers import adamw_decay
 from payload import PAYLOADS
 from rivals.largest import in_order, place_bits
 from rivals.low_rank import matrices
 from rows import named
-from training import Shared, Step, adamw_decay
+from training import Shared, Step
 
 
 def cosines(size: int) -> torch.Tensor:

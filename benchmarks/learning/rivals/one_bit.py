@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from training import BETAS, EPSILON, Shared, Step, adamw_decay, clipped
+from optimizers import BETAS, EPSILON, adamw_decay
+from training import Shared, Step, clipped
 
 
 class OneBitAdam(Shared):

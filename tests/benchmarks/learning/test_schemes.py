@@ -164,7 +164,7 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
                                   "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8", "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
-                                  "scheme=local choice=all traffic=0.4"])
+                                  "scheme=local choice=all traffic=0.4", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
     """L6, with parts under way."""
     whole, first, second = (made(f"optimizer=adamw {text}") for _ in range(3))

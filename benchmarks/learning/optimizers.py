@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""What makes a step of a gradient."""
+
+import math
+
+import torch
+
+BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
+
+
+class AdamWOfMean(torch.optim.Optimizer):
+    """AdamW for one of W workers whose steps are averaged: it divides by what the mean of their W gradients would have as second moment.
+
+    A worker's own gradient has W times the variance of that mean. What is signal and what is noise a worker can tell by itself: with m
+    and v, AdamW's moments after the correction of their bias, it divides by the root of m^2 + max(v - m^2, 0) / W. So no step is longer
+    than the learning rate. With one worker it is AdamW, but for elements whose v is less than m^2, which can be as the two have memories
+    of different lengths. State: as AdamW has."""
+
+    def __init__(self, params, workers: int):
+        super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
+        self.workers = workers
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.move(parameter, parameter.grad, group["lr"], group["weight_decay"])
+
+    def move(self, parameter, gradient, rate, decay):
+        state = self.state[parameter]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+        state["step"] += 1
+        state["mean"].lerp_(gradient, 1 - BETAS[0])
+        state["square"].mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        mean, square = (state[name] / (1 - beta ** state["step"]) for name, beta in zip(("mean", "square"), BETAS))
+        signal = mean.square()
+        noise = square.sub_(signal).clamp_(min=0)
+        parameter.mul_(1 - rate * decay)
+        parameter.addcdiv_(mean, signal.add_(noise, alpha=1 / self.workers).sqrt_().add_(EPSILON), value=-rate)
+
+
+OPTIMIZERS = {  # of the groups of parameters, and of the workers whose steps are averaged
+    "adamw": lambda groups, workers: torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON, foreach=False),
+    "adamw_of_mean": AdamWOfMean,
+    "sgd": lambda groups, workers: torch.optim.SGD(groups, lr=0.0),
+    "nesterov": lambda groups, workers: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
+}
+# AdamW's stands beside the gradient, that of SGD is added to it.
+WEIGHT_DECAY = {"adamw": 0.1, "adamw_of_mean": 0.1, "sgd": 5e-4, "nesterov": 5e-4}
+
+
+def adamw_decay(task) -> torch.Tensor:
+    """(N,): of each element, for optimizers that the study has itself."""
+    return torch.cat([torch.full((math.prod(shape),), WEIGHT_DECAY["adamw"] * task.is_decayed(name)) for name, shape in task.shapes().items()])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+import numpy as np
+import pytest
+import torch
+
+from optimizers import BETAS, EPSILON, OPTIMIZERS, AdamWOfMean
+from rows import parsed
+from toy import Toy
+from training import Replicas
+
+RATE, DECAY = 0.125, 0.1
+
+
+def after(optimizer, gradients):
+    """The parameters, which begin at 1, after a step of each of (T, N)."""
+    parameter = torch.ones(gradients.shape[1], dtype=gradients.dtype)
+    made = optimizer([{"params": [parameter], "weight_decay": DECAY}])
+    for gradient in gradients:
+        made.param_groups[0]["lr"] = RATE
+        parameter.grad = gradient.clone()
+        made.step()
+    return parameter
+
+
+def drawn(*shape, signal=0.0, dtype=torch.float64):
+    return signal + torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_the_step_is_the_formulas(workers):
+    gradients = drawn(20, 50, signal=0.5)
+    theta, m, v = np.ones(50), np.zeros(50), np.zeros(50)
+    for t, g in enumerate(gradients.numpy(), 1):
+        m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
+        m_hat, v_hat = m / (1 - BETAS[0] ** t), v / (1 - BETAS[1] ** t)
+        of_mean = m_hat ** 2 + np.maximum(v_hat - m_hat ** 2, 0) / workers
+        theta = theta * (1 - RATE * DECAY) - RATE * m_hat / (np.sqrt(of_mean) + EPSILON)
+    assert np.allclose(after(lambda groups: AdamWOfMean(groups, workers), gradients), theta, rtol=1e-12)
+
+
+def test_one_worker_steps_as_adamw():
+    """Without noise, and with it where v is not less than m^2 at once."""
+    adamw, of_mean = (lambda groups: OPTIMIZERS["adamw"](groups, 1)), (lambda groups: AdamWOfMean(groups, 1))
+    steady = drawn(1, 40).expand(9, -1)
+    assert torch.allclose(after(of_mean, steady), after(adamw, steady), rtol=1e-12)
+    noisy = drawn(9, 40)
+    own, same = after(adamw, noisy), after(of_mean, noisy)
+    assert torch.isclose(own, same, rtol=1e-12).double().mean() > 0.5
+    assert not torch.allclose(after(lambda groups: AdamWOfMean(groups, 4), noisy), own)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_it_divides_by_what_the_mean_of_all_gradients_would_have(workers):
+    """Of 2,000 elements with a signal that is small beside the noise, which AdamW of one worker divides by W times too much of."""
+    of_worker = drawn(200, workers, 2000, signal=0.1)
+    parameter = torch.zeros(2000, dtype=torch.float64)
+    optimizer = AdamWOfMean([parameter], workers)
+    for gradient in of_worker[:, 0]:
+        optimizer.param_groups[0]["lr"] = 1.0
+        before, parameter.grad = parameter.clone(), gradient
+        optimizer.step()
+    state, bias = optimizer.state[parameter], [1 - beta ** 200 for beta in BETAS]
+    divided_by = ((state["mean"] / bias[0]) / (before - parameter)).square().mean()
+    square = torch.zeros(2000, dtype=torch.float64)
+    for gradient in of_worker.mean(1):
+        square = BETAS[1] * square + (1 - BETAS[1]) * gradient ** 2
+    dense = (square / bias[1]).mean()
+    own = (state["square"] / bias[1]).mean()
+    leak = (1 - BETAS[0]) / (1 + BETAS[0])  # of the noise, into m
+    assert divided_by / dense == pytest.approx((0.01 + leak + (1 - leak) / workers) / (0.01 + 1 / workers), rel=0.05)
+    assert own / dense > 0.9 * workers
+
+
+def test_no_step_is_longer_than_the_rate():
+    """As m^2 is part of what is divided by, whatever the number of workers."""
+    gradients = drawn(50, 200) * torch.logspace(-6, 6, 200, dtype=torch.float64)
+    parameter = torch.zeros(200, dtype=torch.float64)
+    optimizer = AdamWOfMean([parameter], 1000)
+    for gradient in gradients:
+        optimizer.param_groups[0]["lr"] = RATE
+        before, parameter.grad = parameter.clone(), gradient
+        optimizer.step()
+        assert ((parameter - before).abs() <= RATE * (1 + 1e-9)).all()
+
+
+def test_parameters_without_gradient_stand_still():
+    moved, still = torch.ones(3), torch.ones(3)
+    optimizer = AdamWOfMean([{"params": [moved, still], "lr": 0.5, "weight_decay": 0.5}], 2)
+    moved.grad = torch.ones(3)
+    optimizer.step()
+    assert (moved != 1).all() and (still == 1).all() and still not in optimizer.state
+
+
+@pytest.mark.parametrize("replicas, workers", [(1, 1), (4, 4)])
+def test_replicas_that_are_averaged_are_its_workers(replicas, workers):
+    """The dense run has one replica, of the mean itself."""
+    row = parsed("workers=4 steps=1 optimizer=adamw_of_mean")
+    assert Replicas(Toy(row), row, replicas).optimizer.workers == workers
