@@ -9,10 +9,12 @@ BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
 
 
 class AdamWOfMean(torch.optim.Optimizer):
-    """AdamW for one of W workers whose steps are averaged: it divides by what the mean of their W gradients would have as second moment.
+    """AdamW for one of W workers whose steps are averaged: it divides by about the root of what the mean of their W gradients would have as
+    second moment.
 
-    A worker's own gradient has W times the variance of that mean. What is signal and what is noise a worker can tell by itself: with m
-    and v, AdamW's moments after the correction of their bias, it divides by the root of m^2 + max(v - m^2, 0) / W. So no step is longer
+    A worker's own gradient has W times the variance of that mean. With m and v, AdamW's moments after the correction of their bias, a
+    worker tells signal from noise, and divides by the root of m^2 + max(v - m^2, 0) / W. m keeps a nineteenth of the noise, so
+    what stands under the root is too large by a sixth with 4 workers, and nearly twofold with 16, where there is only noise. Without weight decay no step is longer
     than the learning rate. With one worker it is AdamW, but for elements whose v is less than m^2, which can be as the two have memories
     of different lengths. State: as AdamW has."""
 

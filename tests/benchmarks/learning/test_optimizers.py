@@ -51,7 +51,7 @@ def test_one_worker_steps_as_adamw():
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_it_divides_by_what_the_mean_of_all_gradients_would_have(workers):
-    """Of 2,000 elements with a signal that is small beside the noise, which AdamW of one worker divides by W times too much of."""
+    """Of 2,000 elements whose signal is small beside the noise. AdamW's own second moment is W times too large there."""
     of_worker = drawn(200, workers, 2000, signal=0.1)
     parameter = torch.zeros(2000, dtype=torch.float64)
     optimizer = AdamWOfMean([parameter], workers)
