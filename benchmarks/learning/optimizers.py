@@ -9,14 +9,14 @@ BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
 
 
 class AdamWOfMean(torch.optim.Optimizer):
-    """AdamW for one of W workers whose steps are averaged: it divides by about the root of what the mean of their W gradients would have as
-    second moment.
+    """AdamW for one of W workers whose steps are averaged: it divides by about the root of the second moment that the mean of their W
+    gradients would have (docs/decisions/0046-adamw-of-the-mean.md).
 
     A worker's own gradient has W times the variance of that mean. With m and v, AdamW's moments after the correction of their bias, a
-    worker tells signal from noise, and divides by the root of m^2 + max(v - m^2, 0) / W. m keeps a nineteenth of the noise, so
-    what stands under the root is too large by a sixth with 4 workers, and nearly twofold with 16, where there is only noise. Without weight decay no step is longer
-    than the learning rate. With one worker it is AdamW, but for elements whose v is less than m^2, which can be as the two have memories
-    of different lengths. State: as AdamW has."""
+    worker tells signal from noise, and divides by the root of m^2 + max(v - m^2, 0) / W. m^2 keeps a nineteenth of the noise: where there
+    is only noise, what stands under the root is too large by a sixth with 4 workers, and nearly twice too large with 16. Without weight
+    decay no step is longer than the learning rate. With one worker it is AdamW, but for elements whose v is less than m^2, which can be
+    as the two have memories of different lengths. State: as AdamW has."""
 
     def __init__(self, params, workers: int):
         super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
