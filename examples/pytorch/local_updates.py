@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trains with local updates, each rank with an AdamW of its own:
+"""Trains with local updates, each rank with an optimizer of its own:
 
     torchrun --nproc-per-node 2 examples/pytorch/local_updates.py
 
@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--byte-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
 parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8", "int4"])
 parser.add_argument("--delay", type=int, default=0, help="steps between sending and applying")
+parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd has Nesterov's momentum of 0.9")
 parser.add_argument("--outer-rate", type=float, default=1.0)
 parser.add_argument("--outer-momentum", type=float, default=0.0)
 parser.add_argument("--dense", action="store_true")
@@ -47,7 +48,10 @@ def main():
     teacher, model = perceptron(123, 64), perceptron(given.seed, 256)
     for parameter in teacher.parameters():  # steeper, so that there is more to learn
         parameter.data.normal_()
-    optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate)
+    if given.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), given.learning_rate, momentum=0.9, nesterov=True)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), given.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps)
     local, trained = None, model
     if given.dense:

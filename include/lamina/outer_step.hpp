@@ -31,7 +31,7 @@ namespace lamina::inline LAMINA_ABI {
 /// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps. Where a part came every 13
 /// steps, rate 0.7 with a momentum of 0.6 to 0.8 ended better (docs/learning/tried.md, The outer momentum). With Nesterov's
 /// momentum of 0.9 in SGD inside, also every 13 steps, a quarter of the learning rate with rate 1 and momentum 0.75 ended better
-/// than the average (docs/decisions/0047-a-smaller-rate-inside.md).
+/// than the average in one trial, and worse in another (docs/decisions/0047-a-smaller-rate-inside.md).
 struct outer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too
