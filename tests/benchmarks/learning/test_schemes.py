@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds exactly of the schemes. L1, L2, ... are the numbers of docs/learning/local-updates.md."""
+"""What holds exactly of the schemes. L2, L3, ... are the numbers of docs/scheme/beyond.md."""
 
 import io
 
@@ -93,7 +93,7 @@ def test_rounding_that_is_added_twice_is_seen():
 
 
 def test_with_everything_sent_all_workers_have_the_shared_parameters():
-    """L1."""
+    """With D = 0."""
     scheme = made(f"scheme=local {EVERYTHING}")
     for step in range(1, 10):
         scheme.step(step, RATE)
