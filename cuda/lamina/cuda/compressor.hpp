@@ -66,9 +66,10 @@ struct accumulate_options {
 /// looks at how far the step has come in device memory. One that is out of order, such as commit() after the next
 /// accumulate(), leaves residual and gradients as they are, and the next last_step() throws.
 ///
-/// A representative of your own needs LAMINA_HOST_DEVICE before its functions. Where its map ends in a product, derive its
-/// combine from that of a functor of lamina or compile with -fmad=false, or the device rounds once where the CPU rounds
-/// twice.
+/// A representative of your own needs LAMINA_HOST_DEVICE before its functions of single elements. If its map ends in a
+/// product, as x * x does, and its combine adds, nvcc may fuse the two into one instruction. The device then rounds once
+/// where the CPU rounds twice. Call the combine of one of lamina's functors in yours, as in
+/// `return lamina::l2_norm::combine(a, b);`, or compile with -fmad=false.
 template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
