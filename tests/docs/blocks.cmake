@@ -6,7 +6,8 @@ set(LAMINA_OTHER_LANGUAGES bash cmake console diff ini json make python sh text 
 
 # lamina_cpp_blocks(PAGE NAME PREFIX): reads PAGE, which messages call NAME. Sets PREFIX_count; for each block I from 1 on
 # PREFIX_I_text, PREFIX_I_line, and PREFIX_I_reason: why it is not compiled, empty where it is. A block that is no whole program
-# and has no marker <!-- not compiled: REASON --> in the line before ends the configure step.
+# and has no marker <!-- not compiled: REASON --> in the line before ends the configure step. So does a block that opens within a quotation
+# or on the line of a list's marker, which is not looked for.
 function(lamina_cpp_blocks page name prefix)
   file(READ "${page}" text)
   # What CMake's lists would take for their own.
@@ -71,6 +72,10 @@ function(lamina_cpp_blocks page name prefix)
       if(before MATCHES "^[ \t]*<!-- not compiled: (.*[^ ]) *-->[ \t]*$")
         set(reason "${CMAKE_MATCH_1}")
       endif()
+    endif()
+    if(fence STREQUAL "" AND line MATCHES "^[ \t]*(>[ \t]*|[-*+][ \t]+|[0-9]+[.)][ \t]+)+(```[^`]*|~~~.*)$")
+      message(FATAL_ERROR "${name}:${number}: a block within a quotation, or on the line of a list's marker, is not found. Open it on a line "
+        "of its own")
     endif()
     set(before "${line}")
   endforeach()

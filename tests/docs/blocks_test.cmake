@@ -28,6 +28,13 @@ if(NOT found_count EQUAL 2 OR NOT found_1_reason STREQUAL "needs CUDA" OR NOT fo
   message(FATAL_ERROR "found ${found_count} blocks; the reasons are '${found_1_reason}' and '${found_2_reason}'")
 endif()
 
+# Three backticks within a line of a list open no block, nor do those within a block.
+file(WRITE "${page}" "- ```ls``` lists\n```text\n> ```cpp\n- ```cpp\n```\n- a list\n  ```cpp\n${program}  ```\n")
+lamina_cpp_blocks("${page}" "page.md" found)
+if(NOT found_count EQUAL 1 OR NOT found_1_line EQUAL 7)
+  message(FATAL_ERROR "found ${found_count} blocks, of line ${found_1_line}")
+endif()
+
 # expect_refusal(TEXT LINE WORDS): the configure step ends, and its message has the page, the line and the words.
 function(expect_refusal text line words)
   file(WRITE "${page}" "${text}")
@@ -47,3 +54,7 @@ expect_refusal("<!-- not compiled: needs CUDA -->\n\n```cpp\nx;\n```\n" 3 "is no
 expect_refusal("\n```ccp\n${program}```\n" 2 "blocks of 'ccp' are not known")
 expect_refusal("```\n${program}```\n" 1 "looks like C++ and does not say so")
 expect_refusal("text\n```cpp\n${program}" 2 "is never closed")
+foreach(marker IN ITEMS "> " ">" "- " "* " "1. " "> - " "  > ")
+  expect_refusal("text\n${marker}```cpp\n${marker}x;\n${marker}```\n" 2 "Open it on a line of its own")
+endforeach()
+expect_refusal("\n\n- ~~~cpp\n  x;\n  ~~~\n" 3 "Open it on a line of its own")
