@@ -52,8 +52,10 @@ class Options:
                 raise TypeError(f"{field.name} must be a number, got {given!r}") from None
             if field.type is int and not 0 <= getattr(self, field.name) < 2**63:
                 raise ValueError(f"{field.name} must lie in [0, 2^63), got {given}")
-        if self.drop_ratio == 1:
-            raise ValueError("drop_ratio must be less than 1, where no threshold is found and everything goes out")
+        if not 0 <= self.drop_ratio < 1:
+            raise ValueError(f"drop_ratio must be a share in [0, 1), got {self.drop_ratio:g}")
+        if self.byte_budget is not None and not 0 < self.byte_budget <= 1:
+            raise ValueError(f"byte_budget must be a share in (0, 1], got {self.byte_budget:g}")
         if self.value == "signed_mean":
             raise ValueError("value 'signed_mean' has a sign, and values of that kind are not agreed on; take 'mean_abs'")
         Compressor(Layout({"a": (1,)}), **dataclasses.asdict(self))

@@ -190,11 +190,14 @@ def test_an_option_outside_its_range_is_named(options, text):
 
 
 @pytest.mark.parametrize("options, error, text", [
-    ({"drop_ratio": -0.1}, ValueError, "drop ratio"), ({"warm_up_steps": -1}, ValueError, "warm_up_steps"),
+    ({"drop_ratio": -0.1}, ValueError, r"drop_ratio must be a share in \[0, 1\), got -0.1"), ({"warm_up_steps": -1}, ValueError, "warm_up_steps"),
     ({"max_age": -1}, ValueError, "max_age"), ({"part_elements": -4096}, ValueError, "part_elements"),
     ({"value": "signed_mean"}, ValueError, "signed_mean"), ({"drop_ratio": "a"}, TypeError, "drop_ratio must be a number"),
     ({"max_age": 1.5}, TypeError, "max_age must be a number"), ({"max_age": 2**70}, ValueError, "max_age must lie in"),
-    ({"drop_ratio": None}, TypeError, "drop_ratio must be a number"), ({"drop_ratio": 1.0}, ValueError, "must be less than 1"),
+    ({"drop_ratio": None}, TypeError, "drop_ratio must be a number"), ({"drop_ratio": 1.0}, ValueError, "drop_ratio must be a share"),
+    ({"drop_ratio": 95}, ValueError, "drop_ratio must be a share"), ({"drop_ratio": float("nan")}, ValueError, "drop_ratio must be a share"),
+    ({"byte_budget": 0}, ValueError, r"byte_budget must be a share in \(0, 1\], got 0"), ({"byte_budget": 4}, ValueError, "byte_budget must be a share"),
+    ({"byte_budget": float("nan")}, ValueError, "byte_budget must be a share"),
     ({"drop_rate": 0.5}, TypeError, "drop_rate"),
 ])
 def test_options_are_checked_where_they_are_made(options, error, text):

@@ -213,7 +213,7 @@ def not_in_odd_steps(layer, step, rank):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("uses", [all_used, not_by_rank_0, not_in_odd_steps])
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"byte_budget": 0.3, "drop_ratio": 0.5}, {"drop_ratio": 0.9, "max_age": 3}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"byte_budget": 0.3}, {"drop_ratio": 0.9, "max_age": 3}],
                          ids=["ratio", "budget", "age"])
 def test_what_is_returned_and_what_waits_is_what_was_given(options, uses, backend):
     ranks.run(2, conserved, options, uses, backend, True)

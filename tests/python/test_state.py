@@ -273,8 +273,10 @@ def refused():
     bind = lambda model, **arguments: lamina.torch.LayerDropping(**arguments).bind(model)
     with pytest.raises(TypeError, match="needs a torch.nn.parallel.DistributedDataParallel, got Linear"):
         lamina.torch.register(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="drop_rate"):
+    with pytest.raises(TypeError, match="register has no option 'drop_rate'; how layers are chosen say drop_ratio, warm_up_steps"):
         lamina.torch.register(DDP(nn.Linear(2, 2)), drop_rate=0.5)
+    with pytest.raises(ValueError, match="register: byte_budget stands in place of drop_ratio"):
+        lamina.torch.register(DDP(nn.Linear(2, 2)), drop_ratio=0.95, byte_budget=0.05)
     frozen = DDP(models.Weights((3,), (4,)))
     frozen.module.all[1].requires_grad_(False)
     with pytest.raises(ValueError, match="1 parameters require a gradient, and 2 did.*requires_grad was changed after it"):
@@ -423,6 +425,35 @@ def reported():
 
 def test_lines_warnings_and_scalars():
     ranks.run(2, reported)
+
+
+def told_of_large_layers():
+    def warnings(model, **options):
+        records = recorded()
+        models.dropping(model, **options)
+        return [record.getMessage() for record in records if record.levelno == logging.WARNING]
+
+    def by_rank(*expected):
+        return list(expected) if dist.get_rank() == 0 else []
+
+    uneven = lambda: models.Weights((8193,), (1807,))  # 82 and 18 % of the elements
+    whole = warnings(uneven(), drop_ratio=0.8)
+    assert whole == by_rank("layer 'all.0' has 82 % of the elements and goes out whole or not at all, where 20 % of them are to go out in a "
+                            "step; part_elements=4096 decides it in smaller parts")
+    assert warnings(uneven(), drop_ratio=0.75) == []  # four times the share
+    assert warnings(uneven(), byte_budget=0.25) == [] and len(warnings(uneven(), byte_budget=0.2)) == len(by_rank(0))
+    parts = warnings(uneven(), drop_ratio=0.9, part_elements=8192)
+    assert [line.split(" and goes")[0] for line in parts] == by_rank("a part of 'all.0' has 82 % of the elements")
+    assert warnings(uneven(), drop_ratio=0.99, part_elements=4096) == []  # there is no smaller one
+    assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
+    assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
+    records = recorded()
+    lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), byte_budget=0.2)
+    assert [record.getMessage().split(" has")[0] for record in records] == by_rank("layer 'group 0, parameter 0'")
+
+
+def test_a_layer_that_is_large_beside_the_share_to_send_is_told_of_once():
+    ranks.run(2, told_of_large_layers)
 
 
 def held():

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lamina
 from lamina.torch._local import LocalUpdates
 from lamina.torch._optimizer import skip_held
+from lamina.torch._options import given_options
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import GradBucket, LayerDropping, merge_states, refuse_sharded
 
@@ -35,7 +36,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
              wire: str = "float32", backend: str = "auto", overlap: bool = False, log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
-    DDP or for an unknown option."""
+    DDP or for an unknown option, ValueError for drop_ratio beside byte_budget."""
     if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
         ddp = cast(DistributedDataParallel, ddp._orig_mod)
     if not isinstance(ddp, DistributedDataParallel):
@@ -43,7 +44,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
             refuse_sharded(ddp)
         raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}; accelerate and "
                         "Lightning wrap a model only where there are two processes or more")
-    state = LayerDropping(lamina.Options(**options), scaler=scaler, nonfinite=nonfinite, wire=wire, backend=backend,
+    state = LayerDropping(given_options("register", options), scaler=scaler, nonfinite=nonfinite, wire=wire, backend=backend,
                           overlap=overlap, log_every=log_every)
     state.bind(ddp)
     ddp.register_comm_hook(state, hook)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import lamina
 from lamina.torch import _report, _step
+from lamina.torch._options import given_options, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
@@ -76,7 +77,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         if log_every < 0:
             raise ValueError(f"log_every must not be negative, got {log_every}")
         self.optimizer = optimizer
-        self.options = lamina.Options(**options)
+        self.options = given_options("LocalUpdates", options)
         if self.options.momentum != 0:
             raise ValueError("momentum: a drift has none, the optimizer may")
         if outer_period is None:
@@ -107,6 +108,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._evaluates = False
         self._agree_on_the_run()
         self._shared = self._first_of_all()
+        if self.rank == 0:
+            warn_of_large_layers(self.names, self.shapes, self.options)
 
     def _check_parameters(self) -> None:
         for name, parameter in zip(self.names, self._parameters):

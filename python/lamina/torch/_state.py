@@ -10,6 +10,7 @@ import lamina
 from lamina.torch import _overlapped, _report, _step
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
+from lamina.torch._options import warn_of_large_layers
 from lamina.torch._report import StepReport, Totals, logger
 
 if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
@@ -162,6 +163,8 @@ class LayerDropping:
             self._pending = None
         logger.info("%d layers in %d parts, %d elements, rank %d of %d, %s", len(layout), len(self.backend.parts),
                     layout.elements, self.rank, self.world_size, self.options)
+        if self.rank == 0:
+            warn_of_large_layers(self.names, self.shapes, self.options)
         return self
 
     @staticmethod
