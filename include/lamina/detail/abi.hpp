@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+// g++ 12 and clang 14 default to C++17, in which thousands of errors would follow: the include that is not there ends it at once.
+#if defined(__cplusplus) && __cplusplus <= 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG <= 201703L)
+#error "lamina needs C++20: compile with -std=c++20, or target_link_libraries(... lamina::lamina)"
+#include "lamina needs C++20"
+#endif
+
 #include <version>  // names the standard library
 
 #include "lamina/version.hpp"
