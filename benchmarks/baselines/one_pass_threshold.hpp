@@ -23,13 +23,60 @@ namespace lamina_baselines {
 
 /// Elements at or above a threshold that is known before the pass, so that the pass which adds the gradient also finds and takes them:
 /// a <- a + g, a bit for each element, and the numbers behind each other. What a choice of elements costs at least, by the registers of
-/// AVX-512 or AVX2 and lamina's prefetching; without them by a loop without branches.
-///
-/// The first step's threshold comes from a sample of each layer. Then each step corrects it by what it has kept. Source of thresholds that are used again: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning
-/// (Ok-Topk, PPoPP 2022), 3.1.3.
-class one_pass_threshold final : public method {
+/// AVX-512 or AVX2 and lamina's prefetching; without them by a loop without branches. Of each layer goes out what is smaller, the bitmap or
+/// the indices, and the numbers.
+class one_pass : public method {
  public:
-  one_pass_threshold(const lamina::layout& model, double fraction)
+  void step(std::span<const float> gradient) final {
+    std::size_t begin = 0;
+    indices_.clear();
+    bytes_ = 0;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      const std::size_t count = model_.sizes()[l];
+      layer& each = layers_[l];
+      each.begin = begin;
+      each.kept = 0;
+      bytes_ += sizeof(std::uint32_t);
+      if (count == 0) continue;
+      float* to = residual_.data() + model_.offset(l);
+      const float* from = gradient.data() + model_.offset(l);
+      const std::size_t wanted = share_of(count, fraction_);
+      each.kept = take(to, from, count, threshold_of(l, {to, count}, {from, count}, wanted),
+                       bits_.data() + each.bits, numbers_.data() + begin);
+      taken(l, {to, count}, wanted);
+      begin += each.kept;
+      const std::size_t bitmap = (count + 7) / 8;
+      if (each.kept * sizeof(std::uint32_t) < bitmap) write_indices(each, count);
+      bytes_ += each.kept * sizeof(float) + std::min(each.kept * sizeof(std::uint32_t), bitmap);
+    }
+  }
+
+  std::size_t message_bytes() const final { return bytes_; }
+
+  void receive(std::span<float> sum) const final {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      const float* from = numbers_.data() + layers_[l].begin;
+      const std::uint8_t* bits = bits_.data() + layers_[l].bits;
+      float* to = sum.data() + model_.offset(l);
+      for (std::size_t i = 0; i < model_.sizes()[l]; ++i) {
+        if ((bits[i / 8] >> (i % 8) & 1) != 0) to[i] += *from++;
+      }
+    }
+  }
+
+  std::span<const float> residual() const final { return residual_; }
+  std::size_t bytes_touched() const override {
+    return 3 * model_.elements() * sizeof(float) + bytes_ + 2 * indices_.size() * sizeof(std::uint32_t);
+  }
+  double entropy_bytes() const final {
+    double bytes = 0;
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      bytes += sparse_entropy_bytes(model_.sizes()[l], layers_[l].kept);
+    return bytes;
+  }
+
+ protected:
+  one_pass(const lamina::layout& model, double fraction)
       : model_(model),
         fraction_(checked_fraction(fraction)),
         residual_(model.elements()),
@@ -43,54 +90,39 @@ class one_pass_threshold final : public method {
     numbers_.resize(model.elements() + room * model.layers());
   }
 
-  void step(std::span<const float> gradient) override {
-    std::size_t begin = 0;
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      const std::size_t count = model_.sizes()[l];
-      layer& each = layers_[l];
-      each.begin = begin;
-      each.kept = 0;
-      if (count == 0) continue;
-      float* to = residual_.data() + model_.offset(l);
-      const float* from = gradient.data() + model_.offset(l);
-      const std::size_t wanted = share_of(count, fraction_);
-      if (is_first_) each.threshold = sampled_threshold({from, count}, wanted, scratch_);
-      each.kept = take(to, from, count, each.threshold, bits_.data() + each.bits, numbers_.data() + begin);
-      begin += each.kept;
-      correct(each, count, wanted);
-    }
-    is_first_ = false;
-    kept_ = begin;
-  }
+  /// Of layer `l` before its pass.
+  virtual float threshold_of(std::size_t l, std::span<const float> residual, std::span<const float> gradient,
+                             std::size_t wanted) = 0;
+  /// After its pass.
+  virtual void taken(std::size_t l, std::span<float> residual, std::size_t wanted) = 0;
 
-  /// A count for each layer, its bitmap, its numbers.
-  std::size_t message_bytes() const override {
-    std::size_t bytes = kept_ * sizeof(float);
-    for (const std::size_t size : model_.sizes()) bytes += sizeof(std::uint32_t) + (size + 7) / 8;
-    return bytes;
-  }
+  std::size_t kept(std::size_t l) const { return layers_[l].kept; }
 
-  void receive(std::span<float> sum) const override {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      const float* from = numbers_.data() + layers_[l].begin;
-      const std::uint8_t* bits = bits_.data() + layers_[l].bits;
-      float* to = sum.data() + model_.offset(l);
-      for (std::size_t i = 0; i < model_.sizes()[l]; ++i) {
-        if ((bits[i / 8] >> (i % 8) & 1) != 0) to[i] += *from++;
+  /// Gives back to the residual all that was taken but for the `wanted` largest: at least one, fewer than were taken.
+  void keep_largest(std::size_t l, std::span<float> residual, std::size_t wanted) {
+    layer& each = layers_[l];
+    float* numbers = numbers_.data() + each.begin;
+    std::uint8_t* bits = bits_.data() + each.bits;
+    const float threshold = exact_threshold({numbers, each.kept}, wanted, scratch_);
+    auto ties = static_cast<std::size_t>(std::ranges::count(std::span(scratch_).first(wanted), threshold));
+    std::size_t read = 0;
+    std::size_t written = 0;
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      if ((bits[i / 8] >> (i % 8) & 1) == 0) continue;
+      const float number = numbers[read++];
+      const float magnitude = std::abs(number);
+      if (magnitude > threshold || (magnitude == threshold && ties > 0)) {
+        ties -= magnitude == threshold ? 1 : 0;
+        numbers[written++] = number;
+      } else {
+        residual[i] = number;
+        bits[i / 8] = static_cast<std::uint8_t>(bits[i / 8] & ~(1U << (i % 8)));
       }
     }
+    each.kept = written;
   }
 
-  std::span<const float> residual() const override { return residual_; }
-  std::size_t bytes_touched() const override {
-    return 3 * model_.elements() * sizeof(float) + message_bytes();
-  }
-  double entropy_bytes() const override {
-    double bytes = 0;
-    for (std::size_t l = 0; l < layers_.size(); ++l)
-      bytes += sparse_entropy_bytes(model_.sizes()[l], layers_[l].kept);
-    return bytes;
-  }
+  std::vector<float> scratch_;
 
  private:
   static constexpr std::size_t room = 16;  // that a whole register may be written behind the last number
@@ -99,16 +131,17 @@ class one_pass_threshold final : public method {
     std::size_t bits = 0;   // where its bitmap begins
     std::size_t begin = 0;  // and its numbers
     std::size_t kept = 0;
-    float threshold = 0;
   };
 
-  // Of exponential magnitudes a share exp(-threshold/mean) is kept. Half of that correction: what waits piles up below the threshold, and with
-  // all of it shares swing.
-  void correct(layer& each, std::size_t count, std::size_t wanted) const {
-    const double share = static_cast<double>(wanted) / static_cast<double>(count);
-    if (share >= 1) return;
-    const double ratio = (static_cast<double>(each.kept) + 0.5) / (static_cast<double>(wanted) + 0.5);
-    each.threshold *= static_cast<float>(std::clamp(1 - 0.5 * std::log(ratio) / std::log(share), 0.5, 2.0));
+  void write_indices(const layer& each, std::size_t count) {
+    const std::uint8_t* bits = bits_.data() + each.bits;
+    for (std::size_t byte = 0; byte < (count + 7) / 8; byte += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bits + byte, std::min(sizeof word, (count + 7) / 8 - byte));
+      for (; word != 0; word &= word - 1)
+        indices_.push_back(
+            static_cast<std::uint32_t>(8 * byte + static_cast<std::size_t>(std::countr_zero(word))));
+    }
   }
 
   // Returns how many.
@@ -186,9 +219,65 @@ class one_pass_threshold final : public method {
   std::vector<layer> layers_;
   std::vector<std::uint8_t> bits_;
   std::vector<float> numbers_;
-  std::vector<float> scratch_;
-  std::size_t kept_ = 0;
-  bool is_first_ = true;
+  std::vector<std::uint32_t> indices_;
+  std::size_t bytes_ = 0;
+};
+
+/// The first step's threshold comes from a sample of each layer. Then each step corrects it by what it has kept. Source of thresholds that
+/// are used again: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning (Ok-Topk, PPoPP 2022), 3.1.3.
+class one_pass_threshold final : public one_pass {
+ public:
+  one_pass_threshold(const lamina::layout& model, double fraction)
+      : one_pass(model, fraction), thresholds_(model.layers(), unknown) {}
+
+ private:
+  static constexpr float unknown = -1;
+
+  float threshold_of(std::size_t l, std::span<const float> residual, std::span<const float> gradient,
+                     std::size_t wanted) override {
+    if (thresholds_[l] == unknown)
+      thresholds_[l] = sampled_threshold_of_sum(residual, gradient, wanted, scratch_);
+    return thresholds_[l];
+  }
+
+  // Of exponential magnitudes a share exp(-threshold/mean) is kept. Half of that correction: what waits piles up below the threshold, and with
+  // all of it shares swing.
+  void taken(std::size_t l, std::span<float> residual, std::size_t wanted) override {
+    const double share = static_cast<double>(wanted) / static_cast<double>(residual.size());
+    if (share >= 1) return;
+    const double ratio = (static_cast<double>(kept(l)) + 0.5) / (static_cast<double>(wanted) + 0.5);
+    thresholds_[l] *= static_cast<float>(std::clamp(1 - 0.5 * std::log(ratio) / std::log(share), 0.5, 2.0));
+  }
+
+  std::vector<float> thresholds_;
+};
+
+/// Those above a threshold that a sample of the sum suggests; if they are more than 1.3 times as many as wanted, exactly k of them.
+/// Source: Lin et al., Deep Gradient Compression (ICLR 2018), 3.1 and appendix; without its momentum correction, which is
+/// another matter and which lamina has as well. That the sample is taken before the pass, and not after it, is ours.
+class sampled_top_k final : public one_pass {
+ public:
+  sampled_top_k(const lamina::layout& model, double fraction) : one_pass(model, fraction) {}
+
+  std::size_t bytes_touched() const override { return one_pass::bytes_touched() + touched_; }
+
+ private:
+  float threshold_of(std::size_t l, std::span<const float> residual, std::span<const float> gradient,
+                     std::size_t wanted) override {
+    if (l == 0) touched_ = 0;
+    const float threshold = sampled_threshold_of_sum(residual, gradient, wanted, scratch_);
+    touched_ += (3 + 4) * scratch_.size() * sizeof(float);  // read and written, and the selection
+    return threshold;
+  }
+
+  void taken(std::size_t l, std::span<float> residual, std::size_t wanted) override {
+    const std::size_t were = kept(l);
+    if (10 * were <= 13 * wanted) return;
+    keep_largest(l, residual, wanted);
+    touched_ += residual.size() / 8 + (2 + 4 + 3) * were * sizeof(float);
+  }
+
+  std::size_t touched_ = 0;
 };
 
 }  // namespace lamina_baselines

@@ -24,18 +24,32 @@ inline float exact_threshold(std::span<const float> elements, std::size_t keep, 
   return *last;
 }
 
-/// The exact threshold of a sample of every 100th element, and of at least 1,000 as far as there are so many.
-/// Source: Lin et al., Deep Gradient Compression (ICLR 2018), 0.1 to 1 %.
-inline float sampled_threshold(std::span<const float> elements, std::size_t keep,
-                               std::vector<float>& scratch) {
-  const std::size_t stride = std::max<std::size_t>(1, std::min<std::size_t>(100, elements.size() / 1'000));
+/// The exact threshold of a sample of every 100th of `count` elements, which `magnitude` gives, and of at least 1,000 as far as there
+/// are so many. Source: Lin et al., Deep Gradient Compression (ICLR 2018), 0.1 to 1 %.
+template <class Magnitude>
+float threshold_of_sample(std::size_t count, std::size_t keep, std::vector<float>& scratch,
+                          Magnitude magnitude) {
+  const std::size_t stride = std::max<std::size_t>(1, std::min<std::size_t>(100, count / 1'000));
   scratch.clear();
-  for (std::size_t i = stride / 2; i < elements.size(); i += stride) scratch.push_back(std::abs(elements[i]));
-  const double share = static_cast<double>(keep) / static_cast<double>(elements.size());
+  for (std::size_t i = stride / 2; i < count; i += stride) scratch.push_back(magnitude(i));
+  const double share = static_cast<double>(keep) / static_cast<double>(count);
   const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(scratch.size())));
   const auto last = scratch.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(rank, 1)) - 1;
   std::nth_element(scratch.begin(), last, scratch.end(), std::greater<>());
   return *last;
+}
+
+inline float sampled_threshold(std::span<const float> elements, std::size_t keep,
+                               std::vector<float>& scratch) {
+  return threshold_of_sample(elements.size(), keep, scratch,
+                             [&](std::size_t i) { return std::abs(elements[i]); });
+}
+
+/// Of what a sum will be, before it is made.
+inline float sampled_threshold_of_sum(std::span<const float> first, std::span<const float> second,
+                                      std::size_t keep, std::vector<float>& scratch) {
+  return threshold_of_sample(first.size(), keep, scratch,
+                             [&](std::size_t i) { return std::abs(first[i] + second[i]); });
 }
 
 /// The lower end of the bin of a histogram in which the keep-th largest magnitude lies: bins of an eighth of an octave,

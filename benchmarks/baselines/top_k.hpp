@@ -13,11 +13,16 @@
 
 namespace lamina_baselines {
 
-/// Elements with their indices: what the methods below write of each layer, count, then an index and a number for each. It counts as
-/// what is smaller, this or a bitmap and the numbers.
-class sparse_method : public error_feedback {
+/// The k elements of each layer that are largest in magnitude, exactly. A message has of each layer a count, then an index and a number for
+/// each. It counts as what is smaller, this or a bitmap and the numbers.
+/// Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent (EMNLP 2017); Stich et al., Sparsified
+/// SGD with Memory (NeurIPS 2018).
+class top_k final : public error_feedback {
  public:
-  void step(std::span<const float> gradient) final {
+  top_k(const lamina::layout& model, double fraction)
+      : error_feedback(model), fraction_(checked_fraction(fraction)) {}
+
+  void step(std::span<const float> gradient) override {
     begin_message();
     best_bytes_ = 0;
     entropy_bytes_ = 0;
@@ -40,10 +45,10 @@ class sparse_method : public error_feedback {
     }
   }
 
-  std::size_t message_bytes() const final { return best_bytes_; }
-  double entropy_bytes() const final { return entropy_bytes_; }
+  std::size_t message_bytes() const override { return best_bytes_; }
+  double entropy_bytes() const override { return entropy_bytes_; }
 
-  void receive(std::span<float> sum) const final {
+  void receive(std::span<float> sum) const override {
     message_reader reader(message());
     for (std::size_t l = 0; l < model().layers(); ++l) {
       const auto count = reader.read<std::uint32_t>();
@@ -55,43 +60,13 @@ class sparse_method : public error_feedback {
     }
   }
 
- protected:
+ private:
   struct pair {
     std::uint32_t index;
     float value;
   };
 
-  sparse_method(const lamina::layout& model, double fraction)
-      : error_feedback(model), fraction_(checked_fraction(fraction)) {}
-
-  /// Fills chosen_ with elements of a layer's residual, about `keep` of them.
-  virtual void select(std::span<const float> residual, std::size_t keep) = 0;
-
-  void choose_at_or_above(std::span<const float> residual, float threshold) {
-    for (std::size_t i = 0; i < residual.size(); ++i) {
-      if (std::abs(residual[i]) >= threshold) chosen_.push_back({static_cast<std::uint32_t>(i), residual[i]});
-    }
-    touch(residual.size_bytes());
-  }
-
-  std::vector<pair> chosen_;
-  std::vector<float> scratch_;
-
- private:
-  double fraction_;
-  std::size_t best_bytes_ = 0;
-  double entropy_bytes_ = 0;
-};
-
-/// The k elements of each layer that are largest in magnitude, exactly.
-/// Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent (EMNLP 2017); Stich et al., Sparsified
-/// SGD with Memory (NeurIPS 2018).
-class top_k final : public sparse_method {
- public:
-  top_k(const lamina::layout& model, double fraction) : sparse_method(model, fraction) {}
-
- private:
-  void select(std::span<const float> residual, std::size_t keep) override {
+  void select(std::span<const float> residual, std::size_t keep) {
     const float threshold = exact_threshold(residual, keep, scratch_);
     const auto largest = std::span(scratch_).first(keep);
     auto ties =
@@ -108,28 +83,12 @@ class top_k final : public sparse_method {
     // Magnitudes read and written, the selection, the largest once more for ties, and the residual.
     touch((2 + 4 + 1) * residual.size_bytes() + keep * sizeof(float));
   }
-};
 
-/// Those above a threshold that a sample suggests; if they are more than 1.3 times as many as wanted, exactly k of them.
-/// Source: Lin et al., Deep Gradient Compression (ICLR 2018), 3.1 and appendix; without its momentum correction, which is
-/// another matter and which lamina has as well.
-class sampled_top_k final : public sparse_method {
- public:
-  sampled_top_k(const lamina::layout& model, double fraction) : sparse_method(model, fraction) {}
-
- private:
-  void select(std::span<const float> residual, std::size_t keep) override {
-    choose_at_or_above(residual, sampled_threshold(residual, keep, scratch_));
-    touch(6 * scratch_.size() * sizeof(float));
-    if (10 * chosen_.size() <= 13 * keep) return;
-    const auto by_magnitude = [](const pair& a, const pair& b) {
-      return std::abs(a.value) > std::abs(b.value);
-    };
-    touch(4 * chosen_.size() * sizeof(pair));
-    std::nth_element(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(keep) - 1, chosen_.end(),
-                     by_magnitude);
-    chosen_.resize(keep);
-  }
+  double fraction_;
+  std::vector<pair> chosen_;
+  std::vector<float> scratch_;
+  std::size_t best_bytes_ = 0;
+  double entropy_bytes_ = 0;
 };
 
 }  // namespace lamina_baselines
