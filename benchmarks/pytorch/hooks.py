@@ -68,6 +68,7 @@ def dropping(options, ddp):
 
 ONE_BUCKET = {"bucket_cap_mb": 1000}  # with several PowerSGD starts collectives from callbacks, in which gloo aborts
 VARIANTS = {
+    "plain allreduce": (functools.partial(default, default_hooks.allreduce_hook), ONE_BUCKET),  # of everything, when backward has ended
     "DDP, no hook": (plain, {}),
     "allreduce_hook": (functools.partial(default, default_hooks.allreduce_hook), {}),
     "fp16_compress_hook": (functools.partial(default, default_hooks.fp16_compress_hook), {}),
