@@ -23,7 +23,7 @@ WINDOW = 25  # steps that a loss is a mean over: one batch alone is noise
 @dataclasses.dataclass
 class Run:
     losses: list[float]
-    sent_up: float  # share of the elements
+    sent_up: float  # share of the bytes
     sent_down: float
     seconds: list[float] | None  # of each step at 1 Gb/s; None without a server: the costs of a step are of one with a server
     top1: dict[int, float]  # after a step
