@@ -31,6 +31,7 @@
 #include "baselines/top_k.hpp"
 #include "common/lamina_method.hpp"
 #include "common/limits.hpp"
+#include "common/method_steps.hpp"
 #include "common/model.hpp"
 
 namespace {
@@ -57,25 +58,11 @@ struct contestant {
 
 void set_counters(benchmark::State& state, double sent_bytes, double touched_bytes,
                   double entropy_bytes = 0) {
-  const auto elements = static_cast<double>(model.elements());
-  if (entropy_bytes > 0) state.counters["entropy_percent"] = 100 * entropy_bytes / (elements * sizeof(float));
-  state.counters["sent_percent"] = 100 * sent_bytes / (elements * sizeof(float));
-  state.counters["touched_bytes_per_element"] = touched_bytes / elements;
+  lamina_benchmark::set_counters(state, model, sent_bytes, touched_bytes, entropy_bytes);
 }
 
 void step(benchmark::State& state, contestant& of) {
-  method& worker = of.worker();
-  std::size_t turn = 0;
-  double sent = 0;
-  double touched = 0;
-  worker.step(gradients[1]);  // takes pages from the system, which no later step does
-  for (auto _ : state) {
-    worker.step(gradients[turn++ % gradients.size()]);
-    sent += static_cast<double>(worker.message_bytes());
-    touched += static_cast<double>(worker.bytes_touched());
-  }
-  const auto steps = static_cast<double>(state.iterations());
-  set_counters(state, sent / steps, touched / steps);
+  lamina_benchmark::time_steps(state, model, of.worker(), gradients);
 }
 
 // The gradients of `steps` steps, one after the other.

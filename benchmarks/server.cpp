@@ -1,82 +1,89 @@
 // SPDX-License-Identifier: MIT
 // What does the server's pass cost for W workers: the mean of their frames and a step of SGD, beside the same over dense
-// gradients?
+// gradients? Each step finds its frames and the parameters in memory and not in the caches; the workers' choices differ as in training.
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "common/in_turn.hpp"
 #include "common/limits.hpp"
 #include "common/model.hpp"
+#include "common/senders.hpp"
 #include "lamina/server.hpp"
-#include "lamina/worker.hpp"
 
 namespace {
+
+using lamina_benchmark::frames_of_step;
+using lamina_benchmark::senders;
 
 const lamina::layout model = lamina_benchmark::read_model("resnet50");
 constexpr float learning_rate = 0.01F;
 
-// The gradients of W workers: their frames at 5 % and whole. Those of 64 workers take 7 GB, which all sizes share.
-class senders {
- public:
-  explicit senders(double drop_ratio) : drop_ratio_(drop_ratio) {}
+// Whole frames of 64 workers take 7 GB, which all sizes share.
+senders some(model, 0.95);
+senders everything(model, 0);
 
-  std::span<const std::vector<std::byte>> frames(std::size_t workers) {
-    while (frames_.size() < workers) {
-      const std::vector<float> gradient = lamina_benchmark::gradient_of_step(model, frames_.size() + 1);
-      lamina::gradient_compressor<float> worker(
-          model, {.drop_ratio = drop_ratio_, .sender = static_cast<std::uint32_t>(frames_.size())});
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        worker.accumulate(l, lamina_benchmark::layer_of(gradient, model, l));
-      }
-      frames_.push_back(worker.encode().to_bytes());
-    }
-    return std::span(frames_).first(workers);
+// Where the parameters lie of what is updated.
+lamina_benchmark::numbers_in_turn parameters(model.elements());
+
+void set_counters(benchmark::State& state, const std::vector<frames_of_step>& steps) {
+  double each = 0;
+  double together = 0;
+  std::size_t bytes = 0;
+  for (const frames_of_step& step : steps) {
+    each += step.each_sends;
+    together += step.together_send;
+    bytes += senders::bytes_of(step);
   }
-
- private:
-  double drop_ratio_;
-  std::vector<std::vector<std::byte>> frames_;
-};
-
-senders some(0.95);
-senders everything(0);
+  const auto count = static_cast<double>(steps.size());
+  state.counters["sent_percent"] = 100 * each / count;
+  state.counters["union_percent"] = 100 * together / count;
+  state.counters["frames_bytes"] = static_cast<double>(bytes);  // of all that take turns
+  state.counters["sets"] = count;
+}
 
 // Decoding included, since a server has to do it.
 void aggregate(benchmark::State& state, senders& from) {
-  const auto frames = from.frames(static_cast<std::size_t>(state.range(0)));
-  std::vector<float> parameters(model.elements());
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, frames.size());
+  const auto workers = static_cast<std::size_t>(state.range(0));
+  const std::vector<frames_of_step> steps = from.in_turn(workers);
+  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
+  std::size_t turn = 0;
   for (auto _ : state) {
     state.PauseTiming();
     // Which waits for step 1, as the frames are.
-    aggregator = lamina::gradient_aggregator<float>::of_workers(model, frames.size());
+    aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
     state.ResumeTiming();
-    for (const auto& bytes : frames) aggregator.add(lamina::decode<float>(bytes, model));
+    for (const auto& bytes : steps[turn++ % steps.size()].frames) {
+      aggregator.add(lamina::decode<float>(bytes, model));
+    }
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> mean) {
-        float* to = parameters.data() + model.offset(l) + begin;
+      aggregator.mean(l, [](std::size_t, std::span<const float> mean) {
+        float* to = parameters.next(mean.size());
         for (std::size_t i = 0; i < mean.size(); ++i) to[i] -= learning_rate * mean[i];
       });
     }
     benchmark::ClobberMemory();
   }
+  set_counters(state, steps);
 }
 
 // Block by block, so that the sum stays in cache: the best that a plain loop does.
 void dense_sum(benchmark::State& state) {
-  const auto frames = everything.frames(static_cast<std::size_t>(state.range(0)));
-  std::vector<lamina::frame_view<float>> views;
-  for (const auto& bytes : frames) views.push_back(lamina::decode<float>(bytes, model));
-  std::vector<float> parameters(model.elements());
+  const std::vector<frames_of_step> steps = everything.in_turn(static_cast<std::size_t>(state.range(0)));
+  std::vector<std::vector<lamina::frame_view<float>>> views_of_step(steps.size());
+  for (std::size_t s = 0; s < steps.size(); ++s) {
+    for (const auto& bytes : steps[s].frames) {
+      views_of_step[s].push_back(lamina::decode<float>(bytes, model));
+    }
+  }
   std::vector<float> sum(4096);
+  std::size_t turn = 0;
   for (auto _ : state) {
+    const std::vector<lamina::frame_view<float>>& views = views_of_step[turn++ % views_of_step.size()];
     for (std::size_t l = 0; l < model.layers(); ++l) {
       for (std::size_t begin = 0; begin < model.sizes()[l]; begin += sum.size()) {
         const std::size_t count = std::min(sum.size(), model.sizes()[l] - begin);
@@ -85,13 +92,14 @@ void dense_sum(benchmark::State& state) {
           const float* from = views[w].layer(l).data() + begin;
           for (std::size_t i = 0; i < count; ++i) sum[i] += from[i];
         }
-        float* to = parameters.data() + model.offset(l) + begin;
+        float* to = parameters.next(count);
         const float factor = learning_rate / static_cast<float>(views.size());
         for (std::size_t i = 0; i < count; ++i) to[i] -= factor * sum[i];
       }
     }
     benchmark::ClobberMemory();
   }
+  set_counters(state, steps);
 }
 
 void workers(benchmark::internal::Benchmark* each) {

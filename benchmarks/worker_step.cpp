@@ -9,6 +9,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include "baselines/power_sgd.hpp"
+#include "common/method_steps.hpp"
 #include "common/model.hpp"
 #include "lamina/lamina.hpp"
 
@@ -64,10 +66,7 @@ void accumulate(benchmark::State& state, lamina::finite_check check) {
 // Of gradients of half the width.
 template <class Half>
 void accumulate_half(benchmark::State& state) {
-  std::vector<std::vector<Half>> halves(gradients.size());
-  for (std::size_t k = 0; k < gradients.size(); ++k) {
-    for (const float each : gradients[k]) halves[k].push_back(lamina::saturating_round<Half>(each));
-  }
+  static const std::vector<std::vector<Half>> halves = lamina_benchmark::gradients_in_turn<Half>(model);
   lamina::residual_accumulator<float> residual(model);
   for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(halves[0], model, l));
   std::size_t turn = 0;
@@ -165,6 +164,12 @@ void step_by_default(benchmark::State& state) {
                                    static_cast<double>(state.iterations() * model.elements() * sizeof(float));
 }
 
+// Of the rank that the argument says: what others send in place of layers.
+void power_sgd(benchmark::State& state) {
+  lamina_baselines::power_sgd worker(model, static_cast<std::size_t>(state.range(0)));
+  lamina_benchmark::time_steps(state, model, worker, gradients);
+}
+
 // The drift of local updates: x and y are read, nothing is written.
 void observe(benchmark::State& state) {
   lamina::drift_compressor<float> compressor(model);
@@ -205,5 +210,6 @@ BENCHMARK(accumulate_all_in_cache)->DenseRange(1, 2)->UseRealTime()->Unit(benchm
 BENCHMARK_CAPTURE(step, each_element, each_element, 0.97)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(observe)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(step_by_default)->Name("step/default")->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(power_sgd)->RangeMultiplier(2)->Range(1, 8)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace

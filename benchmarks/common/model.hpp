@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -12,8 +10,12 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "in_turn.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 
 /// What the benchmarks measure with: the layers of real models, and gradients.
@@ -109,16 +111,22 @@ inline std::vector<float> gradient_of_step(const lamina::layout& model, std::uin
   return gradient;
 }
 
-/// Gradients to be used in turn, so many that the last-level cache has none of one when its turn comes, as after a backward pass: two at
-/// least, and one and a half times that cache beside the one that is read.
-inline std::vector<std::vector<float>> gradients_in_turn(const lamina::layout& model) {
-  const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 where it is not known
-  const double cache_bytes = found > 0 ? static_cast<double>(found) : 0;
-  const double bytes = static_cast<double>(model.elements() * sizeof(float));
-  const auto others = static_cast<std::uint64_t>(std::ceil(1.5 * cache_bytes / bytes));
-  std::vector<std::vector<float>> gradients;
-  for (std::uint64_t step = 1; step <= std::max<std::uint64_t>(2, 1 + others); ++step)
-    gradients.push_back(gradient_of_step(model, step));
+/// Gradients to be used in turn, so many that the last-level cache has none of one when its turn comes, as after a backward pass. T is float, or
+/// one of half the width, of which it takes more.
+template <class T = float>
+std::vector<std::vector<T>> gradients_in_turn(const lamina::layout& model,
+                                              std::size_t cache_bytes = last_level_cache_bytes()) {
+  std::vector<std::vector<T>> gradients;
+  const std::size_t count = count_in_turn(model.elements() * sizeof(T), cache_bytes);
+  for (std::uint64_t step = 1; step <= count; ++step) {
+    std::vector<float> gradient = gradient_of_step(model, step);
+    if constexpr (std::is_same_v<T, float>) {
+      gradients.push_back(std::move(gradient));
+    } else {
+      std::vector<T>& rounded = gradients.emplace_back(gradient.size());
+      std::ranges::transform(gradient, rounded.begin(), lamina::saturating_round<T>);
+    }
+  }
   return gradients;
 }
 

@@ -186,7 +186,7 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   std::vector<float> values(model.layers());
 #if defined(LAMINA_HAS_CUBLAS)
   std::vector<std::unique_ptr<lamina_benchmark::powersgd>> by_rank;
-  for (const int rank : {1, 2, 4}) {
+  for (const int rank : {1, 2, 4, 8}) {
     if (!baselines) break;
     by_rank.push_back(std::make_unique<lamina_benchmark::powersgd>(model, gradients, rank, stream));
     contestants.push_back({"PowerSGD's products, rank " + std::to_string(rank) + ", graph",
