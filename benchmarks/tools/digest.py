@@ -16,6 +16,8 @@ SEARCHES = {"algorithm_1": "Algorithm 1, values known", "values_and_algorithm_1"
             "sampled": "sample of 1 % (DGC)", "histogram": "histogram", "gaussian": "normal law (Gaussian-k)",
             "exponential": "exponential law (SIDCo)", "exact": "exact (nth_element)"}
 RESNET50 = MODELS["resnet50"][1]
+HARD_MODELS = {"161_of_eight_octaves": "161, whose scales range over eight octaves", "20_alike": "20 that are alike",
+               "161_alike": "161 that are alike", "one_of_74_percent": "one of 74 % of the elements, and 26 small ones"}
 
 
 def seconds(value: float) -> str:
@@ -170,13 +172,12 @@ def hard_models(measured: dict[str, Benchmark]) -> str:
     titles = METHODS | {"lamina_parts": "lamina, parts of 4,096"}
     rows = []
     for model in dict.fromkeys(name.partition("/")[0] for name in measured):
-        row = [model.replace("_", " ")]
+        row = [HARD_MODELS.get(model, model.replace("_", " "))]
         for name in names:
             counters = measured[f"{model}/{name}"].counters
             row.append(f"{counters['sent_percent']:.1f} %, {counters['relative_error']:.2f}")
         rows.append(row)
-    steps = next(iter(measured.values())).counters["steps"]
-    return grid([f"5 % to be sent: sent, and the error after {steps:.0f} steps", *(titles[name] for name in names)], rows)
+    return grid(["the model's layers", *(titles[name] for name in names)], rows)
 
 
 def instructions(measured: dict) -> str:
