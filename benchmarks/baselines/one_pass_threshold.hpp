@@ -228,14 +228,12 @@ class one_pass : public method {
 class one_pass_threshold final : public one_pass {
  public:
   one_pass_threshold(const lamina::layout& model, double fraction)
-      : one_pass(model, fraction), thresholds_(model.layers(), unknown) {}
+      : one_pass(model, fraction), thresholds_(model.layers()) {}
 
  private:
-  static constexpr float unknown = -1;
-
   float threshold_of(std::size_t l, std::span<const float> residual, std::span<const float> gradient,
                      std::size_t wanted) override {
-    if (thresholds_[l] == unknown)
+    if (thresholds_[l] == 0)  // at first, and while a layer is mostly zeros: no correction would lift it
       thresholds_[l] = sampled_threshold_of_sum(residual, gradient, wanted, scratch_);
     return thresholds_[l];
   }

@@ -446,6 +446,9 @@ def told_of_large_layers():
     assert [line.split(" and goes")[0] for line in parts] == by_rank("a part of 'all.0' has 82 % of the elements")
     assert warnings(uneven(), drop_ratio=0.99, part_elements=4096) == []  # there is no smaller one
     assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
+    large = warnings(models.Weights((200_000,), (461_000,)), drop_ratio=0.9)  # 66,100 elements are to go out
+    assert [line.split("; ")[1] for line in large] == by_rank("part_elements=65536 decides it in smaller parts")
+    assert warnings(models.Weights((4,), (5_000,), (5_000,), (5_000,)), drop_ratio=0.9) == []
     assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
     records = recorded()
     lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), byte_budget=0.2)

@@ -6,7 +6,7 @@ from typing import Any, Dict, Sequence
 import lamina
 from lamina.torch._report import logger
 
-_SMALLEST_PART = 4096
+_SMALLEST_PART, _USUAL_PART = 4096, 65536
 _COARSE = 4  # a layer of so many times the share to send is told of: it sets what a step sends, and not the ratio
 
 
@@ -22,14 +22,15 @@ def given_options(caller: str, given: Dict[str, Any]) -> lamina.Options:
 
 
 def warn_of_large_layers(names: Sequence[str], shapes: Sequence[Sequence[int]], options: lamina.Options) -> None:
-    """Says once which layer, or part of one, is too large for the share that is to be sent."""
+    """Says which layer, or part of one, is too large for the share that is to be sent."""
     sizes = [math.prod(shape) for shape in shapes]
     largest = max(range(len(sizes)), key=sizes.__getitem__)
     elements = min(sizes[largest], options.part_elements or sizes[largest])
     of_all = elements / max(sum(sizes), 1)
     share = options.byte_budget if options.byte_budget is not None else 1 - options.drop_ratio
-    if elements <= _SMALLEST_PART or of_all <= _COARSE * share:
+    if elements <= _SMALLEST_PART or of_all <= _COARSE * share * (1 + 1e-9):
         return
+    part = _USUAL_PART if _USUAL_PART <= share * sum(sizes) else _SMALLEST_PART
     logger.warning("%s '%s' has %.0f %% of the elements and goes out whole or not at all, where %.2g %% of them are to go out in a step; "
                    "part_elements=%d decides it in smaller parts", "a part of" if elements < sizes[largest] else "layer", names[largest],
-                   100 * of_all, 100 * share, _SMALLEST_PART)
+                   100 * of_all, 100 * share, part)
