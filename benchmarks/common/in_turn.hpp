@@ -32,7 +32,6 @@ class sets_in_turn {
     largest_ = std::max(largest_, bytes);
   }
   bool are_enough() const {
-    if (count_ == 0) return false;
     if (most_bytes_ < largest_ || bytes_ > most_bytes_ - largest_) return true;
     return count_ >= 2 && bytes_ - largest_ >= cache_bytes_ + cache_bytes_ / 2;
   }

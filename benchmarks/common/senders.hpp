@@ -21,16 +21,16 @@ struct frames_of_step {
   double together_send = 0;  ///< the share of the elements that are in at least one
 };
 
-/// Workers whose frames a server can decode in turn, each of a first step. The workers of a small number are those of a larger one, too, which
-/// saves memory.
+/// Workers whose frames a server decodes in turn, each frame of a first step. The workers of a small number are those of a larger one,
+/// too, which saves memory.
 class senders {
  public:
   senders(const lamina::layout& model, double drop_ratio, std::size_t cache_bytes = last_level_cache_bytes(),
-          std::size_t most_bytes = std::size_t{8'000'000'000})
+          std::size_t most_bytes = std::size_t{3'000'000'000})
       : model_(model), drop_ratio_(drop_ratio), cache_bytes_(cache_bytes), most_bytes_(most_bytes) {}
 
   /// So many steps of `workers` workers that the cache has no frame of one when its turn comes; fewer where they would take more than
-  /// `most_bytes`. A single step that is so large pushes each frame out by the others.
+  /// `most_bytes`. In a single step as large as that each frame is pushed out by the others.
   std::vector<frames_of_step> in_turn(std::size_t workers) {
     std::vector<frames_of_step> steps;
     for (sets_in_turn sets(cache_bytes_, most_bytes_); !sets.are_enough();) {

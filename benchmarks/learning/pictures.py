@@ -67,7 +67,7 @@ def over_bytes(groups) -> plt.Figure:
             panel.set_yticks(BEHIND, [f"{tick:g}" for tick in BEHIND], minor=False)
             panel.yaxis.set_minor_locator(NullLocator())
             heights = [y for line in panel.lines for y in line.get_ydata()]
-            panel.set_ylim(min([-0.002, *heights]), 1.3 * max([BEHIND[2], *heights]))
+            panel.set_ylim(min([-0.002, *(2 * height for height in heights)]), 1.3 * max([BEHIND[2], *heights]))
     return with_legend(figure, axes)
 
 

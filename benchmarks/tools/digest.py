@@ -191,6 +191,11 @@ QUESTIONS = {"threshold_search": "Algorithm 1 over L layers", "element_threshold
              "scaling": "Elements, layers, threads"}
 
 
+def widest(results: Results, program: str) -> str:
+    """That variant of a program that has the widest registers."""
+    return next(name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in results)
+
+
 def tables(results: Results, more: dict) -> dict[str, str]:
     """Title and table for each question that was measured."""
     found = {}
@@ -198,9 +203,9 @@ def tables(results: Results, more: dict) -> dict[str, str]:
         found["The pass of a worker at each instruction set, at -O3 and -O2"] = worker_step(results)
     for program, title in QUESTIONS.items():
         if program in results:
-            widest = next(name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in results)
-            at = f", {variant_title(variant(widest))}" if widest != program and program == "methods" else ""
-            found[title + at] = globals()[program](results[widest if at else program])
+            measured = widest(results, program) if program == "methods" else program
+            at = f", {variant_title(variant(measured))}" if measured != program else ""
+            found[title + at] = globals()[program](results[measured])
     if "compile_cost" in more:
         found["Compiling"] = compile_cost(more["compile_cost"])
     if more.get("instructions"):

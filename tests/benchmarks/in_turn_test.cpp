@@ -20,6 +20,7 @@ TEST_CASE("in turn: beside each set the others are one and a half times the cach
   REQUIRE(count_in_turn(151, 1000) == 11);
   REQUIRE(count_in_turn(1500, 1000) == 2);
   REQUIRE(count_in_turn(100'000, 1000) == 2);
+  REQUIRE(count_in_turn(100, 0) == 2);
   REQUIRE(last_level_cache_bytes() > 0);
 
   // Where sizes differ, it is the largest whose turn comes after the fewest bytes.
