@@ -31,6 +31,7 @@ class one_pass : public method {
     std::size_t begin = 0;
     indices_.clear();
     bytes_ = 0;
+    touched_ = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const std::size_t count = model_.sizes()[l];
       layer& each = layers_[l];
@@ -65,8 +66,9 @@ class one_pass : public method {
   }
 
   std::span<const float> residual() const final { return residual_; }
-  std::size_t bytes_touched() const override {
-    return 3 * model_.elements() * sizeof(float) + bytes_ + 2 * indices_.size() * sizeof(std::uint32_t);
+  std::size_t bytes_touched() const final {
+    return 3 * model_.elements() * sizeof(float) + bytes_ + 2 * indices_.size() * sizeof(std::uint32_t) +
+           touched_;
   }
   double entropy_bytes() const final {
     double bytes = 0;
@@ -123,6 +125,7 @@ class one_pass : public method {
   }
 
   std::vector<float> scratch_;
+  std::size_t touched_ = 0;  // beside the pass, in this step
 
  private:
   static constexpr std::size_t room = 16;  // that a whole register may be written behind the last number
@@ -257,12 +260,9 @@ class sampled_top_k final : public one_pass {
  public:
   sampled_top_k(const lamina::layout& model, double fraction) : one_pass(model, fraction) {}
 
-  std::size_t bytes_touched() const override { return one_pass::bytes_touched() + touched_; }
-
  private:
-  float threshold_of(std::size_t l, std::span<const float> residual, std::span<const float> gradient,
+  float threshold_of(std::size_t, std::span<const float> residual, std::span<const float> gradient,
                      std::size_t wanted) override {
-    if (l == 0) touched_ = 0;
     const float threshold = sampled_threshold_of_sum(residual, gradient, wanted, scratch_);
     touched_ += (3 + 4) * scratch_.size() * sizeof(float);  // read and written, and the selection
     return threshold;
@@ -274,8 +274,6 @@ class sampled_top_k final : public one_pass {
     keep_largest(l, residual, wanted);
     touched_ += residual.size() / 8 + (2 + 4 + 3) * were * sizeof(float);
   }
-
-  std::size_t touched_ = 0;
 };
 
 }  // namespace lamina_baselines

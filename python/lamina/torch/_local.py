@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lamina
 from lamina.torch import _report, _step
-from lamina.torch._options import given_options, warn_of_large_layers
+from lamina.torch._options import given_options, share_to_send, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
@@ -81,7 +81,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         if self.options.momentum != 0:
             raise ValueError("momentum: a drift has none, the optimizer may")
         if outer_period is None:
-            share = self.options.byte_budget if self.options.byte_budget is not None else 1 - self.options.drop_ratio
+            share = share_to_send(self.options)
             outer_period = 65536.0 if share * 65536 < 1 else 1 / share
         self.process_group = process_group
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)

@@ -21,13 +21,18 @@ def given_options(caller: str, given: Dict[str, Any]) -> lamina.Options:
     return lamina.Options(**given)
 
 
+def share_to_send(options: lamina.Options) -> float:
+    """Of the elements, in a step."""
+    return options.byte_budget if options.byte_budget is not None else 1 - options.drop_ratio
+
+
 def warn_of_large_layers(names: Sequence[str], shapes: Sequence[Sequence[int]], options: lamina.Options) -> None:
     """Says which layer, or part of one, is too large for the share that is to be sent."""
     sizes = [math.prod(shape) for shape in shapes]
     largest = max(range(len(sizes)), key=sizes.__getitem__)
     elements = min(sizes[largest], options.part_elements or sizes[largest])
     of_all = elements / max(sum(sizes), 1)
-    share = options.byte_budget if options.byte_budget is not None else 1 - options.drop_ratio
+    share = share_to_send(options)
     if elements <= _SMALLEST_PART or of_all <= _COARSE * share * (1 + 1e-9):
         return
     part = _USUAL_PART if _USUAL_PART <= share * sum(sizes) else _SMALLEST_PART
