@@ -3,7 +3,7 @@
 
 import math
 
-from suite import Benchmark, Results, variant, variant_title
+from suite import Benchmark, Results, variant, variant_title, widest
 
 METHODS = {"lamina": "lamina, whole layers", "lamina_parts": "lamina, parts of 65,536", "top_k": "top-k",
            "one_pass_threshold": "last step's threshold, one pass (Ok-Topk)", "sampled_top_k": "top-k of a sample (DGC)", "random_k": "random-k", "block_sparse": "blocks of 256 (OmniReduce)",
@@ -189,11 +189,6 @@ QUESTIONS = {"threshold_search": "Algorithm 1 over L layers", "element_threshold
              "methods": "A worker's step and what the receiver has", "hard_models": "Where layers say little",
              "codec": "Frames", "bounded": "Packets, and commits of what has arrived", "server": "The server's pass",
              "scaling": "Elements, layers, threads"}
-
-
-def widest(results: Results, program: str) -> str:
-    """That variant of a program that has the widest registers."""
-    return next(name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in results)
 
 
 def tables(results: Results, more: dict) -> dict[str, str]:

@@ -99,7 +99,7 @@ def main(results_path: pathlib.Path, directory: pathlib.Path) -> None:
     for draw in (methods, element_threshold, server, scaling):
         if draw.__name__ not in results:
             continue
-        figure = draw(results[digest.widest(results, "methods") if draw is methods else draw.__name__])
+        figure = draw(results[suite.widest(results, "methods") if draw is methods else draw.__name__])
         path = directory / f"{draw.__name__}.svg"
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)

@@ -10,6 +10,7 @@ import re
 import statistics
 import subprocess
 import tempfile
+from collections.abc import Container
 
 # What the name of a program may end in, for how it was built, and what the machine must have to run it: an instruction set,
 # and -O2 in place of -O3.
@@ -107,15 +108,21 @@ def base(program: str) -> str:
     return program.removesuffix(variant(program))
 
 
+def widest(names: Container[str], program: str) -> str | None:
+    """Of these names that of the program's variant with the widest registers, at -O3."""
+    return next((name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in names), None)
+
+
 def measure(build: pathlib.Path, quick: bool, rounds: int, again: dict[str, set[str]], only: list[str] | None = None,
             gradients: pathlib.Path | None = None, say=lambda text: None) -> tuple[dict, Results]:
     """All programs, one after the other: their contexts and results. After the first round only the benchmarks in `again`,
-    by program, are run, three repetitions in each."""
+    by program, are run, three repetitions in each. What is not timed, `quality_`, is the same in all variants and run in one."""
     contexts: dict[str, dict] = {}
     results: Results = {}
     for number in range(rounds):
-        for name, path in programs(build, only).items():
-            arguments = []
+        found = programs(build, only)
+        for name, path in found.items():
+            arguments = [] if widest(found, base(name)) in (name, None) else ["--benchmark_filter=-^quality_"]
             if number > 0:
                 if not again.get(base(name)):
                     continue

@@ -228,6 +228,23 @@ class Programs(Directory):
         self.assertEqual(len(digest.tables(results, {})), 1 + len(digest.QUESTIONS))
 
 
+class Variants(unittest.TestCase):
+    def test_what_is_not_timed_runs_in_the_widest_variant_alone(self):
+        asked = {}
+
+        def run(path, quick, repetitions, arguments, gradients):
+            asked.setdefault(path, []).append(arguments)
+            return {}, {}
+
+        there = ("methods", "methods_avx2", "methods_avx2_o2", "server", "codec_o2")
+        with mock.patch.object(suite, "programs", lambda build, only: {name: name for name in there}), \
+                mock.patch.object(suite, "run", run):
+            suite.measure(pathlib.Path(), False, 1, {})
+        self.assertEqual([name for name in there if asked[name] == [[]]], ["methods_avx2", "server", "codec_o2"])
+        self.assertEqual(asked["methods"], asked["methods_avx2_o2"])
+        self.assertEqual(asked["methods"], [["--benchmark_filter=-^quality_"]])
+
+
 class Kept(unittest.TestCase):
     RESULTS = ROOT / "benchmarks/results"
 
