@@ -4,7 +4,9 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -256,6 +258,31 @@ class Kept(unittest.TestCase):
         for title, table in digest.tables(results, more).items():
             self.assertIn(f"\n\n## {title}\n\n{table}\n", text)
             self.assertIn(f"\n\n## {title}\n\n{table}\n", kept)
+
+
+class Record(Directory):
+    """tools/record_run."""
+
+    def record(self, *words: str) -> int:
+        return subprocess.run([ROOT / "tools/record_run", *words], capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+
+    def test_what_a_command_prints_is_kept_with_what_it_was(self):
+        file = self.path / "new" / "kept.txt"
+        self.assertEqual(self.record(str(file), "printf", "a\\nb \\n"), 0)
+        command, machine, *output, took = file.read_text().splitlines()
+        self.assertEqual((command, output), ("# printf a\\nb \\n", ["a", "b"]))
+        self.assertRegex(machine, rf"^# \d{{4}}-\d\d-\d\d, commit .*, {len(os.sched_getaffinity(0))} cores$")
+        self.assertRegex(took, r"^# \d+\.\d seconds, \d+\.\d\d GB at most in one process$")
+        before = file.read_text()
+        self.assertEqual(self.record("--add", str(file), "echo", "c"), 0)
+        self.assertEqual(file.read_text()[:len(before) + 9], before + "\n# echo c")
+
+    def test_a_command_that_fails_leaves_the_file_as_it_was(self):
+        file = self.path / "kept.txt"
+        file.write_text("as it was")
+        for options in ([], ["--add"]):
+            self.assertEqual(self.record(*options, str(file), "sh", "-c", "echo half; exit 3"), 1)
+            self.assertEqual(file.read_text(), "as it was")
 
 
 if __name__ == "__main__":
