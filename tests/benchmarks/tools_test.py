@@ -270,7 +270,7 @@ class Record(Directory):
         file = self.path / "new" / "kept.txt"
         self.assertEqual(self.record(str(file), "printf", "a\\nb \\n"), 0)
         command, machine, *output, took = file.read_text().splitlines()
-        self.assertEqual((command, output), ("# printf a\\nb \\n", ["a", "b"]))
+        self.assertEqual((command, output), (r"# printf a\\nb\ \\n", ["a", "b"]))
         self.assertRegex(machine, rf"^# \d{{4}}-\d\d-\d\d, commit .*, {len(os.sched_getaffinity(0))} cores$")
         self.assertRegex(took, r"^# \d+\.\d seconds, \d+\.\d\d GB at most in one process$")
         before = file.read_text()
