@@ -13,7 +13,6 @@ says where the numbers come from:
     <!-- computed: WORDS -->                     all of it follows by the words, and nothing was measured
     <!-- cited: SOURCE -->                       somebody else has measured it
     <!-- settings: WORDS -->                     what the program is told or promises; nobody measured it
-    <!-- measured by: COMMAND, not kept -->      no file has it
 
 A record is a line of Markdown or text (with those behind it whose first cell is empty), or an object of JSON. FILE#WORDS takes the
 records that have the words in them, in the heading or in the keys above. Where a mark names files, numbers with a decimal point are
@@ -39,8 +38,8 @@ import records
 from records import Record
 
 FORMATS = {"docs/wire-format/index.md", "docs/wire-format/reading.md", "docs/bounded-loss/wire.md"}
-FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings", "measured by"}
-MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|computed|cited|settings|measured by):\s*(.*?)\s*-->")
+FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings"}
+MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|computed|cited|settings):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
 UNIT = re.compile(r"\s*(%|×(?!\s*\d)|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
 NO_CLAIM = re.compile(r"\s*[KMG](?:iB|b/s)")

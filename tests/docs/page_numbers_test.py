@@ -97,9 +97,10 @@ class Pages(unittest.TestCase):
             self.assertIn("is no arithmetic", self.problems(page.format(broken, "0.38"))[0], broken)
 
     def test_words_take_what_no_file_has_and_are_counted(self) -> None:
-        for kind in ("computed", "cited", "settings", "measured by"):
+        for kind in ("computed", "cited", "settings"):
             found = self.found(f"<!-- {kind}: so -->\n5 s and 7 %\n\n<!-- numbers: table.md -->\n0.531 s")
             self.assertEqual((found.problems, dict(found.counts)), ([], {kind: 2, "found": 1}))
+        self.assertEqual(len(self.problems("<!-- measured by: a command, not kept -->\n5 s")), 1)
 
     def test_how_far_a_mark_goes(self) -> None:
         section = "# A\n\n## B\n\n<!-- numbers: table.md -->\n\n0.531 s\n\n- 0.719 s\n\n### C\n\n2.057 s\n\n## D\n\n"
