@@ -48,9 +48,10 @@ def height(outcome, dense) -> float:
 
 def over_bytes(groups) -> plt.Figure:
     """How far the best of each scheme ends behind the dense run: down and to the left is better. Without a dense run what it ends at."""
-    names = sorted({report.family(outcome.best.row) for of in groups.values() for outcome in of})
-    figure, axes = panels(groups)
-    for panel, ((workers, steps), of) in zip(axes, groups.items()):
+    shown = {key: of for key, of in groups.items() if len(of) > 2} or groups  # two rows are no front
+    names = sorted({report.family(outcome.best.row) for of in shown.values() for outcome in of})
+    figure, axes = panels(shown)
+    for panel, ((workers, steps), of) in zip(axes, shown.items()):
         dense = report.dense_of(groups, workers, steps)
         for name in names:
             points = sorted((100 * outcome.best.up_share, height(outcome, dense)) for outcome in of if report.family(outcome.best.row) == name)

@@ -255,6 +255,16 @@ def test_a_row_alone_of_its_length_is_not_drawn(tmp_path):
     assert "2,000 steps" in drawn and "2,500 steps" not in drawn
 
 
+def test_two_rows_are_no_front_over_bytes(tmp_path):
+    for workers in (4, 8):
+        result(tmp_path, f"workers={workers}", 1.5)
+        result(tmp_path, f"workers={workers} scheme=local payload=int4", 1.75, 0.01)
+    both = [panel.get_title(loc="left") for panel in pictures.over_bytes(report.outcomes(report.read(tmp_path))).axes]
+    assert both == ["W = 4, 2,000 steps", "W = 8, 2,000 steps"]  # where no length has more
+    result(tmp_path, "scheme=powersgd", 1.5, 0.02)
+    assert [panel.get_title(loc="left") for panel in pictures.over_bytes(report.outcomes(report.read(tmp_path))).axes] == both[:1]
+
+
 def test_workers_have_a_picture_where_their_number_differs(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
