@@ -38,6 +38,8 @@ def trained(optimizer: str, options: str, rate: float, seed: int) -> tuple[float
 
 
 def main() -> None:
+    if unknown := [word for word in sys.argv[1:] if not any(word in name for name in ROWS)]:
+        sys.exit(f"no row has {unknown} in its name; there are: {'; '.join(ROWS)}")
     print(f"PyTorch {torch.__version__}\n")
     print("| row | options | rates tried | rate | of the gradients' bytes | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |")
     print("|---|---|---|---:|---:|" + "---:|" * len(SEEDS), flush=True)

@@ -267,7 +267,7 @@ class Record(Directory):
         return subprocess.run([ROOT / "tools/record_run", *words], capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
     def test_what_a_command_prints_is_kept_with_what_it_was(self):
-        file = self.path / "new" / "kept.txt"
+        file = self.path / "kept.txt"
         self.assertEqual(self.record(str(file), "printf", "a\\nb \\n"), 0)
         command, machine, *output, took = file.read_text().splitlines()
         self.assertEqual((command, output), (r"# printf a\\nb\ \\n", ["a", "b"]))
@@ -281,8 +281,15 @@ class Record(Directory):
         file = self.path / "kept.txt"
         file.write_text("as it was")
         for options in ([], ["--add"]):
-            self.assertEqual(self.record(*options, str(file), "sh", "-c", "echo half; exit 3"), 1)
-            self.assertEqual(file.read_text(), "as it was")
+            for command in (["sh", "-c", "echo half; exit 3"], [str(self.path / "not-there")]):
+                self.assertEqual(self.record(*options, str(file), *command), 1)
+                self.assertEqual(file.read_text(), "as it was")
+
+    def test_a_place_that_takes_no_file_is_refused_before_the_command_runs(self):
+        ran = self.path / "ran"
+        for place in (self.path, self.path / "not-there/kept.txt"):
+            self.assertEqual(self.record(str(place), "touch", str(ran)), 1)
+        self.assertFalse(ran.exists())
 
 
 if __name__ == "__main__":
