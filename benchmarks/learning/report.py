@@ -144,6 +144,7 @@ def title(row: Row) -> str:
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
+    words += [f"mean over all {row.averaged}"] if row.averaged != Row.averaged else []
     words += [f"{row.top} a tile"] if row.scheme == "demo" else []
     words += [f"momentum kept {row.momentum_kept:g}"] if row.momentum_kept != Row.momentum_kept else []
     words += [f"{100 * row.share:g} % of the elements"] if row.scheme in ("dgc", "scalecom") else []

@@ -25,6 +25,7 @@ class Row:
     rank: int = 1  #: of powersgd
     dense_steps: int = 0  #: of powersgd and onebit: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
+    averaged: str = "senders"  #: of sparseloco: the mean of an element is over those that sent it; or over all "workers"
     top: int = 64  #: of sparseloco: the elements that are sent of each 4,096; of demo: of each tile
     share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent

@@ -58,7 +58,7 @@ class Dgc(Largest):
     """Deep Gradient Compression (Lin et al., arXiv 1712.01887): a worker clips its gradient to sqrt(W) times the norm that the mean of
     all may have, adds its Nesterov momentum to its residual (momentum correction), sends the largest elements, and clears both there
     (momentum factor masking). At the beginning it sends a quarter, a sixteenth, ... of them (warm-up). Each receives what every other one
-    sends."""
+    sends of a matrix; vectors are summed on the way, as in the authors' code."""
 
     RAMP = 4  # shares of the warm-up, each a quarter of the one before
 
@@ -69,6 +69,7 @@ class Dgc(Largest):
         # In the paper 1 / sqrt(W) of the norm, of gradients that are divided by W already.
         self.clip, self.replicas.clip = None if task.clip is None else task.clip * math.sqrt(row.workers), None
         self.velocity = torch.zeros_like(self.residual)
+        self.vector_bytes = sum(self.payload.bytes(size) for size, is_vector in zip(self.layers, self.is_vector) if is_vector)
 
     def share(self, step: int) -> float:
         if step > self.row.ramp_steps:
@@ -93,7 +94,7 @@ class Dgc(Largest):
                 velocity.scatter_(1, places, 0.0)
         self.replicas.step(arrived.mean(0, keepdim=True), rate)
         up = sum(self.bytes_of(sent))
-        return Step(float(losses.mean()), up, (self.row.workers - 1) * up)
+        return Step(float(losses.mean()), up, (self.row.workers - 1) * (up - self.vector_bytes) + self.vector_bytes)
 
     def state(self, step):
         return super().state(step) | {"velocity": self.velocity}

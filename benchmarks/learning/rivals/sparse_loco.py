@@ -6,15 +6,19 @@ import math
 import torch
 
 from rivals.largest import place_bits
+from rows import named
 from training import Replicas, Shared, Step
+
+# What the sum of an element is divided by, of those that sent it and of all.
+AVERAGES = {"senders": lambda senders, workers: senders.clamp(min=1), "workers": lambda senders, workers: workers}
 
 
 class SparseLoco(Shared):
     """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its drift to 0.95 of what it had left,
-    and sends the largest of each 4,096 elements, with 2 bits of value. All then have the same parameters. Two things are
-    from the code of the authors' earlier CCLoco: what arrives of an element is the mean over those that sent it; and the four values of a
-    layer are the means of what falls into four bins around the mean, each 1.5 deviations wide. The last step sends, too. Each receives what
-    every other one sends."""
+    and sends the largest of each 4,096 elements, with 2 bits of value. All then have the same parameters. What arrives of an element is the
+    mean over all workers, as in the algorithm, or over those that sent it, as in the code of the authors' earlier CCLoco, from which this is,
+    too: the four values of a layer are the means of what falls into four bins around the mean, each 1.5 deviations wide. The last step
+    sends, too. Each receives what every other one sends."""
 
     CHUNK = 4096
     KEPT = 0.95
@@ -23,6 +27,7 @@ class SparseLoco(Shared):
     def __init__(self, task, row):
         self.task, self.row = task, row
         self.replicas = Replicas(task, row, row.workers)
+        self.average = named(AVERAGES, row, "averaged")
         self.shared = self.replicas.y[0].clone()
         self.left = torch.zeros_like(self.replicas.y)
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
@@ -40,8 +45,7 @@ class SparseLoco(Shared):
         self.left = self.KEPT * self.left + (self.shared - self.replicas.y)
         sent = torch.cat([self.sent(layer) for layer in torch.split(self.left, self.layers, dim=1)], dim=1)
         self.left -= sent
-        senders = (sent != 0).sum(0).clamp(min=1)
-        self.shared -= self.row.outer_rate * sent.sum(0) / senders
+        self.shared -= self.row.outer_rate * sent.sum(0) / self.average((sent != 0).sum(0), self.row.workers)
         self.replicas.y[:] = self.shared
         return Step(loss, self.bytes, (self.row.workers - 1) * self.bytes)
 

@@ -337,7 +337,7 @@ def test_planned_rows_are_rows(of_task):
 
 
 def test_what_a_scheme_does_not_read_is_refused():
-    for text, said in (("scheme=dense delay=1", "dense has no delay: it reads optimizer$"), ("scheme=powersgd payload=int4", "powersgd has no payload"),
+    for text, said in (("scheme=dense delay=1", "dense has no delay: it reads optimizer$"), ("scheme=powersgd traffic=0.1", "powersgd has no traffic"),
                        ("scheme=demo optimizer=sgd", "demo has no optimizer"), ("scheme=gradients choice=turn", "gradients has no choice"),
                        ("scheme=neat", "scheme must be one of dense")):
         row = parsed(text)
