@@ -131,7 +131,8 @@ def family(row: Row) -> str:
 
 def title(row: Row) -> str:
     """The same, and what it was told, without what was tuned."""
-    words = [family(row)]
+    is_averaged = row.scheme == "local" and row.choice == "all" and not row.outer_momentum  # which is not DiLoCo's outer step
+    words = [family(row).replace("(DiLoCo)", "(averaged)") if is_averaged else family(row)]
     if row.workers > 1 and row.scheme not in OWN_PAYLOAD:
         words.append(row.payload.replace("as_is", "fp32"))
     if row.scheme == "local":
@@ -150,7 +151,7 @@ def title(row: Row) -> str:
     words += [f"{100 * row.share:g} % of the elements"] if row.scheme in ("dgc", "scalecom") else []
     words += [f"fewer and fewer over {row.ramp_steps} steps"] if row.ramp_steps else []
     words += [f"low pass {row.low_pass:g}"] if row.low_pass != Row.low_pass else []
-    words += [f"momentum correction {row.correction:g}"] if row.correction else []
+    words += [f"momentum correction {row.correction:g}"] if row.correction else ["no momentum correction"] * (row.scheme == "dgc")
     words += ["each clipped"] if row.clipped != Row.clipped else []
     words += ["state stands still"] if row.held_back != Row.held_back else []
     words += [f"parts of {row.part:,}"] if row.part != Row.part else []

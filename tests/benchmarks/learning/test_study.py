@@ -214,6 +214,14 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     assert len(list(report.tried(report.read(tmp_path)))) == 2 + 13
 
 
+def test_a_title_says_what_a_row_lacks_of_its_paper():
+    assert report.title(parsed("scheme=local choice=all")) == "local, all at once (DiLoCo), fp32"
+    assert report.title(parsed("scheme=local choice=all outer_momentum=0")) == "local, all at once (averaged), fp32"
+    assert report.title(parsed("scheme=dgc")) == "DGC, fp32, 0.1 % of the elements, no momentum correction"
+    assert report.title(parsed("scheme=dgc optimizer=sgd correction=0.9")) == "DGC, fp32, 0.1 % of the elements, momentum correction 0.9, sgd"
+    assert report.title(parsed("scheme=sparseloco averaged=workers")) == "SparseLoCo, 64 of 4,096 every 30 steps, mean over all workers"
+
+
 def test_longer_rows_stand_beside_the_dense_run_that_they_would_reach(tmp_path):
     result(tmp_path, "steps=1500", 1.9)
     result(tmp_path, "steps=2000", 1.5)
