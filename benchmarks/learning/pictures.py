@@ -47,21 +47,22 @@ def height(outcome, dense) -> float:
 
 
 def over_bytes(groups) -> plt.Figure:
-    """How far the best of each scheme ends behind the dense run: down and to the left is better. Without a dense run what it ends at."""
-    shown = {key: of for key, of in groups.items() if len(of) > 2} or groups  # two rows are no front
+    """How far the best of each scheme ends behind the dense run: down and to the left is better. Without a dense run what it ends at. Bytes
+    are those of both ways, as some receive what all others send."""
+    shown = {key: of for key, of in groups.items() if len(of) > 3} or groups  # three rows are no front
     names = sorted({report.family(outcome.best.row) for of in shown.values() for outcome in of})
     figure, axes = panels(shown)
     for panel, ((workers, steps), of) in zip(axes, shown.items()):
         dense = report.dense_of(groups, workers, steps)
         for name in names:
-            points = sorted((100 * outcome.best.up_share, height(outcome, dense)) for outcome in of if report.family(outcome.best.row) == name)
+            points = sorted((100 * outcome.best.share(), height(outcome, dense)) for outcome in of if report.family(outcome.best.row) == name)
             points = [point for point in points if math.isfinite(point[1])]
             if points and not points[0][0]:  # has no place on a logarithmic axis
                 panel.axhline(points[0][1], color=style(name)["color"], linewidth=1, linestyle="--", label=name)
             elif points:
                 panel.plot(*zip(*points), linestyle="none", label=name, **style(name))
         panel.set_title(f"W = {workers}, {steps:,} steps", fontsize=9, loc="left")
-        finish(panel, "% of the bytes up", "validation loss" if dense is None else "validation loss behind the dense run", "x")
+        finish(panel, "% of the bytes, up and down together", "validation loss" if dense is None else "validation loss behind the dense run", "x")
         panel.xaxis.set_major_formatter("{x:g}")
         if dense is not None:
             panel.set_yscale("symlog", linthresh=BEHIND[1], linscale=0.4)
@@ -88,12 +89,12 @@ def over_step(groups) -> plt.Figure:
 
 
 def over_workers(groups) -> "plt.Figure | None":
-    """Of each scheme the best of its variants with about 1 % of the bytes at most, and the dense run. None where all rows have as many
-    workers."""
+    """Of each scheme the best of its variants with about 1 % of the bytes of both ways at most, and the dense run. None where all rows have
+    as many workers."""
     by_steps: dict[int, dict[int, dict[str, float]]] = {}
     for (workers, steps), of in groups.items():
         for outcome in of:
-            row, share = outcome.best.row, max(outcome.best.up_share, outcome.best.down_share)
+            row, share = outcome.best.row, outcome.best.share()
             if row.workers > 1 and (row.scheme == "dense" or share < 0.0125):
                 by_steps.setdefault(steps, {}).setdefault(workers, {}).setdefault(report.family(row), outcome.loss())
     by_steps = {steps: of for steps, of in by_steps.items() if len(of) > 1}
@@ -123,10 +124,15 @@ def with_legend(figure, axes) -> plt.Figure:
     return figure
 
 
+def shown(results):
+    """What there are pictures of: not of trials, which would stand for schemes that nobody has, nor of a row that has nothing beside it."""
+    groups = report.outcomes([each for each in results if not report.is_trial(each.row)])
+    return {key: of for key, of in groups.items() if len(of) > 1} or groups
+
+
 def draw(directory: pathlib.Path, results) -> list[pathlib.Path]:
     """Writes the pictures; their paths."""
-    groups = report.outcomes(results)
-    groups = {key: of for key, of in groups.items() if len(of) > 1} or groups  # a row alone has nothing beside it
+    groups = shown(results)
     paths = []
     for drawing in (over_bytes, over_step, over_workers):
         figure = drawing(groups)

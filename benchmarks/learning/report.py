@@ -31,9 +31,13 @@ class Result:
     def sort_key(self):
         return math.inf if self.validation_loss is None else self.validation_loss
 
+    def share(self) -> float:
+        """Of the dense run's bytes, up and down together."""
+        return (self.up_share + self.down_share) / 2
+
     def wire_seconds(self) -> float:
         """For which the bytes of one worker, up and then down, keep a link of 1 Gb/s busy, in all steps together."""
-        return 8 * 4 * self.elements * self.row.steps * (self.up_share + self.down_share) / 1e9
+        return 8 * 4 * self.elements * self.row.steps * 2 * self.share() / 1e9
 
 
 def read(directory: pathlib.Path) -> list[Result]:
@@ -129,6 +133,12 @@ def family(row: Row) -> str:
     return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
 
 
+def is_trial(row: Row) -> bool:
+    """Whether it has what neither a paper nor the library has, but that was tried to find something out."""
+    return (any(getattr(row, field) != getattr(Row, field) for field in ("drift_kept", "left_kept", "unsent", "sends"))
+            or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer == "adamw_of_mean")
+
+
 def title(row: Row) -> str:
     """The same, and what it was told, without what was tuned."""
     is_averaged = row.scheme == "local" and row.choice == "all" and not row.outer_momentum  # which is not DiLoCo's outer step
@@ -141,11 +151,17 @@ def title(row: Row) -> str:
         words += [f"at least every {row.max_age} steps"] if row.max_age else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
+        words += [f"{row.drift_kept:g} of a drift kept"] if row.drift_kept != Row.drift_kept else []
         words += [f"{row.delay} step{'s' if row.delay > 1 else ''} later"] if row.delay else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
-    words += [f"{row.top} of 4,096 every {row.interval} steps"] if row.scheme == "sparseloco" else []
+    if row.scheme == "sparseloco":
+        words += [f"{100 * row.share:g} % of the parts" if row.sends == "parts" else f"{row.top:,} of 4,096"]
+        words[-1] += f" every {row.interval} steps"
     words += [f"mean over all {row.averaged}"] if row.averaged != Row.averaged else []
+    words += ["the rest within the parameters"] if row.unsent != Row.unsent else []
+    words += ["nothing fades" if row.left_kept == 1 else f"{row.left_kept:g} of the rest kept"] if row.left_kept != Row.left_kept else []
+    words += [f"answers {row.answer}"] if row.answer != Row.answer else []
     words += [f"{row.top} a tile"] if row.scheme == "demo" else []
     words += [f"momentum kept {row.momentum_kept:g}"] if row.momentum_kept != Row.momentum_kept else []
     words += [f"{100 * row.share:g} % of the elements"] if row.scheme in ("dgc", "scalecom") else []

@@ -26,8 +26,12 @@ class Row:
     dense_steps: int = 0  #: of powersgd and onebit: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
     averaged: str = "senders"  #: of sparseloco: the mean of an element is over those that sent it; or over all "workers"
+    left_kept: float = 0.95  #: of sparseloco: of what is left after an exchange, what is there at the next
+    unsent: str = "outside"  #: of sparseloco: where it waits, "outside" of what a worker computes with, or "within"
+    sends: str = "elements"  #: of sparseloco: the largest elements of each 4,096; or a share of whole "parts", in 4 bits, those of largest value
+    answer: str = "relayed"  #: of sparseloco: what each receives, what all others send "relayed"; or the mean of all, "rounded" as they are
     top: int = 64  #: of sparseloco: the elements that are sent of each 4,096; of demo: of each tile
-    share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent
+    share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent; of sparseloco: of the parts
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
     low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
     momentum_kept: float = 0.999  #: of demo
@@ -37,6 +41,7 @@ class Row:
     max_age: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
     delay: int = 0  #: of local: steps between a part's sending and its arrival
+    drift_kept: float = 1.0  #: of local: of a drift, what is left after each step; 1: all of it
     outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
     outer_momentum: float = 0.9  #: of local
     outer_clock: str = "sends"  #: of local: what the outer momentum counts, of schemes.CLOCKS
@@ -52,7 +57,7 @@ class Row:
         for field in ("drop_ratio", "correction", "momentum_kept"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field} must lie in [0, 1), got {getattr(self, field)}")
-        for field in ("share", "low_pass"):
+        for field in ("share", "low_pass", "left_kept", "drift_kept"):
             if not 0 < getattr(self, field) <= 1:
                 raise ValueError(f"{field} must lie in (0, 1], got {getattr(self, field)}")
         if not self.traffic > 0:

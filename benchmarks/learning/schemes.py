@@ -111,10 +111,13 @@ CLOCKS = {
 class Local:
     """Local updates. Each worker steps with its own optimizer at once, on its own y. What it did that the others have not seen is its
     drift, shared - y. Chosen parts of the drifts are sent and averaged, and an outer step brings them into the shared parameters; the
-    worker is shifted by what it sent and by what came back, so that the rest of its drift stays."""
+    worker is shifted by what it sent and by what came back, so that the rest of its drift stays. By the row it may fade: workers are then
+    drawn to the shared parameters, as in elastic averaging (Zhang et al., arXiv 1412.6651), where these are drawn to the workers, too."""
 
     def __init__(self, task, row):
         self.task, self.row = task, row
+        if row.drift_kept != 1 and row.delay:
+            raise ValueError(f"drift_kept={row.drift_kept:g} is for delay=0: what is under way must not fade")
         self.replicas = Replicas(task, row, row.workers)
         self.parts = Parts(task.shapes(), row)
         self.clock = named(CLOCKS, row, "outer_clock")
@@ -132,6 +135,8 @@ class Local:
         self.replicas.step(gradients, rate)
         result = Step(float(losses.mean()), self.choice.value_bytes, self.choice.value_bytes)
         self.arrive(step, result)
+        if self.row.drift_kept != 1:
+            self.replicas.y.lerp_(self.shared, 1 - self.row.drift_kept)
         is_held = bytearray(len(self.parts.sizes))
         for _, parts, _ in self.under_way:
             for part in parts:
@@ -202,8 +207,8 @@ SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": P
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row, beside its first fields.
 READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload part choice value age_power max_age traffic delay outer_rate outer_momentum outer_clock",
-         "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged outer_rate",
+         "local": "optimizer payload part choice value age_power max_age traffic delay drift_kept outer_rate outer_momentum outer_clock",
+         "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged left_kept unsent sends share answer outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}
 

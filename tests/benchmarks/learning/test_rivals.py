@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import schemes
+from payload import PAYLOADS
 from rivals.demo import Tiles
 from rivals.largest import place_bits
 from rows import parsed
@@ -111,10 +112,16 @@ def test_powersgd_sends_everything_in_its_dense_steps():
     assert scheme.left.any()
 
 
+def sparse(text):
+    """Where no two elements are alike."""
+    scheme = made(f"scheme=sparseloco interval=3 top=8 outer_rate=1 {text}")
+    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))
+    return scheme
+
+
 @pytest.mark.parametrize("averaged", ["senders", "workers"])
 def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest(averaged):
-    scheme = made(f"scheme=sparseloco interval=3 top=8 outer_rate=1 averaged={averaged}")
-    scheme.task.drawn += torch.rand(scheme.task.drawn.shape, generator=torch.Generator().manual_seed(1))  # so that none are alike
+    scheme = sparse(f"averaged={averaged}")
     chunks = [(0, 64), (64, 130), (194, 70), (264, 66)]
     for step in range(1, 10):
         shared, left = scheme.shared.clone(), scheme.left.clone()
@@ -127,8 +134,8 @@ def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest(averaged):
         assert (result.up_bytes, result.down_bytes) == (up, 3 * up)
         assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
         did = RATE * scheme.task.drawn[step - 3:step].sum(0)
-        had = 0.95 * left + did
-        sent = had - scheme.left
+        had = left + did
+        sent = had - scheme.left / 0.95
         senders = torch.zeros(330)
         for begin, size in chunks:
             for worker in range(4):
@@ -140,6 +147,62 @@ def test_sparseloco_sends_the_largest_and_keeps_most_of_the_rest(averaged):
                 senders[begin:begin + size] += went
         assert 1 < senders[senders > 0].mean() < 4
         assert torch.allclose(shared - scheme.shared, sent.sum(0) / (senders.clamp(min=1) if averaged == "senders" else 4), atol=1e-3)
+
+
+def test_sparseloco_may_leave_what_it_does_not_send_within_the_parameters():
+    """Where gradients do not depend on the parameters, it sends the same."""
+    outside, within = (sparse(f"unsent={unsent}") for unsent in ("outside", "within"))
+    computed_with, gradients = [], within.task.gradients
+    within.task.gradients = lambda parameters, step: computed_with.append(parameters.clone()) or gradients(parameters, step)
+    for step in range(1, 10):
+        own = within.replicas.y.clone()
+        assert outside.step(step, RATE) == within.step(step, RATE)
+        assert torch.equal(computed_with[-1], own)
+        assert torch.allclose(within.parameters(), outside.parameters(), atol=1e-3)
+        if step % 3 == 0:
+            assert outside.left.abs().max() > 1 and not within.left.any()
+            assert torch.allclose(within.shared - within.replicas.y, outside.left, atol=1e-3)
+
+
+def test_sparseloco_may_keep_all_of_what_it_does_not_send():
+    scheme = sparse("averaged=workers left_kept=1")
+    for step in range(1, 10):
+        scheme.step(step, RATE)
+        if step % 3 == 0:
+            done = scheme.task.begin - RATE * scheme.task.drawn[:step].sum(0).mean(0)
+            assert torch.allclose(scheme.shared - scheme.left.mean(0), done, atol=1e-2)
+
+
+def test_sparseloco_may_send_whole_parts():
+    """Those of the largest mean magnitude over all workers: the same of each, in 4 bits."""
+    scheme = sparse("averaged=workers left_kept=1 sends=parts share=0.5")
+    chunks = [(0, 64), (64, 130), (194, 70), (264, 66)]
+    for step in range(1, 10):
+        shared, left = scheme.shared.clone(), scheme.left.clone()
+        result = scheme.step(step, RATE)
+        if step % 3:
+            continue
+        waiting = left + RATE * scheme.task.drawn[step - 3:step].sum(0)
+        chosen = sorted(chunks, key=lambda chunk: -float(waiting[:, chunk[0]:sum(chunk)].abs().mean()))[:2]
+        sent = torch.zeros(4, 330)
+        for begin, size in chosen:
+            sent[:, begin:begin + size] = PAYLOADS["int4"].rounded(waiting[:, begin:begin + size])
+        assert torch.allclose(scheme.left, waiting - sent, atol=1e-3)
+        assert torch.allclose(shared - scheme.shared, sent.mean(0), atol=1e-3)
+        assert result.up_bytes == 4 * 4 + sum(PAYLOADS["int4"].bytes(size) for _, size in chosen) == result.down_bytes / 3
+
+
+def test_sparseloco_may_have_its_answer_rounded():
+    """To as many elements as a worker sends, and what that takes comes later."""
+    relayed, rounded = (sparse(f"averaged=workers answer={answer}") for answer in ("relayed", "rounded"))
+    for step in range(1, 10):
+        before = rounded.shared.clone()
+        whole, result = relayed.step(step, RATE), rounded.step(step, RATE)
+        assert result.up_bytes == result.down_bytes == whole.up_bytes == whole.down_bytes / 3
+        if step % 3 == 0:
+            assert 0 < ((before - rounded.shared).abs() > 1e-3).sum() <= 4 * 8
+            assert torch.allclose(rounded.left, relayed.left, atol=1e-3) and rounded.unanswered.abs().max() > 1
+            assert torch.allclose(rounded.shared - rounded.unanswered, relayed.shared, atol=1e-2)
 
 
 class Mixed(Toy):
@@ -367,6 +430,10 @@ def test_one_bit_adam_sends_signs_and_keeps_the_rest():
     ("scheme=onebit", "dense_steps must be at least 1"),
     ("scheme=dgc share=0", "share must lie in"),
     ("scheme=scalecom low_pass=0", "low_pass must lie in"),
+    ("scheme=sparseloco left_kept=1.1", "left_kept must lie in"),
+    ("scheme=sparseloco unsent=lost", "unsent must be one of outside, within, got 'lost'"),
+    ("scheme=sparseloco sends=layers", "sends must be one of elements, parts, got 'layers'"),
+    ("scheme=sparseloco answer=late", "answer must be one of relayed, rounded, got 'late'"),
     ("scheme=demo momentum_kept=1", "momentum_kept must lie in"),
     ("scheme=dgc ramp_steps=-1", "ramp_steps must be at least 0"),
 ])
@@ -388,7 +455,7 @@ def test_sparseloco_takes_the_last_chunk_as_long_as_it_is():
 
     scheme = made("scheme=sparseloco interval=1 top=3 outer_rate=1", Long)
     scheme.step(1, 1.0)
-    sent = scheme.task.drawn[0] - scheme.left
+    sent = scheme.task.drawn[0] - scheme.left / 0.95
     assert ((sent[:, :4096].abs() > 0.5).sum(1) == 3).all() and ((sent[:, 4096:].abs() > 0.5).sum(1) == 3).all()
     alone = made("scheme=sparseloco interval=1 top=1 outer_rate=1", Toy)
     alone.step(1, 1.0)

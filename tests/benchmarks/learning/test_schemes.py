@@ -160,11 +160,13 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
 
 @pytest.mark.parametrize("text", ["scheme=dense", "scheme=gradients drop_ratio=0.5 payload=int4",
                                   "scheme=gradients held_back=nothing clipped=gradients", "scheme=powersgd",
-                                  "scheme=sparseloco interval=3 top=8", "scheme=dgc ramp_steps=8 optimizer=sgd correction=0.5",
-                                  "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8", "scheme=onebit dense_steps=3",
+                                  "scheme=sparseloco interval=3 top=8", "scheme=sparseloco interval=3 top=8 unsent=within answer=rounded",
+                                  "scheme=sparseloco interval=3 sends=parts share=0.5",
+                                  "scheme=dgc ramp_steps=8 optimizer=sgd correction=0.5", "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8",
+                                  "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
-                                  "scheme=local choice=all traffic=0.4", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
+                                  "scheme=local choice=all traffic=0.4 drift_kept=0.9", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
     """L6, with parts under way."""
     whole, first, second = (made(f"optimizer=adamw {text}") for _ in range(3))
@@ -181,6 +183,22 @@ def test_saved_and_resumed_is_the_uninterrupted_run(text):
             assert second.step(step, 0.1) == expected
     assert torch.equal(second.parameters(), whole.parameters())
     assert second.facts(9) == whole.facts(9)
+
+
+def test_a_drift_may_fade():
+    """What a worker had not sent, and what it has just done; and parts go out as they are then."""
+    scheme = made("scheme=local drift_kept=0.75 traffic=0.4 outer_rate=1 outer_momentum=0")
+    sent, came = Sent(scheme), 0
+    for step in range(1, 10):
+        had = 0.75 * (scheme.shared - scheme.replicas.y + RATE * scheme.task.drawn[step - 1])
+        before = sent.total.clone()
+        scheme.step(step, RATE)
+        went = sent.total - before
+        assert torch.allclose(scheme.shared - scheme.replicas.y, had - went, atol=1e-4)
+        is_sent = (went != 0).any(0)
+        assert torch.allclose(went[:, is_sent], had[:, is_sent], atol=1e-4)
+        came += int(is_sent.sum())
+    assert 9 * 330 / 4 < came < 9 * 330 / 2
 
 
 def test_a_part_under_way_is_not_chosen_again():
@@ -458,6 +476,8 @@ def test_bytes_are_within_what_was_asked(choice, payload, traffic):
 @pytest.mark.parametrize("text, said", [
     ("scheme=local traffic=0.01", "traffic=0.01: headers and values alone are 10.9"),
     ("scheme=local choice=all delay=2 traffic=1", "everything goes out every 2 steps"),
+    ("scheme=local drift_kept=0.9 delay=1 traffic=1", "drift_kept=0.9 is for delay=0"),
+    ("scheme=local drift_kept=0", "drift_kept must lie in"),
     ("scheme=local choice=best", "choice must be one of value, turn, all, got 'best'"),
     ("scheme=local value=mean", "value must be one of mean_abs"),
     ("scheme=local payload=int3", "payload must be one of as_is"),

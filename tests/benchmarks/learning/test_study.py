@@ -220,6 +220,8 @@ def test_a_title_says_what_a_row_lacks_of_its_paper():
     assert report.title(parsed("scheme=dgc")) == "DGC, fp32, 0.1 % of the elements, no momentum correction"
     assert report.title(parsed("scheme=dgc optimizer=sgd correction=0.9")) == "DGC, fp32, 0.1 % of the elements, momentum correction 0.9, sgd"
     assert report.title(parsed("scheme=sparseloco averaged=workers")) == "SparseLoCo, 64 of 4,096 every 30 steps, mean over all workers"
+    assert report.title(parsed("scheme=sparseloco unsent=within left_kept=1 answer=rounded")) == (
+        "SparseLoCo, 64 of 4,096 every 30 steps, the rest within the parameters, nothing fades, answers rounded")
 
 
 def test_longer_rows_stand_beside_the_dense_run_that_they_would_reach(tmp_path):
@@ -248,10 +250,10 @@ def test_bytes_are_drawn_beside_the_distance_to_the_dense_run(tmp_path):
     result(tmp_path, "scheme=powersgd seed=1", 1.5, 0.02)
     result(tmp_path, "scheme=demo", 9.0, 0.03, validation_loss=None)
     alone = heights_over_bytes(report.read(tmp_path))
-    assert alone == ("validation loss", {"local, parts by value": [[1, 1.75]], "PowerSGD": [[2, 1.5]]})
+    assert alone == ("validation loss", {"local, parts by value": [[0.75, 1.75]], "PowerSGD": [[1.5, 1.5]]})
     result(tmp_path, "rate=0.002", 1.5)
     beside = heights_over_bytes(report.read(tmp_path))  # PowerSGD has no seed of the dense run's, DeMo has diverged
-    assert beside == ("validation loss behind the dense run", {"dense": [[100, 0]], "local, parts by value": [[1, 0.25]]})
+    assert beside == ("validation loss behind the dense run", {"dense": [[75, 0]], "local, parts by value": [[0.75, 0.25]]})
 
 
 def test_a_row_alone_of_its_length_is_not_drawn(tmp_path):
@@ -263,9 +265,27 @@ def test_a_row_alone_of_its_length_is_not_drawn(tmp_path):
     assert "2,000 steps" in drawn and "2,500 steps" not in drawn
 
 
-def test_two_rows_are_no_front_over_bytes(tmp_path):
+@pytest.mark.parametrize("trial", ["payload=top2", "payload=int1", "payload=int4 optimizer=adamw_of_mean", "payload=int4 drift_kept=0.9"])
+def test_what_was_tried_stands_for_no_scheme_in_a_picture(tmp_path, trial):
+    for text, loss in (("rate=0.002", 1.5), ("scheme=local payload=int4", 1.75), ("scheme=sparseloco", 1.625)):
+        result(tmp_path, text, loss, 0.01)
+    def rows():
+        return [outcome.best.row for of in pictures.shown(report.read(tmp_path)).values() for outcome in of]
+
+    without = rows()
+    assert len(without) == 3
+    result(tmp_path, f"scheme=local {trial}", 1.5625, 0.02)
+    for changed in ("unsent=within", "left_kept=1", "sends=parts"):
+        result(tmp_path, f"scheme=sparseloco {changed}", 1.5625, 0.02)
+    assert rows() == without
+    result(tmp_path, "scheme=sparseloco answer=rounded", 1.5625, 0.02)
+    assert len(rows()) == 4
+
+
+def test_three_rows_are_no_front_over_bytes(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
+        result(tmp_path, f"workers={workers} scheme=sparseloco", 1.5, 0.01)
         result(tmp_path, f"workers={workers} scheme=local payload=int4", 1.75, 0.01)
     both = [panel.get_title(loc="left") for panel in pictures.over_bytes(report.outcomes(report.read(tmp_path))).axes]
     assert both == ["W = 4, 2,000 steps", "W = 8, 2,000 steps"]  # where no length has more
@@ -277,10 +297,12 @@ def test_workers_have_a_picture_where_their_number_differs(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
         result(tmp_path, f"workers={workers} scheme=local payload=int4", 1.75, 0.01)
-        result(tmp_path, f"workers={workers} scheme=gradients", 1.25, 0.05)  # more than the picture is of
+        result(tmp_path, f"workers={workers} scheme=gradients", 1.25, 0.01, down_share=0.03)  # more than the picture is of
+        result(tmp_path, f"workers={workers} scheme=sparseloco", 1.625, 0.005, down_share=0.015)
     drawn = pictures.over_workers(report.outcomes(report.read(tmp_path)))
     lines = {line.get_label(): line.get_xydata().tolist() for line in drawn.axes[0].get_lines()}
-    assert lines == {"dense": [[4, 1.5], [8, 1.5]], "local, parts by value": [[4, 1.75], [8, 1.75]]}
+    assert lines == {"dense": [[4, 1.5], [8, 1.5]], "local, parts by value": [[4, 1.75], [8, 1.75]],
+                     "SparseLoCo": [[4, 1.625], [8, 1.625]]}
     assert pictures.over_workers(report.outcomes([each for each in report.read(tmp_path) if each.row.workers == 4])) is None
 
 
