@@ -54,7 +54,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         delay: steps between sending and applying, in [0, 64]; what is sent is then added up beside the computation. The values that
             choose parts are averaged in the step itself, whatever the delay.
         outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
-            0.7 and 0.6 were better than 0.7 and 0.9, and averaging was hardly compared. With SGD with momentum 1 and 0.75, at a quarter of
+            0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
         outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
             share that is sent says; 0: it counts comings.
