@@ -124,7 +124,7 @@ def with_legend(figure, axes) -> plt.Figure:
     return figure
 
 
-def shown(results):
+def drawn_groups(results):
     """What there are pictures of: not of trials, which would stand for schemes that nobody has, nor of a row that has nothing beside it."""
     groups = report.outcomes([each for each in results if not report.is_trial(each.row)])
     return {key: of for key, of in groups.items() if len(of) > 1} or groups
@@ -132,7 +132,7 @@ def shown(results):
 
 def draw(directory: pathlib.Path, results) -> list[pathlib.Path]:
     """Writes the pictures; their paths."""
-    groups = shown(results)
+    groups = drawn_groups(results)
     paths = []
     for drawing in (over_bytes, over_step, over_workers):
         figure = drawing(groups)

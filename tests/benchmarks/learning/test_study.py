@@ -269,8 +269,9 @@ def test_a_row_alone_of_its_length_is_not_drawn(tmp_path):
 def test_what_was_tried_stands_for_no_scheme_in_a_picture(tmp_path, trial):
     for text, loss in (("rate=0.002", 1.5), ("scheme=local payload=int4", 1.75), ("scheme=sparseloco", 1.625)):
         result(tmp_path, text, loss, 0.01)
+
     def rows():
-        return [outcome.best.row for of in pictures.shown(report.read(tmp_path)).values() for outcome in of]
+        return [outcome.best.row for of in pictures.drawn_groups(report.read(tmp_path)).values() for outcome in of]
 
     without = rows()
     assert len(without) == 3
