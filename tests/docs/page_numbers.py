@@ -9,6 +9,7 @@ says where the numbers come from:
     <!-- numbers: overlap/results.json -->       each is a number of one of these files of benchmarks/results
     <!-- cells: network/table.md#first -->       the same, and all of a table's cell stand in one record
     <!-- rows: overlap/table.md -->              the same, and all of a table's row stand in one record
+    <!-- copied: overlap/table.md -->            each row of the table stands there letter by letter
     <!-- arithmetic: 0.371 / 0.986; 1 - 0.9 -->  each value is computed here; an operand is of the page or of its files
     <!-- computed: WORDS -->                     all of it follows by the words, and nothing was measured
     <!-- cited: SOURCE -->                       somebody else has measured it
@@ -38,8 +39,8 @@ import records
 from records import Record
 
 FORMATS = {"docs/wire-format/index.md", "docs/wire-format/reading.md", "docs/bounded-loss/wire.md"}
-FILES, WORDS = {"numbers", "cells", "rows"}, {"computed", "cited", "settings"}
-MARK = re.compile(r"<!--\s*(numbers|cells|rows|arithmetic|computed|cited|settings):\s*(.*?)\s*-->")
+FILES, WORDS = {"numbers", "cells", "rows", "copied"}, {"computed", "cited", "settings"}
+MARK = re.compile(r"<!--\s*(numbers|cells|rows|copied|arithmetic|computed|cited|settings):\s*(.*?)\s*-->")
 NUMBER = re.compile(r"(?<![\w.,^/#@])(?<!\d-)[−+-]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w^]|[.,]\d|-\d)")
 UNIT = re.compile(r"\s*(%|×(?!\s*\d)|(?:GB/s|kB|MB|GB|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|points?)(?![\w'’]))")
 NO_CLAIM = re.compile(r"\s*[KMG](?:iB|b/s)")
@@ -87,6 +88,7 @@ class Claim:
     text: str
     unit: str
     cell: int
+    at: int = 0  # in its cell, or in its block
 
     @functools.cached_property
     def value(self) -> float:
@@ -168,9 +170,8 @@ def blocks(text: str) -> list[Block]:
         elif marks and last_item is None and not MARK.sub("", line).strip():
             above.extend(marks)
         elif line.startswith("|"):
-            cells = line.strip().strip("|").split("|")
             if head is None:
-                head = cells
+                head = cells_of(line)
             elif not re.fullmatch(r"[|\s:-]+", line):
                 found.append(Block(number, line, joined(sections, above, marks), head))
         elif not line.lstrip().startswith("!["):
@@ -206,12 +207,16 @@ def claims(block: Block) -> list[Claim]:
         return [claim for claim in claims_of(block, stripped(block.text), 0, "")
                 if claim.unit or checked and "." in claim.text]
     found = []
-    for index, cell in enumerate(stripped(block.text).strip().strip("|").split("|")):
+    for index, cell in enumerate(cells_of(stripped(block.text))):
         is_sentence = WORD.search(cell) is not None
         unit = None if is_sentence or index >= len(block.head) else HEAD_UNIT.search(stripped(block.head[index]))
         found += [claim for claim in claims_of(block, cell, index, unit[1] if unit else "")
                   if (index > 0 or not checked) and (claim.unit or checked and (not is_sentence or "." in claim.text))]
     return found
+
+
+def cells_of(row: str) -> list[str]:
+    return row.strip().strip("|").split("|")
 
 
 def claims_of(block: Block, text: str, cell: int, unit_above: str) -> list[Claim]:
@@ -229,7 +234,7 @@ def claims_of(block: Block, text: str, cell: int, unit_above: str) -> list[Claim
         is_option = re.search(r"=\s*$", text[:match.start()]) and not behind  # R = 0.95
         if not is_option and not NO_CLAIM.match(text, match.end()) and not re.fullmatch(r"0\d+", match[1]):
             line = block.line + block.text.count("\n", 0, match.start()) if cell == 0 and block.head is None else block.line
-            found.append(Claim(line, match[1] + (match[2] or ""), unit or unit_above, cell))
+            found.append(Claim(line, match[1] + (match[2] or ""), unit or unit_above, cell, match.start(1)))
     return found[::-1]
 
 
@@ -279,6 +284,9 @@ def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Pag
     if words := block.words():
         found.counts[words.kind] += len(all_claims)
         return
+    if files and files[0].kind == "copied":
+        check_copy(root, name, block, all_claims, found)
+        return
     formulas = [(mark, formula, result) for mark in block.marks for formula, result in mark.formulas]
 
     def follows(claim: Claim) -> bool:
@@ -301,6 +309,29 @@ def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Pag
                                       + (" with " + ", ".join(each.text for each in others) if files and others else "")
                                       + (f": in no record of {'; '.join(mark.text for mark in files)}" if files else
                                          ": no mark says where it comes from"))
+
+
+def check_copy(root: pathlib.Path, name: pathlib.Path, block: Block, all_claims: list[Claim], found: Page) -> None:
+    if block.head is None:
+        raise ValueError("only rows of a table can be copied")
+    files, own = block.files(), cells_of(MARK.sub("", block.text))
+
+    def right(claim: Claim | None) -> bool:
+        changed = list(own)
+        if claim:
+            cell = changed[claim.cell]
+            changed[claim.cell] = cell[:claim.at] + claim.text + cell[claim.at + len(claim.text):]
+        return any(tuple(map(str.strip, changed)) in rows(root, mark) for mark in files)
+
+    if not right(None):
+        found.problems.append(f"{name}:{block.line}: no such row is in {'; '.join(mark.text for mark in files)}")
+    found.counts["copied"] += len(all_claims)
+    found.checks += [(claim, right) for claim in all_claims]
+
+
+@functools.cache
+def rows(root: pathlib.Path, mark: Mark) -> set[tuple[str, ...]]:
+    return {tuple(map(str.strip, cells_of(line))) for words, _ in sources(root, mark) for line in words.splitlines() if line.startswith("|")}
 
 
 def together(block: Block, of: list[Claim], kind: str) -> list[list[Claim]]:

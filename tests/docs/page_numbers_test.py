@@ -77,6 +77,18 @@ class Pages(unittest.TestCase):
         self.assertEqual(self.problems(page.format("0.005")), [])
         self.assertEqual(len(self.problems(page.format("0.719"))), 2)
 
+    def test_a_copied_row_stands_there_letter_by_letter(self) -> None:
+        page = "<!-- copied: table.md -->\n| row | step s | waited s | sent |\n|---|---:|---:|---:|\n{}\n"
+        found = self.found(page.format("| everything | 2.057 | 0.719 | 100.00 % |"))
+        self.assertEqual((found.problems, dict(found.counts)), ([], {"copied": 3}))
+        self.assertEqual(page_numbers.noticed(found.checks), (4 + 4 + 5,) * 2)
+        for changed in ("| all | 2.057 | 0.719 | 100.00 % |", "| everything | 0.719 | 2.057 | 100.00 % |", "| everything | 2.057 | 0.719 |",
+                        "| everything | 2.06 | 0.719 | 100.00 % |", "| more, in words |  |  |  |"):
+            self.assertIn("page.md:4: no such row is in table.md", self.problems(page.format(changed))[0], changed)
+        named = page.replace("table.md", "table.md#dropped").format("| everything | 2.057 | 0.719 | 100.00 % |")
+        self.assertIn("no such row is in table.md#dropped", self.problems(named)[0])
+        self.assertIn("only rows of a table can be copied", self.problems("<!-- copied: table.md -->\n0.719 s")[0])
+
     def test_words_choose_records(self) -> None:
         for words, problems in (("dropped", 0), ("everything", 1), ("At 1 Gb/s", 0)):
             self.assertEqual(len(self.problems(f"<!-- numbers: table.md#{words} -->\n0.531 s")), problems, words)
