@@ -16,10 +16,12 @@ import dataclasses
 import operator
 
 from lamina._core import (Aggregator, Compressor, DecodeError, DriftCompressor, Frame, Gradients, Layout, OuterStep, Publisher,
-                          Selector, decode, largest_frame_bytes, merge_states, version as __version__)
+                          Selector, Slices, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states,
+                          payload_bytes, version as __version__)
 
 __all__ = ["Aggregator", "Compressor", "DecodeError", "DriftCompressor", "Frame", "Gradients", "Layout", "Options", "OuterStep",
-           "Publisher", "Selector", "decode", "largest_frame_bytes", "merge_states", "__version__"]
+           "Publisher", "Selector", "Slices", "decode", "decode_payload", "encode_payload", "largest_frame_bytes",
+           "merge_states", "payload_bytes", "__version__"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,6 +157,7 @@ void bind_compressor(nb::module_& m);
 void bind_drift(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_server(nb::module_& m);
+void bind_slices(nb::module_& m);
 
 }  // namespace lamina_python
 

@@ -89,12 +89,27 @@ def test_with_everything_sent_nobody_differs(payload):
     ranks.run(2, everything_sent, payload)
 
 
+def owners_rounding(optimizer):
+    """What rounding took of the answers, at each element of the model: each has one owner."""
+    parts, world = optimizer.backend.parts, dist.get_world_size()
+    slices, rounding = lamina.Slices(parts, world), torch.zeros(parts.elements)
+    own, begin, first = optimizer._owned.rounding, 0, 0
+    for part, size in enumerate(parts.sizes):
+        count = slices.of(dist.get_rank()).sizes[part] if own.numel() else 0
+        place = first + slices.begin(dist.get_rank(), part)
+        rounding[place:place + count] = own[begin:begin + count]
+        begin, first = begin + count, first + size
+    assert begin == own.numel()
+    dist.all_reduce(rounding)
+    return torch.split(rounding, optimizer.backend.layout.sizes)
+
+
 def nothing_lost(payload, delay, steps_alone):
     rank = dist.get_rank()
     model = models.Weights(*SHAPES)
     optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.4, part_elements=4096, payload=payload,
                              delay=delay)
-    did = [torch.zeros(shape) for shape in SHAPES]
+    did, rounded = [torch.zeros(shape) for shape in SHAPES], 0
     for step in range(1, 13):
         optimizer.zero_grad()
         gradients = models.whole_numbers(SHAPES, step, rank)
@@ -105,12 +120,15 @@ def nothing_lost(payload, delay, steps_alone):
             optimizer.step()
             for total, gradient in zip(did, gradients):
                 total += gradient
-        # Averaged, what is brought together does not move the mean of the ranks: that is what all did.
-        for parameter, total in zip(model.parameters(), did):
+        # Averaged, what is brought together moves the mean of the ranks by what rounding took of it, which comes later: but for
+        # that the mean is what all did.
+        for parameter, total, kept in zip(model.parameters(), did, owners_rounding(optimizer)):
             both = torch.stack([parameter.detach(), -total])
             dist.all_reduce(both)
-            assert torch.equal(both[0], both[1]), step
+            assert torch.equal(both[0] - 2 * kept.view(total.shape), both[1]), step
+            rounded += int(kept.count_nonzero())
         assert agree(optimizer)
+    assert (rounded > 0) == (payload == "int4")  # means of whole numbers
     assert 0.2 < optimizer.totals.sent_bytes / (optimizer.totals.dense_bytes * (0.4 if payload == "as_is" else 0.2)) < 1.2
     assert any(each.any() for each in did)
 
@@ -139,6 +157,94 @@ def dense_sgd():
 def test_everything_averaged_is_dense_sgd():
     """L3."""
     ranks.run(2, dense_sgd)
+
+
+def one_server(payload, delay):
+    """What one server would make of what all send, by the same arithmetic on whole parts."""
+    model = models.small(seed=0)
+    world, outer = dist.get_world_size(), {"rate": 0.7, "momentum": 0.9, "period": 1 / 0.3}
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, byte_budget=0.3,
+                             part_elements=4096, outer_rate=0.7, outer_momentum=0.9)
+    parts = optimizer.backend.parts
+    server, shared = lamina.OuterStep(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer._shared])
+    sent, send = [], optimizer._owned.send
+
+    def remembered(step, parts, packed):
+        sent.append((step, parts, packed.clone()))
+        return send(step, parts, packed)
+    optimizer._owned.send = remembered
+    for step in range(1, 11):
+        train(model, optimizer, 1, step)
+        if step > delay:
+            arrived, chosen, own = sent.pop(0)
+            everyones = ranks.gathered(own)
+            mean = sum(everyones[1:], everyones[0]) / world
+            server(chosen, mean, arrived)
+            places = torch.split(shared, parts.sizes)
+            for part, d in zip(chosen, torch.split(mean, [parts.sizes[part] for part in chosen])):
+                places[part].sub_(d)
+        assert shared.numpy().tobytes() == shared_bits(optimizer), step
+    assert any(size % 64 for size in parts.sizes) and any(size < 64 for size in parts.sizes)
+
+
+@pytest.mark.parametrize("world, delay", [(1, 0), (3, 0), (3, 1), (4, 5)])
+def test_owners_make_what_one_server_would(world, delay):
+    for payload in PAYLOADS:
+        ranks.run(world, one_server, payload, delay)
+
+
+def bytes_moved(payload):
+    model = models.Weights((256, 256), (4096,))
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, payload=payload)
+    moved, kept = [], dist.all_to_all_single
+
+    def counted(output, input, output_splits, input_splits, **options):
+        moved.append((sum(input_splits) - input_splits[dist.get_rank()], sum(output_splits) - output_splits[dist.get_rank()]))
+        return kept(output, input, output_splits, input_splits, **options)
+    dist.all_to_all_single = counted
+    try:
+        model([torch.ones(256, 256), torch.ones(4096)]).backward()
+        optimizer.step()
+    finally:
+        dist.all_to_all_single = kept
+    world = dist.get_world_size()  # which divides every part into equal slices
+    way = (world - 1) * lamina.payload_bytes(optimizer.backend.parts, [0, 1], payload) // world
+    assert moved == [(way, way), (way + world - 1, way + world - 1)]  # and a byte of each owner says that it is well
+    assert optimizer.last.sent_bytes == way * world // (world - 1) + 8 * (2 + 3)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("payload", ["as_is", "int4"])
+def test_a_rank_sends_and_receives_its_payload_about_twice_whatever_their_number(world, payload):
+    ranks.run(world, bytes_moved, payload)
+
+
+def steps_on_their_way(delay, expected):
+    model = models.Weights((64,))
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, delay=delay)
+    waited, kept, step = [], dist.all_to_all_single, 0
+
+    class Work:
+        def __init__(self, work):
+            self.work, self.began = work, step
+
+        def wait(self):
+            waited.append(step - self.began)
+            self.work.wait()
+    dist.all_to_all_single = lambda *arguments, **options: Work(kept(*arguments, **options))
+    try:
+        for step in range(1, 2 * delay + 4):
+            optimizer.zero_grad()
+            model([torch.ones(64)]).backward()
+            optimizer.step()
+    finally:
+        dist.all_to_all_single = kept
+    assert tuple(waited[:2]) == expected and len(waited) > 2
+
+
+@pytest.mark.parametrize("delay, expected", [(0, (0, 0)), (1, (0, 1)), (2, (1, 1)), (5, (2, 3))])
+def test_half_the_delay_is_for_each_way(delay, expected):
+    ranks.run(2, steps_on_their_way, delay, expected)
 
 
 def as_if_alone(delay, payload):
@@ -173,7 +279,7 @@ def timing_changes_nothing():
             train(model, optimizer, 1, step)
             if slow:  # all of it arrives at once
                 for going in optimizer._under_way:
-                    optimizer._mean_of(going)
+                    optimizer._owned.finish(going)
         results.append((models.bits(model), shared_bits(optimizer)))
     assert results[0] == results[1]
 
@@ -365,7 +471,7 @@ def not_finite():
         optimizer.exchange()
     # But for what was under way before: step 2 has arrived, and step 3 stays under way.
     assert len(set(ranks.gathered(shared_bits(optimizer)))) == 1 and shared_bits(optimizer) != before
-    assert [step for step, *_ in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.steps_under_way == 1
+    assert [each["step"] for each in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.steps_under_way == 1
     if rank == 1:
         model.load_state_dict(own)
     for step in range(5, 9):
@@ -375,6 +481,48 @@ def not_finite():
 
 def test_parameters_that_are_not_finite_raise_on_all_ranks():
     ranks.run(2, not_finite)
+
+
+def sum_too_large(delay):
+    model = models.Weights((128,))
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, delay=delay, outer_momentum=0.5,
+                             outer_period=0)
+    large = torch.zeros(128)
+    large[100] = 3e38  # which two have, in the slice of rank 1
+
+    def step(gradient):
+        optimizer.zero_grad()
+        model([gradient]).backward()
+        optimizer.step()
+    if delay == 0:
+        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1"):
+            step(large)
+    else:
+        step(large)
+        own = model.all[0].detach().clone()
+        again = copy.deepcopy(optimizer.state_dict()) if delay == 3 else None
+        step(torch.zeros(128))
+        if again:  # saved with the answer that says so
+            model.all[0].data.copy_(own)
+            optimizer.load_state_dict(again)
+            step(torch.zeros(128))
+        for _ in range(delay - 2):
+            step(torch.zeros(128))
+        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1"):
+            step(torch.zeros(128))
+    assert not optimizer._owned.momentum.any() and not any(each.any() for each in optimizer._shared)
+    assert torch.equal(model.all[0].detach(), -large) and not optimizer._under_way
+    with torch.no_grad():
+        model.all[0][100] = 1.0
+    optimizer.zero_grad()
+    for _ in range(delay + 1):
+        optimizer.exchange()
+    assert agree(optimizer) and optimizer._shared[0][100] == 1.5  # with half of it by the momentum
+
+
+@pytest.mark.parametrize("delay", [0, 2, 3])
+def test_a_sum_that_is_not_finite_raises_on_all_ranks(delay):
+    ranks.run(2, sum_too_large, delay)
 
 
 def refusals():
@@ -439,12 +587,14 @@ def damaged():
     rank = dist.get_rank()
     model = models.small()
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, part_elements=4096,
-                             outer_momentum=0.5)
+                             outer_momentum=0.5, payload="int8")
     train(model, optimizer, 4)
     good = copy.deepcopy(optimizer.state_dict())
     own = good["local_updates"]
-    (third, parts, mean), fourth = own["under_way"]
-    assert third == 3 and parts and own["applied"] == 2
+    third, fourth = own["under_way"]
+    parts, update = third["parts"], third["update"]
+    assert third["step"] == 3 and parts and third["answer"] is None and own["applied"] == 2
+    assert fourth["step"] == 4 and fourth["update"] is None and fourth["momentum"].numel() == fourth["rounding"].numel() > 0
 
     def bits():
         file = io.BytesIO()
@@ -454,8 +604,11 @@ def damaged():
     def put(**changes):
         return lambda state: state["local_updates"].update(changes)
 
-    def under_way(*first):
-        return put(under_way=[first, fourth])
+    def under_way(**changes):
+        return put(under_way=[{**third, **changes}, fourth])
+
+    def last(**changes):
+        return put(under_way=[third, {**fourth, **changes}])
 
     before = bits()
     for message, change in [
@@ -485,7 +638,9 @@ def damaged():
             ("'memory' is no tensor", put(memory=b"xxx")),
             ("saved drift", put(memory=torch.zeros(5, dtype=torch.uint8))),
             ("'momentum' is no tensor of float32", put(momentum=own["momentum"].double())),
+            ("'rounding' is no tensor of float32", put(rounding=None)),
             ("elements, this one", put(momentum=torch.zeros(3))),
+            ("elements, this one", put(rounding=own["rounding"][1:])),
             ("holds NaN", put(momentum=torch.full_like(own["momentum"], torch.nan))),
             ("of 1 parts", put(came=[0])),
             ("'came' has other than steps up to 4", put(came=[5] * len(own["came"]))),
@@ -495,14 +650,22 @@ def damaged():
             ("shared parameters of group 0, parameter 0 are not finite",
              put(shared=[each * torch.inf for each in own["shared"]])),
             ("not all there", put(under_way=[fourth])),
-            ("are not steps from 3 to 4", put(under_way=[fourth, (third, parts, mean)])),
-            ("are not steps from 3 to 4", under_way(2, parts, mean)),
-            ("are not steps from 3 to 4", under_way(third, parts)),
-            ("'memory' is not step 2", lambda state: (put(applied=1)(state), under_way(2, parts, mean)(state))),
-            ("of step 3 are no parts", under_way(third, [len(own["came"])], mean)),
-            ("of step 3 are no parts", under_way(third, parts + parts[-1:], mean)),
-            ("of step 3 has another size", under_way(third, parts, mean[1:])),
-            ("of step 3 has another size, or type", under_way(third, parts, mean.double()))]:
+            ("are not steps from 3 to 4", put(under_way=[fourth, third])),
+            ("are not steps from 3 to 4", under_way(step=2)),
+            ("are not steps from 3 to 4", put(under_way=[{"step": 3, "parts": parts}, fourth])),
+            ("'memory' is not step 2", lambda state: (put(applied=1)(state), under_way(step=2)(state))),
+            ("of step 3 are no parts", under_way(parts=[len(own["came"])])),
+            ("of step 3 are no parts", under_way(parts=parts + parts[-1:])),
+            ("of step 3 has another size", under_way(update=update[1:])),
+            ("of step 3 has another size", under_way(update=None)),
+            ("of step 3 has another size", under_way(answer=fourth["answer"])),
+            ("of step 4 has another size", last(answer=fourth["answer"][1:])),
+            ("of step 4 has another size", last(rounding=fourth["rounding"][1:])),
+            ("of step 4 has another size", last(momentum=torch.empty(0))),
+            ("'momentum' of what is under way of step 4 has another type", last(momentum=None)),
+            ("'answer' of what is under way of step 4 has another type", last(answer=torch.zeros(3))),
+            ("'update' of what is under way of step 3 is not finite", under_way(update=update * torch.nan)),
+            ("'update' of what is under way of step 3 has another type", under_way(update=update.double()))]:
         state = copy.deepcopy(good)
         change(state)
         with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
@@ -639,37 +802,59 @@ def test_a_collective_that_fails_leaves_a_state_to_save():
     ranks.run(2, losing_a_rank)
 
 
+class Gone:
+    """A collective, or its work, of a rank whose network is gone."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __call__(self, *_, **__):
+        raise RuntimeError("the network is gone")
+    wait = __call__
+
+
 def failing(where):
+    """Whatever fails, the drift has all that was under way, and the outer step is as it was before."""
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
-    train(model, optimizer, 3)
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, part_elements=4096,
+                             payload="int8", outer_momentum=0.5)
+    train(model, optimizer, 4)
+    assert [(going.handed_on, going.work is not None) for going in optimizer._under_way] == [(True, True), (False, True)]
     if rank == 1:
         return
-    kept = dist.all_reduce
+    before = optimizer._owned.momentum.clone(), optimizer._owned.rounding.clone(), list(optimizer._owned.came)
+    kept = dist.all_reduce, dist.all_to_all_single
+    dist.all_reduce = Gone() if where == "agree" else lambda tensor, **_: tensor.mul_(2)  # as if rank 1 had said the same
+    # Of step 3 the answers come in exchange(), and step 4 is answered behind what step 5 sends.
+    left = {"send": 0, "hand_on": 1}.get(where, 2)
 
-    def fails(*arguments, async_op=False, **named):
-        if async_op or where == "agree":
-            raise RuntimeError("the network is gone")
-        return arguments[0].mul_(2)  # as if rank 1 had said the same
-    dist.all_reduce = fails
+    def exchanged(*_, **__):
+        nonlocal left
+        left -= 1
+        return type("Work", (), {"wait": lambda self: None})() if left >= 0 else Gone()()
+    dist.all_to_all_single = exchanged
     try:
-        if where == "state_dict":
-            optimizer._under_way[1].work = type("Work", (), {"wait": lambda self: fails(async_op=True)})()
+        if where in ("answer", "state_dict"):
+            optimizer._under_way[1].work = Gone()
         with pytest.raises(RuntimeError, match="the network is gone"):
             if where == "state_dict":
                 optimizer.state_dict()
             else:
                 optimizer.exchange()
     finally:
-        dist.all_reduce = kept
+        dist.all_reduce, dist.all_to_all_single = kept
     assert optimizer.backend.steps_under_way == 0 and not optimizer._under_way
     saved = optimizer.state_dict()
-    assert saved["local_updates"]["under_way"] == []
+    own = saved["local_updates"]
+    assert own["under_way"] == []
+    same = torch.equal(own["momentum"], before[0]) and torch.equal(own["rounding"], before[1]) and own["came"] == before[2]
+    assert same == (where == "state_dict")  # else step 3 was applied before
+    assert own["applied"] == (2 if same else 3)
     optimizer.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("where", ["agree", "send", "state_dict"])
+@pytest.mark.parametrize("where", ["answer", "hand_on", "agree", "send", "state_dict"])
 def test_wherever_a_collective_fails(where):
     ranks.run(2, failing, where)
 
@@ -705,18 +890,21 @@ def one_alone(delay):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
+    waiting = "finish" if delay == 3 else "update_of"
+    wait = getattr(optimizer._owned, waiting)
+
     def interrupted(going):
-        LocalUpdates._mean_of(optimizer, going)
+        wait(going)
         raise KeyboardInterrupt
     if rank == 0:
-        optimizer._mean_of = interrupted
+        setattr(optimizer._owned, waiting, interrupted)
         with pytest.raises(KeyboardInterrupt):
             if delay == 3:
                 optimizer.state_dict()
             else:
                 optimizer.exchange()
-        del optimizer._mean_of
-    elif delay == 0:  # of which rank 0 had the sum
+        delattr(optimizer._owned, waiting)
+    elif delay == 0:  # of which rank 0 had the update
         optimizer.exchange()
     difference = {0: "the last step applied is 2 on rank 0 and 3 on rank 1", 1: "the last step applied is 1 on rank 0 and 2 on rank 1",
                   3: r"what is under way is \[\] on rank 0 and \[1, 2\] on rank 1"}[delay]

@@ -11,23 +11,12 @@ import torch.distributed as dist
 import lamina
 from lamina.torch import _report, _step
 from lamina.torch._options import given_options, share_to_send, warn_of_large_layers
+from lamina.torch._owned import OwnedSlices, UnderWay
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
-FORMAT = 2  # of what state_dict() has under 'local_updates'
+FORMAT = 3  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
-
-
-@dataclasses.dataclass
-class _UnderWay:
-    """What one step has sent, until its mean is there."""
-
-    step: int
-    parts: List[int]
-    sums: Optional[torch.Tensor] = None  # over the ranks, once the work is done; or
-    frames: List[torch.Tensor] = dataclasses.field(default_factory=list)  # one a rank
-    work: Any = None
-    mean: Optional[torch.Tensor] = None  # from then on
 
 
 class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
@@ -51,15 +40,17 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
         optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
-        delay: steps between sending and applying, in [0, 64]; what is sent is then added up beside the computation. The values that
-            choose parts are averaged in the step itself, whatever the delay.
+        delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back beside the computation, half of
+            the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
+            the step itself, whatever the delay.
         outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
         outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
             share that is sent says; 0: it counts comings.
-        payload: as_is, which is added up by one allreduce; or float16, bfloat16, int8 or int4, which every rank sends to all others, and
-            adds up in the order of the ranks: fewer bytes with few ranks. What rounding takes away stays in the drift.
+        payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
+            send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the drift, and of
+            an answer with its owner.
         priority: value_times_waiting, or value.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
@@ -99,11 +90,11 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.backend = lamina.DriftCompressor(self._layout, priority=priority, payload=payload, sender=self.rank, **kept)
         self._parts = self.backend.parts
         self._sizes = self._parts.sizes
-        self._outer = lamina.OuterStep(self._parts, **self._outer_options)
+        self._owned = OwnedSlices(self._parts, process_group, payload, self._outer_options)
         self.last: Optional[StepReport] = None
         self.totals = Totals()
         self.last_choice = 0
-        self._under_way: Deque[_UnderWay] = collections.deque()
+        self._under_way: Deque[UnderWay] = collections.deque()
         self._applied = 0  # the last step of which the update was
         self._evaluates = False
         self._agree_on_the_run()
@@ -200,10 +191,12 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             with self._or_abandoned():
                 self._arrive(self.backend.step + 1 - self.delay)
                 sent_bytes, refused = self._agree()
+                if refused is None:
+                    sent_bytes += self._send()
+                self._hand_on(self.backend.step - self.delay // 2)
             if refused is not None:  # on all ranks, which keep what is under way
                 raise refused
             with self._or_abandoned():
-                sent_bytes += self._send()
                 self._arrive(self.backend.step - self.delay)
         self._finish(sent_bytes)
 
@@ -230,11 +223,11 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         sums = torch.cat([torch.frombuffer(core.values(), dtype=torch.float64),
                           torch.tensor([problem is not None], dtype=torch.float64), _step.past_of(self, self._past())])
         dist.all_reduce(sums, group=self.process_group)
+        _step.require_one_past(self, sums[-2:], self._past())
         if sums[-3] != 0:
             refused = self._not_finite(problem)
             core.abandon()
             return _bytes_of(sums), refused
-        _step.require_one_past(self, sums[-2:], self._past())
         core.select(sums[:-3] / self.world_size)
         return _bytes_of(sums), None
 
@@ -250,51 +243,29 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         return RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was sent")
 
     def _send(self) -> int:
-        core, shared, local = self.backend, self._shared, self._local()
-        going, given = _UnderWay(core.step, core.sent_parts), torch.empty(core.sent_elements)
-        if core.sent_elements == 0:
-            core.pack(shared, local, given)
-            going.mean = given
-        elif self._payload == "as_is":
-            core.pack(shared, local, given)
-            going.sums = given
-            going.work = dist.all_reduce(given, group=self.process_group, async_op=True)
-        else:
-            given = torch.frombuffer(bytearray(core.encode(shared, local)), dtype=torch.uint8)
-            going.frames = [torch.empty_like(given) for _ in range(self.world_size)]  # of the same parts, so as large
-            going.work = dist.all_gather(going.frames, given, group=self.process_group, async_op=True)
+        core = self.backend
+        packed = torch.empty(core.sent_elements)
+        core.pack(self._shared, self._local(), packed)
+        going, sent_bytes = self._owned.send(core.step, core.sent_parts, packed)
         core.commit()
         self._under_way.append(going)
         self.last_choice = _step.choice_of(core.sent_bitmap)
-        return _bytes_of(given)
+        return sent_bytes
+
+    def _hand_on(self, last: int) -> None:
+        """Answers what was sent in the steps up to `last`. Not before the ranks know that they have one past: all must begin this."""
+        for going in self._under_way:
+            if going.step <= last:
+                self._owned.hand_on(going)
 
     def _arrive(self, last: int) -> None:
-        """Applies the updates of the steps up to `last`, in their order."""
+        """Applies the updates of the steps up to `last`, in their order. They are on their way, so no other rank need begin anything."""
         while self._under_way and self._under_way[0].step <= last:
             first = self._under_way[0]
-            update = self._mean_of(first)
-            if not torch.isfinite(update).all():  # on all ranks alike: the mean is the same
-                raise OverflowError(f"LocalUpdates: the sum of what step {first.step} sent is not finite")
-            self._outer(first.parts, update, first.step)
-            self.backend.apply(first.step, update, self._shared, self._local())
+            self.backend.apply(first.step, self._owned.update_of(first), self._shared, self._local())
+            self._owned.applied(first)
             self._under_way.popleft()
             self._applied = first.step
-
-    def _mean_of(self, going: _UnderWay) -> torch.Tensor:
-        if going.mean is not None:
-            return going.mean
-        going.work.wait()
-        if going.sums is not None:
-            going.mean = going.sums.div_(self.world_size)
-        else:
-            server = lamina.Aggregator(self._parts, self.world_size, first_step=going.step, kind="updates")
-            for frame in going.frames:
-                server.add(lamina.decode(frame, self._parts))
-            going.mean = torch.empty(sum(self._sizes[part] for part in going.parts))
-            for part, to in zip(going.parts, torch.split(going.mean, [self._sizes[part] for part in going.parts])):
-                server.mean(part, to)
-        going.work, going.sums, going.frames = None, None, []
-        return going.mean
 
     def _finish(self, sent_bytes: int) -> None:
         core = self.backend
@@ -370,15 +341,17 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._require_own_parameters("state_dict")
         self._require_as_wrapped("state_dict")
         with self._or_abandoned():
-            under_way = [(going.step, list(going.parts), self._mean_of(going).clone()) for going in self._under_way]
-        momentum = self._outer.momentum().tobytes()
+            for going in self._under_way:
+                self._owned.finish(going)
+        under_way = [{"step": going.step, "parts": list(going.parts), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
+                     for going in self._under_way]
         return {**self.optimizer.state_dict(), "local_updates": {
             "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
             "step": self.backend.step, "applied": self._applied, "last_choice": self.last_choice,
             "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
-            "momentum": torch.frombuffer(bytearray(momentum), dtype=torch.float32) if momentum else torch.empty(0),
-            "came": self._outer.came(), "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
+            "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(), "came": list(self._owned.came),
+            "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
             "under_way": under_way}}
 
     def _own_checksum(self) -> int:
@@ -409,7 +382,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         try:
             for name in ("state", "param_groups"):
                 _require(name in state_dict, f"'{name}' of the optimizer is missing")
-            outer, totals = self._checked(saved)
+            under_way, totals = self._checked(saved)
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
         if saved["own_checksum"] != self._own_checksum():
@@ -417,16 +390,17 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                              "wrapping its optimizer, and before the optimizer's state")
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
         self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-        self._outer = outer
-        for to, each in zip(self._shared, saved["shared"]):
+        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared],
+                            [saved["momentum"], saved["rounding"], *saved["shared"]]):
             to.copy_(each)
-        self._under_way = collections.deque(_UnderWay(step, list(parts), mean=mean.clone())
-                                            for step, parts, mean in saved["under_way"])
+        self._owned.came[:] = saved["came"]
+        self._under_way = under_way
         self._applied, self.last_choice, self.totals, self.last = saved["applied"], saved["last_choice"], totals, None
 
-    def _checked(self, saved: Dict[str, Any]) -> Tuple[Any, Totals]:
-        """The outer step and the totals that were saved. ValueError unless everything is there, and of this model."""
-        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "came", "shared", "own_checksum", "under_way"):
+    def _checked(self, saved: Dict[str, Any]) -> Tuple[Deque[UnderWay], Totals]:
+        """What was under way, and the totals that were saved. ValueError unless everything is there, and of this model."""
+        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "came", "shared", "own_checksum",
+                     "under_way"):
             _require(name in saved, f"'{name}' is missing")
         for name in ("step", "applied", "last_choice", "own_checksum"):
             _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
@@ -434,7 +408,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
                  and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
-        _require(_is_flat(saved["momentum"], torch.float32), "'momentum' is no tensor of float32")
+        for name in ("momentum", "rounding"):
+            _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
         _require(isinstance(came, list) and all(_is_count(each) and each <= step for each in came),
                  f"'came' has other than steps up to {step}")
         again = lamina.DriftCompressor(self._layout, part_elements=self.options.part_elements)
@@ -447,23 +422,36 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
                  "what is under way is not all there")
         _require(applied <= step, f"'applied' is {applied}, of {step} steps")
-        last = applied
+        self._owned.check(saved["momentum"], saved["rounding"], came)
+        last, under_way = applied, cast(Deque[UnderWay], collections.deque())
         for each in saved["under_way"]:
-            _require(isinstance(each, (tuple, list)) and len(each) == 3 and _is_count(each[0]) and last < each[0] <= step,
+            _require(isinstance(each, dict) and each.keys() == {"step", "parts", *_KEPT} and _is_count(each["step"])
+                     and last < each["step"] <= step,
                      f"what is under way are not steps from {applied + 1} to {step}, in their order")
-            last, parts, mean = each
+            last, parts = each["step"], each["parts"]
             try:
                 again.abandon(last)
             except RuntimeError as error:
                 raise ValueError(f"what is under way in 'memory' is not step {last}") from error
             _require(isinstance(parts, list) and all(_is_count(part) and part < len(self._sizes) for part in parts)
                      and all(one < other for one, other in zip(parts, parts[1:])), f"what is under way of step {last} are no parts")
-            # NaN and infinity are its arrival's to refuse, as in the run that was saved.
-            _require(_is_flat(mean, torch.float32) and mean.numel() == sum(self._sizes[part] for part in parts),
-                     f"what is under way of step {last} has another size, or type")
-        outer = lamina.OuterStep(self._parts, **self._outer_options)
-        outer.restore(saved["momentum"].contiguous(), torch.empty(0), came)
-        return outer, Totals(**totals)
+            for name in _KEPT:
+                _require(each[name] is None and name in ("answer", "update")
+                         or _is_flat(each[name], torch.uint8 if name == "answer" else torch.float32),
+                         f"'{name}' of what is under way of step {last} has another type")
+                _require(each[name] is None or bool(torch.isfinite(each[name]).all()),
+                         f"'{name}' of what is under way of step {last} is not finite")
+            going = UnderWay(last, list(parts), **{name: _cloned(each[name]) for name in _KEPT})
+            _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size")
+            under_way.append(going)
+        return under_way, Totals(**totals)
+
+
+_KEPT = ("answer", "momentum", "rounding", "update")  # of what is under way
+
+
+def _cloned(tensor: Optional[torch.Tensor]) -> Any:
+    return None if tensor is None else tensor.clone()
 
 
 def _strides_of(parameter: torch.Tensor) -> Tuple[int, ...]:
