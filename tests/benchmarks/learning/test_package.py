@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Ranks that train by the package do what the study's workers do, which take turns in one process."""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lamina.torch import LocalUpdates
+from rows import parsed
+from schemes import Local
+from toy import Toy
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+import ranks  # noqa: E402
+
+RATE = 0.5
+
+
+def beside_the_study(text, outer_period):
+    row = parsed(f"scheme=local workers=4 steps=24 optimizer=sgd outer_rate=0.5 outer_momentum=0.5 {text}")
+    scheme, rank = Local(Toy(row), row), dist.get_rank()
+    shapes = list(scheme.task.shapes().values())
+
+    def cut(numbers):
+        return [each.reshape(shape) for each, shape in zip(torch.split(numbers, [torch.Size(shape).numel() for shape in shapes]), shapes)]
+
+    parameters = [torch.nn.Parameter(each.clone()) for each in cut(scheme.task.begin)]
+    local = LocalUpdates(torch.optim.SGD(parameters, RATE), byte_budget=1 / scheme.choice.period, part_elements=row.part,
+                         payload=row.payload, delay=row.delay, outer_rate=row.outer_rate, outer_momentum=row.outer_momentum,
+                         outer_period=outer_period, priority="value_times_waiting" if row.age_power else "value")
+    sent = 0
+    for step in range(1, row.steps + 1):
+        scheme.step(step, RATE)
+        for parameter, gradient in zip(parameters, cut(scheme.task.drawn[step - 1, rank])):
+            parameter.grad = gradient.clone()
+        local.step()
+        sent += len(local.backend.sent_parts)
+        own = torch.cat([each.detach().flatten() for each in parameters])
+        with local.evaluation_parameters():
+            shared = torch.cat([each.detach().flatten() for each in parameters])
+        for what, found, expected in (("own", own, scheme.replicas.y[rank]), ("shared", shared, scheme.shared)):
+            if outer_period == 0:
+                assert torch.equal(found, expected), (what, step)
+            else:  # powers, of which the study makes floats at another place
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert 0 < sent < row.steps * len(shapes)
+
+
+@pytest.mark.parametrize("text, outer_period", [
+    ("traffic=0.4", 0), ("traffic=0.2 age_power=1 payload=int4", 0), ("traffic=0.25 age_power=1 payload=int8 delay=1", 0),
+    ("traffic=0.2 payload=int4 delay=3", 0), ("traffic=0.5 age_power=1 outer_clock=steps", None)])
+def test_local_updates_are_those_of_the_study(text, outer_period):
+    ranks.run(4, beside_the_study, text, outer_period)
