@@ -341,6 +341,27 @@ def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
     ranks.run(2, resumed, delay, payload)
 
 
+def in_another_default_type(payload):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = models.small().float()
+        optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096, payload=payload,
+                                 delay=1, outer_momentum=0.5)
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            model(models.batch(step, dist.get_rank())[0].float()).square().mean().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        assert agree(optimizer) and optimizer.totals.sent_bytes > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("payload", ["as_is", "int8"])
+def test_whatever_the_default_type_is(payload):
+    ranks.run(2, in_another_default_type, payload)
+
+
 def any_optimizer(name, options):
     model = models.small()
     optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), byte_budget=0.3, part_elements=4096)

@@ -47,6 +47,27 @@ def test_a_batch_with_a_bad_gradient_is_skipped_by_all(policy, bad, backend):
     ranks.run(2, nonfinite, policy, backend, bad)
 
 
+def in_another_default_type(backend):
+    results = []
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            model = models.Weights(*SHAPES).float()
+            ddp, state = models.dropping(model, backend=backend, drop_ratio=0.6, momentum=0.5)
+            gradients = [backward(ddp, model, models.whole_numbers(SHAPES, step, dist.get_rank())) for step in range(1, 5)]
+            results.append((gradients, state.state_dict()["memory"]))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, other in zip(*(each[0] for each in results)):
+        assert all(torch.equal(*pair) for pair in zip(one, other))
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_whatever_the_default_type_is(backend):
+    ranks.run(2, in_another_default_type, backend)
+
+
 def left_out(backend):
     model = models.Weights(*SHAPES)
     ddp, state = models.dropping(model, nonfinite="leave_out", backend=backend, drop_ratio=0.0)

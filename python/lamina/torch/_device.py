@@ -27,8 +27,8 @@ class TorchBackend:
         self._wire = getattr(torch, wire)
         self.parts, self.parts_of = self._selector.parts, self._selector.parts_of
         self._sizes = layout.sizes
-        self._residual = torch.zeros(layout.elements, device=device)
-        self._velocity = torch.zeros(layout.elements if options.momentum else 0, device=device)
+        self._residual = torch.zeros(layout.elements, dtype=torch.float32, device=device)
+        self._velocity = torch.zeros(layout.elements if options.momentum else 0, dtype=torch.float32, device=device)
         self._residual_layers = torch.split(self._residual, self._sizes)
         self._velocity_layers = torch.split(self._velocity, self._sizes) if options.momentum else ()
         self._residual_parts = torch.split(self._residual, self.parts.sizes)

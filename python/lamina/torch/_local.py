@@ -244,7 +244,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def _send(self) -> int:
         core = self.backend
-        packed = torch.empty(core.sent_elements)
+        packed = torch.empty(core.sent_elements, dtype=torch.float32)
         core.pack(self._shared, self._local(), packed)
         going, sent_bytes = self._owned.send(core.step, core.sent_parts, packed)
         core.commit()

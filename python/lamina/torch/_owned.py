@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import lamina
 
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, dtype=torch.float32)
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ class OwnedSlices:
         for size in self._sizes:
             self._begins.append(self._begins[-1] + size)
         fresh = self._outer_step(self._own)
-        self.momentum, self.rounding = torch.zeros(len(fresh.momentum())), torch.zeros(len(fresh.rounding()))
+        self.momentum, self.rounding = (_floats(len(each)).zero_() for each in (fresh.momentum(), fresh.rounding()))
         self.came = fresh.came()
 
     def _outer_step(self, layout: lamina.Layout) -> lamina.OuterStep:
@@ -71,7 +71,7 @@ class OwnedSlices:
             return going, 0
         pieces = []
         for owner, (layout, sizes) in enumerate(zip(self._layouts, self._sizes_of)):
-            slices = torch.empty(_elements(sizes, parts))
+            slices = _floats(_elements(sizes, parts))
             self._slices.take(owner, parts, packed, slices)
             pieces.append(_tensor_of(lamina.encode_payload(layout, parts, slices, self._payload)))
         own = pieces[self._rank].numel()
@@ -111,9 +111,9 @@ class OwnedSlices:
         for owner, answer in enumerate(received):
             if answer[-1] != 0:
                 raise OverflowError(f"LocalUpdates: the sum of what step {going.step} sent is not finite, on rank {owner}")
-        update = torch.empty(_elements(self._part_sizes, going.parts))
+        update = _floats(_elements(self._part_sizes, going.parts))
         for owner, (answer, layout, sizes) in enumerate(zip(received, self._layouts, self._sizes_of)):
-            slices = torch.empty(_elements(sizes, going.parts))
+            slices = _floats(_elements(sizes, going.parts))
             lamina.decode_payload(layout, going.parts, answer[:-1], self._payload, slices)
             self._slices.put(owner, going.parts, slices, update)
         going.update, going.answer = update, None
@@ -158,7 +158,7 @@ class OwnedSlices:
         return received
 
     def _mean_of(self, parts: List[int], received: torch.Tensor) -> torch.Tensor:
-        mean, next_one = torch.empty(_elements(self._sizes, parts)), torch.empty(_elements(self._sizes, parts))
+        mean, next_one = (_floats(_elements(self._sizes, parts)) for _ in range(2))
         for rank, piece in enumerate(torch.split(received, received.numel() // self._world_size) if received.numel() else ()):
             lamina.decode_payload(self._own, parts, piece, self._payload, next_one if rank else mean)
             if rank:
@@ -189,6 +189,11 @@ class OwnedSlices:
 
     def _bytes_of_answers(self, parts: List[int]) -> List[int]:
         return [lamina.payload_bytes(layout, parts, self._payload) + 1 for layout in self._layouts]
+
+
+def _floats(elements: int) -> torch.Tensor:
+    """Whatever the default type is."""
+    return torch.empty(elements, dtype=torch.float32)
 
 
 def _elements(sizes: List[int], parts: List[int]) -> int:
