@@ -334,8 +334,7 @@ def resumed(delay, payload):
     assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
 
 
-@pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("payload", ["as_is", "int8"])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (0, "int4"), (1, "int8"), (2, "as_is"), (2, "int8"), (5, "int4")])
 def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
     """L6."""
     ranks.run(2, resumed, delay, payload)
@@ -631,6 +630,9 @@ def damaged():
     def last(**changes):
         return put(under_way=[third, {**fourth, **changes}])
 
+    def answer_bytes(parts):
+        return lamina.payload_bytes(lamina.Slices(optimizer.backend.parts, 2).of(rank), parts, "int8") + 1
+
     before = bits()
     for message, change in [
             ("there is no 'local_updates'", lambda state: state.pop("local_updates")),
@@ -680,6 +682,9 @@ def damaged():
             ("of step 3 has another size", under_way(update=update[1:])),
             ("of step 3 has another size", under_way(update=None)),
             ("of step 3 has another size", under_way(answer=fourth["answer"])),
+            ("of step 3 is at another point of its way", under_way(update=None, answer=torch.zeros(answer_bytes(parts), dtype=torch.uint8))),
+            ("of step 4 is at another point of its way",
+             last(answer=None, update=torch.zeros(sum(optimizer.backend.parts.sizes[part] for part in fourth["parts"])))),
             ("of step 4 has another size", last(answer=fourth["answer"][1:])),
             ("of step 4 has another size", last(rounding=fourth["rounding"][1:])),
             ("of step 4 has another size", last(momentum=torch.empty(0))),

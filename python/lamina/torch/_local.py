@@ -443,6 +443,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                          f"'{name}' of what is under way of step {last} is not finite")
             going = UnderWay(last, list(parts), **{name: _cloned(each[name]) for name in _KEPT})
             _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size")
+            is_handed_on = last <= step - self.delay // 2 or not any(self._sizes[part] for part in parts)
+            _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
             under_way.append(going)
         return under_way, Totals(**totals)
 
