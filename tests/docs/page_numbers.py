@@ -9,7 +9,7 @@ says where the numbers come from:
     <!-- numbers: overlap/results.json -->       each is a number of one of these files of benchmarks/results
     <!-- cells: network/table.md#first -->       the same, and all of a table's cell stand in one record
     <!-- rows: overlap/table.md -->              the same, and all of a table's row stand in one record
-    <!-- copied: overlap/table.md -->            each row of the table stands there letter by letter
+    <!-- copied: overlap/table.md -->            the head and each row stand there letter by letter
     <!-- arithmetic: 0.371 / 0.986; 1 - 0.9 -->  each value is computed here; an operand is of the page or of its files
     <!-- computed: WORDS -->                     all of it follows by the words, and nothing was measured
     <!-- cited: SOURCE -->                       somebody else has measured it
@@ -29,6 +29,7 @@ import bisect
 import collections
 import dataclasses
 import functools
+import itertools
 import operator
 import pathlib
 import re
@@ -216,7 +217,7 @@ def claims(block: Block) -> list[Claim]:
 
 
 def cells_of(row: str) -> list[str]:
-    return row.strip().strip("|").split("|")
+    return row.strip().removeprefix("|").removesuffix("|").split("|")
 
 
 def claims_of(block: Block, text: str, cell: int, unit_above: str) -> list[Claim]:
@@ -284,7 +285,7 @@ def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Pag
     if words := block.words():
         found.counts[words.kind] += len(all_claims)
         return
-    if files and files[0].kind == "copied":
+    if any(mark.kind == "copied" for mark in files):
         check_copy(root, name, block, all_claims, found)
         return
     formulas = [(mark, formula, result) for mark in block.marks for formula, result in mark.formulas]
@@ -314,14 +315,16 @@ def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Pag
 def check_copy(root: pathlib.Path, name: pathlib.Path, block: Block, all_claims: list[Claim], found: Page) -> None:
     if block.head is None:
         raise ValueError("only rows of a table can be copied")
-    files, own = block.files(), cells_of(MARK.sub("", block.text))
+    files, own, head = block.files(), cells_of(MARK.sub("", block.text)), tuple(map(str.strip, block.head))
+    if any(mark.kind != "copied" for mark in files):
+        raise ValueError("a table that is copied has no other mark of files")
 
     def right(claim: Claim | None) -> bool:
         changed = list(own)
         if claim:
             cell = changed[claim.cell]
             changed[claim.cell] = cell[:claim.at] + claim.text + cell[claim.at + len(claim.text):]
-        return any(tuple(map(str.strip, changed)) in rows(root, mark) for mark in files)
+        return any((head, tuple(map(str.strip, changed))) in rows(root, mark) for mark in files)
 
     if not right(None):
         found.problems.append(f"{name}:{block.line}: no such row is in {'; '.join(mark.text for mark in files)}")
@@ -330,8 +333,20 @@ def check_copy(root: pathlib.Path, name: pathlib.Path, block: Block, all_claims:
 
 
 @functools.cache
-def rows(root: pathlib.Path, mark: Mark) -> set[tuple[str, ...]]:
-    return {tuple(map(str.strip, cells_of(line))) for words, _ in sources(root, mark) for line in words.splitlines() if line.startswith("|")}
+def rows(root: pathlib.Path, mark: Mark) -> set[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The head and the cells of each row that the mark names."""
+    named = {line for words, _ in sources(root, mark) for line in words.splitlines() if line.startswith("|")}
+    found = set()
+    for file in {file for each in re.split(r";\s*", mark.text) for file in (root / "benchmarks/results").glob(each.partition("#")[0])}:
+        head: tuple[str, ...] = ()
+        for before, line in itertools.pairwise(["", *file.read_text(encoding="utf-8").splitlines()]):
+            if line.startswith("|"):
+                cells = tuple(map(str.strip, cells_of(line)))
+                if not before.startswith("|"):
+                    head = cells
+                elif line in named:
+                    found.add((head, cells))
+    return found
 
 
 def together(block: Block, of: list[Claim], kind: str) -> list[list[Claim]]:

@@ -83,10 +83,15 @@ class Pages(unittest.TestCase):
         self.assertEqual((found.problems, dict(found.counts)), ([], {"copied": 3}))
         self.assertEqual(page_numbers.noticed(found.checks), (4 + 4 + 5,) * 2)
         for changed in ("| all | 2.057 | 0.719 | 100.00 % |", "| everything | 0.719 | 2.057 | 100.00 % |", "| everything | 2.057 | 0.719 |",
-                        "| everything | 2.06 | 0.719 | 100.00 % |", "| more, in words |  |  |  |"):
+                        "| everything | 2.06 | 0.719 | 100.00 % |", "| more, in words |  |  |  |", "| everything | 2.057 | 0.719 | 100.00 % ||"):
             self.assertIn("page.md:4: no such row is in table.md", self.problems(page.format(changed))[0], changed)
         named = page.replace("table.md", "table.md#dropped").format("| everything | 2.057 | 0.719 | 100.00 % |")
         self.assertIn("no such row is in table.md#dropped", self.problems(named)[0])
+        for head in ("| row | step ms | waited s | sent |", "| row | waited s | step s | sent |"):
+            other = page.replace("| row | step s | waited s | sent |", head).format("| everything | 2.057 | 0.719 | 100.00 % |")
+            self.assertIn("no such row", self.problems(other)[0])
+        both = "<!-- numbers: measured.json -->\n" + page.format("| everything | 2.057 | 0.719 | 100.00 % |")
+        self.assertIn("has no other mark of files", self.problems(both)[0])
         self.assertIn("only rows of a table can be copied", self.problems("<!-- copied: table.md -->\n0.719 s")[0])
 
     def test_words_choose_records(self) -> None:
