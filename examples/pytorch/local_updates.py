@@ -75,6 +75,7 @@ def main():
             return nn.functional.cross_entropy(model(inputs), labels).item()
 
     if local is not None:
+        local.finish()
         with local.evaluation_parameters(model):  # what all ranks share
             loss = tested()
     else:

@@ -159,6 +159,35 @@ def test_everything_averaged_is_dense_sgd():
     ranks.run(2, dense_sgd)
 
 
+def finished(delay, payload):
+    """The updates of the last steps are not lost to who evaluates what all share."""
+    model = models.Weights((64,))
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, delay=delay, payload=payload)
+    for gradient in (1.0, 0.0):
+        optimizer.zero_grad()
+        model([torch.full((64,), gradient)]).backward()
+        optimizer.step()
+    optimizer.finish()
+    optimizer.finish()
+    assert not optimizer._under_way and torch.equal(optimizer._shared[0], torch.full((64,), -1.0)) and agree(optimizer)
+    assert torch.equal(model.all[0].detach(), optimizer._shared[0])
+    optimizer.load_state_dict(optimizer.state_dict())
+    for _ in range(delay + 1):  # and training goes on
+        optimizer.exchange()
+    with optimizer.evaluation_parameters():
+        with pytest.raises(RuntimeError, match="leave it first"):
+            optimizer.finish()
+    if dist.get_rank() == 1:
+        optimizer._applied += 1
+    with pytest.raises(RuntimeError, match="the ranks have parted: the last step applied"):
+        optimizer.finish()
+
+
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "int8"), (2, "int8"), (5, "as_is")])
+def test_finishing_applies_what_is_under_way(delay, payload):
+    ranks.run(2, finished, delay, payload)
+
+
 def one_server(payload, delay):
     """What one server would make of what all send, by the same arithmetic on whole parts."""
     model = models.small(seed=0)
@@ -515,7 +544,7 @@ def sum_too_large(delay):
         model([gradient]).backward()
         optimizer.step()
     if delay == 0:
-        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1"):
+        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
             step(large)
     else:
         step(large)
@@ -528,7 +557,7 @@ def sum_too_large(delay):
             step(torch.zeros(128))
         for _ in range(delay - 2):
             step(torch.zeros(128))
-        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1"):
+        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
             step(torch.zeros(128))
     assert not optimizer._owned.momentum.any() and not any(each.any() for each in optimizer._shared)
     assert torch.equal(model.all[0].detach(), -large) and not optimizer._under_way
@@ -686,6 +715,10 @@ def damaged():
             ("of step 4 is at another point of its way",
              last(answer=None, update=torch.zeros(sum(optimizer.backend.parts.sizes[part] for part in fourth["parts"])))),
             ("of step 4 has another size", last(answer=fourth["answer"][1:])),
+            ("of step 4 has another size, or cannot be", last(answer=torch.full_like(fourth["answer"], 255))),
+            ("of step 4 has another size, or cannot be", last(answer=torch.cat([fourth["answer"][:-1], torch.tensor([2]).byte()]))),
+            ("'step' is True", put(step=True)),
+            ("a part of step 4 is under way of an earlier one", put(under_way=[third, {**fourth, "parts": third["parts"]}])),
             ("of step 4 has another size", last(rounding=fourth["rounding"][1:])),
             ("of step 4 has another size", last(momentum=torch.empty(0))),
             ("'momentum' of what is under way of step 4 has another type", last(momentum=None)),

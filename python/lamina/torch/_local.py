@@ -3,7 +3,7 @@ import collections
 import contextlib
 import dataclasses
 import zlib
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, cast
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -182,7 +182,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
         was sent: shared parameters and drifts are as they were, and once the rank's parameters are mended training goes on. If a
         collective fails, what was under way is in the drift again, and state_dict() still works. Ranks of which one alone has failed
-        raise RuntimeError in the next exchange. RuntimeError, naming the parameter, if one has another shape or order in memory than
+        raise RuntimeError in the next exchange, or, if others wait for its answer, after the process group's timeout. RuntimeError, naming the parameter, if one has another shape or order in memory than
         when its optimizer was wrapped.
         """
         self._require_own_parameters("exchange")
@@ -199,6 +199,19 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             with self._or_abandoned():
                 self._arrive(self.backend.step - self.delay)
         self._finish(sent_bytes)
+
+    def finish(self) -> None:
+        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, and nothing is
+        left that a rank could end before. Training may go on behind it. RuntimeError if the ranks have parted, OverflowError and
+        whatever a collective raises as from exchange()."""
+        self._require_own_parameters("finish")
+        self._require_as_wrapped("finish")
+        with torch.no_grad(), self._or_abandoned():
+            sums = _step.past_of(self, self._past())
+            dist.all_reduce(sums, group=self.process_group)
+            _step.require_one_past(self, sums, self._past())
+            self._hand_on(self.backend.step)
+            self._arrive(self.backend.step)
 
     @contextlib.contextmanager
     def _or_abandoned(self) -> Iterator[None]:
@@ -424,6 +437,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         _require(applied <= step, f"'applied' is {applied}, of {step} steps")
         self._owned.check(saved["momentum"], saved["rounding"], came)
         last, under_way = applied, cast(Deque[UnderWay], collections.deque())
+        going_parts: Set[int] = set()
         for each in saved["under_way"]:
             _require(isinstance(each, dict) and each.keys() == {"step", "parts", *_KEPT} and _is_count(each["step"])
                      and last < each["step"] <= step,
@@ -435,6 +449,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                 raise ValueError(f"what is under way in 'memory' is not step {last}") from error
             _require(isinstance(parts, list) and all(_is_count(part) and part < len(self._sizes) for part in parts)
                      and all(one < other for one, other in zip(parts, parts[1:])), f"what is under way of step {last} are no parts")
+            _require(going_parts.isdisjoint(parts), f"a part of step {last} is under way of an earlier one, too")
+            going_parts.update(parts)
             for name in _KEPT:
                 _require(each[name] is None and name in ("answer", "update")
                          or _is_flat(each[name], torch.uint8 if name == "answer" else torch.float32),
@@ -442,7 +458,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                 _require(each[name] is None or bool(torch.isfinite(each[name]).all()),
                          f"'{name}' of what is under way of step {last} is not finite")
             going = UnderWay(last, list(parts), **{name: _cloned(each[name]) for name in _KEPT})
-            _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size")
+            _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size, or cannot be")
             is_handed_on = last <= step - self.delay // 2 or not any(self._sizes[part] for part in parts)
             _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
             under_way.append(going)
@@ -467,7 +483,7 @@ def _require(is_so: bool, otherwise: str) -> None:
 
 
 def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and 0 <= number < 2**64
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**64
 
 
 def _is_flat(what: Any, kind: torch.dtype) -> bool:

@@ -35,7 +35,7 @@ class OwnedSlices:
     """The server's part in local updates, shared out: each rank owns a slice of every part, and is the server of it. What the others
     sent of it comes to this rank as payload, is added up in the order of the ranks, goes through the outer step, and goes to all as
     payload; what rounding takes away of that stays here, and comes later. So the update is the same bits on all ranks, those that
-    one server would have made, and each rank sends and receives 2 (W - 1) / W of a payload, whatever W is.
+    one server would have made, and each rank sends and receives 2 (W - 1) / W of a payload: less than two, whatever W is.
 
     Nothing has happened to the outer step until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
     so that steps do not meet.
@@ -110,7 +110,7 @@ class OwnedSlices:
         received = torch.split(self._received(going), self._bytes_of_answers(going.parts))
         for owner, answer in enumerate(received):
             if answer[-1] != 0:
-                raise OverflowError(f"LocalUpdates: the sum of what step {going.step} sent is not finite, on rank {owner}")
+                raise OverflowError(f"LocalUpdates: the sum of what step {going.step} sent is not finite, on rank {owner} of the group")
         update = _floats(_elements(self._part_sizes, going.parts))
         for owner, (answer, layout, sizes) in enumerate(zip(received, self._layouts, self._sizes_of)):
             slices = _floats(_elements(sizes, going.parts))
@@ -140,9 +140,16 @@ class OwnedSlices:
         elements = _elements(self._sizes, going.parts)
         return ((going.update is None) != (going.answer is None)
                 and (going.update is None or going.update.numel() == _elements(self._part_sizes, going.parts))
-                and (going.answer is None or going.answer.numel() == self._bytes_of_answers(going.parts)[self._rank])
+                and (going.answer is None or self._is_answer(going.answer, going.parts))
                 and going.momentum.numel() == (elements if self.momentum.numel() else 0)
                 and going.rounding.numel() == (elements if self.rounding.numel() else 0))
+
+    def _is_answer(self, answer: torch.Tensor, parts: List[int]) -> bool:
+        if answer.numel() != self._bytes_of_answers(parts)[self._rank] or answer[-1] > 1:
+            return False
+        numbers = _floats(_elements(self._sizes, parts))
+        lamina.decode_payload(self._own, parts, answer[:-1].contiguous(), self._payload, numbers)
+        return bool(torch.isfinite(numbers).all())
 
     # --- within ---
 
