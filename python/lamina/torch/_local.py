@@ -201,8 +201,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._finish(sent_bytes)
 
     def finish(self) -> None:
-        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, and nothing is
-        left that a rank could end before. Training may go on behind it. RuntimeError if the ranks have parted, OverflowError and
+        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, so
+        that what all share has every step. Training may go on behind it. RuntimeError if the ranks have parted, OverflowError and
         whatever a collective raises as from exchange()."""
         self._require_own_parameters("finish")
         self._require_as_wrapped("finish")
