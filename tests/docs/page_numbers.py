@@ -126,15 +126,21 @@ def value(formula: str) -> float:
 
 # ---- the files
 
-@functools.cache
-def sources(root: pathlib.Path, mark: Mark) -> list[Record]:
-    """The records that a mark names. Raises ValueError for a file that is not there, or words that are in none."""
-    found = []
+def named_files(root: pathlib.Path, mark: Mark) -> Iterator[tuple[str, str, list[pathlib.Path]]]:
+    """Of each FILE#WORDS of a mark both, and the files. Raises ValueError for a file that is not there."""
     for each in re.split(r",\s+(?=[\w./*=-]+\.(?:json|md|txt|csv))|;\s*", mark.text):
         name, _, words = each.partition("#")
         files = sorted((root / "benchmarks/results").glob(name))
         if not files:
             raise ValueError(f"there is no benchmarks/results/{name}")
+        yield name, words, files
+
+
+@functools.cache
+def sources(root: pathlib.Path, mark: Mark) -> list[Record]:
+    """The records that a mark names. Raises ValueError for a file that is not there, or words that are in none."""
+    found = []
+    for name, words, files in named_files(root, mark):
         chosen = [record for file in files for record in records.of_file(file) if words in record[0]]
         if not chosen:
             raise ValueError(f"'{words}' is nowhere in benchmarks/results/{name}")
@@ -282,11 +288,11 @@ def problems_of_formulas(root: pathlib.Path, name: pathlib.Path, text: str, all_
 
 def check_block(root: pathlib.Path, name: pathlib.Path, block: Block, found: Page, used: set[tuple[Mark, str]]) -> None:
     all_claims, files = claims(block), block.files()
-    if words := block.words():
-        found.counts[words.kind] += len(all_claims)
-        return
     if any(mark.kind == "copied" for mark in files):
         check_copy(root, name, block, all_claims, found)
+        return
+    if words := block.words():
+        found.counts[words.kind] += len(all_claims)
         return
     formulas = [(mark, formula, result) for mark in block.marks for formula, result in mark.formulas]
 
@@ -337,7 +343,7 @@ def rows(root: pathlib.Path, mark: Mark) -> set[tuple[tuple[str, ...], tuple[str
     """The head and the cells of each row that the mark names."""
     named = {line for words, _ in sources(root, mark) for line in words.splitlines() if line.startswith("|")}
     found = set()
-    for file in {file for each in re.split(r";\s*", mark.text) for file in (root / "benchmarks/results").glob(each.partition("#")[0])}:
+    for file in {file for *_, files in named_files(root, mark) for file in files}:
         head: tuple[str, ...] = ()
         for before, line in itertools.pairwise(["", *file.read_text(encoding="utf-8").splitlines()]):
             if line.startswith("|"):

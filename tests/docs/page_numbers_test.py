@@ -90,6 +90,8 @@ class Pages(unittest.TestCase):
         for head in ("| row | step ms | waited s | sent |", "| row | waited s | step s | sent |"):
             other = page.replace("| row | step s | waited s | sent |", head).format("| everything | 2.057 | 0.719 | 100.00 % |")
             self.assertIn("no such row", self.problems(other)[0])
+        settled = page.format("| everything | 9.057 | 0.719 | 100.00 % | <!-- settings: x -->")
+        self.assertIn("no such row", self.problems(settled)[0])
         both = "<!-- numbers: measured.json -->\n" + page.format("| everything | 2.057 | 0.719 | 100.00 % |")
         self.assertIn("has no other mark of files", self.problems(both)[0])
         self.assertIn("only rows of a table can be copied", self.problems("<!-- copied: table.md -->\n0.719 s")[0])
