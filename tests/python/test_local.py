@@ -308,7 +308,7 @@ def timing_changes_nothing():
             train(model, optimizer, 1, step)
             if slow:  # all of it arrives at once
                 for going in optimizer._under_way:
-                    optimizer._owned.finish(going)
+                    optimizer._owned.settle(going)
         results.append((models.bits(model), shared_bits(optimizer)))
     assert results[0] == results[1]
 
@@ -949,7 +949,7 @@ def one_alone(delay):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
-    waiting = "finish" if delay == 3 else "update_of"
+    waiting = "settle" if delay == 3 else "update_of"
     wait = getattr(optimizer._owned, waiting)
 
     def interrupted(going):

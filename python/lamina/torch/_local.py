@@ -182,8 +182,9 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
         was sent: shared parameters and drifts are as they were, and once the rank's parameters are mended training goes on. If a
         collective fails, what was under way is in the drift again, and state_dict() still works. Ranks of which one alone has failed
-        raise RuntimeError in the next exchange, or, if others wait for its answer, after the process group's timeout. RuntimeError, naming the parameter, if one has another shape or order in memory than
-        when its optimizer was wrapped.
+        raise RuntimeError in the next exchange, or, if others wait for its answer, after the process group's timeout. OverflowError, on
+        all ranks, for a sum of drifts that is not finite. RuntimeError, naming the parameter, if one has another shape or order in
+        memory than when its optimizer was wrapped.
         """
         self._require_own_parameters("exchange")
         self._require_as_wrapped("exchange")
@@ -201,9 +202,9 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._finish(sent_bytes)
 
     def finish(self) -> None:
-        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, so
-        that what all share has every step. Training may go on behind it. RuntimeError if the ranks have parted, OverflowError and
-        whatever a collective raises as from exchange()."""
+        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, so that what all
+        share has every step that was sent. Training may go on behind it. Errors as exchange(), but for parameters that are not
+        finite, at which it does not look."""
         self._require_own_parameters("finish")
         self._require_as_wrapped("finish")
         with torch.no_grad(), self._or_abandoned():
@@ -355,7 +356,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._require_as_wrapped("state_dict")
         with self._or_abandoned():
             for going in self._under_way:
-                self._owned.finish(going)
+                self._owned.settle(going)
         under_way = [{"step": going.step, "parts": list(going.parts), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
                      for going in self._under_way]
         return {**self.optimizer.state_dict(), "local_updates": {
@@ -455,7 +456,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                 _require(each[name] is None and name in ("answer", "update")
                          or _is_flat(each[name], torch.uint8 if name == "answer" else torch.float32),
                          f"'{name}' of what is under way of step {last} has another type")
-                _require(each[name] is None or bool(torch.isfinite(each[name]).all()),
+                _require(name == "answer" or each[name] is None or bool(torch.isfinite(each[name]).all()),
                          f"'{name}' of what is under way of step {last} is not finite")
             going = UnderWay(last, list(parts), **{name: _cloned(each[name]) for name in _KEPT})
             _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size, or cannot be")

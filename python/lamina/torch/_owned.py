@@ -95,7 +95,7 @@ class OwnedSlices:
         assert going.answer is not None
         self._exchange(going, [going.answer] * self._world_size, self._bytes_of_answers(going.parts))
 
-    def finish(self, going: UnderWay) -> None:
+    def settle(self, going: UnderWay) -> None:
         """What can be had without the others doing anything more: the update, if the answers are on their way, or the own answer."""
         if going.handed_on:
             self.update_of(going)
@@ -136,7 +136,7 @@ class OwnedSlices:
         self._outer_step(self._own).restore(momentum.contiguous(), rounding.contiguous(), came)
 
     def check_under_way(self, going: UnderWay) -> bool:
-        """Whether it is what finish() leaves: an answer or an update, and what follows from it here."""
+        """Whether it is what settle() leaves: an answer or an update, and what follows from it here."""
         elements = _elements(self._sizes, going.parts)
         return ((going.update is None) != (going.answer is None)
                 and (going.update is None or going.update.numel() == _elements(self._part_sizes, going.parts))
