@@ -102,9 +102,10 @@ constexpr std::uint8_t block_scale(T largest) noexcept {
   // at the smallest.
   const int exponent =
       largest == 0 ? 0 : static_cast<int>(std::bit_cast<bits>(largest) >> mantissa_bits) - exponent_bias + 1;
-  const auto scale = static_cast<std::uint8_t>(
-      std::clamp(exponent - integer_bits, smallest_scale, largest_scale) + scale_bias);
-  const bool is_largest = scale == largest_scale + scale_bias;
+  // By values: std::clamp takes references, which device code has not to constants of a namespace.
+  const int scale_exponent = std::clamp(exponent - integer_bits, int{smallest_scale}, int{largest_scale});
+  const auto scale = static_cast<std::uint8_t>(scale_exponent + scale_bias);
+  const bool is_largest = scale_exponent == largest_scale;
   return !is_largest && largest > T(largest_integer(Type)) * scale_value<T>(scale)
              ? static_cast<std::uint8_t>(scale + 1)
              : scale;

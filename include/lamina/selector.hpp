@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,6 +14,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/power.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/rounding.hpp"
 #include "lamina/detail/waiting_layers.hpp"
@@ -29,7 +29,7 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The decision of each step: values in, a selection out. Keeps the threshold between searches, the age of each layer
 /// and the allowance of the budget. A value that is NaN counts as infinity, so that its layer goes out first. A layer of value
-/// 0 goes out only where everything does, by always_sent or by max_age. A threshold that is infinite serves its own step alone,
+/// 0 goes out only where everything does, by always_sent or by max_age. A threshold that is infinite or 0 serves its own step alone,
 /// and the next searches again.
 ///
 /// Which calls make a step is a matter of options.decide:
@@ -212,7 +212,7 @@ class layer_selector {
   [[nodiscard]] double drop_ratio_in(std::uint64_t step) const {
     if (step >= options_.warm_up_steps || options_.drop_ratio == 1) return options_.drop_ratio;
     const double progress = static_cast<double>(step) / static_cast<double>(options_.warm_up_steps);
-    return 1 - std::pow(1 - options_.drop_ratio, progress);
+    return 1 - detail::root_power(1 - options_.drop_ratio, progress);
   }
   /// Whether `step`, counted from 1 and the next to be decided, searches the threshold over the values of decide()'s
   /// search_values.

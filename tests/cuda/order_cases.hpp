@@ -158,6 +158,7 @@ void refuses_fresh_pieces(const Execution& execution) {
 
   // Where graphs launch it, nothing is lost, and it is told.
   gradients.set(0, std::vector<float>(100, 1.0F));
+  gradients.set(1, std::vector<float>(5000, 1.0F));  // a threshold of 0 would be searched again in each step
   lamina::cuda::gradient_compressor<float> replayed(model, options);
   replayed.bind(execution, gradients.tensors());
   const recording graph(execution);

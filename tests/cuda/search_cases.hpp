@@ -38,10 +38,11 @@ struct search_kernel {
   lamina::cuda::detail::candidate* kept;
   lamina::cuda::detail::crossing* found;  // of each search, by each thread
 
-  std::size_t teams() const { return 1; }
+  std::size_t teams(unsigned) const { return 1; }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    team.wait_for_launches();
     for (std::size_t k = 0; k < searches; ++k) {
       const auto each = lamina::cuda::detail::crossing_search::find(
           team, shared, kept, count, limits[k], [this](std::size_t i) { return entries[i]; });
@@ -100,7 +101,7 @@ void finds_the_crossing(const Execution& execution, std::size_t count, std::size
     const std::vector<double> limits = {0, std::floor(all * 0.3), all * 0.95, std::max(all - 1, 0.0), all};
     const thrust::device_vector<detail::candidate> device_entries = entries;
     const thrust::device_vector<double> device_limits = limits;
-    thrust::device_vector<detail::candidate> kept(count);
+    thrust::device_vector<detail::candidate> kept(2 * count);
     thrust::device_vector<detail::crossing> device_found(limits.size());
     execution.run(search_kernel{address_of(device_entries), count, address_of(device_limits), limits.size(),
                                 thrust::raw_pointer_cast(kept.data()),

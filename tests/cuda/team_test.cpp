@@ -3,7 +3,6 @@
 #include <thrust/execution_policy.h>
 
 #include <cstddef>
-#include <tuple>
 #include <utility>
 
 #include "cases.hpp"
@@ -13,12 +12,11 @@
 
 TEST_CASE("cuda: a team of threads does what one does") {
   // What one order of a team's threads hides, the other shows.
-  // Teams that walk are fewer than the blocks of most cases, or more than those of all.
-  const auto [threads, begins_forwards, teams] =
-      GENERATE(std::tuple(2U, true, 3U), std::tuple(2U, false, 7U), std::tuple(5U, false, 5'000U));
-  lamina_test::for_each_case(lamina_test::by_threads(threads, begins_forwards, teams),
+  const auto [threads, begins_forwards] =
+      GENERATE(std::pair(2U, true), std::pair(2U, false), std::pair(5U, false));
+  lamina_test::for_each_case(lamina_test::by_threads(threads, begins_forwards),
                              [&](const auto& name, const auto& run) {
-                               INFO(name << ", " << threads << " threads, " << teams << " teams");
+                               INFO(name << ", " << threads << " threads");
                                REQUIRE_NOTHROW(run());
                              });
 }
@@ -28,7 +26,7 @@ TEST_CASE("cuda: a search by a team of many threads") {
   for (const std::size_t layers : {161U, 300U, 5000U}) {
     INFO(layers << " layers, " << threads << " threads");
     REQUIRE_NOTHROW(
-        lamina_test::finds_the_crossing(lamina_test::by_threads(threads, begins_forwards, 1), layers, 6));
+        lamina_test::finds_the_crossing(lamina_test::by_threads(threads, begins_forwards), layers, 6));
   }
 }
 

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <numeric>
 #include <stdexcept>
@@ -98,24 +97,22 @@ class threads_in_turn {
 /// Runs the kernels by teams of threads, one team after the other: what a GPU does with shared memory and barriers. Under a sanitizer
 /// they are real ones, where the thread sanitizer can see them.
 ///
-/// What is copied ahead arrives at once where teams begin forwards, and only when it is waited for where they begin backwards; the teams
-/// of a launch go in one order or the other as well, so that another one is the last to arrive.
+/// A group is one thread. The teams of a launch go in one order or the other as well, so that another one is the last to arrive.
 class by_threads : public lamina::cuda::detail::copies_at_once {
  public:
-  /// `teams_at_once`: so many share the work of a kernel whose teams walk.
-  by_threads(unsigned threads, bool begins_forwards, std::size_t teams_at_once)
-      : threads_(threads), begins_forwards_(begins_forwards), teams_at_once_(teams_at_once) {}
+  by_threads(unsigned threads, bool begins_forwards)
+      : threads_(threads), begins_forwards_(begins_forwards) {}
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
     typename Kernel::shared_memory shared;
     bool is_last = false;
     std::vector<unsigned long long> exchanged(std::size_t{most_exchanged} * threads_);
-    const std::size_t teams = lamina::cuda::detail::teams_of(kernel, teams_at_once_);
+    const std::size_t teams = kernel.teams(threads_);
     const auto work = [&](unsigned thread, auto& barrier) {
       for (std::size_t k = 0; k < teams; ++k) {
         const std::size_t index = begins_forwards_ ? k : teams - 1 - k;
-        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, !begins_forwards_, exchanged),
+        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, exchanged),
                shared);
         barrier.arrive_and_wait();
       }
@@ -139,20 +136,33 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
   class team {
    public:
     team(std::pair<std::size_t, std::size_t> index_of_teams, std::pair<unsigned, unsigned> thread_of_threads,
-         Barrier& barrier, bool& is_last, bool copies_late, std::vector<unsigned long long>& exchanged)
+         Barrier& barrier, bool& is_last, std::vector<unsigned long long>& exchanged)
         : index_(index_of_teams.first),
           teams_(index_of_teams.second),
           thread_(thread_of_threads.first),
           threads_(thread_of_threads.second),
           barrier_(barrier),
           is_last_(is_last),
-          copies_late_(copies_late),
           exchanged_(exchanged) {}
     std::size_t index() const { return index_; }
     std::size_t teams() const { return teams_; }
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
+    unsigned groups() const { return threads_; }
+    lamina::cuda::detail::serial_group group() const {
+      return lamina::cuda::detail::serial_group(thread_);
+    }
     void barrier() const { barrier_.arrive_and_wait(); }
+    void wait_for_launches() const {}
+    void prefetch(const void*) const {}
+    // Threads of their own add at the same time.
+    void add(lamina::cuda::detail::shared_sum& sum, unsigned long long addend) const {
+      const auto low = static_cast<std::uint32_t>(addend);
+      const std::uint32_t before = std::atomic_ref(sum.low).fetch_add(low);
+      std::atomic_ref(sum.high).fetch_add(static_cast<std::uint32_t>(addend >> 32U) +
+                                          (before + low < before ? 1 : 0));
+    }
+    std::uint32_t count(std::uint32_t& counter) const { return std::atomic_ref(counter).fetch_add(1); }
 
     template <unsigned Count, class Combine>
     void combine(unsigned long long (&values)[Count], lamina::cuda::detail::team_scratch<Count>& scratch,
@@ -165,36 +175,17 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
       }
       barrier();
     }
-    template <unsigned Count>
-    unsigned long long sum_before(unsigned long long (&values)[Count],
-                                  lamina::cuda::detail::team_scratch<Count>& scratch) const {
-      exchange(values, scratch);
+    unsigned long long sum_before(unsigned long long& own,
+                                  lamina::cuda::detail::team_scratch<1>& scratch) const {
+      const unsigned long long value[1] = {own};
+      exchange(value, scratch);
       const auto first = exchanged_.begin();
-      for (unsigned k = 0; k < Count; ++k)
-        values[k] = std::accumulate(first, first + k * threads_ + thread_, 0ULL);
-      const unsigned long long all = std::accumulate(first, first + Count * threads_, 0ULL);
+      own = std::accumulate(first, first + thread_, 0ULL);
+      const unsigned long long all = std::accumulate(first, first + threads_, 0ULL);
       barrier();
       return all;
     }
 
-    template <unsigned Bytes>
-    void copy_ahead(void* to, const void* from) const {
-      for (const void* each : {static_cast<const void*>(to), from}) {
-        if (reinterpret_cast<std::uintptr_t>(each) % Bytes != 0)
-          throw std::logic_error("a copy is not aligned to its bytes");
-      }
-      open_.push_back({to, from, Bytes});
-      if (!copies_late_) open_.back().arrive();
-    }
-    void end_group() const { groups_.push_back(std::exchange(open_, {})); }
-    template <unsigned Later>
-    void wait_for_copies() const {
-      for (; groups_.size() > Later; groups_.pop_front()) {
-        for (const copy& each : groups_.front()) {
-          if (copies_late_) each.arrive();
-        }
-      }
-    }
     bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
       barrier();
       if (thread_ == 0) {
@@ -215,30 +206,19 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
       barrier();
     }
 
-    struct copy {
-      void* to;
-      const void* from;
-      std::size_t bytes;
-      void arrive() const { std::memcpy(to, from, bytes); }
-    };
-
     std::size_t index_;
     std::size_t teams_;
     unsigned thread_;
     unsigned threads_;
     Barrier& barrier_;
     bool& is_last_;
-    bool copies_late_;
     std::vector<unsigned long long>& exchanged_;
-    mutable std::vector<copy> open_;
-    mutable std::deque<std::vector<copy>> groups_;
   };
 
   static constexpr unsigned most_exchanged = 8;  // numbers of a thread at a time
 
   unsigned threads_;
   bool begins_forwards_;
-  std::size_t teams_at_once_;
 };
 
 }  // namespace lamina_test

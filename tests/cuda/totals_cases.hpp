@@ -23,26 +23,27 @@ template <class F>
 struct combine_totals_kernel {
   static constexpr unsigned threads = 128;
   static constexpr unsigned teams_at_once = 1;
-  static constexpr bool walks = true;
-  using shared_memory = typename lamina::cuda::detail::run_totals<F>::shared_memory;
+  struct shared_memory {};
 
   lamina::cuda::detail::model_view<float> at;
   const double* given;  // of each block
   double* values;
 
-  std::size_t teams() const { return at.blocks; }
+  std::size_t teams(unsigned groups) const { return lamina::cuda::detail::teams_for(at.blocks, groups); }
 
   LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
-      const std::size_t layer = at.layer_of_block[block];
-      const std::size_t first = at.first_block[layer];
-      double total = given[block];
-      const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
-      const bool is_whole =
-          totals.complete(team, shared, first, at.first_block[layer + 1] - first, block - first, total);
-      if (is_whole && team.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
-    }
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    const auto group = team.group();
+    team.wait_for_launches();
+    const std::size_t block = team.index() * team.groups() + group.index();
+    if (block >= at.blocks) return;
+    const std::size_t layer = at.places[block].layer;
+    const std::size_t first = at.first_block[layer];
+    double total = given[block];
+    const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
+    const bool is_whole =
+        totals.complete(group, first, at.first_block[layer + 1] - first, block - first, total);
+    if (is_whole && group.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
   }
 };
 

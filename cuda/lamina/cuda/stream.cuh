@@ -22,6 +22,32 @@ namespace lamina::inline LAMINA_ABI::cuda {
 
 namespace detail {
 
+/// 16 threads of a warp, which have four lanes of a block each.
+class half_warp {
+ public:
+  static constexpr unsigned threads = 16;
+
+  __device__ unsigned index() const { return threadIdx.x / threads; }
+  __device__ unsigned thread() const { return threadIdx.x % threads; }
+  __device__ void barrier() const { __syncwarp(mask()); }
+  template <class X>
+  __device__ X across(X own, unsigned distance) const {
+    return __shfl_xor_sync(mask(), own, distance, threads);
+  }
+  template <class X>
+  __device__ X from(X own, unsigned thread) const {
+    return __shfl_sync(mask(), own, thread, threads);
+  }
+  __device__ bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
+    const bool is_last = from(thread() == 0 && arrives_last(counter, count) ? 1 : 0, 0) != 0;
+    barrier();  // what the first thread acquired, all may read
+    return is_last;
+  }
+
+ private:
+  __device__ static unsigned mask() { return 0xffffU << (threadIdx.x & threads); }
+};
+
 /// A team that is a thread block.
 class thread_block {
  public:
@@ -29,7 +55,20 @@ class thread_block {
   __device__ std::size_t teams() const { return gridDim.x; }
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ unsigned threads() const { return blockDim.x; }
+  __device__ unsigned groups() const { return blockDim.x / half_warp::threads; }
+  __device__ half_warp group() const { return {}; }
   __device__ void barrier() const { __syncthreads(); }
+  /// All that was launched before is done and can be read, also where this launch began early. From here on the next one may: its
+  /// teams wait here as soon as all of these have a place.
+  __device__ void wait_for_launches() const {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  }
+  __device__ void prefetch(const void* address) const {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+  }
 
   template <unsigned Count, class Combine>
   __device__ void combine(unsigned long long (&values)[Count], team_scratch<Count>& scratch,
@@ -56,71 +95,33 @@ class thread_block {
     __syncthreads();
   }
 
-  template <unsigned Count>
-  __device__ unsigned long long sum_before(unsigned long long (&values)[Count],
-                                           team_scratch<Count>& scratch) const {
-    for (unsigned k = 0; k < Count; ++k) {
-      const unsigned long long sum = sum_up_to(values[k]);
-      if (lane() == lanes_of_warp - 1) scratch.of_warp[k][warp()] = sum;
-      values[k] = sum - values[k];
-    }
+  __device__ unsigned long long sum_before(unsigned long long& own, team_scratch<1>& scratch) const {
+    const unsigned long long sum = sum_up_to(own);
+    if (lane() == lanes_of_warp - 1) scratch.of_warp[0][warp()] = sum;
     __syncthreads();
     if (warp() == 0) {
-      unsigned long long before = 0;
-      for (unsigned k = 0; k < Count; ++k) {
-        const unsigned long long value = lane() < warps() ? scratch.of_warp[k][lane()] : 0;
-        const unsigned long long sum = before + sum_up_to(value);
-        if (lane() < warps()) scratch.of_warp[k][lane()] = sum - value;
-        before = __shfl_sync(all_lanes, sum, lanes_of_warp - 1);
-      }
-      if (lane() == 0) scratch.all = before;
+      const unsigned long long value = lane() < warps() ? scratch.of_warp[0][lane()] : 0;
+      const unsigned long long up_to = sum_up_to(value);
+      if (lane() < warps()) scratch.of_warp[0][lane()] = up_to - value;
+      if (lane() == lanes_of_warp - 1) scratch.all = up_to;
     }
     __syncthreads();
-    for (unsigned k = 0; k < Count; ++k) values[k] += scratch.of_warp[k][warp()];
+    own = sum - own + scratch.of_warp[0][warp()];
     const unsigned long long all = scratch.all;
     __syncthreads();
     return all;
   }
-
-  template <unsigned Bytes>
-  __device__ void copy_ahead(void* to, const void* from) const {
-#if __CUDA_ARCH__ >= 800
-    const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    // Past the first cache where that is possible: what is copied is read once.
-    if constexpr (Bytes == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-    } else {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(Bytes) : "memory");
-    }
-#else
-    serial_team(0, 1).copy_ahead<Bytes>(to, from);
-#endif
+  __device__ void add(shared_sum& sum, unsigned long long addend) const {
+    const auto low = static_cast<std::uint32_t>(addend);
+    const std::uint32_t before = atomicAdd(&sum.low, low);
+    const auto high = static_cast<std::uint32_t>(addend >> 32U) + (before + low < before ? 1U : 0U);
+    if (high != 0) atomicAdd(&sum.high, high);
   }
-  __device__ void end_group() const {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-  }
-  template <unsigned Later>
-  __device__ void wait_for_copies() const {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(Later) : "memory");
-#endif
-  }
+  __device__ std::uint32_t count(std::uint32_t& counter) const { return atomicAdd(&counter, 1U); }
 
   __device__ bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
     __syncthreads();
-    bool is_last = false;
-    if (threadIdx.x == 0) {
-      std::uint32_t before = 0;
-      asm volatile("atom.release.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(&counter) : "memory");
-      is_last = before + 1 == count;
-      if (is_last) {
-        __threadfence();  // acquires
-        counter = 0;
-      }
-    }
-    return __syncthreads_or(is_last) != 0;
+    return __syncthreads_or(threadIdx.x == 0 && arrives_last(counter, count)) != 0;
   }
 
  private:
@@ -152,43 +153,20 @@ __global__ void __launch_bounds__(Kernel::threads, Kernel::teams_at_once)
     run_thread_block(const __grid_constant__ Kernel kernel) {
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= most_threads);
   __shared__ typename Kernel::shared_memory shared;
-#if __CUDA_ARCH__ >= 900
-  // All that was launched before is done and can be read, also where this launch began early. From here on the next one may:
-  // its teams wait here as soon as all of these have a place.
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
   kernel(thread_block(), shared);
 }
 
-/// What a launch of a kernel has to know of it on a device.
-struct launch_facts {
-  std::size_t teams_at_once;
-  bool may_begin_early;  // it waits itself for what was launched before
-};
-
-/// Asked once for each kernel and device.
+/// Whether a launch of a kernel may begin early, since it waits itself for what was launched before. The PTX and not the device tells
+/// what it was compiled for: that of sm_80 runs on later ones and does not wait. Asked once for each kernel and device.
 template <class Kernel>
-launch_facts facts_of(int device) {
+bool may_begin_early(int device) {
   static std::mutex mutex;
-  static std::map<int, launch_facts> known;
+  static std::map<int, bool> known;
   const std::lock_guard lock(mutex);
   if (const auto found = known.find(device); found != known.end()) return found->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, run_thread_block<Kernel>));
-  int multiprocessors = 0;
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  if constexpr (walking_kernel<Kernel>) {
-    check(cudaFuncSetAttribute(run_thread_block<Kernel>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared));
-  }
-  int at_once = 0;
-  check(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, run_thread_block<Kernel>, Kernel::threads, 0));
-  // The PTX and not the device tells what it was compiled for: that of sm_80 runs on later ones and does not wait.
-  const launch_facts facts = {static_cast<std::size_t>(multiprocessors) * static_cast<std::size_t>(at_once),
-                              attributes.ptxVersion >= 90};
-  return known.emplace(device, facts).first->second;
+  return known.emplace(device, attributes.ptxVersion >= 90).first->second;
 }
 
 }  // namespace detail
@@ -211,8 +189,7 @@ class on_stream {
                              ", current is device " + std::to_string(current) +
                              ": call cudaSetDevice before");
     }
-    const detail::launch_facts facts = detail::facts_of<Kernel>(device_);
-    const std::size_t teams = detail::teams_of(kernel, facts.teams_at_once);
+    const std::size_t teams = kernel.teams(Kernel::threads / detail::half_warp::threads);
     if (teams == 0) return;
     if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
       throw std::invalid_argument("the model has more blocks than a launch can have");
@@ -225,7 +202,7 @@ class on_stream {
     config.blockDim = Kernel::threads;
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = facts.may_begin_early ? 1 : 0;
+    config.numAttrs = detail::may_begin_early<Kernel>(device_) ? 1 : 0;
     // Gives the error of this launch and not, as cudaGetLastError, one that was left by somebody else.
     check(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }

@@ -39,7 +39,7 @@ class with_policy : public detail::copies_at_once {
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
-    const std::size_t teams = detail::teams_of(kernel, teams_at_once);
+    const std::size_t teams = kernel.teams(detail::serial_group::threads);
     thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), teams,
                        detail::run_serial_team<Kernel>{kernel, teams});
   }
@@ -50,9 +50,6 @@ class with_policy : public detail::copies_at_once {
   void require_writable(const void*, std::size_t, const char*) const {}
 
  private:
-  // More than a CPU has threads.
-  static constexpr std::size_t teams_at_once = 255;
-
   Policy policy_;
 };
 

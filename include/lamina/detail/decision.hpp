@@ -38,10 +38,12 @@ LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) 
   return ordered_value(value);
 }
 
-/// Whether a threshold may serve a later step, which does not search. One that is infinite may not: it says that held layers,
-/// or those that are always sent, were more than the search could part, and held back, or sent, everything from then on.
+/// Whether a threshold that was searched may serve a later step, which does not search. One of infinity may not: layers that are held, or
+/// always sent, were more than the search could part, and it would drop, or send, everything from then on. One of 0 may not: more
+/// than R of the elements were 0, as gradients of a network that begins with zeros are, and once they are not it would send everything.
 LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
-  return (__builtin_bit_cast(std::uint64_t, threshold) & ~(std::uint64_t{1} << 63U)) < infinity_bits;
+  const std::uint64_t magnitude = __builtin_bit_cast(std::uint64_t, threshold) & ~(std::uint64_t{1} << 63U);
+  return magnitude != 0 && magnitude < infinity_bits;
 }
 
 /// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its

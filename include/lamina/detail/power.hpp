@@ -11,7 +11,7 @@
 /// is as the C library has it.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// base^exponent, of a base in [0, 1] and an exponent in [2^-16, 1]; wrong by less than 1e-14.
+/// base^exponent, of a base in [0, 1] and an exponent in (0, 1]; wrong by less than 1e-14.
 inline double root_power(double base, double exponent) {
   double result = 1;
   double root = base;

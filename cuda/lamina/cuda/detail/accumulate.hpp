@@ -8,7 +8,7 @@
 
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/elements.hpp"
-#include "lamina/cuda/detail/pack.hpp"
+#include "lamina/cuda/detail/payload.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/step_end.hpp"
 #include "lamina/cuda/detail/totals.hpp"
@@ -26,38 +26,20 @@ enum class reduction_of { gradients, residuals, corrected_residuals };
 /// The value of each layer in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds the
 /// gradients. An element whose sum is not finite is left out and counted, as by lamina::finite_check::each_element.
 ///
-/// A team walks through the blocks of 4,096 elements, one after the other, by stages of a few rows of 64. What the next
-/// stages need is copied to shared memory meanwhile, also beyond the end of a block. A thread adds the gradients of what it
-/// copied itself, 16 bytes of residual at a time; after a barrier the 64 lanes, a thread each, take the rows of the stage in
-/// their order. The team that is last to arrive calls `end`.
+/// A group takes a block of 4,096 elements, by rows of 64. Each thread loads its elements of a few rows, adds, stores, and keeps its
+/// lanes in registers: there are neither barriers nor shared memory. The team that is last to arrive calls `end`.
 template <element T, representative F, reduction_of Of, class End>
 struct accumulate_kernel {
   using lane_type = std::remove_cvref_t<decltype(std::declval<const F&>().map(T{}))>;
+  using shared_memory = typename End::shared_memory;
 
   static constexpr bool has_residual = Of != reduction_of::gradients;
   static constexpr bool has_velocity = Of == reduction_of::corrected_residuals;
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 3;  // with 80 registers a thread
-  static constexpr bool walks = true;
-  static constexpr auto per_unit = static_cast<unsigned>(16 / sizeof(T));
-  static constexpr unsigned units_per_stage = threads;
-  static constexpr unsigned stage_elements = units_per_stage * per_unit;
-  static constexpr auto rows_per_stage = static_cast<unsigned>(stage_elements / lanes);
-  // Gradient, residual, velocity.
-  static constexpr unsigned arrays = has_velocity ? 3 : has_residual ? 2 : 1;
-  // In 40 KiB, so that with the rest a team stays below the 48 that every device has without asking. All but one are on
-  // their way at a time.
-  static constexpr unsigned stages = 10 / arrays;
-
-  union shared_memory {
-    struct {
-      alignas(16) std::byte ring[stages][arrays][units_per_stage][16];
-      lane_type lane[lanes];
-      typename run_totals<F>::shared_memory totals;
-      block_scales scales;
-    } pass;
-    typename End::shared_memory end;
-  };
+  // With 64 registers a thread, or 80.
+  static constexpr unsigned teams_at_once = sizeof(T) == 4 && !has_velocity ? 4 : 3;
+  // On their way at a time, in 32 registers or 24.
+  static constexpr unsigned rows_at_once = (has_velocity ? 2 : 4) * 4 / static_cast<unsigned>(sizeof(T));
 
   model_view<T> at;
   F functor;
@@ -68,40 +50,20 @@ struct accumulate_kernel {
   gradient_terms terms = {};
 
   // Also without blocks, for the end.
-  std::size_t teams() const { return at.blocks > 0 ? at.blocks : 1; }
+  std::size_t teams(unsigned groups) const { return at.blocks > 0 ? teams_for(at.blocks, groups) : 1; }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    const step_facts facts = facts_of_step();
-    cursor ahead = {team.index(), 0, {}};
-    if (ahead.block < at.blocks) ahead.from = source_of(ahead.block, facts);
-    for (unsigned slot = 0; slot + 1 < stages; ++slot) copy_stage(team, shared, facts, ahead, slot);
-    unsigned slot = 0;
-    for (std::size_t block = team.index(); block < at.blocks; block += team.teams()) {
-      const block_source from = source_of(block, facts);
-      // By the thread that adds to it.
-      for (unsigned j = team.thread(); j < lanes; j += team.threads()) shared.pass.lane[j] = lane_type{};
-      for (unsigned first = 0; first < from.place.count; first += stage_elements) {
-        const unsigned rest = from.place.count - first;
-        const unsigned count = rest < stage_elements ? rest : stage_elements;
-        team.template wait_for_copies<stages - 2>();
-        if (from.is_rounded && has_blocks(before.payload)) {
-          find_scales(team, before.payload, reinterpret_cast<const T*>(shared.pass.ring[slot][arrays > 1][0]),
-                      count, shared.pass.scales);
-        }
-        add(team, shared, facts, from, first, count, slot);
-        team.barrier();
-        // To where the stage before was, which all have read.
-        copy_stage(team, shared, facts, ahead, slot == 0 ? stages - 1 : slot - 1);
-        add_to_lanes(team, shared, count, slot);
-        slot = slot + 1 == stages ? 0 : slot + 1;
-      }
-      team.barrier();
-      complete(team, shared, facts, block, from);
+    const auto group = team.group();
+    const std::size_t block = team.index() * team.groups() + group.index();
+    block_place place = {};
+    if (block < at.blocks) place = at.places[block];
+    team.wait_for_launches();
+    if (block < at.blocks) add_block(group, block, place);
+    if constexpr (End::is_called) {
+      if (team.is_last_to_arrive(at.arrivals[at.blocks], static_cast<std::uint32_t>(team.teams())))
+        end(team, shared);
     }
-    const bool is_last =
-        team.is_last_to_arrive(at.arrivals[at.blocks], static_cast<std::uint32_t>(team.teams()));
-    if (is_last) end(team, shared.end);
   }
 
  private:
@@ -114,194 +76,165 @@ struct accumulate_kernel {
   };
 
   struct block_source {
-    block_place place;
-    tensor_view gradient;
-    std::size_t offset;  // in the residual
-    bool is_clear;       // the residual is zero, whatever its memory holds
-    bool is_sent;        // by the frame that has arrived, which leaves no velocity
-    bool is_rounded;     // and what it said is taken off the residual
+    T* residual;
+    T* velocity;
+    unsigned count;
+    bool is_clear;  // the residual is zero, whatever its memory holds
+    bool is_sent;   // by the frame that has arrived, which leaves no velocity
   };
 
-  // What is copied next.
-  struct cursor {
-    std::size_t block;
-    unsigned first;
-    block_source from;
+  // The elements of a thread in some rows, and what becomes of them.
+  template <class Group>
+  struct sums {
+    unit_of<lane_type, Group> lane = {};
+    unsigned left_out = 0;
   };
 
   LAMINA_HOST_DEVICE step_facts facts_of_step() const {
     if constexpr (!has_residual) {
       return {false, false, T(0), terms.template scale<T>()};
     } else {
-      // Only the first piece of a step decays the velocity.
-      const bool begins = lamina::detail::begins_step(at.state->load_phase());
-      return {before.is_committed_by(*at.state), terms.are_refused(), begins ? momentum : T(1),
-              terms.template scale<T>()};
+      // Only the first micro-batch gradient of a step decays the velocity. What is refused adds -0 at a momentum of 1, which changes
+      // no bit.
+      const bool is_refused = terms.are_refused();
+      const bool begins = lamina::detail::begins_step(at.state->load_phase()) && !is_refused;
+      return {before.is_committed_by(*at.state), is_refused, begins ? momentum : T(1),
+              is_refused ? T(1) : terms.template scale<T>()};
     }
   }
 
-  LAMINA_HOST_DEVICE block_source source_of(std::size_t block, const step_facts& facts) const {
-    const block_place place = place_of(at, block);
+  LAMINA_ANY_CALLER template <class Group>
+  LAMINA_HOST_DEVICE void add_block(const Group& group, std::size_t block, const block_place& place) const {
+    const step_facts facts = facts_of_step();
     const tensor_view gradient = at.gradients[place.layer];
-    if constexpr (!has_residual) {
-      return {place, gradient, 0, true, false, false};
+    const std::size_t in_layer = place.begin - at.offsets[place.layer];
+    block_source from = {nullptr, nullptr, place.count, true, false};
+    if constexpr (has_residual) {
+      from.residual = at.residual + place.begin;
+      from.velocity = has_velocity ? at.velocity + place.begin : nullptr;
+      from.is_sent = facts.commits && at.is_sent(place.layer);
+      const bool is_rounded = from.is_sent && before.payload != payload_type::as_is;
+      from.is_clear = at.is_clear[place.layer] != 0 || (from.is_sent && !is_rounded);
+      if (is_rounded) subtract_sent(group, before.payload, from.residual, place.count);
+    }
+    sums<Group> own;
+    if (gradient.type == device_element::float16) {
+      add_rows(group, facts, from, static_cast<const lamina::float16*>(gradient.data) + in_layer, own);
+    } else if (gradient.type == device_element::bfloat16) {
+      add_rows(group, facts, from, static_cast<const lamina::bfloat16*>(gradient.data) + in_layer, own);
     } else {
-      const bool is_sent = facts.commits && at.is_sent(place.layer);
-      const bool is_rounded = is_sent && before.payload != payload_type::as_is;
-      const bool is_clear = at.is_clear[place.layer] != 0 || (is_sent && !is_rounded);
-      return {place, gradient, at.offsets[place.layer] + place.begin, is_clear, is_sent, is_rounded};
+      add_rows(group, facts, from, static_cast<const T*>(gradient.data) + in_layer, own);
+    }
+    if constexpr (has_residual) {
+      if (own.left_out > 0) count_left_out(at, place.layer, own.left_out);
+    }
+    complete(group, block, place.layer, total_of(group, own.lane));
+  }
+
+  LAMINA_ANY_CALLER template <class Group, class G>
+  LAMINA_HOST_DEVICE void add_rows(const Group& group, const step_facts& facts, const block_source& from,
+                                   const G* gradient, sums<Group>& own) const {
+    constexpr auto row = static_cast<unsigned>(lanes);
+    // A CPU has its rows in the first cache.
+    constexpr unsigned at_once = Group::threads == 1 ? 1 : rows_at_once;
+    constexpr unsigned each = row / Group::threads;
+    const bool is_whole = is_aligned<unit<G, each>>(gradient) && !facts.is_refused;
+    unsigned first = group.thread() * each;
+    unsigned rest = from.count;  // of the block, from this row on
+    for (; rest >= at_once * row; rest -= at_once * row, first += at_once * row)
+      add_some<at_once, each>(facts, from, gradient + first, first, each, is_whole, own);
+    for (; rest > 0; rest -= rest < row ? rest : row, first += row) {
+      const unsigned begin = group.thread() * each;
+      const unsigned some = rest > begin ? rest - begin : 0;
+      add_some<1, each>(facts, from, gradient + first, first, some < each ? some : each,
+                        is_whole && some >= each, own);
     }
   }
 
-  // Calls visit(G*) with the gradient of a block, for its element type.
-  LAMINA_ANY_CALLER template <class Visit>
-  LAMINA_HOST_DEVICE static void with_gradient(const block_source& from, const Visit& visit) {
-    if (from.gradient.type == device_element::float16) {
-      visit(static_cast<const lamina::float16*>(from.gradient.data) + from.place.begin);
-    } else if (from.gradient.type == device_element::bfloat16) {
-      visit(static_cast<const lamina::bfloat16*>(from.gradient.data) + from.place.begin);
+  // `Rows` rows from `first` on, of which this thread has `count` elements each.
+  template <unsigned Rows, unsigned Each, class G, class Sums>
+  LAMINA_HOST_DEVICE void add_some(const step_facts& facts, const block_source& from, const G* gradient,
+                                   unsigned first, unsigned count, bool is_whole, Sums& own) const {
+    constexpr auto row = static_cast<unsigned>(lanes);
+    unit<G, Each> addend[Rows];
+    unit<T, Each> residual[Rows];
+    [[maybe_unused]] unit<T, Each> velocity[has_velocity ? Rows : 1];
+    // All on their way before the first is added.
+    if (is_whole) {
+      for (unsigned r = 0; r < Rows; ++r) addend[r] = load<G, Each>(gradient + r * row);
     } else {
-      visit(static_cast<const T*>(from.gradient.data) + from.place.begin);
+      const unsigned given = facts.is_refused ? 0 : count;
+      for (unsigned r = 0; r < Rows; ++r) addend[r] = load_each<G, Each>(gradient + r * row, given);
     }
-  }
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void copy_stage(const Team& team, shared_memory& shared, const step_facts& facts,
-                                     cursor& ahead, unsigned slot) const {
-    if (ahead.block < at.blocks) {
-      const block_source& from = ahead.from;
-      with_gradient(from, [&](const auto* gradient) {
-        for (unsigned item = team.thread(); item < units_per_stage; item += team.threads()) {
-          const unsigned i = ahead.first + item * per_unit;
-          if (i >= from.place.count) break;
-          const unsigned rest = from.place.count - i;
-          copy_unit<per_unit>(team, shared.pass.ring[slot][0][item], gradient + i, rest);
-          // Up to whole rows, which the memory of each layer has.
-          if constexpr (has_residual) {
-            if (!from.is_clear)
-              team.template copy_ahead<16>(shared.pass.ring[slot][1][item], at.residual + from.offset + i);
-          }
-          if constexpr (has_velocity) {
-            if (!from.is_sent)
-              team.template copy_ahead<16>(shared.pass.ring[slot][2][item], at.velocity + from.offset + i);
-          }
-        }
-      });
-      ahead.first += stage_elements;
-      if (ahead.first >= from.place.count) {
-        ahead.first = 0;
-        ahead.block += team.teams();
-        if (ahead.block < at.blocks) ahead.from = source_of(ahead.block, facts);
-      }
-    }
-    team.end_group();
-  }
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void add(const Team& team, shared_memory& shared, const step_facts& facts,
-                              const block_source& from, unsigned first, unsigned count, unsigned slot) const {
-    unsigned left_out = 0;
-    with_gradient(from, [&]<class G>(const G*) {
-      for (unsigned item = team.thread(); item < units_per_stage; item += team.threads()) {
-        if (item * per_unit >= count) break;
-        add_unit<G>(shared, facts, from, first, item, slot, left_out);
-      }
-    });
-    if (has_residual && left_out > 0)
-      count_left_out(at, from.place.layer, left_out - left_out_beyond(team, facts, count));
-  }
-
-  // Of what fills up the stage's last unit, where it is this thread's: zeros, which only a scale that is not finite leaves out.
-  template <class Team>
-  LAMINA_HOST_DEVICE static unsigned left_out_beyond(const Team& team, const step_facts& facts,
-                                                     unsigned count) {
-    const unsigned last = (count - 1) / per_unit;
-    const bool is_own = last % team.threads() == team.thread();
-    return is_own && !is_finite(facts.scale) ? (last + 1) * per_unit - count : 0;
-  }
-
-  // The sums take the place of the gradients.
-  template <class G>
-  LAMINA_HOST_DEVICE void add_unit(shared_memory& shared, const step_facts& facts, const block_source& from,
-                                   unsigned first, unsigned item, unsigned slot, unsigned& left_out) const {
-    using operands = unit<T, per_unit>;
-    auto& ring = shared.pass.ring[slot];
-    const auto gradient = *reinterpret_cast<const unit<G, per_unit>*>(ring[0][item]);
-    auto* const sums = reinterpret_cast<operands*>(ring[0][item]);
-    if constexpr (!has_residual) {
-      for (unsigned k = 0; k < per_unit; ++k)
-        sums->at[k] = added(T(0), scaled(gradient.at[k], facts), left_out);
+    if (from.is_clear) {
+      for (unsigned r = 0; r < Rows; ++r) residual[r] = {};
     } else {
-      const std::size_t place = from.offset + first + item * per_unit;
-      operands residual = {};
-      if (!from.is_clear) residual = *reinterpret_cast<const operands*>(ring[1][item]);
-      if (from.is_rounded) {
-        const std::uint8_t scale =
-            has_blocks(before.payload) ? shared.pass.scales[item * per_unit / payload_block_elements] : 0;
-        for (unsigned k = 0; k < per_unit; ++k)
-          residual.at[k] = left_over(residual.at[k], before.payload, scale);
-      }
-      if constexpr (has_velocity) {
-        operands velocity = {};
-        if (!from.is_sent) velocity = *reinterpret_cast<const operands*>(ring[2][item]);
-        for (unsigned k = 0; k < per_unit && !facts.is_refused; ++k) {
-          residual.at[k] = corrected(residual.at[k], scaled(gradient.at[k], facts), velocity.at[k],
-                                     facts.momentum, left_out);
-        }
-        store(at.velocity + place, velocity);
+      for (unsigned r = 0; r < Rows; ++r) residual[r] = load<T, Each>(from.residual + first + r * row);
+    }
+    if constexpr (has_velocity) {
+      if (from.is_sent) {
+        for (unsigned r = 0; r < Rows; ++r) velocity[r] = {};
       } else {
-        for (unsigned k = 0; k < per_unit && !facts.is_refused; ++k)
-          residual.at[k] = added(residual.at[k], scaled(gradient.at[k], facts), left_out);
+        for (unsigned r = 0; r < Rows; ++r) velocity[r] = load<T, Each>(from.velocity + first + r * row);
       }
-      store(at.residual + place, residual);
-      *sums = residual;
+    }
+    for (unsigned r = 0; r < Rows; ++r) {
+      const unit<T, Each> before_it = residual[r];
+      [[maybe_unused]] const unit<T, Each> velocity_before = velocity[has_velocity ? r : 0];
+      bool is_good[Each];
+      bool are_good = true;
+      for (unsigned k = 0; k < Each; ++k) {
+        const T gradient_k = product(widened<T>(addend[r].at[k]), facts.scale);
+        if constexpr (has_velocity) {
+          is_good[k] = add_gradient(residual[r].at[k], gradient_k, velocity[r].at[k], facts.momentum);
+        } else {
+          is_good[k] = add_gradient(residual[r].at[k], gradient_k);
+        }
+        are_good = are_good && is_good[k];
+      }
+      if (!are_good) {
+        for (unsigned k = 0; k < Each; ++k) {
+          if (is_good[k]) continue;
+          residual[r].at[k] = before_it.at[k];
+          if constexpr (has_velocity) velocity[r].at[k] = velocity_before.at[k];
+          own.left_out += k < count ? 1 : 0;
+        }
+      }
+      // Up to whole rows, which the memory of each layer has.
+      if constexpr (has_residual) store(from.residual + first + r * row, residual[r]);
+      if constexpr (has_velocity) store(from.velocity + first + r * row, velocity[r]);
+      for (unsigned k = 0; k < Each; ++k) {
+        if (k < count)
+          own.lane.at[k] = functor.combine(own.lane.at[k], rounded(functor.map(residual[r].at[k])));
+      }
     }
   }
 
-  // Rounded once, in T.
-  template <class G>
-  LAMINA_HOST_DEVICE static T scaled(G element, const step_facts& facts) {
-    return product(widened<T>(element), facts.scale);
+  // In thread 0.
+  LAMINA_ANY_CALLER template <class Group, unsigned Each>
+  LAMINA_HOST_DEVICE double total_of(const Group& group, unit<lane_type, Each> lane) const {
+    for (unsigned distance = Group::threads / 2; distance > 0; distance /= 2) {
+      for (unsigned k = 0; k < Each; ++k)
+        lane.at[k] = functor.combine(lane.at[k], group.across(lane.at[k], distance));
+    }
+    for (unsigned half = Each / 2; half > 0; half /= 2) {
+      for (unsigned k = 0; k < half; ++k) lane.at[k] = functor.combine(lane.at[k], lane.at[k + half]);
+    }
+    return static_cast<double>(lane.at[0]);
   }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void add_to_lanes(const Team& team, shared_memory& shared, unsigned count,
-                                       unsigned slot) const {
-    const T* const sums = reinterpret_cast<const T*>(shared.pass.ring[slot][0][0]);
-    for (unsigned j = team.thread(); j < lanes; j += team.threads()) {
-      T row[rows_per_stage];  // all on their way before the first is added
-      for (unsigned r = 0; r < rows_per_stage; ++r) {
-        const auto i = static_cast<unsigned>(r * lanes + j);
-        row[r] = i < count ? sums[i] : T(0);
-      }
-      lane_type total = shared.pass.lane[j];
-      for (unsigned r = 0; r < rows_per_stage; ++r) {
-        if (r * lanes + j < count) total = functor.combine(total, rounded(functor.map(row[r])));
-      }
-      shared.pass.lane[j] = total;
-    }
-  }
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void complete(const Team& team, shared_memory& shared, const step_facts& facts,
-                                   std::size_t block, const block_source& from) const {
-    lane_type* const lane = shared.pass.lane;
-    for (auto half = static_cast<unsigned>(lanes / 2); half > 0; half /= 2) {
-      for (unsigned j = team.thread(); j < half; j += team.threads())
-        lane[j] = functor.combine(lane[j], lane[j + half]);
-      team.barrier();
-    }
-    const std::size_t layer = from.place.layer;
+  LAMINA_ANY_CALLER template <class Group>
+  LAMINA_HOST_DEVICE void complete(const Group& group, std::size_t block, std::size_t layer,
+                                   double total) const {
     const std::size_t first = at.first_block[layer];
-    double total = static_cast<double>(lane[0]);  // thread 0's own
     const run_totals<F> totals = {functor, at.block_totals, at.arrivals};
-    const bool is_whole = totals.complete(team, shared.pass.totals, first, at.first_block[layer + 1] - first,
-                                          block - first, total);
-    if (!is_whole || team.thread() != 0) return;
+    const bool is_whole =
+        totals.complete(group, first, at.first_block[layer + 1] - first, block - first, total);
+    if (!is_whole || group.thread() != 0) return;
     values[layer] = functor.finish(total, at.sizes[layer]);
     if constexpr (has_residual) {
       at.is_clear[layer] = 0;
-      if (facts.commits && at.is_sent(layer)) at.cleared_in[layer] = at.state->step;
+      if (before.is_committed_by(*at.state) && at.is_sent(layer)) at.cleared_in[layer] = at.state->step;
     }
   }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -38,10 +39,12 @@ LAMINA_HOST_DEVICE T product(T a, T b) {
 }
 
 template <class T>
-constexpr bool is_finite(T x) {
-  using bits = lamina::detail::bits_of<T>;
-  constexpr bits magnitude = std::numeric_limits<bits>::max();
-  return (std::bit_cast<bits>(x) & magnitude) < std::bit_cast<bits>(std::numeric_limits<T>::infinity());
+LAMINA_HOST_DEVICE bool is_finite(T x) {
+#if defined(__CUDA_ARCH__)
+  return std::abs(x) <= std::numeric_limits<T>::max();  // not of NaN; of the magnitude, which the value needs as well
+#else
+  return lamina::detail::is_finite_magnitude(std::abs(x));
+#endif
 }
 
 /// Integers that order as the numbers do, with the two zeros as one; not of NaN.

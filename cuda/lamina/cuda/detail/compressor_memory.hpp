@@ -49,8 +49,8 @@ struct compressor_memory {
     if (!options.always_sent.empty()) always_sent = flags_of_always_sent(model, options);
     cleared_in.resize(layers);
     payload_begin.resize(layers);
-    if (layers > crossing_search::ranked_at_most) candidates.resize(layers);
-    if (options.payload != payload_type::as_is) rounded_in.resize(teams_for(tables.blocks()));
+    candidates.resize(2 * layers);
+    if (options.payload != payload_type::as_is) rounded_in.resize(tables.blocks());
     prefix = prefix_of_frames(parts, options);
     warm_up = drop_ratios_in_warm_up(parts, options);
     step_state first;
@@ -97,7 +97,7 @@ struct compressor_memory {
   device_array<std::uint8_t> held_before{resource_, "flags"};
   device_array<std::uint64_t> cleared_in{resource_, "ages"};
   device_array<std::size_t> payload_begin{resource_, "tables"};
-  device_array<candidate> candidates{resource_, "tables"};      // none for few layers
+  device_array<candidate> candidates{resource_, "tables"};
   device_array<std::uint64_t> rounded_in{resource_, "tables"};  // none where payloads are as_is
   device_array<std::byte> prefix{resource_, "the frame's header"};
   device_array<double> warm_up{resource_, "tables"};  // none without

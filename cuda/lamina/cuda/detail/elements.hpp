@@ -3,74 +3,156 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/team.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/half.hpp"
+#include "lamina/reduction.hpp"
 
-/// What accumulating does to single elements, and to as many as move at once.
+/// The elements of a row that one thread has, and how they move: on a GPU 16 bytes at a time, or 8 of halves.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// Elements that are loaded and stored at once: as many as 16 bytes of T hold.
 template <class X, unsigned Count>
-struct alignas(Count * sizeof(X)) unit {
+struct alignas(Count * sizeof(X) < 16 ? Count * sizeof(X) : 16) unit {
   X at[Count];
 };
 
-/// Copies a unit of a gradient ahead; one by one where it is not aligned or ends. Beyond its end there are zeros, for the rest of
-/// a unit of residual.
-LAMINA_ANY_CALLER template <unsigned Count, class Team, class G>
-LAMINA_HOST_DEVICE void copy_unit(const Team& team, std::byte* to, const G* from, unsigned rest) {
-  constexpr auto bytes = static_cast<unsigned>(sizeof(unit<G, Count>));
-  if (rest >= Count && reinterpret_cast<std::uintptr_t>(from) % bytes == 0) {
-    team.template copy_ahead<bytes>(to, from);
-    return;
+/// The elements of a row of 64 that a thread of such a group has.
+template <class X, class Group>
+using unit_of = unit<X, static_cast<unsigned>(lanes) / Group::threads>;
+
+/// Whether units of X can be loaded from there, or stored, as a whole.
+template <class Unit>
+LAMINA_HOST_DEVICE bool is_aligned(const void* memory) {
+  return reinterpret_cast<std::uintptr_t>(memory) % alignof(Unit) == 0;
+}
+
+/// Loads a unit of what is read once; `from` is aligned to it.
+template <class X, unsigned Count>
+LAMINA_HOST_DEVICE unit<X, Count> load(const X* from) {
+  unit<X, Count> to;
+#if defined(__CUDA_ARCH__)
+  // Of each type by itself, since moves between registers of different types are instructions.
+  if constexpr (sizeof(X) == 4) {
+    for (unsigned k = 0; k < Count; k += 4)
+      asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(to.at[k]), "=f"(to.at[k + 1]), "=f"(to.at[k + 2]), "=f"(to.at[k + 3])
+                   : "l"(from + k));
+  } else if constexpr (sizeof(X) == 8) {
+    for (unsigned k = 0; k < Count; k += 2)
+      asm volatile("ld.global.L1::no_allocate.v2.f64 {%0, %1}, [%2];"
+                   : "=d"(to.at[k]), "=d"(to.at[k + 1])
+                   : "l"(from + k));
+  } else {
+    for (unsigned k = 0; k < Count; k += 4)
+      asm volatile("ld.global.L1::no_allocate.v4.u16 {%0, %1, %2, %3}, [%4];"
+                   : "=h"(to.at[k].bits), "=h"(to.at[k + 1].bits), "=h"(to.at[k + 2].bits),
+                     "=h"(to.at[k + 3].bits)
+                   : "l"(from + k));
   }
-  for (unsigned k = 0; k < Count; ++k) {
-    G* const element = reinterpret_cast<G*>(to) + k;
-    if (k >= rest) {
-      *element = G{};
-    } else if constexpr (sizeof(G) >= 4) {
-      team.template copy_ahead<static_cast<unsigned>(sizeof(G))>(element, from + k);
-    } else {
-      *element = from[k];
-    }
+#else
+  for (unsigned k = 0; k < Count; ++k) to.at[k] = from[k];
+#endif
+  return to;
+}
+
+/// Added to a number it changes no bit of it, not even the sign of a zero.
+template <class G>
+LAMINA_HOST_DEVICE G negative_zero() {
+  if constexpr (lamina::half_element<G>) {
+    return {0x8000};
+  } else {
+    return -G(0);
   }
 }
 
-template <class T, unsigned Count>
-LAMINA_HOST_DEVICE void store(T* to, const unit<T, Count>& elements) {
+/// The same where the memory is not aligned, or ends: of `count` elements, with negative zeros for the others.
+template <class X, unsigned Count>
+LAMINA_HOST_DEVICE unit<X, Count> load_each(const X* from, unsigned count) {
+  unit<X, Count> to;
+  for (unsigned k = 0; k < Count; ++k) to.at[k] = k < count ? from[k] : negative_zero<X>();
+  return to;
+}
+
+/// Stores a unit; `to` is aligned to it.
+template <class X, unsigned Count>
+LAMINA_HOST_DEVICE void store(X* to, const unit<X, Count>& elements) {
 #if defined(__CUDA_ARCH__)
   // nvcc 13 takes an assignment apart and stores each element, of a vector too.
-  __stwb(reinterpret_cast<uint4*>(to), __builtin_bit_cast(uint4, elements));
+  if constexpr (std::is_same_v<X, float>) {
+    for (unsigned k = 0; k < Count; k += 4)
+      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + k), "f"(elements.at[k]),
+                   "f"(elements.at[k + 1]), "f"(elements.at[k + 2]), "f"(elements.at[k + 3])
+                   : "memory");
+  } else if constexpr (std::is_same_v<X, double>) {
+    for (unsigned k = 0; k < Count; k += 2)
+      asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(to + k), "d"(elements.at[k]),
+                   "d"(elements.at[k + 1])
+                   : "memory");
+  } else if constexpr (sizeof elements == 8) {
+    *reinterpret_cast<uint2*>(to) = __builtin_bit_cast(uint2, elements);
+  } else if constexpr (sizeof elements == 4) {
+    *reinterpret_cast<std::uint32_t*>(to) = __builtin_bit_cast(std::uint32_t, elements);
+  } else {
+    *reinterpret_cast<unit<X, Count>*>(to) = elements;
+  }
 #else
-  *reinterpret_cast<unit<T, Count>*>(to) = elements;
+  for (unsigned k = 0; k < Count; ++k) to[k] = elements.at[k];
 #endif
 }
 
-/// before + addend, or `before` if that is not finite.
-template <class T>
-LAMINA_HOST_DEVICE T added(T before, T addend, unsigned& left_out) {
-  const T after = before + addend;
-  if (is_finite(after)) return after;
-  ++left_out;
-  return before;
+/// Stores the first `count` elements; as a whole where the memory is aligned.
+template <class X, unsigned Count>
+LAMINA_HOST_DEVICE void store_some(X* to, const unit<X, Count>& elements, unsigned count) {
+  if (count >= Count && is_aligned<unit<X, Count>>(to)) return store(to, elements);
+  for (unsigned k = 0; k < Count; ++k) {
+    if (k < count) to[k] = elements.at[k];
+  }
 }
 
-/// With momentum correction: u <- m·u + g, a <- a + u for the first piece of a step; u <- u + g, a <- a + g for others,
-/// whose momentum is 1. An element whose a or u would not be finite is left out of both.
-template <class T>
-LAMINA_HOST_DEVICE T corrected(T before, T gradient, T& moving, T momentum, unsigned& left_out) {
-  const T moved = product(momentum, moving) + gradient;
-  const T after = before + (momentum < T(1) ? moved : gradient);
-  if (is_finite(after) && is_finite(moved)) {
-    moving = moved;
-    return after;
+/// Calls visit(unit, first, count) for a group's rows of [begin, end) of a block, where begin is a multiple of 64: the thread's elements
+/// of each row, of which `count` lie before the end. Some rows are on their way at a time. All units are aligned, where that is said.
+LAMINA_ANY_CALLER template <class Group, class X, class Visit>
+LAMINA_HOST_DEVICE void for_each_row(const Group& group, const X* block, bool are_aligned, unsigned begin,
+                                     unsigned end, const Visit& visit) {
+  constexpr auto row = static_cast<unsigned>(lanes);
+  constexpr unsigned each = row / Group::threads;
+  constexpr unsigned at_once = Group::threads == 1 ? 1 : 32 / static_cast<unsigned>(sizeof(X));
+  const unsigned own = group.thread() * each;
+  for (; begin + at_once * row <= end; begin += at_once * row) {
+    unit<X, each> rows[at_once];
+    for (unsigned r = 0; r < at_once; ++r) {
+      const X* const from = block + begin + r * row + own;
+      rows[r] = are_aligned ? load<X, each>(from) : load_each<X, each>(from, each);
+    }
+    for (unsigned r = 0; r < at_once; ++r) visit(rows[r], begin + r * row + own, each);
   }
-  ++left_out;
-  return before;
+  for (; begin < end; begin += row) {
+    const unsigned first = begin + own;
+    const unsigned rest = first < end ? end - first : 0;
+    const unsigned count = rest < each ? rest : each;
+    visit(count == each && are_aligned ? load<X, each>(block + first) : load_each<X, each>(block + first, count),
+          first, count);
+  }
+}
+
+/// a <- a + g: before + gradient. Whether that is finite.
+template <class T>
+LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient) {
+  residual = residual + gradient;
+  return is_finite(residual);
+}
+
+/// With momentum correction (Lin et al. 2018, eq. 4 and 5): u <- m u + g, a <- a + u for the first micro-batch gradient of a step;
+/// u <- u + g, a <- a + g for others, whose momentum is 1. Whether both are finite.
+template <class T>
+LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient, T& velocity, T momentum) {
+  velocity = product(momentum, velocity) + gradient;
+  residual = residual + (momentum < T(1) ? velocity : gradient);
+  return is_finite(residual) && is_finite(velocity);
 }
 
 template <class T>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
+#include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
@@ -13,11 +14,8 @@
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 
-/// What the elements of a block look like in each payload, and how a team reads a block and writes what it says.
+/// What the elements of a block look like in each payload, and what of it stays in the residual.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
-
-/// The scales of a block's elements, 64 of which share one.
-using block_scales = std::uint8_t[block_elements / payload_block_elements];
 
 /// Of elements whose largest magnitude is this.
 template <class T>
@@ -32,63 +30,17 @@ LAMINA_HOST_DEVICE T larger_magnitude(T largest, T element) {
   return magnitude > largest ? magnitude : largest;
 }
 
-/// All of the team calls it, and may read the scales then, until it is called again. The block lies in the team's memory.
-LAMINA_ANY_CALLER template <class T, class Team>
-LAMINA_HOST_DEVICE void find_scales(const Team& team, payload_type type, const T* block, unsigned count,
-                                    block_scales& scales) {
-  constexpr auto group = static_cast<unsigned>(payload_block_elements);
-  team.barrier();
-  for (unsigned g = team.thread(); g * group < count; g += team.threads()) {
-    T largest = 0;
-    for (unsigned i = g * group; i < (g + 1) * group && i < count; ++i)
-      largest = larger_magnitude(largest, block[i]);
-    scales[g] = scale_of(type, largest);
-  }
-  team.barrier();
-}
-
-/// Four elements that are loaded and stored at once, 16 bytes at a time.
-template <class T>
-struct alignas(16) quad {
-  T at[4];
-};
-
-/// A block in a team's memory, with the scales of its elements where its payload has any: it is read once, 16 bytes at a time,
-/// wherever its payload lies.
-template <class T>
-struct staged_block {
-  quad<T> four[block_elements / 4];
-  T largest[block_elements / 4];  // magnitude of each four
-  block_scales scale;
-
-  LAMINA_HOST_DEVICE T operator[](unsigned i) const { return four[i / 4].at[i % 4]; }
-};
-
-/// All of the team calls it, and may read what is staged then, until it is called again.
-LAMINA_ANY_CALLER template <class T, class Team>
-LAMINA_HOST_DEVICE void stage(const Team& team, payload_type type, const T* block, unsigned count,
-                              staged_block<T>& staged) {
-  constexpr auto fours = static_cast<unsigned>(payload_block_elements / 4);
-  team.barrier();
-  for (unsigned q = team.thread(); 4 * q < count; q += team.threads()) {
-    // Behind a layer there is room up to its 64th element.
-    const quad<T> four = reinterpret_cast<const quad<T>*>(block)[q];
-    T largest = 0;
-    for (unsigned k = 0; k < 4; ++k) {
-      if (4 * q + k < count) largest = larger_magnitude(largest, four.at[k]);
-    }
-    staged.four[q] = four;
-    staged.largest[q] = largest;
-  }
-  team.barrier();
-  if (!has_blocks(type)) return;
-  for (unsigned g = team.thread(); 4 * g * fours < count; g += team.threads()) {
-    T largest = 0;
-    for (unsigned q = g * fours; q < (g + 1) * fours && 4 * q < count; ++q)
-      largest = staged.largest[q] > largest ? staged.largest[q] : largest;
-    staged.scale[g] = scale_of(type, largest);
-  }
-  team.barrier();
+/// The scale of a row of 64 elements, of which each thread of a group has some and zeros for what is beyond the last. All of the group
+/// calls it and gets it.
+LAMINA_ANY_CALLER template <class Group, class T, unsigned Each>
+LAMINA_HOST_DEVICE std::uint8_t scale_of_row(const Group& group, payload_type type,
+                                             const unit<T, Each>& own) {
+  static_assert(payload_block_elements == lanes);
+  T largest = 0;
+  for (unsigned k = 0; k < Each; ++k) largest = larger_magnitude(largest, own.at[k]);
+  for (unsigned distance = Group::threads / 2; distance > 0; distance /= 2)
+    largest = larger_magnitude(largest, group.across(largest, distance));
+  return scale_of(type, largest);
 }
 
 /// The integer that is written of an element, whose block has this scale.
@@ -123,50 +75,18 @@ LAMINA_HOST_DEVICE T left_over(T element, payload_type type, std::uint8_t scale_
   return is_finite(said) ? element - said : T(0);
 }
 
-/// Sixteen bytes of a payload.
-struct alignas(16) payload_word {
-  std::uint32_t part[4];
-};
-
-/// Said to the compiler, which makes four stores of it where it is left the choice.
-LAMINA_HOST_DEVICE inline void store_word(void* to, const payload_word& word) {
-#if defined(__CUDA_ARCH__)
-  __stcs(static_cast<uint4*>(to), make_uint4(word.part[0], word.part[1], word.part[2], word.part[3]));
-#else
-  *static_cast<payload_word*>(to) = word;
-#endif
-}
-
-/// Of some multiple of 16 bytes.
-template <class Value>
-LAMINA_HOST_DEVICE void store_words(void* to, const Value& value) {
-  constexpr unsigned words = sizeof value / sizeof(payload_word);
-  struct in_words {
-    payload_word at[words];
-  };
-  const auto stored = __builtin_bit_cast(in_words, value);
-  for (unsigned k = 0; k < words; ++k) store_word(static_cast<payload_word*>(to) + k, stored.at[k]);
-}
-
-/// Writes `count` units of a payload from `to` on, unit(i) being what stands there: 16 bytes at a time wherever these lie
-/// in one word of memory. What is shorter stands before the first and behind the last.
-LAMINA_ANY_CALLER template <class Unit, class Team, class UnitAt>
-LAMINA_HOST_DEVICE void write_units(const Team& team, Unit* to, unsigned count, const UnitAt& unit) {
-  constexpr auto in_word = static_cast<unsigned>(sizeof(payload_word) / sizeof(Unit));
-  const auto behind =
-      static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(to) % sizeof(payload_word) / sizeof(Unit));
-  const unsigned before = behind == 0 ? 0 : in_word - behind < count ? in_word - behind : count;
-  const unsigned words = (count - before) / in_word;
-  const unsigned first_after = before + words * in_word;
-  for (unsigned w = team.thread(); w < words; w += team.threads()) {
-    struct alignas(payload_word) {
-      Unit at[in_word];
-    } word;
-    for (unsigned k = 0; k < in_word; ++k) word.at[k] = unit(before + w * in_word + k);
-    store_word(to + before + w * in_word, __builtin_bit_cast(payload_word, word));
+/// Takes off a block of the residual what its payload said, by all of a group; behind the last element of a row there are zeros.
+LAMINA_ANY_CALLER template <class Group, class T>
+LAMINA_HOST_DEVICE LAMINA_CALLED void subtract_sent(const Group& group, payload_type type, T* block,
+                                                    unsigned count) {
+  constexpr auto row = static_cast<unsigned>(lanes);
+  constexpr unsigned each = row / Group::threads;
+  for (unsigned first = group.thread() * each; first < (count + row - 1) / row * row; first += row) {
+    auto own = load<T, each>(block + first);
+    const std::uint8_t scale = has_blocks(type) ? scale_of_row(group, type, own) : std::uint8_t{0};
+    for (unsigned k = 0; k < each; ++k) own.at[k] = left_over(own.at[k], type, scale);
+    store(block + first, own);
   }
-  for (unsigned i = team.thread(); i < before; i += team.threads()) to[i] = unit(i);
-  for (unsigned i = first_after + team.thread(); i < count; i += team.threads()) to[i] = unit(i);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::cuda::detail

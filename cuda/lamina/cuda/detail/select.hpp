@@ -46,17 +46,13 @@ template <element T>
 struct select_kernel {
   static constexpr unsigned threads = 512;
   static constexpr unsigned teams_at_once = 1;
-  static constexpr unsigned layers_at_once = 8;  // of a thread
+  static constexpr unsigned layers_at_once = 8;  // of a thread: a byte of the bitmap
 
   struct shared_memory {
-    union {
-      crossing_search::shared_memory search;
-      std::uint8_t is_sent[layers_at_once * most_threads];
-    };
+    crossing_search::shared_memory search;
     union {
       team_scratch<1> sum;
       team_scratch<3> least;
-      team_scratch<layers_at_once> begins;
     };
   };
 
@@ -70,12 +66,14 @@ struct select_kernel {
   const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
   const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
   std::size_t largest_layer;
-  candidate* candidates;  // L, or none for up to crossing_search::ranked_at_most
+  candidate* candidates;  // 2 L
 
-  std::size_t teams() const { return 1; }
+  std::size_t teams(unsigned) const { return 1; }
 
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
+    team.wait_for_launches();
+    fetch(team);
     const step_phase phase = at.state->load_phase();
     if (phase != step_phase::accumulating) {
       again(team, shared, phase);
@@ -123,41 +121,46 @@ struct select_kernel {
     std::size_t bytes;
   };
 
-  // Bitmap and payload_begin, layers_at_once layers a thread at a time: each is looked at once, neighbours by neighbours.
+  // All that is read of the first layers is on its way before the first of it is waited for.
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void fetch(const Team& team) const {
+    for (std::size_t layer = team.thread(); layer < at.layers && layer < 4 * team.threads();
+         layer += team.threads()) {
+      team.prefetch(search_values + layer);
+      team.prefetch(at.sizes + layer);
+      team.prefetch(at.cleared_in + layer);
+    }
+  }
+
+  // Bitmap and payload_begin: a thread takes the layers of a byte at a time.
   LAMINA_ANY_CALLER template <class Team>
   LAMINA_HOST_DEVICE part write_selection(const Team& team, shared_memory& shared,
                                           const lamina::detail::step_decision& decision) const {
-    team.barrier();  // what was searched in the same memory may still be read
     part sent = {0, 0};
-    const std::size_t stride = team.threads();
-    for (std::size_t first = 0; first < at.layers; first += layers_at_once * stride) {
-      unsigned long long begin[layers_at_once];
+    const std::size_t bytes_of_bitmap = (at.layers + layers_at_once - 1) / layers_at_once;
+    for (std::size_t first = 0; first < bytes_of_bitmap; first += team.threads()) {
+      const std::size_t byte = first + team.thread();
       unsigned is_sent = 0;  // a bit each
+      unsigned long long begin = 0;
       for (unsigned k = 0; k < layers_at_once; ++k) {
-        const std::size_t place = k * stride + team.thread();
-        const std::size_t layer = first + place;
+        const std::size_t layer = byte * layers_at_once + k;
         const bool goes = layer < at.layers && decision.sends(layer, values[layer], at.sizes[layer],
                                                               at.cleared_in[layer], rule_of(layer));
-        const std::size_t elements = goes ? at.sizes[layer] : 0;
-        sent.elements += elements;
-        begin[k] = lamina::payload_bytes<T>(rules.payload, elements);
-        is_sent |= static_cast<unsigned>(goes) << k;
-        shared.is_sent[place] = goes ? 1 : 0;
+        if (!goes) continue;
+        sent.elements += at.sizes[layer];
+        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
+        is_sent |= 1U << k;
       }
-      const std::size_t bytes = team.sum_before(begin, shared.begins);
+      const std::size_t bytes = team.sum_before(begin, shared.sum);
+      begin += sent.bytes;
       for (unsigned k = 0; k < layers_at_once; ++k) {
-        const std::size_t layer = first + k * stride + team.thread();
-        if (((is_sent >> k) & 1U) != 0) at.payload_begin[layer] = sent.bytes + begin[k];
+        if (((is_sent >> k) & 1U) == 0) continue;
+        const std::size_t layer = byte * layers_at_once + k;
+        at.payload_begin[layer] = begin;
+        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
       }
+      if (byte < bytes_of_bitmap) at.bitmap[byte] = static_cast<std::uint8_t>(is_sent);
       sent.bytes += bytes;
-      const std::size_t byte = first / 8 + team.thread();
-      if (8 * byte < at.layers) {
-        unsigned bits = 0;
-        for (unsigned k = 0; k < 8; ++k)
-          bits |= static_cast<unsigned>(shared.is_sent[8 * team.thread() + k]) << k;
-        at.bitmap[byte] = static_cast<std::uint8_t>(bits);
-      }
-      team.barrier();
     }
     return {sum_over(team, shared, sent.elements), sent.bytes};
   }

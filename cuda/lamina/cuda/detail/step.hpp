@@ -71,6 +71,13 @@ struct tensor_view {
   device_element type = device_element::float32;
 };
 
+/// Where a block of elements lies.
+struct block_place {
+  std::uint32_t layer;
+  std::uint32_t count;
+  std::size_t begin;  // in the residual
+};
+
 /// Passed to kernels by value; everything it points to is device memory. L layers (or parts), B blocks.
 template <class T>
 struct model_view {
@@ -80,7 +87,7 @@ struct model_view {
   const std::size_t* sizes = nullptr;             // L
   const std::size_t* offsets = nullptr;           // L: where a layer begins in the residual
   const std::size_t* first_block = nullptr;       // L + 1
-  const std::uint32_t* layer_of_block = nullptr;  // B
+  const block_place* places = nullptr;            // B
   const tensor_view* gradients = nullptr;         // L
   T* residual = nullptr;
   T* velocity = nullptr;           // none without momentum
@@ -93,7 +100,7 @@ struct model_view {
   std::uint8_t* bitmap = nullptr;          // as on the wire; part of the prefix
   std::size_t* payload_begin = nullptr;    // L: of the layers sent, in bytes
   std::uint64_t* rounded_in =
-      nullptr;  // for each team of commit the step that it took out; none where payloads are as_is
+      nullptr;  // B: the step that commit took out of a block; none where payloads are as_is
   std::byte* prefix = nullptr;  // header and bitmap of the frame
   std::size_t prefix_bytes = 0;
   step_state* state = nullptr;
@@ -102,21 +109,6 @@ struct model_view {
     return ((bitmap[layer / 8] >> (layer % 8)) & 1U) != 0;
   }
 };
-
-/// Where block `block` lies.
-struct block_place {
-  std::size_t layer;
-  std::size_t begin;  // in the layer
-  unsigned count;
-};
-
-template <class T>
-LAMINA_HOST_DEVICE block_place place_of(const model_view<T>& at, std::size_t block) {
-  const std::size_t layer = at.layer_of_block[block];
-  const std::size_t begin = (block - at.first_block[layer]) * block_elements;
-  const std::size_t rest = at.sizes[layer] - begin;
-  return {layer, begin, static_cast<unsigned>(rest < block_elements ? rest : block_elements)};
-}
 
 /// A number of the gradient as a T.
 template <class T, class G>

@@ -17,6 +17,7 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 /// Of values without a step.
 struct nothing_more {
+  static constexpr bool is_called = false;
   struct shared_memory {};
   template <class Team>
   LAMINA_HOST_DEVICE void operator()(const Team&, shared_memory&) const {}
@@ -24,6 +25,7 @@ struct nothing_more {
 
 /// Of fresh gradients, over which a step may search its threshold, but not where it has others already.
 struct end_of_fresh {
+  static constexpr bool is_called = true;
   struct shared_memory {};
 
   step_state* state;
@@ -71,6 +73,7 @@ inline constexpr std::size_t most_selected_by_last_team = 1024;
 /// what it was. Before it no team of the launch has written how far the step has come.
 template <element T>
 struct end_of_gradients {
+  static constexpr bool is_called = true;
   using shared_memory = typename select_kernel<T>::shared_memory;
 
   step_state* state;

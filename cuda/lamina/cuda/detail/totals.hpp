@@ -10,24 +10,21 @@
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// Combines the totals of blocks in the order of reduction.hpp, without a launch of its own: the team that completes a run
+/// Combines the totals of blocks in the order of reduction.hpp, without a launch of its own: the group that completes a run
 /// of 64 combines it, whichever that is, and goes on with the run of runs that this one belongs to. So the last block of a layer
 /// waits for one run a level, however large the layer is.
 template <class F>
 struct run_totals {
-  struct shared_memory {
-    double total[totals_per_run];
-  };
-
   F functor;
   double* totals;           // of the blocks of all layers
   std::uint32_t* arrivals;  // as many
 
-  /// Called by all of a team with the total of block `index` of `count` of the layer whose blocks begin at `first`. Whether it
+  /// Called by all of a group with the total of block `index` of `count` of the layer whose blocks begin at `first`. Whether it
   /// completes the layer; then `total` is that of the layer. `total` counts in thread 0 alone.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE bool complete(const Team& team, shared_memory& shared, std::size_t first,
-                                   std::size_t count, std::size_t index, double& total) const {
+  LAMINA_ANY_CALLER template <class Group>
+  LAMINA_HOST_DEVICE bool complete(const Group& group, std::size_t first, std::size_t count,
+                                   std::size_t index, double& total) const {
+    constexpr auto each = static_cast<unsigned>(totals_per_run) / Group::threads;
     double* const of_layer = totals + first;
     // The total of a run stands where its first did. Its counter does too, moved on by its level: only a run of one, which
     // needs no counter, has fewer than 64 blocks where a level lies below it.
@@ -40,14 +37,19 @@ struct run_totals {
       if (length == 1) {
         total = functor.combine(0.0, total);
       } else {
-        if (team.thread() == 0) of_layer[head + index % totals_per_run * distance] = total;
-        if (!team.is_last_to_arrive(arrivals[first + head + level], length)) return false;
-        for (unsigned k = team.thread(); k < length; k += team.threads())
-          shared.total[k] = of_layer[head + k * distance];
-        team.barrier();
-        if (team.thread() == 0) {
-          total = 0;
-          for (unsigned k = 0; k < length; ++k) total = functor.combine(total, shared.total[k]);
+        if (group.thread() == 0) of_layer[head + index % totals_per_run * distance] = total;
+        if (!group.is_last_to_arrive(arrivals[first + head + level], length)) return false;
+        double own[each];
+        for (unsigned k = 0; k < each; ++k) {
+          const unsigned place = k * Group::threads + group.thread();
+          own[k] = place < length ? of_layer[head + place * distance] : 0.0;
+        }
+        total = 0;
+        for (unsigned k = 0; k < each; ++k) {
+          for (unsigned thread = 0; thread < Group::threads; ++thread) {
+            const double next = group.from(own[k], thread);
+            if (k * Group::threads + thread < length) total = functor.combine(total, next);
+          }
         }
       }
       if (count <= totals_per_run) return true;
