@@ -109,13 +109,13 @@ class powersgd {
     check_cublas(cublasSetWorkspace(cublas_, workspace_.data().get(), workspace_.size()));
     check_cublas(cublasSetMathMode(cublas_, CUBLAS_TF32_TENSOR_OP_MATH));
     compute();  // outside of the graph first, so that nothing is loaded while it is captured
-    lamina::cuda::check(cudaStreamSynchronize(stream));
+    lamina::cuda::check_error(cudaStreamSynchronize(stream));
     cudaGraph_t graph = nullptr;
-    lamina::cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    lamina::cuda::check_error(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     compute();
-    lamina::cuda::check(cudaStreamEndCapture(stream, &graph));
-    lamina::cuda::check(cudaGraphInstantiate(&launchable_, graph, 0));
-    lamina::cuda::check(cudaGraphDestroy(graph));
+    lamina::cuda::check_error(cudaStreamEndCapture(stream, &graph));
+    lamina::cuda::check_error(cudaGraphInstantiate(&launchable_, graph, 0));
+    lamina::cuda::check_error(cudaGraphDestroy(graph));
   }
   ~powersgd() {
     cudaGraphExecDestroy(launchable_);
@@ -124,7 +124,7 @@ class powersgd {
   powersgd(const powersgd&) = delete;
   powersgd& operator=(const powersgd&) = delete;
 
-  void step() const { lamina::cuda::check(cudaGraphLaunch(launchable_, stream_)); }
+  void step() const { lamina::cuda::check_error(cudaGraphLaunch(launchable_, stream_)); }
 
  private:
   void compute() const {
@@ -142,7 +142,7 @@ class powersgd {
       check_cublas(cublasSgemm(cublas_, CUBLAS_OP_N, CUBLAS_OP_T, rows, columns, rank_, &minus, each.p, rows,
                                each.q, columns, &one, each.matrix, rows));
     }
-    lamina::cuda::check(cudaGetLastError());
+    lamina::cuda::check_error(cudaGetLastError());
   }
 
   // to = M from, or Mᵀ from.

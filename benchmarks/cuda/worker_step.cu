@@ -30,7 +30,7 @@
 
 namespace {
 
-using lamina::cuda::check;
+using lamina::cuda::check_error;
 using lamina::cuda::on_stream;
 using device_floats = thrust::device_vector<float>;
 
@@ -70,7 +70,7 @@ struct pool_allocator {
 
   char* allocate(std::ptrdiff_t bytes) const {
     void* memory = nullptr;
-    check(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), stream));
+    check_error(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), stream));
     return static_cast<char*>(memory);
   }
   void deallocate(char* memory, std::size_t) const { cudaFreeAsync(memory, stream); }
@@ -78,9 +78,9 @@ struct pool_allocator {
 
 void let_pool_keep_memory() {
   cudaMemPool_t pool = nullptr;
-  check(cudaDeviceGetDefaultMemPool(&pool, 0));
+  check_error(cudaDeviceGetDefaultMemPool(&pool, 0));
   std::uint64_t everything = ~std::uint64_t{0};
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything));
+  check_error(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything));
 }
 
 // Interleaved, each alone on the stream: events around one call, the median of all rounds. Before each, more than the L2
@@ -89,22 +89,22 @@ void measure(cudaStream_t stream, std::vector<contestant>& contestants, int roun
   thrust::device_vector<std::byte> cache(std::size_t{256} << 20U);
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
+  check_error(cudaEventCreate(&begin));
+  check_error(cudaEventCreate(&end));
   for (int round = -2; round < rounds; ++round) {
     for (contestant& each : contestants) {
-      check(cudaMemsetAsync(thrust::raw_pointer_cast(cache.data()), round & 1, cache.size(), stream));
-      check(cudaEventRecord(begin, stream));
+      check_error(cudaMemsetAsync(thrust::raw_pointer_cast(cache.data()), round & 1, cache.size(), stream));
+      check_error(cudaEventRecord(begin, stream));
       each.run();
-      check(cudaEventRecord(end, stream));
-      check(cudaEventSynchronize(end));
+      check_error(cudaEventRecord(end, stream));
+      check_error(cudaEventSynchronize(end));
       float milliseconds = 0;
-      check(cudaEventElapsedTime(&milliseconds, begin, end));
+      check_error(cudaEventElapsedTime(&milliseconds, begin, end));
       if (round >= 0) each.milliseconds.push_back(milliseconds);
     }
   }
-  check(cudaEventDestroy(begin));
-  check(cudaEventDestroy(end));
+  check_error(cudaEventDestroy(begin));
+  check_error(cudaEventDestroy(end));
 }
 
 struct limit {
@@ -116,7 +116,7 @@ struct limit {
 void compare(const std::string& name, const lamina::layout& model, int rounds, bool baselines,
              const std::vector<limit>& limits, std::FILE* csv) {
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  check_error(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const on_stream execution(stream);
   pool_allocator allocator{stream};
   const auto policy = thrust::cuda::par_nosync(allocator).on(stream);
@@ -136,7 +136,7 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   thrust::device_vector<std::byte> frame(compressor.largest_frame_bytes());
   const std::span<std::byte> on_device(thrust::raw_pointer_cast(frame.data()), frame.size());
   void* pinned = nullptr;
-  check(cudaMallocHost(&pinned, frame.size()));
+  check_error(cudaMallocHost(&pinned, frame.size()));
   const std::span<std::byte> on_host(static_cast<std::byte*>(pinned), frame.size());
   const auto step = [&](std::span<std::byte> to) {
     compressor.accumulate(execution);
@@ -146,12 +146,12 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   };
   step(on_device);
   execution.wait();
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  check_error(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   step(on_device);
   cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(stream, &graph));
+  check_error(cudaStreamEndCapture(stream, &graph));
   cudaGraphExec_t launchable = nullptr;
-  check(cudaGraphInstantiate(&launchable, graph, 0));
+  check_error(cudaGraphInstantiate(&launchable, graph, 0));
 
   // The same in two launches, each step committing the frame before it.
   lamina::cuda::gradient_compressor<float> together(model, {.drop_ratio = 0.95});
@@ -170,13 +170,13 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
 
   std::vector<contestant> contestants;
   contestants.push_back({"copy", [&] {
-                           check(cudaMemcpyAsync(thrust::raw_pointer_cast(target.data()),
-                                                 thrust::raw_pointer_cast(source.data()), moved_bytes / 2,
-                                                 cudaMemcpyDeviceToDevice, stream));
+                           check_error(cudaMemcpyAsync(thrust::raw_pointer_cast(target.data()),
+                                                       thrust::raw_pointer_cast(source.data()),
+                                                       moved_bytes / 2, cudaMemcpyDeviceToDevice, stream));
                          }});
   contestants.push_back({"step, four launches", [&] { step(on_device); }});
   contestants.push_back({"step, two launches", step_in_two});
-  contestants.push_back({"step, graph", [&] { check(cudaGraphLaunch(launchable, stream)); }});
+  contestants.push_back({"step, graph", [&] { check_error(cudaGraphLaunch(launchable, stream)); }});
   contestants.push_back({"step, frame to pinned memory", [&] { step(on_host); }});
   contestants.push_back({"accumulate", [&] { compressor.accumulate(execution); }});
 
@@ -222,10 +222,10 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
                              strided_magnitude{begin, 100});
            thrust::sort(policy, sample.begin(), sample.end());
            float threshold = 0;
-           check(cudaMemcpyAsync(&threshold,
-                                 thrust::raw_pointer_cast(sample.data()) + sampled - sampled / 100,
-                                 sizeof threshold, cudaMemcpyDeviceToHost, stream));
-           check(cudaStreamSynchronize(stream));
+           check_error(cudaMemcpyAsync(&threshold,
+                                       thrust::raw_pointer_cast(sample.data()) + sampled - sampled / 100,
+                                       sizeof threshold, cudaMemcpyDeviceToHost, stream));
+           check_error(cudaStreamSynchronize(stream));
            thrust::copy_if(policy, first, first + static_cast<std::ptrdiff_t>(elements), indices.begin(),
                            at_or_above{begin, threshold});
          }});
@@ -248,10 +248,10 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
     std::printf("ratio %-44s %6.3f limit %.2f %s\n", (name + ", " + each.numerator + " over a copy").c_str(),
                 value, each.most, value <= each.most ? "ok" : "over");
   }
-  check(cudaFreeHost(pinned));
-  check(cudaGraphExecDestroy(launchable));
-  check(cudaGraphDestroy(graph));
-  check(cudaStreamDestroy(stream));
+  check_error(cudaFreeHost(pinned));
+  check_error(cudaGraphExecDestroy(launchable));
+  check_error(cudaGraphDestroy(graph));
+  check_error(cudaStreamDestroy(stream));
 }
 
 }  // namespace
@@ -264,9 +264,9 @@ int main(int count, char** arguments) {
       return 77;
     }
     cudaDeviceProp device{};
-    check(cudaGetDeviceProperties(&device, 0));
+    check_error(cudaGetDeviceProperties(&device, 0));
     int driver = 0;
-    check(cudaDriverGetVersion(&driver));
+    check_error(cudaDriverGetVersion(&driver));
     std::printf("%s, driver for CUDA %d.%d\n", device.name, driver / 1000, driver % 1000 / 10);
     std::FILE* csv = std::fopen(count > 1 ? arguments[1] : "worker_step.csv", "w");
     if (csv == nullptr) throw std::runtime_error("cannot write the results");
@@ -282,7 +282,7 @@ int main(int count, char** arguments) {
     for (std::size_t l = 0; l < 1000; ++l) layers.push_back({std::to_string(l), {1000, 1000}});
     std::size_t available = 0;
     std::size_t total = 0;
-    check(cudaMemGetInfo(&available, &total));
+    check_error(cudaMemGetInfo(&available, &total));
     // Gradients, residual, frame and the copy's two sides, and tables.
     if (available > std::size_t{24} << 30U) {
       compare("10^9 elements", lamina::layout(std::move(layers)), 20, false, {{"step, graph", 1.10}}, csv);

@@ -26,11 +26,11 @@
 
 namespace {
 
-using lamina::cuda::check;
+using lamina::cuda::check_error;
 using lamina::cuda::on_stream;
 using tensors = std::vector<thrust::device_vector<float>>;
 
-void check(ncclResult_t result) {
+void check_error(ncclResult_t result) {
   if (result != ncclSuccess) throw std::runtime_error(std::string("NCCL: ") + ncclGetErrorString(result));
 }
 
@@ -46,8 +46,8 @@ struct descend {
 struct worker {
   worker(const lamina::layout& model, const lamina::compressor_options& options, int on_device, float point)
       : device(on_device) {
-    check(cudaSetDevice(device));
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    check_error(cudaSetDevice(device));
+    check_error(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (std::size_t l = 0; l < model.layers(); ++l) {
       parameters.emplace_back(model.sizes()[l], 0.0F);
       gradients.emplace_back(model.sizes()[l]);
@@ -79,7 +79,7 @@ struct worker {
 template <class Work>
 void on_each(std::vector<std::unique_ptr<worker>>& workers, const Work& work) {
   for (auto& each : workers) {
-    check(cudaSetDevice(each->device));
+    check_error(cudaSetDevice(each->device));
     work(*each);
   }
 }
@@ -98,14 +98,14 @@ int train(int devices, bool waits) {
     ids.push_back(d);
   }
   std::vector<ncclComm_t> communicators(workers.size());
-  check(ncclCommInitAll(communicators.data(), devices, ids.data()));
+  check_error(ncclCommInitAll(communicators.data(), devices, ids.data()));
 
   std::size_t exchanged_elements = 0;
   constexpr int steps_to_begin = 20;  // in which NCCL connects
   auto begin = std::chrono::steady_clock::now();
   for (int step = 1; step <= steps; ++step) {
     if (step == steps_to_begin + 1) {
-      on_each(workers, [](worker& each) { check(cudaStreamSynchronize(each.stream)); });
+      on_each(workers, [](worker& each) { check_error(cudaStreamSynchronize(each.stream)); });
       begin = std::chrono::steady_clock::now();
     }
     on_each(workers, [&](worker& each) {
@@ -116,34 +116,34 @@ int train(int devices, bool waits) {
       }
       each.compressor->accumulate(on_stream(each.stream));
     });
-    check(ncclGroupStart());
+    check_error(ncclGroupStart());
     on_each(workers, [&](worker& each) {
       double* values = each.compressor->values();
-      check(ncclAllReduce(values, values, model.layers(), ncclDouble, ncclAvg, communicators[each.device],
-                          each.stream));
+      check_error(ncclAllReduce(values, values, model.layers(), ncclDouble, ncclAvg,
+                                communicators[each.device], each.stream));
     });
-    check(ncclGroupEnd());
+    check_error(ncclGroupEnd());
     on_each(workers, [&](worker& each) {
       const on_stream execution(each.stream);
       each.compressor->select(execution, each.compressor->values());
       if (!waits) {  // what the frame leaves of it is added up, too
-        check(cudaMemsetAsync(each.payload(), 0, each.compressor->most_sent_elements() * sizeof(float),
-                              each.stream));
+        check_error(cudaMemsetAsync(each.payload(), 0, each.compressor->most_sent_elements() * sizeof(float),
+                                    each.stream));
       }
       each.compressor->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
     });
-    check(cudaSetDevice(0));
+    check_error(cudaSetDevice(0));
     auto& first = *workers[0]->compressor;
     // The same for all; where the host waits, it waits here.
     const std::size_t count =
         waits ? first.last_step(on_stream(workers[0]->stream)).sent_elements : first.most_sent_elements();
     exchanged_elements += count;
-    check(ncclGroupStart());
+    check_error(ncclGroupStart());
     on_each(workers, [&](worker& each) {
-      check(ncclAllReduce(each.payload(), each.payload(), count, ncclFloat, ncclAvg,
-                          communicators[each.device], each.stream));
+      check_error(ncclAllReduce(each.payload(), each.payload(), count, ncclFloat, ncclAvg,
+                                communicators[each.device], each.stream));
     });
-    check(ncclGroupEnd());
+    check_error(ncclGroupEnd());
     on_each(workers, [&](worker& each) {
       const on_stream execution(each.stream);
       each.compressor->commit(execution);
@@ -167,7 +167,7 @@ int train(int devices, bool waits) {
       furthest = std::max(furthest, std::abs(parameter / (middle * static_cast<float>(l + 1)) - 1));
     }
   });
-  for (const ncclComm_t each : communicators) check(ncclCommDestroy(each));
+  for (const ncclComm_t each : communicators) check_error(ncclCommDestroy(each));
   std::printf(
       "%d GPUs, %d steps of %.1f us: %.1f %% of the elements exchanged, parameters within %.2g of the "
       "middle\n",

@@ -162,7 +162,7 @@ class gradient_aggregator {
     const std::size_t elements = model_.sizes()[layer];
     const auto piece = [&](std::size_t index) {
       const std::size_t first = index * piece_elements;
-      mean_of_blocks(layer, first, first + std::min(piece_elements, elements - first), consume);
+      mean_of_blocks(layer, first, first + (std::min)(piece_elements, elements - first), consume);
     };
     if (elements <= piece_elements) {
       piece(0);
@@ -266,7 +266,7 @@ class gradient_aggregator {
     std::array<T, detail::block_elements> sum;
     std::array<T, detail::block_elements> buffer;
     for (; begin < end; begin += sum.size()) {
-      const std::size_t count = std::min(sum.size(), end - begin);
+      const std::size_t count = (std::min)(sum.size(), end - begin);
       const std::span<T> block = std::span(sum).first(count);
       bool is_first = true;
       for (const sender& each : senders_) {

@@ -118,7 +118,7 @@ struct frame_decoder {
 
  private:
   // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
-  static constexpr std::size_t largest_size = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
 
   static std::error_code check_fields(const wire_header& header, std::uint8_t own_element_type) noexcept {
     if (header.magic != wire_magic) return frame_errc::bad_magic;

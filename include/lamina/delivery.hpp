@@ -58,7 +58,7 @@ class delivery {
     ++layers_[layer].lost_chunks;
     ++lost_chunks_;
     const std::size_t begin = chunk * chunk_elements_;
-    lost_elements_ += std::min(chunk_elements_, sent_.model().sizes()[layer] - begin);
+    lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - begin);
   }
   /// Throws as lose().
   [[nodiscard]] bool is_lost(std::size_t layer, std::size_t chunk) const {
@@ -135,7 +135,7 @@ class delivery {
     while (chunk < end) {
       const std::uint64_t wanted = lost ? is_lost_[chunk / 64] : ~is_lost_[chunk / 64];
       const std::uint64_t rest = wanted >> (chunk % 64);
-      if (rest != 0) return std::min(chunk + static_cast<std::size_t>(std::countr_zero(rest)), end);
+      if (rest != 0) return (std::min)(chunk + static_cast<std::size_t>(std::countr_zero(rest)), end);
       chunk = (chunk / 64 + 1) * 64;
     }
     return end;

@@ -177,7 +177,7 @@ class drift_compressor {
     for (const std::size_t part : next.parts) {
       const std::size_t elements = parts().sizes()[part];
       if (options_.payload != payload_type::as_is) {
-        packed_.resize(std::max(packed_.size(), payload_bytes<T>(options_.payload, elements)));
+        packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, elements)));
         detail::encode_payload<T>(options_.payload, std::span<const T>(said, elements), packed_.data());
       }
       said = say(part, packed_.data(), said);

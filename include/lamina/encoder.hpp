@@ -102,7 +102,7 @@ class frame_encoder {
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), part.has_value()),
                    std::byte{0});
     segments_.assign(1, prefix_);
-    if (type != payload_type::as_is) converted_.resize(std::max(converted_.size(), bytes_of(chosen, type)));
+    if (type != payload_type::as_is) converted_.resize((std::max)(converted_.size(), bytes_of(chosen, type)));
     std::size_t payload_bytes = 0;
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (chosen.is_dropped(l)) continue;

@@ -107,7 +107,7 @@ struct frame_part {
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model, payload_type type = payload_type::as_is,
                                               bool is_in_parts = false) noexcept {
-  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  constexpr std::size_t most = (std::numeric_limits<std::size_t>::max)();
   std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers(), is_in_parts);
   for (const std::size_t elements : model.sizes()) {
     if (elements > most / sizeof(T)) return most;
@@ -225,7 +225,8 @@ class frame_view {
     std::array<T, detail::block_elements> buffer;
     const std::size_t elements = is_.model->sizes()[layer];
     for (std::size_t begin = 0; begin < elements; begin += buffer.size()) {
-      consume(begin, read(layer, begin, std::span(buffer).first(std::min(buffer.size(), elements - begin))));
+      consume(begin,
+              read(layer, begin, std::span(buffer).first((std::min)(buffer.size(), elements - begin))));
     }
   }
   /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one held back becomes zeros. Throws

@@ -33,7 +33,7 @@ struct layer {
     }
     std::size_t product = 1;
     for (const std::size_t dimension : shape) {
-      if (product > std::numeric_limits<std::size_t>::max() / dimension) {
+      if (product > (std::numeric_limits<std::size_t>::max)() / dimension) {
         detail::raise(std::invalid_argument("layer '" + name + "': the number of elements overflows"));
       }
       product *= dimension;
@@ -134,7 +134,7 @@ class layout {
         }
         place = l + 1;
         const std::size_t count = each.elements();
-        if (count > std::numeric_limits<std::size_t>::max() - elements) {
+        if (count > (std::numeric_limits<std::size_t>::max)() - elements) {
           detail::raise(
               std::invalid_argument("layer '" + each.name + "': the elements of the whole layout overflow"));
         }

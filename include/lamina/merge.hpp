@@ -76,12 +76,12 @@ layer_selector::memory merge_memories(std::span<const View> states) {
   for (const View& state : states) {
     if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
     for (std::size_t l = 0; l < merged.cleared_in.size(); ++l) {
-      merged.cleared_in[l] = std::min(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));
+      merged.cleared_in[l] = (std::min)(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));
     }
     for (std::size_t l = 0; l < merged.waits_since.size(); ++l) {
       const auto since = value_at<std::uint64_t>(state.waits_since, l);
       std::uint64_t& first = merged.waits_since[l];
-      if (since != 0) first = first == 0 ? since : std::min(first, since);
+      if (since != 0) first = first == 0 ? since : (std::min)(first, since);
     }
   }
   for (std::size_t l = 0; l < merged.planned.size(); ++l) {

@@ -129,7 +129,7 @@ class outer_step {
     const factors of = factors_in(step, part);
     const std::size_t offset = parts_.offset(part) + begin;
     for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
-      const std::size_t count = std::min(detail::block_elements, mean.size() - done);
+      const std::size_t count = (std::min)(detail::block_elements, mean.size() - done);
       move(of, offset + done, mean.subspan(done, count));
     }
   }
@@ -168,7 +168,7 @@ class outer_step {
 
  private:
   using buffer = std::array<T, detail::block_elements>;
-  static constexpr auto largest_number = static_cast<double>(std::numeric_limits<T>::max());
+  static constexpr auto largest_number = static_cast<double>((std::numeric_limits<T>::max)());
   static constexpr double longest_period = 65536;
 
   // m <- kept·m + joins·G; d = η·(G + counts·m).

@@ -50,7 +50,7 @@ class part_encoder {
                               LayerElements&& layer_elements, payload_type type = payload_type::as_is,
                               frame_checksum checksum = frame_checksum::xxh3) {
     if (is_complete_ || step != step_) begin(step);
-    if (count_ > std::numeric_limits<std::uint16_t>::max()) {
+    if (count_ > (std::numeric_limits<std::uint16_t>::max)()) {
       detail::raise(std::length_error("step " + std::to_string(step) + " has " + std::to_string(count_) +
                                       " parts, and may not have more"));
     }

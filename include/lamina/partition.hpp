@@ -90,7 +90,7 @@ class partition {
       for (std::size_t begin = 0, k = 0; begin < elements; begin += part_elements, ++k) {
         std::string name = model[l].name;
         name.append(opening).append(std::to_string(k)).append(closing);
-        parts.push_back({std::move(name), {std::min(part_elements, elements - begin)}});
+        parts.push_back({std::move(name), {(std::min)(part_elements, elements - begin)}});
       }
     }
     first.push_back(parts.size());

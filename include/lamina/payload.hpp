@@ -122,14 +122,14 @@ enum class rest {
 template <element T>
 constexpr T unsendable_from(double finest) noexcept {
   const double limit = finest * (sizeof(T) == 4 ? 0x1p24 : 0x1p53);
-  return limit < static_cast<double>(std::numeric_limits<T>::max()) ? static_cast<T>(limit)
-                                                                    : std::numeric_limits<T>::infinity();
+  return limit < static_cast<double>((std::numeric_limits<T>::max)()) ? static_cast<T>(limit)
+                                                                      : std::numeric_limits<T>::infinity();
 }
 
 /// The bits of a magnitude, signed, since SSE2 compares no others; they compare as magnitudes do, NaN the largest.
 template <element T>
 constexpr bits_of<T> magnitude_pattern(T x) noexcept {
-  return std::bit_cast<bits_of<T>>(x) & std::numeric_limits<bits_of<T>>::max();
+  return std::bit_cast<bits_of<T>>(x) & (std::numeric_limits<bits_of<T>>::max)();
 }
 
 /// All ones where a magnitude is below a limit, else 0. By a shift: compilers make branches of a comparison that is used twice.
@@ -171,7 +171,7 @@ constexpr Half to_half(T x) noexcept {
                             : std::bit_cast<bits_of<T>>(unsendable_from<T>(is_float16 ? 0x1p5 : 0x1p120));
   constexpr std::int32_t half_infinity = is_float16 ? 0x7c00 : 0x7f80;
   // A double beyond it would become infinity on the way.
-  constexpr bits_of<T> largest = std::bit_cast<bits_of<T>>(T(std::numeric_limits<float>::max()));
+  constexpr bits_of<T> largest = std::bit_cast<bits_of<T>>(T((std::numeric_limits<float>::max)()));
 
   const bits_of<T> magnitude = magnitude_pattern(x);
   const bits_of<T> sendable = magnitude & mask_below<T>(magnitude, unsendable);

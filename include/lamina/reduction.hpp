@@ -45,16 +45,16 @@ LAMINA_HOST_DEVICE inline float abs(float x) {
 LAMINA_HOST_DEVICE inline double abs(double x) {
   return std::abs(x);
 }
-LAMINA_HOST_DEVICE constexpr float max(float a, float b) {
+LAMINA_HOST_DEVICE constexpr float(max)(float a, float b) {
   return a < b ? b : a;
 }
-LAMINA_HOST_DEVICE constexpr double max(double a, double b) {
+LAMINA_HOST_DEVICE constexpr double(max)(double a, double b) {
   return a < b ? b : a;
 }
-LAMINA_HOST_DEVICE constexpr float min(float a, float b) {
+LAMINA_HOST_DEVICE constexpr float(min)(float a, float b) {
   return b < a ? b : a;
 }
-LAMINA_HOST_DEVICE constexpr double min(double a, double b) {
+LAMINA_HOST_DEVICE constexpr double(min)(double a, double b) {
   return b < a ? b : a;
 }
 #if LAMINA_HAS_SIMD
@@ -63,11 +63,11 @@ detail::simd<T> abs(const detail::simd<T>& x) {
   return detail::magnitudes<T>(x);
 }
 template <class T>
-detail::simd<T> max(const detail::simd<T>& a, const detail::simd<T>& b) {
+detail::simd<T>(max)(const detail::simd<T>& a, const detail::simd<T>& b) {
   return detail::simd<T>(a.data < b.data ? b.data : a.data);
 }
 template <class T>
-detail::simd<T> min(const detail::simd<T>& a, const detail::simd<T>& b) {
+detail::simd<T>(min)(const detail::simd<T>& a, const detail::simd<T>& b) {
   return detail::simd<T>(b.data < a.data ? b.data : a.data);
 }
 #endif
@@ -119,7 +119,7 @@ template <element T, representative F, class G>
 double reduce_contiguous(const F& functor, std::span<const G> elements) {
   totals_in_runs totals(functor);
   for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
-    const std::size_t count = std::min(block_elements, elements.size() - begin);
+    const std::size_t count = (std::min)(block_elements, elements.size() - begin);
     totals.add(reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
   }
   return totals.value(elements.size());

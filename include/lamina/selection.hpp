@@ -114,7 +114,7 @@ class selection::sent_range {
           layer_ += static_cast<std::size_t>(std::countr_zero(rest));
           return;
         }
-        layer_ = std::min((layer_ / 8 + 1) * 8, layers_);
+        layer_ = (std::min)((layer_ / 8 + 1) * 8, layers_);
       }
     }
 

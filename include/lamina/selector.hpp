@@ -350,7 +350,7 @@ class layer_selector {
     const layout& model = chosen_.model();
     const double share = detail::rounded(*options_.byte_budget * static_cast<double>(model.elements()));
     std::size_t largest = 0;
-    for (const std::size_t elements : model.sizes()) largest = std::max(largest, elements);
+    for (const std::size_t elements : model.sizes()) largest = (std::max)(largest, elements);
     return detail::grown_allowance(allowance, share, largest);
   }
 

@@ -113,7 +113,7 @@ class part_slices {
     const std::size_t elements = parts_.sizes()[part];
     const std::size_t units = elements / unit_elements_ + (elements % unit_elements_ != 0);
     const std::size_t before = units / owners_ * slot + units % owners_ * slot / owners_;
-    return std::min(elements, before * unit_elements_);
+    return (std::min)(elements, before * unit_elements_);
   }
 
   layout parts_;

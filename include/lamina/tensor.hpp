@@ -248,7 +248,7 @@ constexpr std::size_t checked_product(const Shape& shape) {
     const auto factor = static_cast<std::size_t>(dimension);
     if (factor == 0) {
       is_empty = true;
-    } else if (product > std::numeric_limits<std::size_t>::max() / factor) {
+    } else if (product > (std::numeric_limits<std::size_t>::max)() / factor) {
       overflows = true;
     } else {
       product *= factor;
@@ -262,7 +262,7 @@ constexpr std::size_t checked_product(const Shape& shape) {
 template <class T, class Shape>
 constexpr std::span<T> checked_view(T* pointer, const Shape& shape) {
   const std::size_t count = checked_product(shape);
-  if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+  if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T)) {
     detail::raise(std::invalid_argument("the number of bytes of the shape overflows"));
   }
   if (pointer == nullptr && count > 0) {

@@ -75,7 +75,7 @@ class threshold_search {
     std::size_t elements = 0;
     for (const entry& each : entries_) {
       if (!(each.value > *crossing)) continue;
-      smallest = std::min(smallest, each.value);
+      smallest = (std::min)(smallest, each.value);
       elements += each.elements;
     }
     return {smallest, crossing, most_elements - static_cast<double>(elements)};
@@ -100,7 +100,7 @@ class threshold_search {
         detail::raise(
             std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN"));
       }
-      if (sizes[l] > std::numeric_limits<std::size_t>::max() - elements) {
+      if (sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements) {
         detail::raise(std::invalid_argument("threshold search: the sum of the layer sizes overflows"));
       }
       elements += sizes[l];
@@ -154,7 +154,7 @@ class threshold_search {
     const double a = any_value();
     const double b = any_value();
     const double c = any_value();
-    return std::max(std::min(a, b), std::min(std::max(a, b), c));
+    return (std::max)((std::min)(a, b), (std::min)((std::max)(a, b), c));
   }
 
   std::vector<entry> entries_;

@@ -100,8 +100,7 @@ class threads_in_turn {
 /// A group is one thread. The teams of a launch go in one order or the other as well, so that another one is the last to arrive.
 class by_threads : public lamina::cuda::detail::copies_at_once {
  public:
-  by_threads(unsigned threads, bool begins_forwards)
-      : threads_(threads), begins_forwards_(begins_forwards) {}
+  by_threads(unsigned threads, bool begins_forwards) : threads_(threads), begins_forwards_(begins_forwards) {}
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
@@ -112,8 +111,7 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
     const auto work = [&](unsigned thread, auto& barrier) {
       for (std::size_t k = 0; k < teams; ++k) {
         const std::size_t index = begins_forwards_ ? k : teams - 1 - k;
-        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, exchanged),
-               shared);
+        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, exchanged), shared);
         barrier.arrive_and_wait();
       }
     };
@@ -149,9 +147,7 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
     unsigned groups() const { return threads_; }
-    lamina::cuda::detail::serial_group group() const {
-      return lamina::cuda::detail::serial_group(thread_);
-    }
+    lamina::cuda::detail::serial_group group() const { return lamina::cuda::detail::serial_group(thread_); }
     void barrier() const { barrier_.arrive_and_wait(); }
     void wait_for_launches() const {}
     void prefetch(const void*) const {}

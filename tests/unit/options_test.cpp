@@ -44,6 +44,51 @@ TEST_CASE("warm-up: the share that is sent shrinks exponentially to 1 - R") {
   CHECK(lamina::layer_selector(model, options).drop_ratio_in(1) == 0);
 }
 
+// Workers on machines with other C libraries must agree on R, so it is made of operations that IEEE 754 rounds.
+TEST_CASE("warm-up: R is the same bits with every C library") {
+  lamina::compressor_options options;
+  options.drop_ratio = 0.95;
+  options.warm_up_steps = 64;
+  const lamina::layer_selector selector(model_of({10}), options);
+  for (std::uint64_t step = 1; step < 64; ++step) {
+    INFO(step);
+    double power = 1;  // (1 - R)^(step / 64), by the bits of step
+    double root = 1 - 0.95;
+    for (std::uint64_t bit = 32; bit > 0; bit /= 2) {
+      root = std::sqrt(root);
+      if ((step & bit) != 0) power *= root;
+    }
+    const double expected = 1 - power;
+    CHECK(selector.drop_ratio_in(step) == expected);
+  }
+}
+
+// bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
+TEST_CASE("a searched threshold of 0 serves its own step alone, and a fixed one stays") {
+  const lamina::layout model = model_of({80, 5, 5, 5, 5});
+  lamina::compressor_options options;
+  options.drop_ratio = 0.75;
+  options.refresh = lamina::refresh_schedule::every(100);
+  const auto step = [&](lamina::gradient_compressor<float>& compressor, float largest_layer) {
+    tensors<float> gradients = {std::vector<float>(80, largest_layer)};
+    for (const float value : {1.0F, 2.0F, 3.0F, 4.0F}) gradients.emplace_back(5, value);
+    accumulate_all(compressor, gradients);
+    (void)compressor.encode();
+    const std::size_t sent = compressor.chosen().sent_elements();
+    compressor.commit();
+    return sent;
+  };
+  lamina::gradient_compressor<float> searching(model, options);
+  CHECK(step(searching, 0.0F) == 20);
+  CHECK(searching.threshold() == 0.0);
+  CHECK(step(searching, 2.5F) == 90);  // 10 of 100 are below 2.5, and not all are sent
+  CHECK(searching.threshold() == 2.5);
+  options.refresh = lamina::refresh_schedule::fixed(0);
+  lamina::gradient_compressor<float> fixed(model, options);
+  CHECK(step(fixed, 0.0F) == 20);
+  CHECK(step(fixed, 2.5F) == 100);
+}
+
 TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio") {
   std::mt19937 random(401);
   const lamina::layout model = random_model(random);

@@ -20,6 +20,7 @@
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
@@ -317,7 +318,7 @@ class gradient_compressor {
     const auto all = static_cast<double>(parts().elements());
     const double share = detail::product(*options_.byte_budget, all);
     return static_cast<std::size_t>(
-        std::min(all, lamina::detail::grown_allowance(all, share, memory_.largest_layer)));
+        (std::min)(all, lamina::detail::grown_allowance(all, share, memory_.largest_layer)));
   }
   /// The model given, and what is decided on: the layers themselves, or their parts. Frames are of parts().
   const layout& model() const noexcept { return partition_.model(); }

@@ -25,7 +25,8 @@ class cuda_error : public std::runtime_error {
 };
 
 /// Throws cuda_error, with the place of this call, unless `code` is cudaSuccess.
-inline void check(cudaError_t code, const std::source_location& place = std::source_location::current()) {
+inline void check_error(cudaError_t code,
+                        const std::source_location& place = std::source_location::current()) {
   if (code == cudaSuccess) return;
   (void)cudaGetLastError();  // or the next check would find it again
   throw cuda_error(code, place);

@@ -117,7 +117,9 @@ class thread_block {
     const auto high = static_cast<std::uint32_t>(addend >> 32U) + (before + low < before ? 1U : 0U);
     if (high != 0) atomicAdd(&sum.high, high);
   }
-  __device__ std::uint32_t count(std::uint32_t& counter) const { return atomicAdd(&counter, 1U); }
+  __device__ std::uint32_t count(std::uint32_t& counter) const {
+    return atomicAdd(&counter, 1U);
+  }
 
   __device__ bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
     __syncthreads();
@@ -165,7 +167,7 @@ bool may_begin_early(int device) {
   const std::lock_guard lock(mutex);
   if (const auto found = known.find(device); found != known.end()) return found->second;
   cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, run_thread_block<Kernel>));
+  check_error(cudaFuncGetAttributes(&attributes, run_thread_block<Kernel>));
   return known.emplace(device, attributes.ptxVersion >= 90).first->second;
 }
 
@@ -176,14 +178,16 @@ bool may_begin_early(int device) {
 class on_stream {
  public:
   /// 0: the default stream. Throws cuda_error if there is no device.
-  explicit on_stream(cudaStream_t stream = nullptr) : stream_(stream) { check(cudaGetDevice(&device_)); }
+  explicit on_stream(cudaStream_t stream = nullptr) : stream_(stream) {
+    check_error(cudaGetDevice(&device_));
+  }
 
   /// Throws cuda_error if the launch fails, std::logic_error if another device is current than when this was made.
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
     int current = 0;
-    check(cudaGetDevice(&current));
+    check_error(cudaGetDevice(&current));
     if (current != device_) {
       throw std::logic_error("this execution was made for device " + std::to_string(device_) +
                              ", current is device " + std::to_string(current) +
@@ -191,7 +195,7 @@ class on_stream {
     }
     const std::size_t teams = kernel.teams(Kernel::threads / detail::half_warp::threads);
     if (teams == 0) return;
-    if (teams > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+    if (teams > static_cast<std::size_t>((std::numeric_limits<int>::max)())) {
       throw std::invalid_argument("the model has more blocks than a launch can have");
     }
     cudaLaunchAttribute early{};
@@ -204,11 +208,11 @@ class on_stream {
     config.attrs = &early;
     config.numAttrs = detail::may_begin_early<Kernel>(device_) ? 1 : 0;
     // Gives the error of this launch and not, as cudaGetLastError, one that was left by somebody else.
-    check(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
+    check_error(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }
 
   /// Until all that was launched is done. Throws cuda_error if some of it failed.
-  void wait() const { check(cudaStreamSynchronize(stream_)); }
+  void wait() const { check_error(cudaStreamSynchronize(stream_)); }
   cudaStream_t stream() const noexcept { return stream_; }
   int device() const noexcept { return device_; }
 
@@ -238,13 +242,13 @@ class on_stream {
   /// Pinned memory and an event, which wait for the copy that is under way before they go.
   detail::staging_slot make_slot(std::size_t bytes) const {
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    check_error(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     const std::shared_ptr<void> copied(event, [](void* each) {
       cudaEventSynchronize(static_cast<cudaEvent_t>(each));
       cudaEventDestroy(static_cast<cudaEvent_t>(each));
     });
     void* memory = nullptr;
-    check(cudaMallocHost(&memory, bytes));
+    check_error(cudaMallocHost(&memory, bytes));
     return {std::shared_ptr<void>(memory,
                                   [copied](void* each) {
                                     cudaEventSynchronize(static_cast<cudaEvent_t>(copied.get()));
@@ -254,17 +258,17 @@ class on_stream {
   }
   /// Until the last copy from the slot is done. Throws cuda_error if something before it failed.
   void wait_for(const detail::staging_slot& slot) const {
-    check(cudaEventSynchronize(static_cast<cudaEvent_t>(slot.copied.get())));
+    check_error(cudaEventSynchronize(static_cast<cudaEvent_t>(slot.copied.get())));
   }
   /// Enqueued; nothing waits.
   void copy_from(const detail::staging_slot& slot, void* to, std::size_t bytes) const {
-    check(cudaMemcpyAsync(to, slot.memory.get(), bytes, cudaMemcpyHostToDevice, stream_));
-    check(cudaEventRecord(static_cast<cudaEvent_t>(slot.copied.get()), stream_));
+    check_error(cudaMemcpyAsync(to, slot.memory.get(), bytes, cudaMemcpyHostToDevice, stream_));
+    check_error(cudaEventRecord(static_cast<cudaEvent_t>(slot.copied.get()), stream_));
   }
   /// Throws std::logic_error, naming `call`, while the stream is captured into a graph, and leaves the capture as it is.
   void require_no_capture(const char* call) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(stream_, &status));
+    check_error(cudaStreamIsCapturing(stream_, &status));
     if (status == cudaStreamCaptureStatusNone) return;
     throw std::logic_error(std::string(call) +
                            ": the stream is captured into a graph, which would do it again from host memory "
@@ -274,7 +278,7 @@ class on_stream {
  private:
   static cudaPointerAttributes attributes_of(const void* pointer) {
     cudaPointerAttributes attributes{};
-    check(cudaPointerGetAttributes(&attributes, pointer));
+    check_error(cudaPointerGetAttributes(&attributes, pointer));
     return attributes;
   }
 

@@ -9,6 +9,7 @@
 
 #include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 

@@ -205,7 +205,7 @@ class frame_chunks {
       const std::size_t end = begin + grid_.elements(part, i);
       double total = 0;
       for (std::size_t at = begin; at < end; at += buffer.size()) {
-        const auto block = std::span(buffer).first(std::min(buffer.size(), end - at));
+        const auto block = std::span(buffer).first((std::min)(buffer.size(), end - at));
         lamina::detail::decode_payload<T>(grid_.type(), parts_[part].data(), elements, at, block);
         total += l1_norm{}(block);
       }
@@ -249,7 +249,7 @@ class loss_memory {
         std::uint8_t& losses = losses_[first_[part] + i];
         if (!arrived.is_lost(part, i)) {
           losses = 0;
-        } else if (losses < std::numeric_limits<std::uint8_t>::max()) {
+        } else if (losses < (std::numeric_limits<std::uint8_t>::max)()) {
           ++losses;
         }
       }
@@ -264,7 +264,7 @@ class loss_memory {
       lamina::detail::raise(std::invalid_argument("the selection is of another layout"));
     std::vector<chunk> found;
     if (max_losses == 0) return found;
-    max_losses = std::min<unsigned>(max_losses, std::numeric_limits<std::uint8_t>::max());
+    max_losses = std::min<unsigned>(max_losses, (std::numeric_limits<std::uint8_t>::max)());
     for (const std::size_t part : sent.sent()) {
       for (std::uint32_t i = 0; i < grid_.chunks(part); ++i) {
         if (losses_[first_[part] + i] >= max_losses)

@@ -171,7 +171,7 @@ class control_writer {
     std::memcpy(bytes_.data(), &header, sizeof header);
     return all;
   }
-  [[nodiscard]] keyed_check& check() noexcept { return check_; }
+  [[nodiscard]] keyed_check& keyed() noexcept { return check_; }
   /// What was put so far.
   [[nodiscard]] std::span<const std::byte> body() const noexcept {
     return std::span(bytes_).subspan(control_header_bytes);
@@ -301,7 +301,7 @@ class chunk_list {
     list.report_ = detail::take_report(from);
     list.parts_ = from.take<std::uint32_t>();
     list.lists_ = from.rest();
-    error = list.check(from, grid);
+    error = list.verify(from, grid);
     return list;
   }
 
@@ -318,7 +318,7 @@ class chunk_list {
   }
 
  private:
-  std::error_code check(detail::body_reader from, const chunk_grid& grid) const noexcept {
+  std::error_code verify(detail::body_reader from, const chunk_grid& grid) const noexcept {
     std::uint32_t least = 0;
     for (std::uint32_t k = 0; k < parts_ && !from.is_short(); ++k) {
       const auto part = from.take<std::uint32_t>();

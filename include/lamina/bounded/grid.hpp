@@ -65,7 +65,7 @@ class chunk_grid {
   ///                                part of more than 2^32 - 1 chunks; more than 2^32 - 1 parts
   chunk_grid(const layout& parts, std::size_t element_bytes, payload_type type, std::size_t chunk_elements)
       : parts_(parts), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
-    check();
+    check_sizes();
     bitmap_begins_.reserve(parts.layers() + 1);
     bitmap_begins_.push_back(0);
     for (std::size_t l = 0; l < parts.layers(); ++l) {
@@ -102,7 +102,7 @@ class chunk_grid {
   /// Of all parts.
   [[nodiscard]] std::size_t chunks() const noexcept { return chunks_; }
   [[nodiscard]] std::size_t elements(std::size_t part, std::uint32_t index) const noexcept {
-    return std::min(chunk_elements_, parts_.sizes()[part] - begin(index));
+    return (std::min)(chunk_elements_, parts_.sizes()[part] - begin(index));
   }
   /// The first element of a chunk.
   [[nodiscard]] std::size_t begin(std::uint32_t index) const noexcept { return index * chunk_elements_; }
@@ -136,7 +136,7 @@ class chunk_grid {
                                            : payload_bytes<double>(type_, elements);
   }
 
-  void check() const {
+  void check_sizes() const {
     using lamina::detail::raise;
     if (element_bytes_ != sizeof(float) && element_bytes_ != sizeof(double)) {
       raise(std::invalid_argument("elements of " + std::to_string(element_bytes_) +
@@ -151,7 +151,7 @@ class chunk_grid {
       raise(std::invalid_argument("chunks of " + std::to_string(chunk_elements_) +
                                   " elements: larger than a datagram"));
     }
-    constexpr std::size_t most = std::numeric_limits<std::uint32_t>::max();
+    constexpr std::size_t most = (std::numeric_limits<std::uint32_t>::max)();
     if (parts_.layers() > most) raise(std::invalid_argument("more than 2^32 - 1 parts"));
     for (std::size_t l = 0; l < parts_.layers(); ++l) {
       if (parts_.sizes()[l] / chunk_elements_ >= most) {
@@ -159,7 +159,7 @@ class chunk_grid {
       }
     }
     // No chunk is larger than a datagram, so that the bytes of a part can be counted; those of all have room for a frame's header.
-    std::size_t bytes = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t bytes = (std::numeric_limits<std::size_t>::max)() / 2;
     for (std::size_t l = 0; l < parts_.layers(); ++l) {
       if (part_bytes(l) > bytes) raise(std::invalid_argument("the bytes of the layout cannot be counted"));
       bytes -= part_bytes(l);

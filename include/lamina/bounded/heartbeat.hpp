@@ -30,7 +30,7 @@ class heartbeat {
   /// When the next PING is due, whose body is the time of it.
   [[nodiscard]] instant ping_at() const noexcept { return ping_at_; }
   void ping_sent(instant now) noexcept {
-    ping_at_ = now + (pongs_ < newest_.size() ? std::min(ping_every_, first_pings_every) : ping_every_);
+    ping_at_ = now + (pongs_ < newest_.size() ? (std::min)(ping_every_, first_pings_every) : ping_every_);
   }
   /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not
   /// counted.

@@ -136,9 +136,10 @@ class lossy_channel {
     if (options_.link_bits == 0) return now;
     const double bits = 8 * static_cast<double>(wire_bytes);
     const double waiting =
-        std::chrono::duration<double>(std::max(free_at_ - now, instant(0))).count() * options_.link_bits;
+        std::chrono::duration<double>((std::max)(free_at_ - now, instant(0))).count() * options_.link_bits;
     if (waiting + bits > 8 * static_cast<double>(options_.queue_bytes)) return std::nullopt;
-    free_at_ = std::max(free_at_, now) + instant(static_cast<instant::rep>(bits / options_.link_bits * 1e9));
+    free_at_ =
+        (std::max)(free_at_, now) + instant(static_cast<instant::rep>(bits / options_.link_bits * 1e9));
     counters_.wire_bytes += wire_bytes;
     return free_at_;
   }

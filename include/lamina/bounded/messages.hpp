@@ -50,7 +50,7 @@ inline std::span<const std::byte> write_hello(control_writer& to, const hello_bo
   to.put(hello.fingerprint);
   to.put(hello.chunk_elements);
   to.put(hello.mtu);
-  to.put(to.check().of({to.body()}));
+  to.put(to.keyed().of({to.body()}));
   return to.finish(control_type::hello, 0, 0);
 }
 

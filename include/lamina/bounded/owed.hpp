@@ -70,7 +70,7 @@ template <element T, class Parameters>
                                   std::to_string(elements)));
     }
     const std::size_t begin = first * grid.chunk_elements();
-    const std::size_t end = std::min(elements, (last + 1) * grid.chunk_elements());
+    const std::size_t end = (std::min)(elements, (last + 1) * grid.chunk_elements());
     all.repairs.push_back({each.layer, begin, std::as_bytes(whole.subspan(begin, end - begin))});
   }
   return all;

@@ -17,7 +17,7 @@ namespace lamina::inline LAMINA_ABI::bounded {
 /// Since any beginning that both uses of it share; of no clock in particular.
 using instant = std::chrono::nanoseconds;
 /// No time comes after it, and any time may be added to it.
-inline constexpr instant never = instant::max() / 2;
+inline constexpr instant never = (instant::max)() / 2;
 
 /// The clock of packets: microseconds, wrapping.
 [[nodiscard]] constexpr std::uint32_t wire_microseconds(instant now) noexcept {
@@ -46,14 +46,14 @@ class rate_control {
   explicit rate_control(const rate_options& options = {})
       : is_controlled_(options.is_controlled),
         is_link_known_(options.link_bits > 0),
-        most_(is_link_known_ ? std::max(static_cast<double>(options.link_bits), least_of_all) : 10e9),
-        least_(is_link_known_ ? std::max(least_of_all, most_ / 100) : least_of_all),
-        rate_(is_link_known_ ? std::max(most_ / std::max(options.senders, 1U), least_) : 100e6) {}
+        most_(is_link_known_ ? (std::max)(static_cast<double>(options.link_bits), least_of_all) : 10e9),
+        least_(is_link_known_ ? (std::max)(least_of_all, most_ / 100) : least_of_all),
+        rate_(is_link_known_ ? (std::max)(most_ / (std::max)(options.senders, 1U), least_) : 100e6) {}
 
   /// What may be sent now: the rate, or the receiver's grant if that is less.
   [[nodiscard]] double bits() const noexcept {
     if (!is_controlled_) return most_;
-    return granted_ > 0 ? std::min(rate_, granted_) : rate_;
+    return granted_ > 0 ? (std::min)(rate_, granted_) : rate_;
   }
   [[nodiscard]] double least_bits() const noexcept { return least_; }
 
@@ -65,18 +65,18 @@ class rate_control {
     grant(report.granted_bits);
     if (report.transmissions < least_transmissions) return;
     const double all = report.transmissions;
-    const double lost = std::max(all - report.received, 0.0);
+    const double lost = (std::max)(all - report.received, 0.0);
     // Two standard deviations of what a loss of 25 % would give.
     const double beyond = lost - all / 4;
     const bool is_overload = beyond > 0 && beyond * beyond > 4 * all * 3 / 16;
     if (is_overload || (lost > all / 100 && report.delay_us > 1000)) {
-      rate_ = std::max(least_, 0.95 * rate_ * (1 - lost / all));
+      rate_ = (std::max)(least_, 0.95 * rate_ * (1 - lost / all));
       was_full_ = true;
       return;
     }
-    const double transfers = std::max(report.open_transfers, 1U);
+    const double transfers = (std::max)(report.open_transfers, 1U);
     const double step = (is_link_known_ ? most_ : usual_link) / (50 * transfers);
-    rate_ = std::min(most_, rate_ + (is_link_known_ || was_full_ ? step : rate_ / 10));
+    rate_ = (std::min)(most_, rate_ + (is_link_known_ || was_full_ ? step : rate_ / 10));
   }
 
   /// Packets were sent, and none has come.
@@ -115,9 +115,9 @@ class pacer {
 
  private:
   void refill(instant now, double rate) noexcept {
-    const double most = std::max(8 * packet_bits_, rate / 1000);
+    const double most = (std::max)(8 * packet_bits_, rate / 1000);
     const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
-    tokens_ = is_new_ ? most : std::min(most, tokens_ + std::max(seconds, 0.0) * rate);
+    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
     refilled_at_ = now;
     is_new_ = false;
   }
@@ -141,14 +141,14 @@ class queueing_delay {
     const auto second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
     least_of_second& slot = slots_[static_cast<std::size_t>(second) % slots_.size()];
     if (slot.second != second) slot = {second, relative};
-    slot.least = std::min(slot.least, relative);
+    slot.least = (std::min)(slot.least, relative);
     newest_ = second;
     samples_[added_++ % samples_.size()] = relative;
   }
 
   /// The median of those added since it was asked for last, of the newest 256 at most, in microseconds; 0 of none.
   [[nodiscard]] std::uint32_t take_median() noexcept {
-    const std::size_t count = std::min(added_, samples_.size());
+    const std::size_t count = (std::min)(added_, samples_.size());
     added_ = 0;
     if (count == 0) return 0;
     const auto middle = samples_.begin() + static_cast<std::ptrdiff_t>(count / 2);
@@ -156,7 +156,7 @@ class queueing_delay {
     std::int32_t least = *middle;
     for (const least_of_second& each : slots_) {
       if (each.second > newest_ - static_cast<std::int64_t>(slots_.size()))
-        least = std::min(least, each.least);
+        least = (std::min)(least, each.least);
     }
     return static_cast<std::uint32_t>(*middle) - static_cast<std::uint32_t>(least);  // at most 2^32 - 1 apart
   }

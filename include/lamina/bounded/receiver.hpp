@@ -130,8 +130,8 @@ class bounded_receiver {
   /// until it had nothing.
   [[nodiscard]] instant deadline() const noexcept {
     if (state_ != receiver_state::open) return ticker_.next();
-    return std::min({ticker_.next(), answer_at(), unasked_at(), report_at(),
-                     std::min(never, silent_since_ + longest_silence)});
+    return (std::min)({ticker_.next(), answer_at(), unasked_at(), report_at(),
+                       (std::min)(never, silent_since_ + longest_silence)});
   }
 
   /// How long packets may be under way after the last that came: heartbeat::quiet().
@@ -350,12 +350,13 @@ class bounded_receiver {
     if (!has_probe_) return never;
     if (seen_in_round_ >= probed_ - round_began_at_) return probed_at_;
     const bool is_silent = silent_since_ != never;
-    return std::max(last_packet_at_, probed_at_) + (is_silent ? std::max(quiet_, quiet_of_silence) : quiet_);
+    return (std::max)(last_packet_at_, probed_at_) +
+           (is_silent ? (std::max)(quiet_, quiet_of_silence) : quiet_);
   }
   // PROBE travels with the flood and can be lost. The next time takes twice as long, or a slow sender would be answered packet by packet.
   [[nodiscard]] instant unasked_at() const noexcept {
     if (has_probe_ || seen_ == seen_at_wanted_ || arrivals_.is_within_bound()) return never;
-    return last_packet_at_ + 2 * quiet_ * (1U << std::min(unasked_, 10U));
+    return last_packet_at_ + 2 * quiet_ * (1U << (std::min)(unasked_, 10U));
   }
   [[nodiscard]] instant report_at() const noexcept {
     return seen_ - seen_at_report_ < rate_control::least_transmissions

@@ -178,7 +178,7 @@ class bounded_sender {
   /// When to come back, if nothing happens before; never if there is nothing to do, and long ago if there is a message to send, as
   /// there is behind the last packet of a round. Of a sender that has just been asked for messages and packets until it had none.
   [[nodiscard]] instant deadline() const noexcept {
-    if (sends_begin_ || sends_probe_ || sends_abort_) return instant::min();  // for poll_control()
+    if (sends_begin_ || sends_probe_ || sends_abort_) return (instant::min)();  // for poll_control()
     if (state_ == sender_state::streaming) return packet_at_;
     return waits() ? ticker_.next() : never;
   }
@@ -330,7 +330,7 @@ class bounded_sender {
     } else {
       stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
       if (stuck_rounds_ >= most_stuck_rounds) return bounded_errc::no_progress;
-      last_wanted_ = std::min(last_wanted_, wanted);  // an honest list never grows
+      last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
     }
     todo_.clear();
     list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) { todo_.add(part, bits); });

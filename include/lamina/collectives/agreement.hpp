@@ -39,7 +39,7 @@ class conversation {
   /// Sends to one rank while it receives from another; either may be left out by an empty span. Throws channel_error where nothing is
   /// heard, or another length arrives.
   void exchange(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
-    make_room(std::max(out.size(), in.size()));
+    make_room((std::max)(out.size(), in.size()));
     std::ranges::copy(out, memory_->out.begin());
     exchange(to, {out.size(), 1}, from, {in.size(), 1});
     std::ranges::copy(std::span(memory_->in).first(in.size()), in.begin());
@@ -185,7 +185,7 @@ class conversation {
     std::ranges::transform(before, here, here.begin(), larger);
   });
   const cost_table agreed = {most[0], most[1], most[2], most[3]};
-  check(agreed);
+  check_costs(agreed);
   return rounded(agreed);
 }
 

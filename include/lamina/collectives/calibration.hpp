@@ -42,7 +42,7 @@ class calibrator {
  public:
   calibrator(channel& over, const calibration_options& options)
       : talk_(over, options.timeout), options_(options) {
-    talk_.make_room(pieces_of_a_round * std::max(options.pieces.both_ways, options.pieces.one_way));
+    talk_.make_room(pieces_of_a_round * (std::max)(options.pieces.both_ways, options.pieces.one_way));
   }
 
   double latency() {
@@ -94,7 +94,7 @@ class calibrator {
   // Seconds a byte, the median after the first eighth of the rounds. All ranks stop in the same round, when rank 0 says that time is over.
   double rate(std::size_t to, std::size_t from, std::size_t piece) {
     const std::size_t bytes = piece * pieces_of_a_round;
-    const std::size_t rounds = std::max(std::size_t{1}, options_.most_bytes / bytes);
+    const std::size_t rounds = (std::max)(std::size_t{1}, options_.most_bytes / bytes);
     const std::size_t least = options_.least_bytes / bytes;
     std::vector<double> seconds;
     const auto begin = clock::now();
@@ -113,7 +113,7 @@ class calibrator {
   calibration_options options_;
 };
 
-inline void check(const calibration_options& options) {
+inline void check_options(const calibration_options& options) {
   if (options.latency_rounds == 0)
     throw std::invalid_argument("calibration: latency_rounds is 0: at least one is needed");
   for (const std::size_t bytes : {options.pieces.both_ways, options.pieces.one_way}) {
@@ -145,14 +145,14 @@ inline void check(const calibration_options& options) {
 /// cannot be, or a rate above options.known_rate; std::invalid_argument, before a message is sent, for an option that cannot be;
 /// channel_error where a rank is silent, which ends the channel.
 [[nodiscard]] inline cost_table calibrate(channel& over, const calibration_options& options = {}) {
-  detail::check(options);
+  detail::check_options(options);
   cost_table own = gigabit_costs;
   own.gamma = detail::calibrator::adding();
   if (over.ranks() > 1) {
     detail::calibrator measure(over, options);
     own.alpha = measure.latency();
     const auto beta = [&](double seconds, std::size_t bytes) {
-      return std::max(seconds - own.alpha / static_cast<double>(bytes), seconds / 10);
+      return (std::max)(seconds - own.alpha / static_cast<double>(bytes), seconds / 10);
     };
     own.beta_one_way = beta(measure.one_way(), detail::pieces_of_a_round * options.pieces.one_way);
     const double both = measure.both_ways();
@@ -160,7 +160,7 @@ inline void check(const calibration_options& options) {
         both > 0 ? beta(both, detail::pieces_of_a_round * options.pieces.both_ways) : own.beta_one_way;
     own = agree_on_costs(over, own, options.timeout);
   }
-  check(own);
+  check_costs(own);
   if (over.ranks() > 1 && options.known_rate > 0) {
     for (const auto& [name, beta] :
          {std::pair("beta_one_way", own.beta_one_way), std::pair("beta_both_ways", own.beta_both_ways)}) {

@@ -47,7 +47,7 @@ class calibration_error : public std::runtime_error {
 }
 
 /// Throws calibration_error naming the constant unless each is finite and positive.
-inline void check(const cost_table& costs) {
+inline void check_costs(const cost_table& costs) {
   const auto check_one = [](const char* name, double value) {
     if (can_be(value)) return;
     throw calibration_error("the cost " + std::string(name) + " is " + std::to_string(value) +
@@ -104,12 +104,12 @@ namespace detail {
       const double beta = is_exchange ? costs.beta_both_ways : costs.beta_one_way;
       const std::size_t added = (each.on_arrival == arrival::add ? in : 0) + each.fold.size() * (ranks - 1);
       if (of_rank.back() == 0) of_rank.back() = costs.alpha;
-      of_rank.back() += static_cast<double>(std::max(out, in) * element_bytes) * beta +
+      of_rank.back() += static_cast<double>((std::max)(out, in) * element_bytes) * beta +
                         static_cast<double>(added * sizeof(float)) * costs.gamma;
     }
     slowest.resize(of_rank.size());
     std::ranges::transform(slowest, of_rank, slowest.begin(),
-                           [](double one, double other) { return std::max(one, other); });
+                           [](double one, double other) { return (std::max)(one, other); });
   }
   double total = 0;
   for (const double each : slowest) total += each;
@@ -131,7 +131,7 @@ namespace detail {
 /// The algorithm whose all_reduce, in chunks of so many elements, takes the fewest seconds; where several do, the first of ring,
 /// halving_doubling, recursive_doubling, tree, pairwise.
 [[nodiscard]] inline algorithm cheapest(std::size_t ranks, std::size_t elements, const cost_table& costs,
-                                        std::size_t chunk = std::numeric_limits<std::size_t>::max()) {
+                                        std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) {
   constexpr std::array order = {algorithm::ring, algorithm::halving_doubling, algorithm::recursive_doubling,
                                 algorithm::tree, algorithm::pairwise};
   algorithm best = order[0];

@@ -317,7 +317,7 @@ class engine {
         nap = shortest_nap;
       } else {
         std::this_thread::sleep_for(nap);
-        nap = std::min(2 * nap, longest_nap);
+        nap = (std::min)(2 * nap, longest_nap);
       }
     }
   }

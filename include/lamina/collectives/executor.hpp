@@ -59,11 +59,11 @@ class executor {
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
            piece_sizes pieces = {})
       : channel_(over), plan_(static_cast<std::uint32_t>(plan)), pieces_(pieces), memory_(given) {
-    const std::size_t least =
-        std::min(elements_in(pieces_.both_ways, sizeof(float)), elements_in(pieces_.one_way, sizeof(float)));
+    const std::size_t least = (std::min)(elements_in(pieces_.both_ways, sizeof(float)),
+                                         elements_in(pieces_.one_way, sizeof(float)));
     if (least == 0)
       throw std::invalid_argument("a piece of a round must have room for a header and an element");
-    if (most_elements > std::numeric_limits<std::uint32_t>::max()) {
+    if (most_elements > (std::numeric_limits<std::uint32_t>::max)()) {
       throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
                                   " elements is too long: a header counts them in 32 bits");
     }
@@ -222,7 +222,7 @@ class executor {
     const std::span<std::byte> to = target(now);
     const std::size_t count = now.receive->elements.size();
     for (std::size_t begin = 0; begin < count; begin += piece) {
-      const element_range part = {begin, std::min(begin + piece, count)};
+      const element_range part = {begin, (std::min)(begin + piece, count)};
       const auto before =
           begin == 0 ? std::span<std::byte>(memory_.arrived_headers[index - begin_]) : std::span<std::byte>();
       const ticket posted =
@@ -242,7 +242,7 @@ class executor {
     auto& own_header = memory_.sent_headers[index - begin_];
     header(index, now.send->elements.size()).write(own_header);
     for (std::size_t begin = 0; begin < out.size(); begin += piece_bytes) {
-      const auto part = out.subspan(begin, std::min(piece_bytes, out.size() - begin));
+      const auto part = out.subspan(begin, (std::min)(piece_bytes, out.size() - begin));
       const auto before = begin == 0 ? std::span<const std::byte>(own_header) : std::span<const std::byte>();
       roles_[channel_.send(now.send->peer, tag, {before, part})] = {role::sent, index};
       ++open_sends_;
@@ -278,7 +278,7 @@ class executor {
     if (piece != incoming_.end()) return piece->round;
     std::size_t first = end_ - 1;
     for (const role& each : roles_)
-      if (each.what == role::sent) first = std::min(first, each.index);
+      if (each.what == role::sent) first = (std::min)(first, each.index);
     return first;
   }
 

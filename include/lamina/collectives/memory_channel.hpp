@@ -200,8 +200,8 @@ class memory_network {
     for (std::span<std::byte> target : {to.header, to.elements}) {
       std::size_t begin = copied;  // in the message
       for (const auto source : sources) {
-        const std::size_t skipped = std::min(begin, source.size());
-        const std::size_t count = std::min(source.size() - skipped, target.size());
+        const std::size_t skipped = (std::min)(begin, source.size());
+        const std::size_t count = (std::min)(source.size() - skipped, target.size());
         if (count > 0) std::memcpy(target.data(), source.data() + skipped, count);
         target = target.subspan(count);
         copied += count;

@@ -46,17 +46,17 @@ class mpi_channel final : public channel {
       : names_(std::move(names)) {
     const std::lock_guard lock(mpi_mutex());
     int level = MPI_THREAD_SINGLE;
-    check(MPI_Query_thread(&level), "MPI_Query_thread");
+    check_call(MPI_Query_thread(&level), "MPI_Query_thread");
     if (level < MPI_THREAD_SERIALIZED) {
       throw std::runtime_error("this MPI gives threads level " + std::to_string(level) + "; overlap needs " +
                                std::to_string(MPI_THREAD_SERIALIZED) + " (serialized): call MPI_Init_thread");
     }
-    check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
-    check(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_call(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
+    check_call(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     int rank = 0;
     int ranks = 0;
-    check(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
-    check(MPI_Comm_size(communicator_, &ranks), "MPI_Comm_size");
+    check_call(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+    check_call(MPI_Comm_size(communicator_, &ranks), "MPI_Comm_size");
     rank_ = static_cast<std::size_t>(rank);
     ranks_ = static_cast<std::size_t>(ranks);
     requests_.assign(most_tickets, MPI_REQUEST_NULL);
@@ -102,7 +102,7 @@ class mpi_channel final : public channel {
     // Tickets from 0 to the highest that is in use.
     const int code =
         MPI_Testsome(static_cast<int>(used_), requests_.data(), &count, indices_.data(), statuses_.data());
-    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check_call(code, "MPI_Testsome");
     for (std::size_t k = 0; count != MPI_UNDEFINED && k < static_cast<std::size_t>(count); ++k) {
       const auto which = static_cast<ticket>(indices_[k]);
       const posted& sent_or_due = posted_[which];
@@ -143,7 +143,7 @@ class mpi_channel final : public channel {
       throw std::out_of_range("rank " + std::to_string(peer) + " is out of range: there are " +
                               std::to_string(ranks_) + " ranks");
     }
-    if (message.size() > static_cast<std::size_t>(std::numeric_limits<int>::max()))
+    if (message.size() > static_cast<std::size_t>((std::numeric_limits<int>::max)()))
       throw std::invalid_argument("a message of " + std::to_string(message.size()) +
                                   " bytes is too long for MPI");
     const std::lock_guard lock(mpi_mutex());
@@ -160,18 +160,18 @@ class mpi_channel final : public channel {
       const std::array<int, 2> lengths = {static_cast<int>(message.header.size()),
                                           static_cast<int>(message.elements.size())};
       std::array<MPI_Aint, 2> addresses{};
-      check(MPI_Get_address(message.header.data(), addresses.data()), "MPI_Get_address");
-      check(MPI_Get_address(message.elements.data(), &addresses[1]), "MPI_Get_address");
+      check_call(MPI_Get_address(message.header.data(), addresses.data()), "MPI_Get_address");
+      check_call(MPI_Get_address(message.elements.data(), &addresses[1]), "MPI_Get_address");
       MPI_Datatype type = MPI_DATATYPE_NULL;
-      check(MPI_Type_create_hindexed(message.elements.empty() ? 1 : 2, lengths.data(), addresses.data(),
-                                     MPI_BYTE, &type),
-            "MPI_Type_create_hindexed");
-      check(MPI_Type_commit(&type), "MPI_Type_commit");
+      check_call(MPI_Type_create_hindexed(message.elements.empty() ? 1 : 2, lengths.data(), addresses.data(),
+                                          MPI_BYTE, &type),
+                 "MPI_Type_create_hindexed");
+      check_call(MPI_Type_commit(&type), "MPI_Type_commit");
       const int code = call(MPI_BOTTOM, 1, type, requests_[free]);
       MPI_Type_free(&type);  // MPI keeps what a message under way needs
       check_message(code, peer);
     }
-    used_ = std::max(used_, free + 1);
+    used_ = (std::max)(used_, free + 1);
     ++open_;
     return static_cast<ticket>(free);
   }
@@ -185,7 +185,7 @@ class mpi_channel final : public channel {
     MPI_Error_string(code, text.data(), &length);
     return {text.data(), static_cast<std::size_t>(length)};
   }
-  static void check(int code, const char* call) {
+  static void check_call(int code, const char* call) {
     if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
   }
 

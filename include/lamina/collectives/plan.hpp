@@ -78,7 +78,7 @@ class plan {
       throw std::invalid_argument("there are " + std::to_string(classes.size()) + " classes for " +
                                   std::to_string(model.layers()) + " layers");
     }
-    check(costs_);
+    check_costs(costs_);
     if (const auto mistake = mistake_in(ready_order)) throw std::invalid_argument(*mistake);
     const std::size_t bucket_bytes = options.bucket_bytes.value_or(default_bucket_bytes());
     bool is_open = false;
@@ -128,7 +128,7 @@ class plan {
   /// The elements of a collective at most: chunk_bytes, down to a multiple of 16·P.
   [[nodiscard]] std::size_t chunk_elements() const noexcept {
     const std::size_t grain = 16 * ranks_;
-    return std::max(grain, chunk_bytes_ / sizeof(float) / grain * grain);
+    return (std::max)(grain, chunk_bytes_ / sizeof(float) / grain * grain);
   }
 
   /// The elements of a layer that each rank hands over: of a gathered one its slice.
@@ -173,7 +173,7 @@ class plan {
   [[nodiscard]] element_range slice(std::size_t layer, std::size_t index) const {
     const std::size_t width = slice_elements(layer);
     const std::size_t elements = model_.sizes()[layer];
-    return {std::min(elements, index * width), std::min(elements, (index + 1) * width)};
+    return {(std::min)(elements, index * width), (std::min)(elements, (index + 1) * width)};
   }
   [[nodiscard]] std::size_t slice_elements(std::size_t layer) const {
     model_.check_layer(layer);
@@ -212,7 +212,7 @@ class plan {
         now += seconds_of(all.back());
       }
       all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::reduce_scatter});
-      if (!ready.empty()) now = std::max(now, complete) + seconds_of(all.back());
+      if (!ready.empty()) now = (std::max)(now, complete) + seconds_of(all.back());
       if (!buckets_[b].is_gathered) summed.push_back(b);
     }
     for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
@@ -235,7 +235,7 @@ class plan {
   // When the last gradient of a bucket is there.
   static double complete_at(const bucket& which, std::span<const double> ready) {
     double last = 0;
-    for (const std::size_t layer : which.layers) last = std::max(last, ready[layer]);
+    for (const std::size_t layer : which.layers) last = (std::max)(last, ready[layer]);
     return last;
   }
 
@@ -312,7 +312,7 @@ class plan {
     if (const auto mistake = mistake_in_payload()) throw plan_error("the plan: " + *mistake);
     if (chunk_bytes_ < least_chunk_bytes) throw plan_error("the plan has chunks below 4096 bytes");
     try {
-      check(costs_);
+      check_costs(costs_);
     } catch (const calibration_error& error) {
       throw plan_error(std::string("the plan: ") + error.what());
     }

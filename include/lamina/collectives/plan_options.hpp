@@ -38,7 +38,7 @@ class algorithm_choice {
   /// Of a bucket that goes in collectives of `chunk` elements. Cost: that of cheapest() for by_cost.
   [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
                              const cost_table& costs,
-                             std::size_t chunk = std::numeric_limits<std::size_t>::max()) const {
+                             std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) const {
     if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs, chunk);
     return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
   }

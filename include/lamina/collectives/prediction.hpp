@@ -45,8 +45,8 @@ class step_prediction {
   /// where a layer is needed or ready after the end. Cost: 128 steps of L layers, and two allocations. Of steps that do not settle, the
   /// mean of the last ones.
   [[nodiscard]] double exposed(const step_times& alone, waits where) const {
-    check("needed", alone.needed, alone.seconds);
-    check("ready", alone.ready, alone.seconds);
+    check_times("needed", alone.needed, alone.seconds);
+    check_times("ready", alone.ready, alone.seconds);
     constexpr int settling = 64;
     constexpr int counted = 64;
     link under_way = {std::vector<double>(of_.buckets().size()), 0};
@@ -69,27 +69,27 @@ class step_prediction {
     if (where == waits::in_the_forward) {
       double first_ready = alone.seconds;
       for (std::size_t l = 0; l < alone.needed.size(); ++l) {
-        late = std::max(late, under_way.done[of_.place(l).bucket] - alone.needed[l]);
-        first_ready = std::min(first_ready, alone.ready[l]);
+        late = (std::max)(late, under_way.done[of_.place(l).bucket] - alone.needed[l]);
+        first_ready = (std::min)(first_ready, alone.ready[l]);
       }
-      late = std::max(late, under_way.is_free - first_ready);
+      late = (std::max)(late, under_way.is_free - first_ready);
     }
     double now = under_way.is_free;
     for (std::size_t k = 0; k < tasks_.size(); ++k) {
       const std::size_t bucket = tasks_[k].bucket;
-      for (const std::size_t l : of_.buckets()[bucket].layers) now = std::max(now, alone.ready[l] + late);
+      for (const std::size_t l : of_.buckets()[bucket].layers) now = (std::max)(now, alone.ready[l] + late);
       now += seconds_[k];
       under_way.done[bucket] = now;
     }
     double end = alone.seconds + late;
-    if (where == waits::at_the_end) end = std::max(end, now);
+    if (where == waits::at_the_end) end = (std::max)(end, now);
     // After the beginning of the next step.
     for (double& each : under_way.done) each -= end;
     under_way.is_free = now - end;
     return end - alone.seconds;
   }
 
-  void check(const char* what, std::span<const double> times, double end) const {
+  void check_times(const char* what, std::span<const double> times, double end) const {
     if (!lamina::detail::is_finite(end))
       throw std::invalid_argument("a step cannot take " + std::to_string(end) + " s");
     if (times.size() != of_.model().layers()) {

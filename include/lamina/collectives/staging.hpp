@@ -47,9 +47,9 @@ class staging {
       first_.push_back(begin);
       begin += each.elements;
       if (has_owners_) check_slices(each);
-      const std::size_t most = std::min(elements_of(each), of.chunk_elements());
-      most_elements_ = std::max(most_elements_, most);
-      if (goes_in_slices(each)) most_in_rows = std::max(most_in_rows, most);
+      const std::size_t most = (std::min)(elements_of(each), of.chunk_elements());
+      most_elements_ = (std::max)(most_elements_, most);
+      if (goes_in_slices(each)) most_in_rows = (std::max)(most_in_rows, most);
     }
     memory_.gradients.resize(of.model().elements());
     memory_.rows.resize(most_in_rows);
@@ -95,7 +95,7 @@ class staging {
 
   /// The elements of the next collective, from the element `begin` of all on, as it is to begin with them.
   [[nodiscard]] std::span<float> chunk(std::size_t begin, operation what) {
-    const std::size_t count = std::min(plan_.chunk_elements(), elements_ - begin);
+    const std::size_t count = (std::min)(plan_.chunk_elements(), elements_ - begin);
     if (!is_in_slices_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
     const std::span<float> rows = std::span(memory_.rows).first(count);
     const bool sends_all = what == operation::reduce_scatter;
@@ -176,12 +176,12 @@ class staging {
     std::size_t column = 0;  // where the layer begins
     for (const std::size_t layer : kept_) {
       const std::size_t width = plan_.slice_elements(layer);
-      const std::size_t from = std::max(column, first);
-      const std::size_t to = std::min(column + width, first + columns);
+      const std::size_t from = (std::max)(column, first);
+      const std::size_t to = (std::min)(column + width, first + columns);
       if (from < to) {
         const element_range slice = plan_.slice(layer, row);
-        const std::size_t skipped = std::min(from - column, slice.size());
-        const std::size_t taken = std::min(to - from, slice.size() - skipped);
+        const std::size_t skipped = (std::min)(from - column, slice.size());
+        const std::size_t taken = (std::min)(to - from, slice.size() - skipped);
         work(std::span(place(layer) + slice.begin + skipped, taken), of_row.subspan(from - first, to - from));
       }
       column += width;

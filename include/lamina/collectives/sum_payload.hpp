@@ -70,7 +70,7 @@ inline void fold_rounded_in_rank_order(payload_type type, std::size_t rank, std:
   std::array<float, block_elements> next{};
   std::array<std::byte, sizeof(float) * block_elements> narrowed{};
   for (std::size_t begin = 0; begin < own.size(); begin += block_elements) {
-    const std::span<float> here = own.subspan(begin, std::min(block_elements, own.size() - begin));
+    const std::span<float> here = own.subspan(begin, (std::min)(block_elements, own.size() - begin));
     detail::narrow(type, here, narrowed.data());
     for (std::size_t r = 0; r < ranks; ++r) {
       const std::byte* const from =

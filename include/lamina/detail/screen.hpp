@@ -256,7 +256,7 @@ T largest_magnitude(std::size_t count, const Source source) {
       std::array<T, step> lane;
       for (const V& each : most) {
         detail::store(lane.data(), each);
-        for (const T magnitude : lane) largest = std::max(largest, std::bit_cast<pattern_of<T>>(magnitude));
+        for (const T magnitude : lane) largest = (std::max)(largest, std::bit_cast<pattern_of<T>>(magnitude));
       }
     } else {
       i = 0;
@@ -268,12 +268,12 @@ T largest_magnitude(std::size_t count, const Source source) {
       const auto row = source.template row<T>(i);
       for (std::size_t k = 0; k < lanes; ++k) {
         most[k] =
-            std::max(most[k], magnitude_of_pattern(std::bit_cast<pattern_of<T>>(row.template at<T>(k))));
+            (std::max)(most[k], magnitude_of_pattern(std::bit_cast<pattern_of<T>>(row.template at<T>(k))));
       }
     }
     largest = *std::ranges::max_element(most);
   }
-  for (; i < count; ++i) largest = std::max(largest, magnitude_at(i));
+  for (; i < count; ++i) largest = (std::max)(largest, magnitude_at(i));
   return std::bit_cast<T>(largest);
 }
 

@@ -48,7 +48,7 @@ class waiting_layers {
       has_room_[layer] = 1;
       allowance -= elements;
     }
-    return std::max(allowance, 0.0);
+    return (std::max)(allowance, 0.0);
   }
   /// Of the last give_room().
   [[nodiscard]] bool has_room(std::size_t layer) const { return has_room_[layer] != 0; }

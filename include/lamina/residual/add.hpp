@@ -113,7 +113,7 @@ class block_adder {
     buffer_type buffer;
     buffer_type updated;
     for (std::size_t begin = 0; begin < gradient.size(); begin += buffer.size()) {
-      const std::size_t count = std::min(buffer.size(), gradient.size() - begin);
+      const std::size_t count = (std::min)(buffer.size(), gradient.size() - begin);
       const T* addend = scaled(gradient.data() + begin, count, buffer);
       bounds.gradient = larger_magnitude(
           bounds.gradient, largest_magnitude<T>(count, read_only<T, G>(gradient.data() + begin)));

@@ -31,7 +31,7 @@ class layer_blocks {
   /// Where a block begins in its layer, and its elements.
   std::pair<std::size_t, std::size_t> extent_of(std::size_t layer, std::size_t block) const noexcept {
     const std::size_t begin = (block - first_[layer]) * block_elements;
-    return {begin, std::min(block_elements, model_.sizes()[layer] - begin)};
+    return {begin, (std::min)(block_elements, model_.sizes()[layer] - begin)};
   }
 
   /// Cuts the blocks of layers [first, last) into pieces that cross layers, so that small layers share a piece and a large
@@ -50,7 +50,7 @@ class layer_blocks {
           static_cast<std::size_t>(std::upper_bound(bounds.begin(), bounds.end(), block) - bounds.begin()) -
           1;
       for (; block < stop; ++layer) {
-        const std::size_t end = std::min(stop, first_[layer + 1]);
+        const std::size_t end = (std::min)(stop, first_[layer + 1]);
         if (block < end) work(layer, block, end);
         block = end;
       }
@@ -68,11 +68,11 @@ class layer_blocks {
 
   static std::size_t pieces_of(std::size_t blocks, std::size_t threads) noexcept {
     const std::size_t most = blocks / blocks_per_piece + (blocks % blocks_per_piece != 0);
-    return threads == 0 ? most : std::min(most, threads);
+    return threads == 0 ? most : (std::min)(most, threads);
   }
   // The blocks before piece `index` of equal ones; without a product that might overflow.
   static std::size_t share_of(std::size_t blocks, std::size_t pieces, std::size_t index) noexcept {
-    return blocks / pieces * index + std::min(index, blocks % pieces);
+    return blocks / pieces * index + (std::min)(index, blocks % pieces);
   }
 
   layout model_;

@@ -82,7 +82,7 @@ void visit_writable(Tensor&& tensor, const Visitor& visitor) {
 /// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.
 template <half_element Half, element T>
 constexpr Half to_nearest(T x) noexcept {
-  constexpr T largest = std::numeric_limits<float>::max();
+  constexpr T largest = (std::numeric_limits<float>::max)();
   if (is_nan(static_cast<double>(x))) return Half{0x7fff};
   return saturating_round<Half>(static_cast<float>(x < -largest ? -largest : x > largest ? largest : x));
 }

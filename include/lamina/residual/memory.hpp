@@ -44,7 +44,7 @@ class residual_memory {
     /// Whether they leave room for one more small gradient: up to a quarter of the range, so that rounding of sums and
     /// bounds, and that gradient with its velocity, still fit.
     bool leave_room() const noexcept {
-      constexpr T room = std::numeric_limits<T>::max() / 4;
+      constexpr T room = (std::numeric_limits<T>::max)() / 4;
       return elements < room && velocity < room;
     }
   };
@@ -239,7 +239,7 @@ class residual_memory {
     T largest = 0;
     std::array<T, block_elements> sent;
     for (; begin < end; begin += sent.size()) {
-      const auto rest = to.subspan(begin, std::min(sent.size(), end - begin));
+      const auto rest = to.subspan(begin, (std::min)(sent.size(), end - begin));
       decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
       subtract_elements(rest.data(), sent.data(), rest.size());
       T magnitude = magnitude_of(rest);

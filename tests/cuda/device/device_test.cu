@@ -18,7 +18,7 @@
 
 namespace {
 
-using lamina::cuda::check;
+using lamina::cuda::check_error;
 using lamina::cuda::on_stream;
 using lamina_test::contains;
 using lamina_test::message_of;
@@ -26,7 +26,7 @@ using lamina_test::require;
 
 class stream {
  public:
-  stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  stream() { check_error(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
   ~stream() { cudaStreamDestroy(stream_); }
   stream(const stream&) = delete;
   stream& operator=(const stream&) = delete;
@@ -38,7 +38,7 @@ class stream {
 
 class pinned {
  public:
-  explicit pinned(std::size_t bytes) : bytes_(bytes) { check(cudaMallocHost(&memory_, bytes)); }
+  explicit pinned(std::size_t bytes) : bytes_(bytes) { check_error(cudaMallocHost(&memory_, bytes)); }
   ~pinned() { cudaFreeHost(memory_); }
   pinned(const pinned&) = delete;
   pinned& operator=(const pinned&) = delete;
@@ -55,16 +55,16 @@ class graph {
   template <class Launches>
   graph(cudaStream_t stream, const Launches& launches) : stream_(stream) {
     cudaGraph_t captured = nullptr;
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    check_error(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     launches();
-    check(cudaStreamEndCapture(stream, &captured));
-    check(cudaGraphInstantiate(&launchable_, captured, 0));
-    check(cudaGraphDestroy(captured));
+    check_error(cudaStreamEndCapture(stream, &captured));
+    check_error(cudaGraphInstantiate(&launchable_, captured, 0));
+    check_error(cudaGraphDestroy(captured));
   }
   ~graph() { cudaGraphExecDestroy(launchable_); }
   graph(const graph&) = delete;
   graph& operator=(const graph&) = delete;
-  void launch() const { check(cudaGraphLaunch(launchable_, stream_)); }
+  void launch() const { check_error(cudaGraphLaunch(launchable_, stream_)); }
 
  private:
   cudaStream_t stream_;
@@ -99,7 +99,7 @@ void graphs_follow_the_cpu() {
       gradients.set(l, gradient);
       cpu.accumulate(l, gradient);
     }
-    check(cudaDeviceSynchronize());
+    check_error(cudaDeviceSynchronize());
     step.launch();
     execution.wait();
     const auto expected = cpu.encode().to_bytes();
@@ -143,7 +143,7 @@ void graphs_of_two_launches_follow_the_cpu() {
       gradients.set(l, gradient);
       cpu.accumulate(l, gradient);
     }
-    check(cudaDeviceSynchronize());
+    check_error(cudaDeviceSynchronize());
     (has_arrived ? after_a_frame : after_none).launch();
     execution.wait();
     const auto expected = cpu.encode().to_bytes();
@@ -171,7 +171,7 @@ void graphs_lose_nothing_out_of_order() {
     device.encode(execution, frame.bytes());
   });
   const graph commit(own.get(), [&] { device.commit(execution); });
-  check(cudaDeviceSynchronize());
+  check_error(cudaDeviceSynchronize());
   gather.launch();
   send.launch();
   gather.launch();
@@ -197,7 +197,7 @@ void graphs_follow_pointers() {
     gradients.back().set(1, std::vector<float>(5000, static_cast<float>(1 << i)));
   }
   device.bind(execution, gradients[0].tensors());
-  check(cudaDeviceSynchronize());
+  check_error(cudaDeviceSynchronize());
   const graph gather(own.get(), [&] {
     device.accumulate(execution);
     // One call after the other: nvcc 13.0 falls over a loop over their names here.
@@ -251,15 +251,15 @@ void refuses_host_memory() {
 
 void refuses_another_device() {
   int devices = 0;
-  check(cudaGetDeviceCount(&devices));
+  check_error(cudaGetDeviceCount(&devices));
   if (devices < 2) {
     std::printf("     (left out: memory of another device, there is one)\n");
     return;
   }
   const lamina::layout model = lamina_test::model_of({100});
-  check(cudaSetDevice(1));
+  check_error(cudaSetDevice(1));
   lamina_test::device_gradients<float> elsewhere(model, 0);
-  check(cudaSetDevice(0));
+  check_error(cudaSetDevice(0));
   lamina::cuda::gradient_compressor<float> device(model);
   const auto message =
       message_of<std::invalid_argument>([&] { device.bind(on_stream(), elsewhere.tensors()); });
@@ -267,10 +267,10 @@ void refuses_another_device() {
 }
 
 void errors_say_where() {
-  const auto message = message_of<lamina::cuda::cuda_error>([] { check(cudaErrorInvalidValue); });
+  const auto message = message_of<lamina::cuda::cuda_error>([] { check_error(cudaErrorInvalidValue); });
   require(contains(message, "cudaErrorInvalidValue") && contains(message, "device_test.cu:"),
           "the message is: " + message);
-  const auto failed = message_of<lamina::cuda::cuda_error>([] { check(cudaSetDevice(1 << 20)); });
+  const auto failed = message_of<lamina::cuda::cuda_error>([] { check_error(cudaSetDevice(1 << 20)); });
   require(contains(failed, "cudaErrorInvalidDevice"), "the message is: " + failed);
 }
 
@@ -278,7 +278,7 @@ void errors_say_where() {
 void passes_over_memory_that_cannot_be_freed() {
   int on_host = 0;
   lamina::cuda::detail::free_device_memory(&on_host);
-  check(cudaDeviceSynchronize());  // and leaves no error behind
+  check_error(cudaDeviceSynchronize());  // and leaves no error behind
 }
 
 void takes_cuda_half_types() {
@@ -308,7 +308,7 @@ int main(int count, char** arguments) {
     ++run;
     try {
       one();
-      check(cudaDeviceSynchronize());
+      check_error(cudaDeviceSynchronize());
       std::printf("ok   %s\n", name.c_str());
     } catch (const std::exception& error) {
       ++failed;

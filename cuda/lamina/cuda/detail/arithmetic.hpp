@@ -41,7 +41,8 @@ LAMINA_HOST_DEVICE T product(T a, T b) {
 template <class T>
 LAMINA_HOST_DEVICE bool is_finite(T x) {
 #if defined(__CUDA_ARCH__)
-  return std::abs(x) <= std::numeric_limits<T>::max();  // not of NaN; of the magnitude, which the value needs as well
+  return std::abs(x) <=
+         (std::numeric_limits<T>::max)();  // not of NaN; of the magnitude, which the value needs as well
 #else
   return lamina::detail::is_finite_magnitude(std::abs(x));
 #endif

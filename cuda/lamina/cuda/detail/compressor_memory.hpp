@@ -34,7 +34,7 @@ struct compressor_memory {
   compressor_memory(const partition& model, const compressor_options& options, bool has_fresh_values,
                     memory_resource* resource)
       : resource_(resource),
-        largest_layer(std::ranges::max(model.parts().sizes())),
+        largest_layer((std::ranges::max)(model.parts().sizes())),
         largest_frame_bytes(lamina::largest_frame_bytes<T>(model.parts(), options.payload)),
         tables(model.parts(), resource) {
     const layout& parts = model.parts();

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 

@@ -29,7 +29,7 @@ class device_layout {
         places_(memory, "tables"),
         block_totals_(memory, "the totals of blocks"),
         arrivals_(memory, "the totals of blocks") {
-    if (model.layers() > std::numeric_limits<std::uint32_t>::max()) {
+    if (model.layers() > (std::numeric_limits<std::uint32_t>::max)()) {
       throw std::invalid_argument("2^32 layers or more are not on the device");
     }
     const lamina::detail::layer_blocks blocks(model);
@@ -39,7 +39,7 @@ class device_layout {
       first_block.push_back(blocks.first(l + 1));
       offset_of_.push_back(padded_elements_);
       for (std::size_t begin = 0; begin < model.sizes()[l]; begin += block_elements) {
-        const std::size_t count = std::min(model.sizes()[l] - begin, block_elements);
+        const std::size_t count = (std::min)(model.sizes()[l] - begin, block_elements);
         places.push_back(
             {static_cast<std::uint32_t>(l), static_cast<std::uint32_t>(count), padded_elements_ + begin});
       }

@@ -134,7 +134,8 @@ LAMINA_HOST_DEVICE void for_each_row(const Group& group, const X* block, bool ar
     const unsigned first = begin + own;
     const unsigned rest = first < end ? end - first : 0;
     const unsigned count = rest < each ? rest : each;
-    visit(count == each && are_aligned ? load<X, each>(block + first) : load_each<X, each>(block + first, count),
+    visit(count == each && are_aligned ? load<X, each>(block + first)
+                                       : load_each<X, each>(block + first, count),
           first, count);
   }
 }

@@ -223,7 +223,8 @@ struct commit_kernel {
       subtract_sent(group, type, at.residual + place.begin, place.count);
     }
     if (at.velocity == nullptr) return;
-    for (unsigned i = group.thread(); i < place.count; i += Group::threads) at.velocity[place.begin + i] = T(0);
+    for (unsigned i = group.thread(); i < place.count; i += Group::threads)
+      at.velocity[place.begin + i] = T(0);
   }
 };
 

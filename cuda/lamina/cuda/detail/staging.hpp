@@ -11,6 +11,7 @@
 #include <span>
 #include <type_traits>
 
+#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {

@@ -84,11 +84,11 @@ struct model_view {
   std::size_t layers = 0;
   std::size_t blocks = 0;
   std::size_t elements = 0;
-  const std::size_t* sizes = nullptr;             // L
-  const std::size_t* offsets = nullptr;           // L: where a layer begins in the residual
-  const std::size_t* first_block = nullptr;       // L + 1
-  const block_place* places = nullptr;            // B
-  const tensor_view* gradients = nullptr;         // L
+  const std::size_t* sizes = nullptr;        // L
+  const std::size_t* offsets = nullptr;      // L: where a layer begins in the residual
+  const std::size_t* first_block = nullptr;  // L + 1
+  const block_place* places = nullptr;       // B
+  const tensor_view* gradients = nullptr;    // L
   T* residual = nullptr;
   T* velocity = nullptr;           // none without momentum
   double* block_totals = nullptr;  // B
@@ -100,7 +100,7 @@ struct model_view {
   std::uint8_t* bitmap = nullptr;          // as on the wire; part of the prefix
   std::size_t* payload_begin = nullptr;    // L: of the layers sent, in bytes
   std::uint64_t* rounded_in =
-      nullptr;  // B: the step that commit took out of a block; none where payloads are as_is
+      nullptr;                  // B: the step that commit took out of a block; none where payloads are as_is
   std::byte* prefix = nullptr;  // header and bitmap of the frame
   std::size_t prefix_bytes = 0;
   step_state* state = nullptr;
