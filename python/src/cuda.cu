@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // lamina._cuda: lamina::cuda::gradient_compressor for Python. Pointers and streams are integers, as frameworks give them; what lies
-// behind them is the caller's. Built where LAMINA_PYTHON_CUDA is ON. Not run on a GPU.
+// behind them is the caller's. Built where LAMINA_PYTHON_CUDA is ON.
 #include <lamina/cuda/lamina.cuh>
 #include <lamina/error.hpp>
 
@@ -80,14 +80,13 @@ void load(compressor& self, std::uintptr_t stream, const nb::bytes& state) {
 NB_MODULE(_cuda, m) {
   m.doc() =
       "Layer dropping over gradients in a GPU's memory, by the C++ library lamina. Pointers and streams are "
-      "integers, such as tensor.data_ptr() and torch.cuda.current_stream().cuda_stream. It was compiled and "
-      "imported, and not run on a GPU. RuntimeError, with CUDA's name of the error, where there is no "
-      "device.";
+      "integers, such as tensor.data_ptr() and torch.cuda.current_stream().cuda_stream. "
+      "RuntimeError, with CUDA's name of the error, where there is no device.";
   nb::class_<compressor>(m, "GradientCompressor",
                          "A worker's step on the current device, with a residual of float32: accumulate, "
                          "select, encode, commit. "
                          "Calls enqueue on `stream`, and wait where that is said. What they mean is in "
-                         "docs/cuda/index.md. Not run on a GPU.")
+                         "docs/cuda/index.md.")
       .def(
           "__init__",
           [](compressor* self, const nb::dict& shapes, double drop_ratio, std::uint64_t warm_up_steps,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// All kernels of a step, for count.py.
+// All kernels of a step, whose PTX ./ptx looks at.
 #include <cstddef>
 #include <span>
 
