@@ -6,9 +6,9 @@
 //
 //     nvcc -std=c++20 --expt-relaxed-constexpr -Iinclude -Icuda examples/nccl/agreed_allreduce.cu -lnccl -o agreed_allreduce
 //
-// On one GPU it prints, with the microseconds that a step takes there,
+// On one GPU it prints, T being what a step takes there,
 //
-//     1 GPUs, 200 steps of 101.5 us: 71.5 % of the elements exchanged, parameters within 3e-07 of the middle
+//     1 GPUs, 200 steps of T us: 71.5 % of the elements exchanged, parameters within 3e-07 of the middle
 //
 // NCCL takes its count from the host, which has to wait for it once a step. With --no-wait the count is the most that a step may send
 // under a byte budget, so it is known before; what is not sent is zeros behind the payload.

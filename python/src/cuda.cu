@@ -105,9 +105,9 @@ NB_MODULE(_cuda, m) {
           "Of a model as lamina.Layout takes it. ValueError, naming the option, for one outside its range; "
           "RuntimeError where there is no device.")
       .def(
-          "bind_async",
+          "bind",
           [](compressor& self, std::uintptr_t stream, const std::vector<row>& gradients) {
-            self.bind_async(on(stream), tensors_of(gradients));
+            self.bind(on(stream), tensors_of(gradients));
           },
           "stream"_a, "gradients"_a,
           "Where the gradients are from now on: for each layer (pointer, elements, 'float32' or 'float16' or "

@@ -289,8 +289,6 @@ void for_each_case(const Execution& execution, const visitor& visit) {
     };
     follows_the_cpu<float, float>(execution, sizes, plain, 9, 0, spoil);
     follows_the_cpu<float, float>(execution, sizes, {.drop_ratio = 0.7, .momentum = 0.9}, 9, 0, spoil);
-    follows_the_cpu<float, float>(
-        execution, sizes, {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh}, 9, 0, spoil);
   });
   for (const std::size_t layers : {1U, 2U, 7U, 8U, 9U, 161U, 1024U, 1025U, 9000U}) {
     visit("search over " + std::to_string(layers) + " layers",

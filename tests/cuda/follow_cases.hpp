@@ -91,9 +91,6 @@ std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
   add("warm-up", [](options& o) { o.drop_ratio = 0.99, o.warm_up_steps = 5; });
   add("a budget of 20 %", [](options& o) { o.byte_budget = 0.2; });
   add("a budget of 1 %", [](options& o) { o.byte_budget = 0.01; });
-  add("a threshold from fresh gradients", [](options& o) { o.source = lamina::threshold_source::fresh; });
-  add("fresh gradients and a budget",
-      [](options& o) { o.source = lamina::threshold_source::fresh, o.byte_budget = 0.2; });
   add("max_age 2", [](options& o) { o.drop_ratio = 0.95, o.max_age = 2; });
   add("a budget and max_age, which overdraws it", [](options& o) { o.byte_budget = 0.01, o.max_age = 2; });
   add("parts of 4,096", [](options& o) { o.part_elements = 4096; });

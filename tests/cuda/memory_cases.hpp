@@ -81,7 +81,6 @@ void memory_comes_from_a_resource(const Execution& execution) {
   const lamina::layout model = model_of({100, 0, 5000, 4097});
   const lamina::compressor_options options{.drop_ratio = 0.5,
                                            .warm_up_steps = 3,
-                                           .source = lamina::threshold_source::fresh,
                                            .momentum = 0.5,
                                            .payload = lamina::payload_type::int8,
                                            .always_sent = {1}};
@@ -93,7 +92,7 @@ void memory_comes_from_a_resource(const Execution& execution) {
     device_gradients<float> gradients(model, 0);
     const frame_buffer buffer(device.largest_frame_bytes());
     for (int step = 1; step <= 4; ++step) {
-      device.bind_async(execution, gradients.tensors());
+      device.bind(execution, gradients.tensors());
       device.accumulate(execution);
       device.select(execution);
       device.encode(execution, buffer.bytes());
@@ -199,7 +198,7 @@ void pointers_follow_without_waiting(const Execution& execution) {
     expected += each;
   }
   for (std::size_t i = 0; i < bindings; ++i) {
-    device.bind_async(stream, gradients[i].tensors());
+    device.bind(stream, gradients[i].tensors());
     device.accumulate(stream);
     require(stream.waits == (i < 4   ? 0
                              : i < 8 ? 1
@@ -213,12 +212,12 @@ void pointers_follow_without_waiting(const Execution& execution) {
   // What is refused leaves what was bound, and takes no slot.
   auto tensors = gradients[0].tensors();
   tensors[1] = tensors[1].part(0, 4999);
-  const auto message = message_of<std::invalid_argument>([&] { device.bind_async(stream, tensors); });
+  const auto message = message_of<std::invalid_argument>([&] { device.bind(stream, tensors); });
   require(contains(message, "layer1"), "the message is: " + message);
   device.accumulate(stream);
   require(device.residual(stream, 1)[0] == expected + 1024, "a refused table was bound");
   // By another execution than has made the slots.
-  device.bind_async(execution, gradients[0].tensors());
+  device.bind(execution, gradients[0].tensors());
   device.accumulate(execution);
   require(device.residual(execution, 1)[0] == expected + 1025, "another execution's table was not bound");
 }

@@ -143,49 +143,6 @@ void leaves_out_of_velocity_and_residual(const Execution& execution) {
   expect(-largest / 4, 1);
 }
 
-template <class Execution>
-void refuses_fresh_pieces(const Execution& execution) {
-  const lamina::layout model = model_of({100, 5000});
-  const lamina::compressor_options options{.source = lamina::threshold_source::fresh};
-  lamina::cuda::gradient_compressor<float> device(model, options);
-  device_gradients<float> gradients(model, 0);
-  device.bind(execution, gradients.tensors());
-  device.accumulate(execution);
-  require(contains(message_of<std::logic_error>([&] { device.accumulate(execution); }), "one piece"),
-          "a second piece was taken");
-  device.select(execution);
-  device.accumulate(execution);  // begins the next step
-
-  // Where graphs launch it, nothing is lost, and it is told.
-  gradients.set(0, std::vector<float>(100, 1.0F));
-  gradients.set(1, std::vector<float>(5000, 1.0F));  // a threshold of 0 would be searched again in each step
-  lamina::cuda::gradient_compressor<float> replayed(model, options);
-  replayed.bind(execution, gradients.tensors());
-  const recording graph(execution);
-  replayed.accumulate(graph);
-  graph.replay();
-  (void)replayed.last_step(execution);
-  graph.replay();
-  require(contains(message_of<std::logic_error>([&] { (void)replayed.last_step(execution); }), "one piece"),
-          "a second piece was launched and not told");
-  require(replayed.residual(execution, 0)[99] == 2.0F, "a piece was lost");
-
-  // A step that does not search takes pieces.
-  lamina::compressor_options seldom = options;
-  seldom.refresh = lamina::refresh_schedule::every(2);
-  lamina::cuda::gradient_compressor<float> some(model, seldom);
-  some.bind(execution, gradients.tensors());
-  some.accumulate(execution);
-  some.accumulate(execution);
-  require(contains(message_of<std::logic_error>([&] { (void)some.last_step(execution); }), "one piece"),
-          "a second piece was taken where the step searches");
-  some.select(execution);
-  some.accumulate(execution);
-  some.accumulate(execution);
-  some.select(execution);
-  require(some.last_step(execution).step == 2, "pieces were refused where the step does not search");
-}
-
 /// Selecting again by the same flags of what is held is the same selection; by others, or by none, it is not.
 template <class Execution>
 void refuses_other_layers_held(const Execution& execution) {
@@ -313,7 +270,6 @@ void for_each_order_case(const Execution& execution, const visitor& visit) {
     pieces_follow_the_cpu<float, lamina::float16>(execution, heavy);
   });
   visit("pieces, overflow with momentum", [&] { leaves_out_of_velocity_and_residual(execution); });
-  visit("pieces of fresh gradients", [&] { refuses_fresh_pieces(execution); });
   visit("other layers held", [&] { refuses_other_layers_held(execution); });
   visit("one other part held", [&] { refuses_one_other_part_held(execution); });
   visit("a step is decided in one way", [&] { decides_a_step_in_one_way(execution); });

@@ -126,8 +126,7 @@ void refused_batches_were_never_given(const Execution& execution, lamina::compre
 template <class Execution>
 void refused_steps_do_nothing(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000});
-  lamina::cuda::gradient_compressor<float> device(
-      model, {.drop_ratio = 0.5, .source = lamina::threshold_source::fresh});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0.5});
   device_gradients<float> gradients(model, 0);
   gradients.set(1, std::vector<float>(5000, 2.0F));
   device.bind(execution, gradients.tensors());
@@ -136,7 +135,6 @@ void refused_steps_do_nothing(const Execution& execution) {
   const thrust::device_vector<float> found_inf = std::vector{1.0F};
   const lamina::cuda::accumulate_options refused = {.found_inf = address_of(found_inf)};
   const auto saved = device.save(execution);
-  // Twice, though with fresh gradients each step has one piece: none has come.
   device.accumulate(execution, refused);
   device.accumulate(execution, refused);
   device.select(execution);

@@ -375,7 +375,6 @@ void for_each_rule_case(const Execution& execution, const visitor& visit) {
   add("a budget of 20 %", {.byte_budget = 0.2});
   add("a budget of 90 % and max_age", {.byte_budget = 0.9, .max_age = 3});
   add("parts of 4,096", {.drop_ratio = 0.6, .part_elements = 4096});
-  add("a threshold from fresh gradients", {.drop_ratio = 0.5, .source = lamina::threshold_source::fresh});
   visit("always_sent beyond the model", [&] { refuses_unknown_layers(execution); });
   visit("decisions before the end of a step", [&] { refuses_early_decisions(execution); });
   visit("choosing by value times waiting", [&] { refuses_priorities(execution); });

@@ -263,7 +263,6 @@ void for_each_state_case(const Execution& execution, const visitor& visit) {
   follow("warm-up", {.drop_ratio = 0.99, .warm_up_steps = 5});
   follow("payload int8 and momentum",
          {.drop_ratio = 0.7, .momentum = 0.5, .payload = lamina::payload_type::int8});
-  follow("fresh gradients", {.drop_ratio = 0.7, .source = lamina::threshold_source::fresh});
   visit("states, gradients of float16",
         [&] { states_are_the_cpus<float, lamina::float16>(execution, {.drop_ratio = 0.7}); });
   visit("steps that are done again", [&] { steps_are_done_again(execution); });

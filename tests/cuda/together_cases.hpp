@@ -36,10 +36,9 @@ void together_follows_the_cpu(const Execution& execution, lamina::compressor_opt
   bool commits = false;  // with the next gradients
   for (std::size_t step = 1; step <= steps; ++step) {
     const bool selects = below(random, 4) > 0;
-    const bool in_pieces = options.source != lamina::threshold_source::fresh;
     std::string how = " in step " + std::to_string(step) + (commits ? ", which commits" : "");
     if (commits) cpu.commit();
-    for (std::size_t piece = in_pieces ? below(random, 3) : 0;; --piece) {
+    for (std::size_t piece = below(random, 3);; --piece) {
       for (std::size_t l = 0; l < model.layers(); ++l) {
         auto gradient = random_gradient<G>(random, model.sizes()[l], 1);
         if constexpr (!lamina::half_element<G>) {

@@ -53,8 +53,7 @@ struct accumulate_options {
 ///     compressor.encode(execution, buffer);    // the frame, in one piece
 ///     compressor.commit(execution);            // once it has reached its receiver
 ///
-/// where execution is on_stream of stream.cuh, which makes that four launches (five where the threshold is searched over
-/// fresh gradients), none of which waits for the host or allocates; or with_policy of thrust_execution.hpp. One stream
+/// where execution is on_stream of stream.cuh, which makes that four launches, none of which waits for the host or allocates; or with_policy of thrust_execution.hpp. One stream
 /// at a time. Where the frame has arrived when the next gradients are there, and this worker's own values decide, it is two:
 ///
 ///     compressor.accumulate(execution, {.commit = step > 1, .select = true});
@@ -75,8 +74,8 @@ template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
-  /// naming the option, for one outside its range, for options.decide other than at_end and options.priority other than value,
-  /// which the host alone has yet, and for a model without layers; out_of_memory, naming what it is for.
+  /// naming the option, for one outside its range, for options.decide other than at_end, options.priority other than value and
+  /// options.source other than accumulated, which the host alone has, and for a model without layers; out_of_memory, naming what it is for.
   ///
   /// \param model    of the gradients
   /// \param options  as those of the host, without what is named above
@@ -88,7 +87,7 @@ class gradient_compressor {
         functor_(functor),
         partition_(model, options.part_elements),
         gradients_(partition_, memory),
-        memory_(partition_, options_, searches_fresh(), memory) {}
+        memory_(partition_, options_, memory) {}
 
   gradient_compressor(const gradient_compressor&) = delete;
   gradient_compressor& operator=(const gradient_compressor&) = delete;
@@ -96,30 +95,22 @@ class gradient_compressor {
   gradient_compressor& operator=(gradient_compressor&&) noexcept = default;
 
   /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
-  /// lamina::bfloat16. Waits for the execution and copies the pointers to the device, so bind once, and not while a graph
-  /// is captured. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements
-  /// or an element type other than the model's, and on a stream for memory that is not of its device; std::logic_error while it is
-  /// captured.
+  /// lamina::bfloat16. The pointers go to pinned host memory, and their copy to the device is enqueued behind what was launched and
+  /// before what comes. The host waits only where the copies of the last four calls are all under way, for the first of them; the
+  /// first call allocates four times 16 bytes a part of pinned memory, which may wait. A graph is launched with the pointers of the last
+  /// call before it. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements or an element
+  /// type other than the model's, and on a stream for memory that is not of its device; std::logic_error while a graph is
+  /// captured, which would copy again from host memory that has changed.
   template <class Execution, std::ranges::random_access_range Tensors>
   void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
   }
-  /// The same for gradients that move in every step: the pointers go to pinned host memory, and their copy to the device is
-  /// enqueued behind what was launched and before what comes. The host waits only where the copies of the last four calls are all
-  /// under way, for the first of them; the first call allocates four times 16 bytes a part of pinned memory, which may wait. A graph
-  /// is launched with the pointers of the last call before it. Throws as bind(), also std::logic_error while a graph is captured.
-  template <class Execution, std::ranges::random_access_range Tensors>
-  void bind_async(const Execution& execution, Tensors&& gradients) {
-    gradients_.bind_async(execution, gradients);
-  }
 
-  /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch, another one before it where the threshold
-  /// is searched over fresh gradients; moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum. With
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch; moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum. With
   /// `also` it does first what commit() does, and last what select(execution) does, in the same launch; beyond 1,024 parts
   /// selecting is a launch of its own, which has more threads. Values, frames and residual are those of the three calls. The first call after select(), encode() or commit() begins the next step; more calls before
   /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
-  /// the first bind(), with also.commit unless encode() came last, and for a second piece in a step that searches its threshold
-  /// over fresh gradients: at once where all steps do, and in the next last_step() where the device alone knows which do.
+  /// the first bind(), with also.commit unless encode() came last.
   ///
   /// Gradients that `also.found_inf` refuses were never given, as those that lamina::gradient_compressor::accumulate_all() refuses:
   /// residual, velocity, threshold and step stay, and values() are those of the residual; a frame is committed all the same where
@@ -134,22 +125,6 @@ class gradient_compressor {
     const detail::gradient_terms terms = {also.found_inf, also.inverse_scale};
     if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
     if (also.inverse_scale != nullptr) execution.require_device_memory(also.inverse_scale, "inverse_scale");
-    const bool begins = lamina::detail::begins_step(phase_);
-    if (searches_fresh()) {
-      // every(1) alone is due in step 2; of the others the host does not know the step, since graphs pass it by.
-      const bool always_searches = options_.drop_ratio > 0 && options_.refresh.due(2);
-      if (always_searches && !begins && !may_lack_gradients_)
-        throw std::logic_error(detail::fresh_in_pieces_sentence);
-      using kernel = detail::accumulate_kernel<T, F, detail::reduction_of::gradients, detail::end_of_fresh>;
-      execution.run(kernel{at,
-                           functor_,
-                           memory_.fresh_values.data().get(),
-                           {at.state, options_.refresh, options_.drop_ratio},
-                           T(0),
-                           {},
-                           terms});
-    }
-    may_lack_gradients_ = also.found_inf != nullptr && (begins || may_lack_gradients_);
     // Before the launch: if it fails, no commit may discard what it may have added.
     phase_ = step_phase::accumulating;
     has_frame_ = false;
@@ -171,14 +146,14 @@ class gradient_compressor {
   /// before, and if agreed values decided the step.
   template <class Execution>
   void select(const Execution& execution) {
-    select(execution, selection_kind::own_values, values(), own_search_values(), nullptr);
+    select(execution, selection_kind::own_values, values(), nullptr);
   }
   /// The same by L values in device memory that all workers have agreed on, mostly the mean of their values(). Throws
   /// std::logic_error also if this worker's own values decided the step.
   template <class Execution>
   void select(const Execution& execution, const double* agreed_values) {
     execution.require_device_memory(agreed_values, "agreed values");
-    select(execution, selection_kind::agreed_values, agreed_values, agreed_values, nullptr);
+    select(execution, selection_kind::agreed_values, agreed_values, nullptr);
   }
   /// The same, and parts whose byte in `held`, L in device memory, is not 0 are not sent, whatever R, the budget, max_age or
   /// always_sent say. Their elements are the first that count as held back, they take nothing from the budget, and their
@@ -188,7 +163,7 @@ class gradient_compressor {
   void select(const Execution& execution, const double* agreed_values, const std::uint8_t* held) {
     execution.require_device_memory(agreed_values, "agreed values");
     execution.require_device_memory(held, "flags of what is held");
-    select(execution, selection_kind::agreed_but_for_held, agreed_values, agreed_values, held);
+    select(execution, selection_kind::agreed_but_for_held, agreed_values, held);
   }
 
   /// Writes the frame of this step: to device memory, or to host memory that the device can write, so that no copy
@@ -341,6 +316,11 @@ class gradient_compressor {
       throw std::invalid_argument(
           "options.priority must be priority_rule::value on a device: value_times_waiting is of the host");
     }
+    if (options.source != threshold_source::accumulated) {
+      throw std::invalid_argument(
+          "options.source must be threshold_source::accumulated on a device: fresh gradients are of the "
+          "host");
+    }
     return options;
   }
 
@@ -350,7 +330,7 @@ class gradient_compressor {
 
   template <class Execution>
   void select(const Execution& execution, selection_kind kind, const double* values,
-              const double* search_values, const std::uint8_t* held) {
+              const std::uint8_t* held) {
     require(lamina::detail::may_select(phase_), "select", "accumulate()");
     if (phase_ == step_phase::accumulating) {
       phase_ = step_phase::selected;
@@ -359,18 +339,16 @@ class gradient_compressor {
       throw std::logic_error(detail::other_selection_sentence);
     }
     // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
-    execution.run(selection(view("select"), kind, values, search_values, held));
+    execution.run(selection(view("select"), kind, values, held));
   }
 
   detail::select_kernel<T> selection(const detail::model_view<T>& at, selection_kind kind,
-                                     const double* values, const double* search_values,
-                                     const std::uint8_t* held) {
+                                     const double* values, const std::uint8_t* held) {
     const std::uint8_t* always_sent = memory_.always_sent.data().get();
     return {at,
             detail::decision_rules(options_),
             kind,
             values,
-            search_values,
             held,
             memory_.held_before.data().get(),
             always_sent,
@@ -383,20 +361,10 @@ class gradient_compressor {
   void add(const Execution& execution, const detail::model_view<T>& at, bool commits,
            const detail::gradient_terms& terms, bool selects) {
     const detail::frame_before before = {commits, options_.payload};
-    const detail::end_of_gradients<T> end = {
-        at.state, before, terms, selects,
-        selection(at, selection_kind::own_values, values(), own_search_values(), nullptr)};
+    const detail::end_of_gradients<T> end = {at.state, before, terms, selects,
+                                             selection(at, selection_kind::own_values, values(), nullptr)};
     execution.run(detail::accumulate_kernel<T, F, Of, detail::end_of_gradients<T>>{
         at, functor_, values(), end, static_cast<T>(options_.momentum), before, terms});
-  }
-
-  // A budget takes the largest values whatever the source.
-  bool searches_fresh() const noexcept {
-    return options_.source == threshold_source::fresh && !options_.byte_budget;
-  }
-
-  const double* own_search_values() noexcept {
-    return searches_fresh() ? memory_.fresh_values.data().get() : values();
   }
 
   detail::model_view<T> view(const char* call) {
@@ -413,8 +381,7 @@ class gradient_compressor {
   // As of the calls; in a graph they count when it is captured.
   step_phase phase_ = step_phase::committed;
   selection_kind selected_by_ = selection_kind::own_values;
-  bool has_frame_ = false;           // of the gradients that came last
-  bool may_lack_gradients_ = false;  // all that came in this step may have been refused
+  bool has_frame_ = false;  // of the gradients that came last
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

@@ -33,35 +33,10 @@ class bindings {
   }
 
   /// As gradient_compressor::bind.
-  template <class Execution, class Tensors>
-  void bind(const Execution& execution, Tensors&& tensors) {
-    execution.require_no_capture("bind");
-    bind(execution, tensors, [&](const std::vector<tensor_view>& views) {
-      execution.wait();
-      thrust::copy(views.begin(), views.end(), views_.begin());
-    });
-  }
-  /// As gradient_compressor::bind_async.
-  template <class Execution, class Tensors>
-  void bind_async(const Execution& execution, Tensors&& tensors) {
-    execution.require_no_capture("bind_async");
-    bind(execution, tensors, [&](const std::vector<tensor_view>& views) {
-      ring_.copy(execution, std::span<const tensor_view>(views), views_.data().get());
-    });
-  }
-
-  /// Throws std::logic_error before the first bind().
-  const tensor_view* views(const char* call) const {
-    if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
-    return views_.data().get();
-  }
-  /// Whether all are of T and not const.
-  bool are_writable() const noexcept { return are_writable_; }
-
- private:
-  template <class Execution, std::ranges::random_access_range Tensors, class Copy>
+  template <class Execution, std::ranges::random_access_range Tensors>
   requires std::ranges::sized_range<Tensors>
-  void bind(const Execution& execution, Tensors& tensors, const Copy& copy) {
+  void bind(const Execution& execution, Tensors& tensors) {
+    execution.require_no_capture("bind");
     const layout& model = partition_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
     if (count != model.layers()) {
@@ -84,11 +59,20 @@ class bindings {
       }
     }
     execution.require_device_memory(views_.data().get(), "the tables");
-    copy(views);
+    ring_.copy(execution, std::span<const tensor_view>(views), views_.data().get());
     are_writable_ = are_writable;
     is_bound_ = true;
   }
 
+  /// Throws std::logic_error before the first bind().
+  const tensor_view* views(const char* call) const {
+    if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
+    return views_.data().get();
+  }
+  /// Whether all are of T and not const.
+  bool are_writable() const noexcept { return are_writable_; }
+
+ private:
   // With the layer's name in what its traits throw.
   template <class Tensor>
   device_tensor tensor_of(std::size_t layer, Tensor& tensor) const {

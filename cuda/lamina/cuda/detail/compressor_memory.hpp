@@ -31,8 +31,7 @@ template <element T>
 struct compressor_memory {
   /// For a model cut into parts, of one layer at least, and options that were checked, from a resource unless that is null. Throws
   /// out_of_memory, naming what it is for.
-  compressor_memory(const partition& model, const compressor_options& options, bool has_fresh_values,
-                    memory_resource* resource)
+  compressor_memory(const partition& model, const compressor_options& options, memory_resource* resource)
       : resource_(resource),
         largest_layer((std::ranges::max)(model.parts().sizes())),
         largest_frame_bytes(lamina::largest_frame_bytes<T>(model.parts(), options.payload)),
@@ -43,7 +42,6 @@ struct compressor_memory {
     if (options.momentum > 0) velocity.resize(tables.padded_elements());
     values.resize(layers);
     left_out.resize(layers);
-    if (has_fresh_values) fresh_values.resize(layers);
     is_clear.assign(layers, 1);
     held_before.resize(layers);
     if (!options.always_sent.empty()) always_sent = flags_of_always_sent(model, options);
@@ -90,7 +88,6 @@ struct compressor_memory {
   device_array<T> residual{resource_, "the residual"};
   device_array<T> velocity{resource_, "the velocity"};  // none without momentum
   device_array<double> values{resource_, "values"};
-  device_array<double> fresh_values{resource_, "values"};  // none unless the threshold is searched over them
   device_array<unsigned long long> left_out{resource_, "counts"};
   device_array<std::uint8_t> is_clear{resource_, "flags"};
   device_array<std::uint8_t> always_sent{resource_, "flags"};  // none if no layer is

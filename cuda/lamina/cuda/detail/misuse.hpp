@@ -18,17 +18,12 @@ enum class misuse : std::uint32_t {
   commit_without_frame = 1U << 3U,
   commit_twice = 1U << 4U,
   restore_without_frame = 1U << 5U,
-  fresh_in_pieces = 1U << 6U,
 };
 
 inline constexpr const char* other_selection_sentence =
     "select: this step was decided before in another way; own values, agreed ones, and agreed ones with "
     "these or "
     "those layers held do not mix within a step";
-inline constexpr const char* fresh_in_pieces_sentence =
-    "accumulate: with threshold_source::fresh the gradients of a step that searches its threshold come in "
-    "one "
-    "piece, since the values of their sum are not known";
 
 /// A sentence for each bit.
 inline std::string described(std::uint32_t misuses) {
@@ -45,7 +40,6 @@ inline std::string described(std::uint32_t misuses) {
       {misuse::commit_twice, "commit: was launched twice for one frame; the second did nothing"},
       {misuse::restore_without_frame,
        "restore: was launched without a frame since the last gradients, and did nothing"},
-      {misuse::fresh_in_pieces, fresh_in_pieces_sentence},
   };
   std::string all = "launched out of order:";
   for (const auto& [bit, sentence] : sentences) {

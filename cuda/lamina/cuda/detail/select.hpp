@@ -60,7 +60,6 @@ struct select_kernel {
   decision_rules rules;
   selection_kind kind;
   const double* values;                 // of this device or those that all workers agreed on; L
-  const double* search_values;          // what the threshold is searched over; mostly the same
   const std::uint8_t* held;             // L: not 0 for layers not to be sent in this step; or none
   std::uint8_t* held_before;            // L: `held` as the step was decided, where there was one
   const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
@@ -126,7 +125,7 @@ struct select_kernel {
   LAMINA_HOST_DEVICE void fetch(const Team& team) const {
     for (std::size_t layer = team.thread(); layer < at.layers && layer < 4 * team.threads();
          layer += team.threads()) {
-      team.prefetch(search_values + layer);
+      team.prefetch(values + layer);
       team.prefetch(at.sizes + layer);
       team.prefetch(at.cleared_in + layer);
     }
@@ -210,7 +209,7 @@ struct select_kernel {
 
     LAMINA_HOST_DEVICE candidate operator()(std::size_t layer) const {
       const lamina::detail::layer_rule rule = kernel->rule_of(layer);
-      const double value = kernel->search_values[layer];
+      const double value = kernel->values[layer];
       const std::size_t elements = kernel->at.sizes[layer];
       if (order == by::value) return {key_of(lamina::detail::search_value(value, rule)), elements};
       // What its value does not decide on does not count.

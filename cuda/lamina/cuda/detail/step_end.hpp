@@ -23,24 +23,6 @@ struct nothing_more {
   LAMINA_HOST_DEVICE void operator()(const Team&, shared_memory&) const {}
 };
 
-/// Of fresh gradients, over which a step may search its threshold, but not where it has others already.
-struct end_of_fresh {
-  static constexpr bool is_called = true;
-  struct shared_memory {};
-
-  step_state* state;
-  refresh_schedule refresh;  // which steps search
-  double ratio;              // of the step, or any that is as far from 0
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    if (team.thread() == 0 && !lamina::detail::begins_step(state->load_phase()) &&
-        lamina::detail::searches(refresh, state->step + 1, ratio, state->threshold)) {
-      state->raise(misuse::fresh_in_pieces);
-    }
-  }
-};
-
 /// What the caller says of the frame before: whether it has arrived, so that the pass which adds the next gradients takes what
 /// it said out of the residual first.
 struct frame_before {
