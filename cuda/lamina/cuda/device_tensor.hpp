@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <variant>
 
-#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"

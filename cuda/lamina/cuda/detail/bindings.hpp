@@ -13,7 +13,6 @@
 #include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
