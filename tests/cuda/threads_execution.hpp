@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
 
 namespace lamina_test {
@@ -98,7 +97,7 @@ class threads_in_turn {
 /// they are real ones, where the thread sanitizer can see them.
 ///
 /// A group is one thread. The teams of a launch go in one order or the other as well, so that another one is the last to arrive.
-class by_threads : public lamina::cuda::detail::copies_at_once {
+class by_threads {
  public:
   by_threads(unsigned threads, bool begins_forwards) : threads_(threads), begins_forwards_(begins_forwards) {}
 
@@ -128,6 +127,7 @@ class by_threads : public lamina::cuda::detail::copies_at_once {
   void wait() const {}
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
+  void require_no_capture(const char*) const {}
 
  private:
   template <class Barrier>

@@ -95,9 +95,8 @@ class gradient_compressor {
   gradient_compressor& operator=(gradient_compressor&&) noexcept = default;
 
   /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
-  /// lamina::bfloat16. The pointers go to pinned host memory, and their copy to the device is enqueued behind what was launched and
-  /// before what comes. The host waits only where the copies of the last four calls are all under way, for the first of them; the
-  /// first call allocates four times 16 bytes a part of pinned memory, which may wait. A graph is launched with the pointers of the last
+  /// lamina::bfloat16. The pointers are arguments of launches, one for each 224 layers: nothing is allocated, copied by the
+  /// host, or waited for. A graph is launched with the pointers of the last
   /// call before it. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements or an element
   /// type other than the model's, and on a stream for memory that is not of its device; std::logic_error while a graph is
   /// captured, which would copy again from host memory that has changed.

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/host_device.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
@@ -42,6 +43,10 @@ struct device_element_of<lamina::bfloat16> {
 class device_tensor;
 
 namespace detail {
+
+LAMINA_HOST_DEVICE constexpr std::size_t element_bytes(device_element type) noexcept {
+  return type == device_element::float64 ? 8 : type == device_element::float32 ? 4 : 2;
+}
 
 template <class G>
 concept device_storable = requires {
@@ -106,15 +111,12 @@ class device_tensor {
   std::size_t elements() const noexcept { return elements_; }
   device_element type() const noexcept { return type_; }
   bool is_writable() const noexcept { return is_writable_; }
-  std::size_t element_bytes() const noexcept {
-    return type_ == device_element::float64 ? 8 : type_ == device_element::float32 ? 4 : 2;
-  }
   /// `count` elements from `begin` on.
   device_tensor part(std::size_t begin, std::size_t count) const noexcept {
-    device_tensor piece = *this;
-    piece.data_ = static_cast<std::byte*>(data_) + begin * element_bytes();
-    piece.elements_ = count;
-    return piece;
+    device_tensor some = *this;
+    some.data_ = static_cast<std::byte*>(data_) + begin * detail::element_bytes(type_);
+    some.elements_ = count;
+    return some;
   }
 
  private:

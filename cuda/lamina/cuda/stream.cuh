@@ -7,13 +7,11 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 
-#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
 #include "lamina/cuda/error.hpp"
 #include "lamina/detail/abi.hpp"
@@ -239,32 +237,6 @@ class on_stream {
     }
   }
 
-  /// Pinned memory and an event, which wait for the copy that is under way before they go.
-  detail::staging_slot make_slot(std::size_t bytes) const {
-    cudaEvent_t event = nullptr;
-    check_error(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    const std::shared_ptr<void> copied(event, [](void* each) {
-      cudaEventSynchronize(static_cast<cudaEvent_t>(each));
-      cudaEventDestroy(static_cast<cudaEvent_t>(each));
-    });
-    void* memory = nullptr;
-    check_error(cudaMallocHost(&memory, bytes));
-    return {std::shared_ptr<void>(memory,
-                                  [copied](void* each) {
-                                    cudaEventSynchronize(static_cast<cudaEvent_t>(copied.get()));
-                                    cudaFreeHost(each);
-                                  }),
-            copied};
-  }
-  /// Until the last copy from the slot is done. Throws cuda_error if something before it failed.
-  void wait_for(const detail::staging_slot& slot) const {
-    check_error(cudaEventSynchronize(static_cast<cudaEvent_t>(slot.copied.get())));
-  }
-  /// Enqueued; nothing waits.
-  void copy_from(const detail::staging_slot& slot, void* to, std::size_t bytes) const {
-    check_error(cudaMemcpyAsync(to, slot.memory.get(), bytes, cudaMemcpyHostToDevice, stream_));
-    check_error(cudaEventRecord(static_cast<cudaEvent_t>(slot.copied.get()), stream_));
-  }
   /// Throws std::logic_error, naming `call`, while the stream is captured into a graph, and leaves the capture as it is.
   void require_no_capture(const char* call) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

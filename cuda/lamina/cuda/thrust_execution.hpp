@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/team.hpp"
 #include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
@@ -33,7 +32,7 @@ struct run_serial_team {
 /// Each team is one call, so on a CPU this is a loop over blocks. For a GPU take on_stream of lamina.cuh, whose teams are
 /// thread blocks.
 template <class Policy>
-class with_policy : public detail::copies_at_once {
+class with_policy {
  public:
   explicit with_policy(Policy policy) : policy_(policy) {}
 
@@ -49,6 +48,7 @@ class with_policy : public detail::copies_at_once {
   /// Whether memory is where it should be is known to on_stream alone.
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
+  void require_no_capture(const char*) const {}
 
  private:
   Policy policy_;

@@ -1,34 +1,67 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/copy.h>
-
+#include <algorithm>
 #include <cstddef>
 #include <ranges>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "lamina/cuda/detail/device_array.hpp"
-#include "lamina/cuda/detail/staging.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/tensor.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
+/// Writes the table of pointers, which come as the arguments of a launch: so their copy needs no memory of the host that would have to
+/// stay, and waits for nothing.
+struct bind_kernel {
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned teams_at_once = 1;
+  static constexpr std::size_t most_layers = 224;  // of a launch
+  struct shared_memory {};
+
+  tensor_view* table;              // a part each
+  const std::size_t* first_parts;  // of these layers, and the one behind
+  std::size_t part_elements;       // but for a layer's last part
+  std::size_t layers;
+  tensor_view tensors[most_layers];
+
+  std::size_t teams(unsigned) const { return 1; }
+
+  LAMINA_ANY_CALLER template <class Team>
+  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
+    team.wait_for_launches();
+    for (std::size_t layer = team.thread(); layer < layers; layer += team.threads()) {
+      const tensor_view tensor = tensors[layer];
+      const std::size_t first = first_parts[layer];
+      for (std::size_t part = first; part < first_parts[layer + 1]; ++part) {
+        const std::size_t begin = (part - first) * part_elements * element_bytes(tensor.type);
+        table[part] = {static_cast<std::byte*>(tensor.data) + begin, tensor.type};
+      }
+    }
+  }
+};
+static_assert(sizeof(bind_kernel) <= 4096, "what the arguments of a launch may have on every GPU");
+
 /// Where the tensors of a model's layers are, checked, as a table in device memory.
 template <element T>
 class bindings {
  public:
   explicit bindings(const partition& cut, memory_resource* memory = nullptr)
-      : partition_(cut), views_(memory, "the table of pointers") {
+      : partition_(cut), views_(memory, "the table of pointers"), first_parts_(memory, "tables") {
     views_.resize(cut.parts().layers());
+    std::vector<std::size_t> first_parts;
+    for (std::size_t l = 0; l < cut.model().layers(); ++l) first_parts.push_back(cut.first(l));
+    first_parts.push_back(cut.parts().layers());
+    first_parts_ = first_parts;
   }
 
   /// As gradient_compressor::bind.
@@ -43,7 +76,7 @@ class bindings {
                                   std::to_string(count) + " tensors");
     }
     std::vector<tensor_view> views;
-    views.reserve(views_.size());
+    views.reserve(count);
     bool are_writable = true;
     using index = std::ranges::range_difference_t<Tensors>;
     for (std::size_t l = 0; l < count; ++l) {
@@ -52,13 +85,16 @@ class bindings {
       const device_tensor tensor = tensor_of(l, given);
       require(execution, l, tensor);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
-      for (std::size_t part = partition_.first(l); part < partition_.first(l + 1); ++part) {
-        const auto piece = tensor.part(partition_.begin(part), partition_.parts().sizes()[part]);
-        views.push_back({piece.data(), piece.type()});
-      }
+      views.push_back({tensor.data(), tensor.type()});
     }
     execution.require_device_memory(views_.data().get(), "the tables");
-    ring_.copy(execution, std::span<const tensor_view>(views), views_.data().get());
+    bind_kernel kernel{views_.data().get(), nullptr, partition_.part_elements(), 0, {}};
+    for (std::size_t first = 0; first < count; first += kernel.layers) {
+      kernel.first_parts = first_parts_.data().get() + first;
+      kernel.layers = (std::min)(count - first, bind_kernel::most_layers);
+      std::copy_n(views.begin() + static_cast<std::ptrdiff_t>(first), kernel.layers, kernel.tensors);
+      execution.run(kernel);
+    }
     are_writable_ = are_writable;
     is_bound_ = true;
   }
@@ -106,7 +142,7 @@ class bindings {
 
   partition partition_;
   device_array<tensor_view> views_;
-  staging_ring ring_;
+  device_array<std::size_t> first_parts_;
   bool is_bound_ = false;
   bool are_writable_ = false;
 };
