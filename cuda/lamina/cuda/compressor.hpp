@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <ranges>
 #include <span>
 #include <stdexcept>
@@ -16,12 +17,10 @@
 #include "lamina/cuda/detail/accumulate.hpp"
 #include "lamina/cuda/detail/bindings.hpp"
 #include "lamina/cuda/detail/compressor_memory.hpp"
-#include "lamina/cuda/detail/misuse.hpp"
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/thrust.hpp"
-#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/layout.hpp"
@@ -82,7 +81,7 @@ class gradient_compressor {
   /// \param functor  the representative
   /// \param memory   where all device memory comes from; null: cudaMalloc, as Thrust calls it
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
-                               memory_resource* memory = nullptr)
+                               std::pmr::memory_resource* memory = nullptr)
       : options_(checked(model, options)),
         functor_(functor),
         partition_(model, options.part_elements),

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/team.hpp"
-#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 

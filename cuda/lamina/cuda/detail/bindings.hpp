@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory_resource>
 #include <ranges>
 #include <stdexcept>
 #include <string>
@@ -11,7 +12,6 @@
 #include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
-#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
@@ -55,7 +55,7 @@ static_assert(sizeof(bind_kernel) <= 4096, "what the arguments of a launch may h
 template <element T>
 class bindings {
  public:
-  explicit bindings(const partition& cut, memory_resource* memory = nullptr)
+  explicit bindings(const partition& cut, std::pmr::memory_resource* memory = nullptr)
       : partition_(cut), views_(memory, "the table of pointers"), first_parts_(memory, "tables") {
     views_.resize(cut.parts().layers());
     std::vector<std::size_t> first_parts;

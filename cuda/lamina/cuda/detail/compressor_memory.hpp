@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include "lamina/cuda/detail/device_array.hpp"
@@ -12,7 +13,6 @@
 #include "lamina/cuda/detail/pack.hpp"
 #include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
@@ -31,7 +31,8 @@ template <element T>
 struct compressor_memory {
   /// For a model cut into parts, of one layer at least, and options that were checked, from a resource unless that is null. Throws
   /// out_of_memory, naming what it is for.
-  compressor_memory(const partition& model, const compressor_options& options, memory_resource* resource)
+  compressor_memory(const partition& model, const compressor_options& options,
+                    std::pmr::memory_resource* resource)
       : resource_(resource),
         largest_layer((std::ranges::max)(model.parts().sizes())),
         largest_frame_bytes(lamina::largest_frame_bytes<T>(model.parts(), options.payload)),
@@ -79,7 +80,7 @@ struct compressor_memory {
   }
 
  private:
-  memory_resource* resource_;
+  std::pmr::memory_resource* resource_;
 
  public:
   std::size_t largest_layer;

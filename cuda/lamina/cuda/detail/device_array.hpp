@@ -6,10 +6,12 @@
 #include <thrust/device_malloc.h>
 #include <thrust/device_ptr.h>
 #include <thrust/fill.h>
+#include <thrust/version.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory_resource>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -17,11 +19,25 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/cuda/detail/thrust.hpp"
-#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 
-namespace lamina::inline LAMINA_ABI::cuda::detail {
+namespace lamina::inline LAMINA_ABI::cuda {
+
+/// Thrust where it is: programs that share a process with another Thrust put theirs into a namespace of its own by
+/// THRUST_CUB_WRAPPED_NAMESPACE.
+namespace thrust = THRUST_NS_QUALIFIER;
+
+/// There is not enough device memory; what() says for what, and how many bytes were asked for.
+class out_of_memory : public std::bad_alloc {
+ public:
+  explicit out_of_memory(const std::string& sentence) : sentence_(sentence) {}
+  const char* what() const noexcept override { return sentence_.what(); }
+
+ private:
+  std::runtime_error sentence_;  // whose copies do not throw
+};
+
+namespace detail {
 
 /// What thrust::device_malloc gave. After an error that spoiled the context, or once CUDA has shut down, it cannot be freed, and
 /// Thrust throws: in a destructor that would end the program, mostly while the error itself is on its way to the caller.
@@ -40,7 +56,8 @@ class device_array {
 
  public:
   /// Without elements yet. `what` is what it is for, in errors.
-  device_array(memory_resource* resource, const char* what) noexcept : resource_(resource), what_(what) {}
+  device_array(std::pmr::memory_resource* resource, const char* what) noexcept
+      : resource_(resource), what_(what) {}
   device_array(device_array&& other) noexcept
       : resource_(other.resource_),
         what_(other.what_),
@@ -88,10 +105,9 @@ class device_array {
   X* allocate(std::size_t bytes) {
     try {
       if (resource_ == nullptr) return static_cast<X*>(thrust::device_malloc(bytes).get());
-      void* memory = resource_->allocate(bytes);
-      if (memory == nullptr) throw std::bad_alloc();
+      void* memory = resource_->allocate(bytes, alignment_bytes);
       if (reinterpret_cast<std::uintptr_t>(memory) % alignment_bytes != 0) {
-        resource_->deallocate(memory, bytes);
+        resource_->deallocate(memory, bytes, alignment_bytes);
         throw std::invalid_argument(std::string("the memory resource gave memory for ") + what_ +
                                     " that does not begin at a multiple of 16 bytes");
       }
@@ -107,16 +123,18 @@ class device_array {
     const std::size_t bytes = std::exchange(size_, 0) * sizeof(X);
     if (memory == nullptr) return;
     if (resource_ != nullptr) {
-      resource_->deallocate(memory, bytes);
+      resource_->deallocate(memory, bytes, alignment_bytes);
     } else {
       free_device_memory(memory);
     }
   }
 
-  memory_resource* resource_;
+  std::pmr::memory_resource* resource_;
   const char* what_;
   X* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-}  // namespace lamina::inline LAMINA_ABI::cuda::detail
+}  // namespace detail
+
+}  // namespace lamina::inline LAMINA_ABI::cuda

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory_resource>
 #include <stdexcept>
 #include <vector>
 
 #include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/memory_resource.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/residual/blocks.hpp"
@@ -21,7 +21,7 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 class device_layout {
  public:
   /// Allocates on the current device, from a resource unless that is null. Throws std::invalid_argument for 2^32 layers or more.
-  explicit device_layout(const layout& model, memory_resource* memory = nullptr)
+  explicit device_layout(const layout& model, std::pmr::memory_resource* memory = nullptr)
       : elements_(model.elements()),
         sizes_(memory, "tables"),
         offsets_(memory, "tables"),

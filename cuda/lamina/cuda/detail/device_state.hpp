@@ -14,7 +14,6 @@
 #include "lamina/cuda/detail/device_array.hpp"
 #include "lamina/cuda/detail/device_layout.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/thrust.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/layout.hpp"

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "lamina/cuda/detail/misuse.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
