@@ -52,8 +52,9 @@ struct accumulate_options {
 ///     compressor.encode(execution, buffer);    // the frame, in one piece
 ///     compressor.commit(execution);            // once it has reached its receiver
 ///
-/// where execution is on_stream of stream.cuh, which makes that four launches, none of which waits for the host or allocates; or with_policy of thrust_execution.hpp. One stream
-/// at a time. Where the frame has arrived when the next gradients are there, and this worker's own values decide, it is two:
+/// where execution is on_stream of stream.cuh, which makes that four launches, none of which waits for the host or allocates; or
+/// with_policy of thrust_execution.hpp. One stream at a time. Where the frame has arrived when the next gradients are there, and
+/// this worker's own values decide, it is two:
 ///
 ///     compressor.accumulate(execution, {.commit = step > 1, .select = true});
 ///     compressor.encode(execution, buffer);
@@ -74,7 +75,8 @@ class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
   /// naming the option, for one outside its range, for options.decide other than at_end, options.priority other than value and
-  /// options.source other than accumulated, which the host alone has, and for a model without layers; out_of_memory, naming what it is for.
+  /// options.source other than accumulated, which the host alone has, and for a model without layers;
+  /// out_of_memory, naming what it is for.
   ///
   /// \param model    of the gradients
   /// \param options  as those of the host, without what is named above
@@ -94,28 +96,27 @@ class gradient_compressor {
   gradient_compressor& operator=(gradient_compressor&&) noexcept = default;
 
   /// Where the gradients are from now on, `gradients[l]` being that of layer l: n_l elements of T, lamina::float16 or
-  /// lamina::bfloat16. The pointers are arguments of launches, one for each 224 layers: nothing is allocated, copied by the
-  /// host, or waited for. A graph is launched with the pointers of the last
-  /// call before it. Throws std::invalid_argument, naming the layer, and keeps what was bound before, for a number of elements or an element
-  /// type other than the model's, and on a stream for memory that is not of its device; std::logic_error while a graph is
-  /// captured, which would copy again from host memory that has changed.
+  /// lamina::bfloat16. The pointers are arguments of launches, one for each 224 layers: nothing is allocated or
+  /// waited for. A graph works on the gradients that were bound last before its launch. Throws std::invalid_argument, naming the
+  /// layer, and keeps what was bound before, for a number of elements or an element type other than the model's, and on a stream
+  /// for memory that is not of its device; std::logic_error while a graph is captured.
   template <class Execution, std::ranges::random_access_range Tensors>
   void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
   }
 
-  /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch; moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum. With
-  /// `also` it does first what commit() does, and last what select(execution) does, in the same launch; beyond 1,024 parts
-  /// selecting is a launch of its own, which has more threads. Values, frames and residual are those of the three calls. The first call after select(), encode() or commit() begins the next step; more calls before
-  /// select() add further pieces of its gradient, for which momentum does not decay again. Throws std::logic_error before
-  /// the first bind(), with also.commit unless encode() came last.
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. One launch; moves 3 N elements, 2 N where the residual is
+  /// clear, 2 N more with momentum. With `also` the same launch does first what commit() does, and last what select(execution) does;
+  /// beyond 1,024 parts selecting is a launch of its own. The first call after select(), encode() or commit() begins the next
+  /// step; more calls before select() add micro-batch gradients, for which momentum does not decay again. Throws
+  /// std::logic_error before the first bind(), and with also.commit unless encode() came last.
   ///
   /// Gradients that `also.found_inf` refuses were never given, as those that lamina::gradient_compressor::accumulate_all() refuses:
-  /// residual, velocity, threshold and step stay, and values() are those of the residual; a frame is committed all the same where
-  /// also.commit says that it has arrived. If they were the first of their step after a commit, that has not begun: select(),
-  /// encode(), commit() and restore() do nothing until gradients come that are not refused, there is no frame (what lies at
-  /// its place has no magic number), and last_step().is_refused tells. After a frame that was not committed, encode() writes
-  /// that one again. Of later pieces the others count. Workers that agree on values have to agree on *found_inf.
+  /// residual, velocity, threshold and step stay, values() are those of the residual, and a frame is committed where also.commit
+  /// says so. If they were the first of their step after a commit, that has not begun: select(), encode(), commit() and restore()
+  /// do nothing until gradients come that are not refused, what lies at the frame's place has no magic number, and
+  /// last_step().is_refused tells. After a frame that was not committed, encode() writes that one again. Workers that agree on
+  /// values have to agree on *found_inf.
   template <class Execution>
   void accumulate(const Execution& execution, const accumulate_options& also = {}) {
     const auto at = view("accumulate");

@@ -243,8 +243,8 @@ class on_stream {
     check_error(cudaStreamIsCapturing(stream_, &status));
     if (status == cudaStreamCaptureStatusNone) return;
     throw std::logic_error(std::string(call) +
-                           ": the stream is captured into a graph, which would do it again from host memory "
-                           "that has changed; call it before");
+                           ": the stream is captured into a graph, which would do the same again in each "
+                           "launch; call it before");
   }
 
  private:
