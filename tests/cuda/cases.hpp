@@ -299,6 +299,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
   visit("restore", [&] { restores_what_was_sent(execution); });
   visit("the most that a step sends", [&] { sends_no_more_than_most(execution); });
   visit("misuse", [&] { refuses_misuse(execution); });
+  visit("a call that is made again", [&] { can_be_called_again(execution); });
   for_each_order_case(execution, visit);
   for_each_replay_case(execution, visit);
   for (const auto& each : all_options<float>()) {

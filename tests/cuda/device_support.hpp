@@ -143,6 +143,8 @@ class recording {
     execution_.require_writable(begin, bytes, what);
   }
 
+  void require_current_device() const { execution_.require_current_device(); }
+
   void replay() const {
     for (const auto& launch : launches_) launch();
   }

@@ -151,6 +151,7 @@ class late {
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
   void require_no_capture(const char*) const {}
+  void require_current_device() const {}
 
   mutable std::size_t waits = 0;
 

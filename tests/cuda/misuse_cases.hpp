@@ -16,6 +16,42 @@
 /// Calls out of order, and arguments that cannot be.
 namespace lamina_test {
 
+/// An execution whose device is current or not.
+template <class Execution>
+struct elsewhere : Execution {
+  explicit elsewhere(const Execution& execution) : Execution(execution) {}
+  void require_current_device() const {
+    if (!is_current) throw std::logic_error("another device is current");
+  }
+  bool is_current = true;
+};
+
+/// A call that throws before its launch has done nothing, so it can be made again.
+template <class Execution>
+void can_be_called_again(const Execution& here) {
+  elsewhere<Execution> execution(here);
+  const lamina::layout model = model_of({100, 5000});
+  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  device_gradients<float> gradients(model, 0);
+  gradients.set(1, std::vector<float>(5000, 1.0F));
+  device.bind(execution, gradients.tensors());
+  const frame_buffer buffer(device.largest_frame_bytes());
+  const auto twice = [&](const auto& call) {
+    execution.is_current = false;
+    require(contains(message_of<std::logic_error>(call), "another device"), "nothing was thrown");
+    execution.is_current = true;
+    call();
+  };
+  for (int step = 1; step <= 2; ++step) {
+    twice([&] { device.accumulate(execution, {.commit = step == 2}); });
+    twice([&] { device.select(execution); });
+    twice([&] { device.encode(execution, buffer.bytes()); });
+    require(device.last_step(execution).step == static_cast<std::uint64_t>(step), "another step");
+    require(device.residual(execution, 1)[0] == 1.0F, "a frame that has arrived was not committed");
+  }
+  twice([&] { device.commit(execution); });
+}
+
 /// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
 template <class Execution>
 void refuses_misuse(const Execution& execution) {

@@ -246,6 +246,18 @@ void states_merge(const Execution& execution) {
   first.encode(execution, "after they were merged");
 }
 
+/// always_sent names layers and not parts, also where a state is loaded.
+template <class Execution>
+void loads_with_layers_always_sent(const Execution& execution) {
+  const lamina::layout model = model_of({20'000, 100, 300});
+  const lamina::compressor_options options{.byte_budget = 0.05, .part_elements = 4096, .always_sent = {1}};
+  lamina::cuda::gradient_compressor<float> device(model, options);
+  lamina::gradient_compressor<float> cpu(model, options);
+  const auto state = cpu.save();
+  device.load(execution, state);
+  require(same_bits(device.save(execution), state), "another state was loaded");
+}
+
 template <class Execution>
 void for_each_state_case(const Execution& execution, const visitor& visit) {
   using options = lamina::compressor_options;
@@ -268,6 +280,7 @@ void for_each_state_case(const Execution& execution, const visitor& visit) {
   visit("steps that are done again", [&] { steps_are_done_again(execution); });
   visit("states that are refused", [&] { refuses_states(execution); });
   visit("states that are not finite", [&] { refuses_what_is_not_finite(execution); });
+  visit("states, with layers always sent", [&] { loads_with_layers_always_sent(execution); });
   visit("states that are merged", [&] { states_merge(execution); });
 }
 

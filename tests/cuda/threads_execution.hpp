@@ -128,6 +128,7 @@ class by_threads {
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
   void require_no_capture(const char*) const {}
+  void require_current_device() const {}
 
  private:
   template <class Barrier>

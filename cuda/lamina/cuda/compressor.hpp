@@ -39,7 +39,8 @@ struct accumulate_options {
   bool select = false;  ///< after: the step is decided, by this worker's own values
   /// Not 0: these gradients are refused. None: they are good.
   const float* found_inf = nullptr;
-  /// Multiplies each element, as a T, rounded once, before it is added: the bits of lamina::gradient_compressor with that scale. None: 1.
+  /// Multiplies each element, as a T, rounded once, before it is added: the bits of lamina::gradient_compressor with that scale. One
+  /// that is not finite leaves out all elements. None: 1.
   const float* inverse_scale = nullptr;
 };
 
@@ -81,7 +82,8 @@ class gradient_compressor {
   /// \param model    of the gradients
   /// \param options  as those of the host, without what is named above
   /// \param functor  the representative
-  /// \param memory   where all device memory comes from; null: cudaMalloc, as Thrust calls it
+  /// \param memory   where all device memory comes from; null: cudaMalloc, as Thrust calls it. Wait for the execution before the
+  ///                 compressor goes, or another takes its place: cudaFree waits by itself, a pool does not
   explicit gradient_compressor(const layout& model, const compressor_options& options = {}, F functor = {},
                                std::pmr::memory_resource* memory = nullptr)
       : options_(checked(model, options)),
@@ -119,7 +121,7 @@ class gradient_compressor {
   /// values have to agree on *found_inf.
   template <class Execution>
   void accumulate(const Execution& execution, const accumulate_options& also = {}) {
-    const auto at = view("accumulate");
+    const auto at = view(execution, "accumulate");
     if (also.commit) require(lamina::detail::may_commit(phase_), "accumulate with commit", "encode()");
     const detail::gradient_terms terms = {also.found_inf, also.inverse_scale};
     if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
@@ -180,7 +182,7 @@ class gradient_compressor {
                                   " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
     }
     execution.require_writable(to.data(), to.size(), "encode");
-    execution.run(detail::pack_kernel<T>{view("encode"), options_.payload, to.data()});
+    execution.run(detail::pack_kernel<T>{view(execution, "encode"), options_.payload, to.data()});
     phase_ = step_phase::encoded;
     has_frame_ = true;
   }
@@ -190,7 +192,7 @@ class gradient_compressor {
   template <class Execution>
   void commit(const Execution& execution) {
     require(lamina::detail::may_commit(phase_), "commit", "encode()");
-    execution.run(detail::commit_kernel<T>{view("commit"), options_.payload});
+    execution.run(detail::commit_kernel<T>{view(execution, "commit"), options_.payload});
     phase_ = step_phase::committed;
   }
 
@@ -209,7 +211,7 @@ class gradient_compressor {
       throw std::invalid_argument("restore: the payload is not aligned to its elements");
     }
     execution.require_device_memory(payload, "restore");
-    execution.run(detail::restore_kernel<T>{view("restore"), reinterpret_cast<const T*>(payload)});
+    execution.run(detail::restore_kernel<T>{view(execution, "restore"), reinterpret_cast<const T*>(payload)});
   }
 
   /// What the last step came to.
@@ -330,6 +332,7 @@ class gradient_compressor {
   template <class Execution>
   void select(const Execution& execution, selection_kind kind, const double* values,
               const std::uint8_t* held) {
+    const auto at = view(execution, "select");
     require(lamina::detail::may_select(phase_), "select", "accumulate()");
     if (phase_ == step_phase::accumulating) {
       phase_ = step_phase::selected;
@@ -338,7 +341,7 @@ class gradient_compressor {
       throw std::logic_error(detail::other_selection_sentence);
     }
     // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
-    execution.run(selection(view("select"), kind, values, held));
+    execution.run(selection(at, kind, values, held));
   }
 
   detail::select_kernel<T> selection(const detail::model_view<T>& at, selection_kind kind,
@@ -366,7 +369,10 @@ class gradient_compressor {
         at, functor_, values(), end, static_cast<T>(options_.momentum), before, terms});
   }
 
-  detail::model_view<T> view(const char* call) {
+  // Before anything is noted: where it throws, nothing has happened.
+  template <class Execution>
+  detail::model_view<T> view(const Execution& execution, const char* call) {
+    execution.require_current_device();
     detail::model_view<T> at = memory_.view();
     at.gradients = gradients_.views(call);
     return at;

@@ -180,17 +180,11 @@ class on_stream {
     check_error(cudaGetDevice(&device_));
   }
 
-  /// Throws cuda_error if the launch fails, std::logic_error if another device is current than when this was made.
+  /// Throws cuda_error if the launch fails, and as require_current_device().
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
-    int current = 0;
-    check_error(cudaGetDevice(&current));
-    if (current != device_) {
-      throw std::logic_error("this execution was made for device " + std::to_string(device_) +
-                             ", current is device " + std::to_string(current) +
-                             ": call cudaSetDevice before");
-    }
+    require_current_device();
     const std::size_t teams = kernel.teams(Kernel::threads / detail::half_warp::threads);
     if (teams == 0) return;
     if (teams > static_cast<std::size_t>((std::numeric_limits<int>::max)())) {
@@ -209,6 +203,16 @@ class on_stream {
     check_error(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }
 
+  /// Throws std::logic_error if another device is current than when this was made.
+  void require_current_device() const {
+    int current = 0;
+    check_error(cudaGetDevice(&current));
+    if (current != device_) {
+      throw std::logic_error("this execution was made for device " + std::to_string(device_) +
+                             ", current is device " + std::to_string(current) +
+                             ": call cudaSetDevice before");
+    }
+  }
   /// Until all that was launched is done. Throws cuda_error if some of it failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
   cudaStream_t stream() const noexcept { return stream_; }

@@ -49,6 +49,7 @@ class with_policy {
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
   void require_no_capture(const char*) const {}
+  void require_current_device() const {}
 
  private:
   Policy policy_;

@@ -88,6 +88,7 @@ class bindings {
       views.push_back({tensor.data(), tensor.type()});
     }
     execution.require_device_memory(views_.data().get(), "the tables");
+    is_bound_ = false;  // until the last of the launches
     bind_kernel kernel{views_.data().get(), nullptr, partition_.part_elements(), 0, {}};
     for (std::size_t first = 0; first < count; first += kernel.layers) {
       kernel.first_parts = first_parts_.data().get() + first;

@@ -51,7 +51,7 @@ struct compressor_memory {
     candidates.resize(2 * layers);
     if (options.payload != payload_type::as_is) rounded_in.resize(tables.blocks());
     prefix = prefix_of_frames(parts, options);
-    warm_up = drop_ratios_in_warm_up(parts, options);
+    warm_up = drop_ratios_in_warm_up(model.model(), options);
     step_state first;
     first.threshold = options.refresh.fixed_threshold().value_or(invalid_threshold);
     state.assign(1, first);
@@ -128,11 +128,11 @@ struct compressor_memory {
     return bytes;
   }
 
-  // By the CPU, whose pow may round another way than the device's.
-  static std::vector<double> drop_ratios_in_warm_up(const layout& parts, const compressor_options& options) {
+  // By the CPU's text.
+  static std::vector<double> drop_ratios_in_warm_up(const layout& model, const compressor_options& options) {
     std::vector<double> ratios;
     if (options.byte_budget || options.drop_ratio == 1) return ratios;  // R does not count, or does not grow
-    const layer_selector selector(parts, options);
+    const layer_selector selector(model, options);
     for (std::uint64_t step = 1; step < options.warm_up_steps; ++step)
       ratios.push_back(selector.drop_ratio_in(step));
     return ratios;

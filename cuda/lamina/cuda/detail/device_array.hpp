@@ -64,11 +64,11 @@ class device_array {
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)) {}
   device_array& operator=(device_array&& other) noexcept {
-    std::swap(resource_, other.resource_);
-    std::swap(what_, other.what_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    other.release();
+    device_array moved(std::move(other));
+    std::swap(resource_, moved.resource_);
+    std::swap(what_, moved.what_);
+    std::swap(data_, moved.data_);
+    std::swap(size_, moved.size_);
     return *this;
   }
   ~device_array() { release(); }

@@ -61,7 +61,9 @@ struct device_state {
   void load(std::span<const std::byte> bytes) const {
     const saved_state<T> saved = read_state<T>(bytes, parts, !velocity.empty(), decision_timing::at_end);
     // Which threshold and allowance go on, the CPU's selector says.
-    layer_selector selector(parts, options);
+    compressor_options of_parts = options;
+    of_parts.always_sent.clear();  // indices of layers, which threshold and allowance do not depend on
+    layer_selector selector(parts, of_parts);
     selector.restore(saved.memory);
     const layer_selector::memory memory = selector.remember();
     step_state next = state[0];

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lamina/cuda/detail/arithmetic.hpp"
@@ -156,6 +157,13 @@ struct model_view {
 /// A number of the gradient as a T.
 template <class T, class G>
 LAMINA_HOST_DEVICE T widened(G from) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<G, lamina::float16>) {  // the same number, by one instruction
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(from.bits));
+    return static_cast<T>(number);
+  }
+#endif
   if constexpr (lamina::half_element<G>) {
     return static_cast<T>(to_float(from));
   } else {

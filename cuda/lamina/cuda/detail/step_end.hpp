@@ -46,7 +46,7 @@ struct gradient_terms {
   }
 };
 
-/// The most layers that a step is decided over by the last team, a quarter of select_kernel's threads: beyond it each layer is
+/// The most layers that a step is decided over by the last team, half of select_kernel's threads: beyond it each layer is
 /// read several times, and what counts is how many threads wait for that.
 inline constexpr std::size_t most_selected_by_last_team = 1024;
 
