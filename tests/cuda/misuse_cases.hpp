@@ -34,6 +34,7 @@ void can_be_called_again(const Execution& here) {
   lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
   device_gradients<float> gradients(model, 0);
   gradients.set(1, std::vector<float>(5000, 1.0F));
+  device_gradients<float> others(model, 0);
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
   const auto twice = [&](const auto& call) {
@@ -42,7 +43,11 @@ void can_be_called_again(const Execution& here) {
     execution.is_current = true;
     call();
   };
-  for (int step = 1; step <= 2; ++step) {
+  execution.is_current = false;
+  require(
+      contains(message_of<std::logic_error>([&] { device.bind(execution, others.tensors()); }), "another"),
+      "nothing was thrown");
+  for (int step = 1; step <= 2; ++step) {  // by what was bound before
     twice([&] { device.accumulate(execution, {.commit = step == 2}); });
     twice([&] { device.select(execution); });
     twice([&] { device.encode(execution, buffer.bytes()); });

@@ -161,24 +161,27 @@ struct accumulate_kernel {
     [[maybe_unused]] unit<T, Each> velocity[has_velocity ? Rows : 1];
     // All on their way before the first is added.
     if (is_whole) {
-      for (unsigned r = 0; r < Rows; ++r) addend[r] = load<G, Each>(gradient + r * row);
+      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) addend[r] = load<G, Each>(gradient + r * row);
     } else {
       const unsigned given = facts.is_refused ? 0 : count;
-      for (unsigned r = 0; r < Rows; ++r) addend[r] = load_each<G, Each>(gradient + r * row, given);
+      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) addend[r] =
+          load_each<G, Each>(gradient + r * row, given);
     }
     if (from.is_clear) {
-      for (unsigned r = 0; r < Rows; ++r) residual[r] = {};
+      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) residual[r] = {};
     } else {
-      for (unsigned r = 0; r < Rows; ++r) residual[r] = load<T, Each>(from.residual + first + r * row);
+      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) residual[r] =
+          load<T, Each>(from.residual + first + r * row);
     }
     if constexpr (has_velocity) {
       if (from.is_sent) {
-        for (unsigned r = 0; r < Rows; ++r) velocity[r] = {};
+        LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) velocity[r] = {};
       } else {
-        for (unsigned r = 0; r < Rows; ++r) velocity[r] = load<T, Each>(from.velocity + first + r * row);
+        LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) velocity[r] =
+            load<T, Each>(from.velocity + first + r * row);
       }
     }
-    for (unsigned r = 0; r < Rows; ++r) {
+    LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) {
       const unit<T, Each> before_it = residual[r];
       [[maybe_unused]] const unit<T, Each> velocity_before = velocity[has_velocity ? r : 0];
       bool is_good[Each];

@@ -68,6 +68,7 @@ class bindings {
   template <class Execution, std::ranges::random_access_range Tensors>
   requires std::ranges::sized_range<Tensors>
   void bind(const Execution& execution, Tensors& tensors) {
+    execution.require_current_device();
     execution.require_no_capture("bind");
     const layout& model = partition_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));

@@ -124,11 +124,11 @@ LAMINA_HOST_DEVICE void for_each_row(const Group& group, const X* block, bool ar
   const unsigned own = group.thread() * each;
   for (; begin + at_once * row <= end; begin += at_once * row) {
     unit<X, each> rows[at_once];
-    for (unsigned r = 0; r < at_once; ++r) {
+    LAMINA_UNROLLED for (unsigned r = 0; r < at_once; ++r) {
       const X* const from = block + begin + r * row + own;
       rows[r] = are_aligned ? load<X, each>(from) : load_each<X, each>(from, each);
     }
-    for (unsigned r = 0; r < at_once; ++r) visit(rows[r], begin + r * row + own, each);
+    LAMINA_UNROLLED for (unsigned r = 0; r < at_once; ++r) visit(rows[r], begin + r * row + own, each);
   }
   for (; begin < end; begin += row) {
     const unsigned first = begin + own;

@@ -133,11 +133,11 @@ struct pack_kernel {
     constexpr unsigned at_once = Group::threads == 1 ? 1 : 64 / static_cast<unsigned>(sizeof(T));
     for (; begin < end; begin += at_once * Group::threads) {
       T own[at_once];
-      for (unsigned k = 0; k < at_once; ++k) {
+      LAMINA_UNROLLED for (unsigned k = 0; k < at_once; ++k) {
         const unsigned i = begin + k * Group::threads + group.thread();
         own[k] = i < end ? from[i] : T(0);
       }
-      for (unsigned k = 0; k < at_once; ++k) {
+      LAMINA_UNROLLED for (unsigned k = 0; k < at_once; ++k) {
         const unsigned i = begin + k * Group::threads + group.thread();
         if (i < end) to[i] = own[k];
       }
