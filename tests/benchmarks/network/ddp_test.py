@@ -92,7 +92,7 @@ def run_of(directory: pathlib.Path, *options: str) -> dict:
     output = directory / "steps.json"
     program = [sys.executable, str(NETWORK / "ddp.py"), *options, "--model", str(directory / "model"), "--replay", str(directory),
                "--compute-seconds", "0.01", "--warm-up", "3", "--steps", "2", "--interface", "lo", "--output", str(output)]
-    torch_ranks.run(2, "127.0.0.1", "lo", lambda _: program, 60)
+    torch_ranks.run(2, "127.0.0.1", "lo", lambda _: program, 300)
     return json.loads(output.read_text())
 
 
@@ -103,7 +103,7 @@ def runs(directory: pathlib.Path) -> None:
         require(step["total_seconds"] > step["exposed_seconds"] >= 0 and step["sent_bytes"] > 0, f"{step}")
     try:
         # Rank 0 would wait for long: it must not outlive the call.
-        torch_ranks.run(2, "127.0.0.1", "lo", lambda rank: ["sh", "-c", f"[ {rank} = 0 ] && exec sleep 60; echo rank fell; exit 1"], 60)
+        torch_ranks.run(2, "127.0.0.1", "lo", lambda rank: ["sh", "-c", f"[ {rank} = 0 ] && exec sleep 600; echo rank fell; exit 1"], 300)
     except RuntimeError as error:
         require(str(error) == "rank 1 ended with status 1: rank fell", f"a rank that fails is not heard of: {error}")
     else:
