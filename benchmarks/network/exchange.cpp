@@ -28,7 +28,7 @@
 
 namespace {
 
-using namespace resnet50_ps;
+using namespace lab;
 using exchange::exchange_plan;
 using exchange::step_seen;
 
@@ -62,7 +62,7 @@ void add_options(CLI::App& app, exchange_options& options) {
       ->required()
       ->check(CLI::ExistingFile);
   app.add_option("--share", options.share, "of the elements, in each frame of gradients: above 0, at most 1")
-      ->check(resnet50_ps::finite);
+      ->check(lab::finite);
   app.add_option("--steps", options.steps, "steps")
       ->check(counted)
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}));
@@ -70,10 +70,10 @@ void add_options(CLI::App& app, exchange_options& options) {
   app.add_option("--timeout", options.timeout_seconds, "seconds without progress after which a rank is lost")
       ->check(CLI::Range(1, 86400));
   app.add_option("--loss-bound", options.loss_bound, "share of each layer's gradients that may be missing")
-      ->check(resnet50_ps::finite)
+      ->check(lab::finite)
       ->check(CLI::Range(0.0, 0.5));
   app.add_option("--loss-bound-down", options.loss_bound_down, "the same of parameters")
-      ->check(resnet50_ps::finite)
+      ->check(lab::finite)
       ->check(CLI::Range(0.0, 0.5));
   app.add_option("--stop", options.stop, "when a transfer ends: eager or on-probe")
       ->check(CLI::IsMember({"eager", "on-probe"}));
@@ -83,7 +83,7 @@ void add_options(CLI::App& app, exchange_options& options) {
                  "on: the smallest of each layer go last and are dropped first")
       ->check(CLI::IsMember({"on", "off"}));
   app.add_option("--inject-loss", options.inject_loss, "share of the packets that are lost on purpose")
-      ->check(resnet50_ps::finite)
+      ->check(lab::finite)
       ->check(CLI::Range(0.0, 0.7));
   app.add_option("--inject-seed", options.inject_seed, "of which packets it loses")->check(counted);
   app.add_option(

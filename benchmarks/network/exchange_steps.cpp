@@ -23,7 +23,7 @@
 namespace exchange {
 namespace {
 
-using namespace resnet50_ps;
+using namespace lab;
 namespace bounded = lamina::bounded;
 
 constexpr float learning_rate = 1e-6F;  // numbers do not grow

@@ -22,7 +22,7 @@ struct exchange_plan {
   lamina::layout layers;
   double share = 1;  ///< of the elements, in each frame of gradients; above 0, at most 1
   std::uint64_t steps = 50;
-  resnet50_ps::loss_plan losses = {};
+  lab::loss_plan losses = {};
   /// What counts the processor's seconds of a rank: of its process, or of its thread where ranks share one.
   clockid_t processor_clock = CLOCK_PROCESS_CPUTIME_ID;
 };
@@ -36,8 +36,8 @@ struct step_seen {
   double period_seconds = 0;     ///< from the first byte of the parameters to that of the next
   std::uint64_t bytes_down = 0;  ///< of all frames
   std::uint64_t bytes_up = 0;
-  resnet50_ps::transfer_cost down = {};  ///< of a transport that may lose something
-  resnet50_ps::transfer_cost up = {};
+  lab::transfer_cost down = {};  ///< of a transport that may lose something
+  lab::transfer_cost up = {};
   double cpu_seconds = 0;            ///< of all ranks, in the period
   std::uint64_t missing_chunks = 0;  ///< of gradients, when their transfers had ended
   std::uint64_t missing_droppable_chunks = 0;
@@ -61,10 +61,10 @@ class rotation {
   lamina::selection chosen_;
 };
 
-/// The server, rank 0: what all its steps took. Throws resnet50_ps::link_error for a lost peer, and for a worker whose parameters at the
+/// The server, rank 0: what all its steps took. Throws lab::link_error for a lost peer, and for a worker whose parameters at the
 /// end are not the server's.
-std::vector<step_seen> serve(resnet50_ps::transport& ranks, const exchange_plan& plan);
+std::vector<step_seen> serve(lab::transport& ranks, const exchange_plan& plan);
 /// Any other rank.
-void work(resnet50_ps::transport& ranks, const exchange_plan& plan);
+void work(lab::transport& ranks, const exchange_plan& plan);
 
 }  // namespace exchange

@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$root/build/release
-programs=(resnet50_ps_network)
+programs=(lab_network)
 
 start() {
   local script=$1 groups=()

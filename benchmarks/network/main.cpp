@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// examples/resnet50_ps with what an experiment on a network adds: gradients that are recorded and replayed, and seconds that
+// benchmarks/lab with what an experiment on a network adds: gradients that are recorded and replayed, and seconds that
 // computing takes on other machines. See --help.
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace {
 
-using namespace resnet50_ps;
+using namespace lab;
 
 struct network_options {
   std::string record;  ///< directory; empty: nothing is recorded
@@ -59,7 +59,7 @@ void add_network_options(CLI::App& app, network_options& network) {
       ->group(group);
 }
 
-gradient_source gradients_of(const network_options& network, const resnet50_ps::options& options,
+gradient_source gradients_of(const network_options& network, const lab::options& options,
                              std::size_t worker, const lamina::layout& model, gradient_source compute) {
   if (!network.replay.empty() && network.by_layer) {
     const auto needed =
@@ -93,13 +93,13 @@ int main(int argc, char** argv) {
   const experiment added = {
       .add_options = [&](CLI::App& app) { add_network_options(app, network); },
       .adjust =
-          [&](resnet50_ps::options& options) {
+          [&](lab::options& options) {
             if (network.replay.empty()) return;
             options.no_evaluation = true;  // what is replayed trains nothing
             options.experiment = "replayed; ";
           },
       .gradients =
-          [&](const resnet50_ps::options& options, std::size_t worker, const lamina::layout& model,
+          [&](const lab::options& options, std::size_t worker, const lamina::layout& model,
               gradient_source compute) {
             return gradients_of(network, options, worker, model, std::move(compute));
           },

@@ -15,7 +15,7 @@
 
 #include "records/stopwatch.hpp"
 
-namespace resnet50_ps {
+namespace lab {
 namespace {
 
 std::string file_of(const std::string& directory, std::size_t worker, std::size_t index) {
@@ -235,4 +235,4 @@ void paced_player::spend_until(double seconds, const std::function<void()>& work
   woke_ = std::chrono::steady_clock::now();
 }
 
-}  // namespace resnet50_ps
+}  // namespace lab

@@ -14,7 +14,7 @@
 
 /// Gradients of a real training run, kept in files, and workers that play them back in place of computing: so that an
 /// experiment on the network needs no accelerator, and its seconds are not those of the processor at hand.
-namespace resnet50_ps {
+namespace lab {
 
 /// Keeps the gradients of the last `count` steps, 0 for none, of a worker in the directory, which is made if missing, as files of N
 /// floats in the order of the layout. Throws std::runtime_error that names the file.
@@ -110,4 +110,4 @@ class paced_player {
   std::chrono::steady_clock::time_point woke_;
 };
 
-}  // namespace resnet50_ps
+}  // namespace lab

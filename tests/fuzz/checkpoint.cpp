@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Any bytes are a checkpoint of examples/resnet50_ps that can be read or are refused with a sentence; so is a packed
+// Any bytes are a checkpoint of benchmarks/lab that can be read or are refused with a sentence; so is a packed
 // message. What holds tensors in saved_run.cpp needs torch and is not here.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@
 namespace lamina_fuzz {
 namespace {
 
-using resnet50_ps::checkpoint;
-using resnet50_ps::checkpoint_header;
+using lab::checkpoint;
+using lab::checkpoint_header;
 
 // A file in memory, by a path.
 class memory_file {
@@ -112,8 +112,8 @@ void round_trip(input& in) {
 
 void check_message(const bytes& packed) {
   std::vector<bytes> strings;
-  if (throws<std::runtime_error>([&] { strings = resnet50_ps::unpack(packed); })) return;
-  check(resnet50_ps::pack(strings) == packed, "a message is packed in one way");
+  if (throws<std::runtime_error>([&] { strings = lab::unpack(packed); })) return;
+  check(lab::pack(strings) == packed, "a message is packed in one way");
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ void write_bad(const std::string& target, std::vector<int> choices, std::size_t 
 
 #ifdef LAMINA_FUZZ_CHECKPOINTS
 void write_checkpoints() {
-  using resnet50_ps::checkpoint_header;
+  using lab::checkpoint_header;
   constexpr std::array fields = {
       LAMINA_FIELD(checkpoint_header, magic),      LAMINA_FIELD(checkpoint_header, version),
       LAMINA_FIELD(checkpoint_header, sections),   LAMINA_FIELD(checkpoint_header, step),

@@ -264,7 +264,7 @@ class server {
   lamina::parameter_publisher<float> publisher_;
   std::vector<std::uint64_t> replied_;  // the hash of what each worker should hold
   std::optional<uplink> uplink_;
-  std::vector<resnet50_ps::message> packets_;  // what came of each worker's last frame
+  std::vector<lab::message> packets_;  // what came of each worker's last frame
   memory_watch memory_;
   progress done_;
 };

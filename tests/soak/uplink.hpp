@@ -21,33 +21,33 @@ namespace soak {
 
 /// What all ranks open before they are processes: the server, which is rank 0, and the workers.
 struct opened_ranks {
-  std::vector<resnet50_ps::open_sockets> sockets;
-  std::vector<resnet50_ps::rank_addresses> addresses;
+  std::vector<lab::open_sockets> sockets;
+  std::vector<lab::rank_addresses> addresses;
   std::uint64_t secret = 0;
 };
 inline opened_ranks open_ranks(const setting& run) {
   opened_ranks all;
-  all.secret = resnet50_ps::make_secret();
+  all.secret = lab::make_secret();
   for (std::size_t rank = 0; rank <= run.workers; ++rank) {
     all.sockets.push_back(
-        resnet50_ps::open_paths({resnet50_ps::parse_network("127.0.0.1").begin},
+        lab::open_paths({lab::parse_network("127.0.0.1").begin},
                                 {.inject_loss = run.inject_loss, .inject_seed = run.seed << 8U | rank}));
-    all.addresses.push_back(resnet50_ps::addresses_of(all.sockets.back()));
+    all.addresses.push_back(lab::addresses_of(all.sockets.back()));
   }
   return all;
 }
 
 /// The gradients' way: packets over UDP on loopback, some of which are lost, by the sockets of the training harness. One end of it. Throws
-/// resnet50_ps::peers_lost where a peer is gone.
+/// lab::peers_lost where a peer is gone.
 class uplink {
  public:
   uplink(const setting& run, const lamina::layout& parts, std::size_t rank, opened_ranks opened)
       : run_(run), grid_(grid_of(run, parts)), losses_(grid_) {
-    resnet50_ps::open_sockets here = std::move(opened.sockets[rank]);
+    lab::open_sockets here = std::move(opened.sockets[rank]);
     opened.sockets.clear();  // those of the others are theirs
     std::vector<std::size_t> peers(rank == server ? run.workers : 1);
     std::iota(peers.begin(), peers.end(), rank == server ? server + 1 : server);
-    transport_ = resnet50_ps::join_over_udp(
+    transport_ = lab::join_over_udp(
         std::move(here), opened.addresses,
         {.rank = rank,
          .ranks = run.workers + 1,
@@ -69,7 +69,7 @@ class uplink {
     const auto required = losses_.required(chosen, most_losses);
     const lamina::bounded::obligations beside{.required = required};
     auto sent =
-        transport_->send_frame({&server, 1}, resnet50_ps::message_kind::gradients,
+        transport_->send_frame({&server, 1}, lab::message_kind::gradients,
                                {.frame = {frame.segments(), nullptr}, .chunks = &chunks}, {&beside, 1});
     losses_.note(sent[0].arrived.value());
     return std::move(sent[0].arrived).value();
@@ -77,9 +77,9 @@ class uplink {
 
   /// The server's: the worker's next frame, with zeros where nothing arrived. It stands until the one after it is asked for. Throws
   /// std::runtime_error where more is missing than may be.
-  resnet50_ps::message receive(std::size_t worker) {
+  lab::message receive(std::size_t worker) {
     const std::size_t rank = worker + 1;
-    resnet50_ps::message got = transport_->receive_from_each({&rank, 1})[0];
+    lab::message got = transport_->receive_from_each({&rank, 1})[0];
     const lamina::delivery& arrived = got.transfer->arrived;
     for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
       const std::size_t chunks = arrived.chunks(part);
@@ -111,7 +111,7 @@ class uplink {
   setting run_;
   lamina::bounded::chunk_grid grid_;
   lamina::bounded::loss_memory losses_;
-  std::unique_ptr<resnet50_ps::udp_transport> transport_;
+  std::unique_ptr<lab::udp_transport> transport_;
 };
 
 }  // namespace soak

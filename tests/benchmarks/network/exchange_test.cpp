@@ -14,16 +14,16 @@
 
 namespace {
 
-using resnet50_ps::transport;
+using lab::transport;
 
 std::string name_of(std::size_t rank) {
   return "rank " + std::to_string(rank);
 }
 
 std::vector<exchange::step_seen> run(const exchange::exchange_plan& plan, std::size_t workers,
-                                     std::optional<resnet50_ps::lossy_options> losses = {}) {
+                                     std::optional<lab::lossy_options> losses = {}) {
   std::vector<exchange::step_seen> seen;
-  resnet50_ps::run_in_process(workers + 1,
+  lab::run_in_process(workers + 1,
                               [&](transport& ranks) {
                                 if (ranks.rank() > 0) return exchange::work(ranks, plan);
                                 seen = exchange::serve(ranks, plan);
@@ -102,7 +102,7 @@ TEST_CASE("exchange: over a network that loses packets it keeps to its bounds, a
   // That replicas are equal at the end serve() checks.
   const auto seen =
       run(plan, 2,
-          resnet50_ps::lossy_options{
+          lab::lossy_options{
               .loss = 0.2, .seed = 7, .most_bound_up_ppm = 100'000, .most_bound_down_ppm = 100'000});
   double missing = 0;
   for (const exchange::step_seen& each : seen) {

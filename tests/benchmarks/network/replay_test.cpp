@@ -11,7 +11,7 @@
 
 #include "temporary_directory.hpp"
 
-using namespace resnet50_ps;
+using namespace lab;
 
 namespace {
 

@@ -1,7 +1,0 @@
-// SPDX-License-Identifier: MIT
-// Trains ResNet-50 over MPI; see --help. Rank 0 is the server, the others are workers; in an allreduce all are.
-#include "launch/program.hpp"
-
-int main(int argc, char** argv) {
-  return resnet50_ps::run_program(argc, argv);
-}
