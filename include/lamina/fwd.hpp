@@ -35,6 +35,8 @@ enum class value_functor : std::uint8_t;
 class refresh_schedule;
 struct residual_options;
 struct compressor_options;
+struct worker_options;
+struct server_options;
 struct aggregator_options;
 struct publisher_options;
 struct outer_options;
@@ -56,6 +58,13 @@ template <element T>
 class residual_accumulator;
 template <element T, class Representative = mean_abs>
 class gradient_compressor;
+template <element T, class Representative = mean_abs>
+class worker;
+template <element T>
+class server;
+class selector;
+template <element T>
+class tensor_ref;
 template <element T, class Representative = mean_abs>
 class drift_compressor;
 template <element T>

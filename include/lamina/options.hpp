@@ -185,4 +185,44 @@ struct compressor_options {
   memory_resource* memory = nullptr;
 };
 
+/// How a worker compresses. The defaults are what to begin with.
+struct worker_options {
+  /// R in [0, 1]: the share of the elements to drop in a step. Layers are not split, so at most this share is dropped. 0 turns
+  /// dropping off; 1 sends everything, since Algorithm 1 then finds no threshold. Layers of value 0 are dropped on top of it.
+  double drop_ratio = 0.95;
+  /// Steps in which R grows to drop_ratio: in step t the share that is sent is (1 - R)^(t / warm_up_steps). 0: no warm-up.
+  /// Source: Lin et al., Deep Gradient Compression (ICLR 2018).
+  std::uint64_t warm_up_steps = 0;
+  /// The threshold is searched in every so many steps, in every step of a warm-up, and after a search that has found 0 or
+  /// infinity. 1: in every step; the paper has 100.
+  std::uint64_t search_every = 1;
+  /// A fixed threshold in place of a search; drop_ratio then only counts where it is 0.
+  std::optional<double> threshold = std::nullopt;
+  /// In place of drop_ratio: the share of the elements to send, in (0, 1], as a mean over the steps. Each step adds its share to
+  /// an allowance; the fragments of the largest values are sent as far as it reaches, the first of those of equal value, and
+  /// what is not used is saved, up to one step's share and the largest fragment.
+  std::optional<double> send_budget = std::nullopt;
+  /// A fragment is sent at least every so many steps, whatever its value; 0: no limit. It comes on top of R and counts in a budget.
+  std::uint64_t at_least_every = 0;
+  /// Selects by score, the representative value times the steps since the fragment was last sent, in place of the value.
+  bool by_score = false;
+  /// Layers of more elements are decided and sent in fragments of this size: a multiple of 4,096; 0: whole layers.
+  std::size_t fragment_elements = 0;
+  /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off. The server then uses
+  /// plain SGD. Source: Deep Gradient Compression, eq. 4 and 5.
+  double momentum = 0;
+  finite_check check = finite_check::whole_layer;
+  /// How elements are written; what rounding takes away stays in the residual.
+  payload_type payload = payload_type::as_is;
+  /// This worker's index among the senders, written into its frames.
+  std::uint32_t sender = 0;
+  /// Which run the frames are of; receivers refuse frames of another. 0: none.
+  std::uint32_t run = 0;
+  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
+  /// Layers of the model that are sent in every step: biases and normalisation, mostly. They count first within R and a budget.
+  std::vector<std::size_t> always_sent = {};
+  /// Where the residual lies; null: operator new. Must outlive the worker.
+  memory_resource* memory = nullptr;
+};
+
 }  // namespace lamina::inline LAMINA_ABI

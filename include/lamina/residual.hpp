@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -174,6 +175,36 @@ class residual_accumulator {
  private:
   template <element, representative>
   friend class detail::gradient_intake;
+  template <element, class>
+  friend class worker;
+
+  // The first fragment whose gradient is refused; none of the call's gradients then is added. Other errors throw. What an
+  // execution throws comes back in `thrown`, once all is added.
+  class refusal {
+   public:
+    template <class Make>
+    void operator()(errc code, const Make& make) const {
+      if (code != errc::non_finite && code != errc::overflow) detail::raise(make());
+      if constexpr (requires { make().part(); }) fragment_ = make().part();
+    }
+    bool has_failed() const noexcept { return fragment_.has_value(); }
+    std::optional<std::size_t> fragment() const noexcept { return fragment_; }
+
+   private:
+    mutable std::optional<std::size_t> fragment_;
+  };
+  template <class Gradients, class Representative, class Execution>
+  std::optional<std::size_t> try_add(std::size_t first, std::size_t last, const Gradients& gradients,
+                                     std::span<double> values, const Representative& representative,
+                                     const Execution& execution, double scale, bool may_lack_gradients,
+                                     std::exception_ptr& thrown) {
+    const refusal refused;
+    thrown = add(first, last, gradients, values, representative, execution,
+                 {.scale = scale, .may_lack_gradients = may_lack_gradients}, refused);
+    return refused.fragment();
+  }
+  // Whether the last call had a gradient for it.
+  bool was_given(std::size_t layer) const noexcept { return is_given_[layer] != 0; }
 
   using magnitude_bounds = typename detail::residual_memory<T>::magnitude_bounds;
   using block_adder = detail::block_adder<T>;

@@ -1,7 +1,423 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// The server's side: what workers send, summed, and what each of them has not seen.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "lamina/aggregator.hpp"
+#include "lamina/decoder.hpp"
+#include "lamina/delivery.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/encoder.hpp"
+#include "lamina/error.hpp"
+#include "lamina/execution.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/fwd.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/publisher.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/tensor.hpp"
+
+/// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
+namespace lamina::inline LAMINA_ABI {
+
+/// How a server works.
+struct server_options {
+  /// Senders, each of which is one worker.
+  std::size_t workers = 1;
+  /// In place of `workers`: for each sender the workers of its node, whose summed gradients it sends.
+  std::vector<std::size_t> nodes = {};
+  /// Each frame is a step of its own, as it comes; false: a step is one frame of each sender.
+  bool asynchronous = false;
+  /// As worker_options::fragment_elements.
+  std::size_t fragment_elements = 0;
+  /// The step whose frames are accepted first: t + 1 after a resume at t.
+  std::uint64_t first_step = 1;
+  /// Frames of another run are refused; written into the replies. 0: none.
+  std::uint32_t run = 0;
+  /// How parameters are written. Another type than as_is rounds, and no residual makes up for it.
+  payload_type payload = payload_type::as_is;
+  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
+};
+
+/// A frame for one worker, and what the server needs to hear of when it has arrived.
+class server_reply {
+ public:
+  /// Header and layers, where they lie: valid until this worker's next reply, or the next update.
+  [[nodiscard]] std::span<const std::span<const std::byte>> segments() const noexcept {
+    return frame_->segments();
+  }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return frame_->size_bytes(); }
+  [[nodiscard]] std::vector<std::byte> to_bytes() const { return frame_->to_bytes(); }
+  [[nodiscard]] const encoded_frame& frame() const noexcept { return *frame_; }
+  /// The fragments in it.
+  [[nodiscard]] const selection& sent() const noexcept { return *sent_; }
+  /// For server::commit().
+  [[nodiscard]] std::uint64_t clock() const noexcept { return clock_; }
+
+ private:
+  template <element T>
+  friend class server;
+  server_reply(const encoded_frame& frame, const selection& sent, std::uint64_t clock) noexcept
+      : frame_(&frame), sent_(&sent), clock_(clock) {}
+
+  const encoded_frame* frame_;
+  const selection* sent_;
+  std::uint64_t clock_;
+};
+
+/// The parameter server of layer dropping, without the parameters: they are the caller's, and update() says what to add to them.
+///
+///     lamina::server<float> server(model, {.workers = 4});
+///     if (auto error = server.add(receive())) { log(error); continue; }
+///     if (!server.complete()) continue;
+///     server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) { sgd(layer, begin, mean); });
+///     for (std::size_t w : server.workers()) {
+///       auto reply = server.reply(w, parameters);
+///       if (send(w, reply)) server.commit(w, reply.clock());
+///     }
+///
+/// Before the first step workers() are all senders, and their first reply holds every layer. One thread at a time. Mistakes throw
+/// and change nothing; bytes from outside never do: add() returns an error.
+template <element T>
+class server {
+ public:
+  /// Throws std::invalid_argument, naming the option, for no workers, and for a sender that stands for none.
+  explicit server(const layout& model, server_options options = {})
+      : options_(std::move(options)),
+        cut_(model, options_.fragment_elements),
+        arrived_(fragments()),
+        updated_at_(fragments().layers(), 1),
+        step_(options_.first_step) {
+    if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
+    if (options_.nodes.empty()) detail::raise(std::invalid_argument("a server needs at least one worker"));
+    for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
+      if (options_.nodes[s] == 0)
+        detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
+      senders_.emplace_back(options_.first_step);
+    }
+    to_reply_.resize(senders_.size());
+    std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
+  }
+
+  /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
+  /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
+  [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
+    std::error_code error;
+    auto taken = std::make_unique<frame>(std::move(bytes));
+    taken->view = decode<T>(taken->bytes, fragments(), error);
+    if (!error) error = refusal_of(taken->view);
+    if (error) return error;
+    take(std::move(taken));
+    return {};
+  }
+  /// The same of bytes that the caller keeps, unchanged, until update().
+  [[nodiscard]] std::error_code add_view(std::span<const std::byte> bytes) {
+    std::error_code error;
+    auto taken = std::make_unique<frame>();
+    taken->view = decode<T>(bytes, fragments(), error);
+    if (!error) error = refusal_of(taken->view);
+    if (error) return error;
+    take(std::move(taken));
+    return {};
+  }
+
+  /// Whether update() can be called: synchronous, when every sender has come; asynchronous, when one has.
+  [[nodiscard]] bool complete() const noexcept {
+    return options_.asynchronous ? present_ > 0 : present_ == senders_.size();
+  }
+  /// The senders whose frames of this step are not there yet.
+  [[nodiscard]] std::vector<std::size_t> missing() const {
+    std::vector<std::size_t> missing;
+    for (std::size_t s = 0; s < senders_.size(); ++s) {
+      if (!senders_[s].came) missing.push_back(s);
+    }
+    return missing;
+  }
+  /// The fragments that the frames hold which are there.
+  [[nodiscard]] const selection& arrived() const noexcept { return arrived_; }
+
+  /// Gives the mean gradient of each layer that arrived, and begins the next step. Layers that did not arrive are to be left as they
+  /// are, optimizer state included.
+  ///
+  /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
+  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these. It does not
+  /// throw: what is left of the step would be lost.
+  ///
+  /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
+  /// whatever the order of arrival. Asynchronous: each frame on its own, in the order of arrival, G = a_s / W with the W workers of all
+  /// senders. With senders missing, those that are there make the mean: of the others a later frame of this step is refused, and what
+  /// they do not commit comes later.
+  ///
+  /// \throws std::logic_error  no frame is there
+  template <class Consume, execution Execution = sequential>
+  void update(Consume&& consume, const Execution& execution = {}) {
+    if (present_ == 0)
+      detail::raise(std::logic_error("update: no frame has arrived in step " + std::to_string(step_)));
+    ++clock_;
+    to_reply_.clear();
+    if (options_.asynchronous) {
+      for (const auto& each : frames_) {
+        const frame* one[] = {each.get()};
+        apply(one, workers_of_all(), consume, execution);
+      }
+      for (const auto& each : frames_) to_reply_.push_back(each->view.sender());
+    } else {
+      std::vector<const frame*> in_order(senders_.size());
+      std::size_t workers = 0;
+      for (const auto& each : frames_) {
+        in_order[each->view.sender()] = each.get();
+        workers += options_.nodes[each->view.sender()];
+      }
+      std::erase(in_order, nullptr);
+      apply(in_order, workers, consume, execution);
+      for (std::size_t s = 0; s < senders_.size(); ++s) to_reply_.push_back(s);
+      ++step_;
+    }
+    for (const std::size_t f : arrived_.sent()) updated_at_[f] = clock_;
+    frames_.clear();
+    for (sender& each : senders_) each.came = false;
+    present_ = 0;
+    arrived_.clear();
+  }
+
+  /// Who waits for a reply: after an update, in the synchronous case everybody.
+  [[nodiscard]] std::span<const std::size_t> workers() const noexcept { return to_reply_; }
+
+  /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
+  /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
+  ///
+  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers
+  /// \throws std::out_of_range      for the worker
+  /// \throws std::invalid_argument  a tensor of another size or type; NaN or infinity to be written as int8 or int4
+  template <detail::indexed Parameters>
+  [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
+    sender& to = senders_.at(worker);
+    if (std::size(parameters) != cut_.model().layers()) {
+      detail::raise(std::invalid_argument("the model has " + std::to_string(cut_.model().layers()) +
+                                          " layers, got " + std::to_string(std::size(parameters)) +
+                                          " parameters"));
+    }
+    const std::uint64_t step = options_.asynchronous ? to.step : step_;
+    for (const sender& other : senders_) {
+      if (other.out && other.out->since == to.seen && other.out->clock == clock_ && other.out->step == step) {
+        to.out = other.out;
+        break;
+      }
+    }
+    if (!to.out || to.out->since != to.seen || to.out->clock != clock_ || to.out->step != step) {
+      to.out.reset();
+      auto unused = std::find_if(replies_.begin(), replies_.end(),
+                                 [](const auto& each) { return each.use_count() == 1; });
+      if (unused == replies_.end())
+        unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
+      encode(**unused, to.seen, step, parameters);
+      to.out = *unused;
+    }
+    return {to.out->encoder.frame(), to.out->sent, clock_};
+  }
+  /// The reply of this clock has reached the worker. Replies may be acknowledged in any order, or not at all: what a worker is not
+  /// known to have is in its next reply. Throws std::out_of_range, and std::invalid_argument for a clock that no reply had.
+  void commit(std::size_t worker, std::uint64_t clock) {
+    sender& to = senders_.at(worker);
+    if (clock == 0 || clock > clock_)
+      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
+    to.seen = (std::max)(to.seen, clock);
+    to.pending.clear();
+  }
+  /// The last reply has reached the worker in part, together with all that was pending(). Throws also std::invalid_argument,
+  /// changing nothing, for the clock of another reply, and for the delivery of another selection.
+  void commit(std::size_t worker, std::uint64_t clock, const delivery& arrived) {
+    sender& to = senders_.at(worker);
+    if (!to.out || to.out->clock != clock || clock == 0)
+      detail::raise(
+          std::invalid_argument("commit: the last reply had another clock than " + std::to_string(clock)));
+    detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
+    std::vector<element_range> lost;
+    for (const std::size_t f : arrived.sent().sent())
+      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost.push_back({f, begin, end}); });
+    to.pending = std::move(lost);
+    to.seen = (std::max)(to.seen, clock);
+  }
+  /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does
+  /// not hold is to be sent with it, out of the parameters as they are. Stays until a commit. Throws std::out_of_range.
+  [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
+    return senders_.at(worker).pending;
+  }
+
+  /// The worker was restarted and has nothing: its next reply holds every layer, and asynchronous its next frame may be of any step.
+  /// Throws std::out_of_range.
+  void forget(std::size_t worker) {
+    sender& of = senders_.at(worker);
+    of.seen = 0;
+    of.pending.clear();
+    of.is_new = true;
+  }
+
+  /// The step whose frames are accepted, counted from 1; asynchronous, of one sender.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  [[nodiscard]] std::uint64_t step(std::size_t of_sender) const {
+    return options_.asynchronous ? senders_.at(of_sender).step : step_;
+  }
+  [[nodiscard]] std::size_t senders() const noexcept { return senders_.size(); }
+  [[nodiscard]] const server_options& options() const noexcept { return options_; }
+  [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
+  /// What frames are of: the layers, or their fragments.
+  [[nodiscard]] const layout& fragments() const noexcept { return cut_.parts(); }
+
+ private:
+  // One task of an execution: enough blocks to be worth handing to a thread.
+  static constexpr std::size_t task_elements = 16 * detail::block_elements;
+
+  struct frame {
+    explicit frame(std::vector<std::byte> owned = {}) : bytes(std::move(owned)) {}
+    std::vector<std::byte> bytes;
+    frame_view<T> view;
+  };
+  struct outgoing {
+    outgoing(const layout& fragments, std::uint32_t run) : encoder(fragments, run), sent(fragments) {}
+    frame_encoder<T> encoder;
+    selection sent;
+    std::uint64_t since = 0;
+    std::uint64_t clock = 0;  // 0: nothing is encoded
+    std::uint64_t step = 0;
+  };
+  struct sender {
+    explicit sender(std::uint64_t first_step) : step(first_step) {}
+    bool came = false;       // in this step
+    std::uint64_t step;      // asynchronous: the next
+    bool is_new = true;      // asynchronous: any step is accepted
+    std::uint64_t seen = 0;  // the clock of the last reply that it is known to have
+    std::vector<element_range> pending;
+    std::shared_ptr<outgoing> out;  // its last reply, which others may share
+  };
+
+  std::size_t workers_of_all() const noexcept {
+    return std::accumulate(options_.nodes.begin(), options_.nodes.end(), std::size_t{0});
+  }
+
+  std::error_code refusal_of(const frame_view<T>& view) const noexcept {
+    if (view.kind() != frame_kind::gradients) return frame_errc::unexpected_kind;
+    if (view.run() != options_.run) return frame_errc::other_run;
+    if (view.is_part()) return frame_errc::unexpected_part;
+    if (view.sender() >= senders_.size()) return frame_errc::unknown_sender;
+    const sender& from = senders_[view.sender()];
+    if (options_.asynchronous) {
+      if (from.is_new || view.step() >= from.step) return {};
+      return view.step() + 1 == from.step ? frame_errc::duplicate_sender : frame_errc::unexpected_step;
+    }
+    if (view.step() != step_) return frame_errc::unexpected_step;
+    if (from.came) return frame_errc::duplicate_sender;
+    return {};
+  }
+
+  void take(std::unique_ptr<frame> taken) {
+    sender& from = senders_[taken->view.sender()];
+    for (std::size_t f = 0; f < fragments().layers(); ++f) {
+      if (!taken->view.is_dropped(f)) arrived_.send(f);
+    }
+    from.step = taken->view.step() + 1;
+    from.is_new = false;
+    present_ += from.came ? 0 : 1;
+    from.came = true;
+    frames_.push_back(std::move(taken));
+  }
+
+  template <class Frames, class Consume, class Execution>
+  void apply(const Frames& frames, std::size_t workers, Consume& consume, const Execution& execution) const {
+    for (const std::size_t f : arrived_.sent()) {
+      const std::size_t elements = fragments().sizes()[f];
+      const std::size_t layer = cut_.layer_of(f);
+      const std::size_t offset = cut_.begin(f);
+      const auto task = [&](std::size_t index) {
+        const std::size_t begin = index * task_elements;
+        const std::size_t end = begin + (std::min)(task_elements, elements - begin);
+        mean_of_blocks(frames, workers, f, begin, end,
+                       [&](std::size_t at, std::span<const T> mean) { consume(layer, offset + at, mean); });
+      };
+      if (elements <= task_elements) {
+        task(0);
+      } else {
+        execution(elements / task_elements + (elements % task_elements != 0), task);
+      }
+    }
+  }
+
+  // Block by block, so that a sum stays in cache until it is consumed.
+  template <class Frames, class Consume>
+  void mean_of_blocks(const Frames& frames, std::size_t workers, std::size_t fragment, std::size_t begin,
+                      std::size_t end, const Consume& consume) const {
+    std::array<T, detail::block_elements> sum;
+    std::array<T, detail::block_elements> buffer;
+    for (; begin < end; begin += sum.size()) {
+      const std::size_t count = (std::min)(sum.size(), end - begin);
+      const std::span<T> block = std::span(sum).first(count);
+      bool is_first = true;
+      for (const frame* each : frames) {
+        if (each->view.is_dropped(fragment)) continue;
+        if (is_first) {
+          each->view.copy(fragment, begin, block);
+          is_first = false;
+        } else {
+          const std::span<const T> addend = each->view.read(fragment, begin, std::span(buffer).first(count));
+          detail::add_elements(block.data(), addend.data(), count);
+        }
+      }
+      if (is_first) return;  // asynchronous: another frame has it
+      detail::divide_elements(block.data(), static_cast<T>(workers), count);
+      consume(begin, std::span<const T>(block));
+    }
+  }
+
+  template <class Parameters>
+  void encode(outgoing& out, std::uint64_t since, std::uint64_t step, const Parameters& parameters) {
+    out.clock = 0;
+    out.sent.clear();
+    for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+      if (updated_at_[f] > since) out.sent.send(f);
+    }
+    out.encoder.encode(
+        frame_kind::parameters, step, 0, out.sent,
+        [&](std::size_t f) {
+          const std::size_t layer = cut_.layer_of(f);
+          const std::span<const T> all =
+              elements_of<T>(std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)]);
+          cut_.model().check_size(layer, all.size());
+          return all.subspan(cut_.begin(f), fragments().sizes()[f]);
+        },
+        options_.payload, options_.frame_checksum);
+    out.since = since;
+    out.step = step;
+    out.clock = clock_;
+  }
+
+  server_options options_;
+  partition cut_;
+  std::vector<sender> senders_;
+  std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
+  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival
+  std::size_t present_ = 0;                         // senders of which a frame is there
+  selection arrived_;
+  std::vector<std::size_t> to_reply_;
+  std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first
+  std::vector<std::uint64_t> updated_at_;  // of each fragment, its clock
+  std::uint64_t step_;
+};
+
+}  // namespace lamina::inline LAMINA_ABI

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/failure.hpp"
@@ -88,3 +89,31 @@ constexpr Half to_nearest(T x) noexcept {
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail
+
+namespace lamina::inline LAMINA_ABI {
+
+/// A tensor of any type as a gradient of T: the elements where they lie, of T, float16 or bfloat16. For a list of tensors of
+/// several types; owns nothing. One that is not there, as an empty std::optional, is a layer without a gradient.
+template <element T>
+class tensor_ref {
+ public:
+  /// Throws std::invalid_argument for a tensor that holds another element type at run time.
+  template <class Tensor>
+  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>)
+  tensor_ref(const Tensor& tensor) : has_value_(detail::has_value(tensor)) {
+    if (has_value_) detail::visit_gradient<T>(tensor, [this](auto elements) { elements_ = elements; });
+  }
+
+ private:
+  friend struct tensor_traits<tensor_ref>;
+  std::variant<std::span<const T>, std::span<const float16>, std::span<const bfloat16>> elements_;
+  bool has_value_;
+};
+
+template <element T>
+struct tensor_traits<tensor_ref<T>> {
+  static const auto& elements(const tensor_ref<T>& each) { return each.elements_; }
+  static bool has_value(const tensor_ref<T>& each) { return each.has_value_; }
+};
+
+}  // namespace lamina::inline LAMINA_ABI

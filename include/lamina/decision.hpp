@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/delivery.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/power.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/rounding.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/threshold.hpp"
+
+/// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
+namespace lamina::inline LAMINA_ABI {
+
+/// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last
+/// sent, and the allowance of a send_budget. A value that is NaN counts as infinity, so that its fragment is sent first; a
+/// fragment of value 0 is sent only by always_sent, by at_least_every, or where everything is sent.
+class selector {
+ public:
+  /// Throws std::invalid_argument, naming the option, for one outside its range.
+  selector(const partition& cut, const worker_options& options)
+      : options_(options),
+        sent_(cut.parts()),
+        threshold_(options.threshold.value_or(invalid_threshold)),
+        sent_in_(cut.parts().layers()) {
+    check_drop_ratio(options.drop_ratio);
+    if (options.search_every == 0)
+      detail::raise(std::invalid_argument("search_every must be at least 1 step"));
+    if (options.threshold && detail::is_nan(*options.threshold))
+      detail::raise(std::invalid_argument("threshold must not be NaN"));
+    if (options.send_budget &&
+        (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1))) {
+      detail::raise(std::invalid_argument("send_budget must lie in (0, 1], got " +
+                                          std::to_string(*options.send_budget)));
+    }
+    search_.reserve(fragments().layers());
+    for (const std::size_t layer : options.always_sent) {
+      if (layer >= cut.model().layers()) {
+        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
+                                            " of a model that has " + std::to_string(cut.model().layers())));
+      }
+      is_always_sent_.resize(fragments().layers());
+      for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) is_always_sent_[f] = 1;
+    }
+    check_budget_of_others();
+  }
+
+  /// Decides a step; called again for the same step, decides it anew from what was known before it.
+  ///
+  /// \param step    counted from 1
+  /// \param values  the representative value of each fragment; with options.by_score it is multiplied by the fragment's age
+  /// \param held    a flag for each fragment, or none: those of which it is not 0 are dropped, whatever the options say. They
+  ///                count as the first to be dropped within R, take nothing from a budget, and their values are not looked at
+  /// \throws std::invalid_argument  another number of values or flags than there are fragments
+  ///
+  /// Cost: O(fragments) on average; allocates nothing.
+  const selection& decide(std::uint64_t step, std::span<const double> values,
+                          std::span<const char> held = {}) {
+    check_count("select", values.size(), "values");
+    if (!held.empty()) check_count("select", held.size(), "flags");
+    begin(step);
+    detail::step_decision decision{.step = step, .max_age = options_.at_least_every};
+    if (options_.send_budget) {
+      decide_by_budget(decision, values, held);
+    } else {
+      const double ratio = drop_ratio_in(step);
+      if (searches_in(step, ratio)) threshold_ = searched(step, values, held, ratio);
+      // Not told by the value of the threshold: a functor with negative values may have a true threshold of -1.
+      decision.sends_all = ratio == 0 || (ratio == 1 && !options_.threshold);
+    }
+    decision.threshold = threshold_;
+    sent_.clear();
+    for (std::size_t f = 0; f < values.size(); ++f) {
+      if (decision.sends(f, score(step, f, values[f]), fragments().sizes()[f], sent_in_[f], rule_of(f, held)))
+        sent_.send(f);
+    }
+    return sent_;
+  }
+
+  /// Takes a decision that was made elsewhere, or before the step. Throws std::invalid_argument for one of another layout.
+  const selection& take(std::uint64_t step, const selection& sent) {
+    if (sent.model().fingerprint() != fragments().fingerprint())
+      detail::raise(std::invalid_argument("begin: the selection is of another layout than the worker's"));
+    if (before_.step != step) {
+      begin(step);
+      if (options_.send_budget) allowance_ = grown_allowance();
+    }
+    if (&sent != &sent_) sent_ = sent;
+    return sent_;
+  }
+
+  /// What the last decision selects was sent in `step`.
+  void commit(std::uint64_t step) {
+    commit(step, [](std::size_t) { return true; });
+  }
+  /// The same, of which something was lost: a fragment of which nothing has arrived keeps its age. The budget is charged for all
+  /// that was selected, since it has used the network.
+  void commit(std::uint64_t step, const delivery& arrived) {
+    commit(step, [&](std::size_t f) { return arrived.lost_chunks(f) < arrived.chunks(f); });
+  }
+
+  /// R of a step, counted from 1: see worker_options::warm_up_steps.
+  [[nodiscard]] double drop_ratio_in(std::uint64_t step) const {
+    if (step >= options_.warm_up_steps || options_.drop_ratio == 1) return options_.drop_ratio;
+    const double progress = static_cast<double>(step) / static_cast<double>(options_.warm_up_steps);
+    return 1 - detail::root_power(1 - options_.drop_ratio, progress);
+  }
+  /// λ, as the last decision used it.
+  [[nodiscard]] double threshold() const noexcept { return threshold_; }
+  [[nodiscard]] const selection& sent() const noexcept { return sent_; }
+
+  /// What later steps depend on, for a checkpoint.
+  struct memory {
+    double threshold = invalid_threshold;
+    double allowance = 0;                ///< elements
+    std::vector<std::uint64_t> sent_in;  ///< of each fragment the step in which it was last sent; 0: never
+  };
+  /// As it was after `step`, whatever was decided of the next.
+  [[nodiscard]] memory remember(std::uint64_t step) const {
+    const bool is_ahead = before_.step > step;
+    return {is_ahead ? before_.threshold : threshold_, is_ahead ? before_.allowance : allowance_, sent_in_};
+  }
+  /// Throws std::invalid_argument, and changes nothing, for ages of another number of fragments. A threshold that the options
+  /// fix is that of the options.
+  void restore(memory saved) {
+    check_count("load", saved.sent_in.size(), "ages");
+    threshold_ = options_.send_budget ? saved.threshold : options_.threshold.value_or(saved.threshold);
+    allowance_ = saved.allowance;
+    sent_in_ = std::move(saved.sent_in);
+    before_ = {};
+  }
+
+ private:
+  const layout& fragments() const noexcept { return sent_.model(); }
+
+  void check_count(const char* call, std::size_t count, const char* what) const {
+    if (count == sent_in_.size()) return;
+    detail::raise(std::invalid_argument(std::string(call) + ": " + std::to_string(count) + " " + what +
+                                        " for " + std::to_string(sent_in_.size()) + " fragments"));
+  }
+
+  // Fragments that are always sent come first in a budget: those that leave nothing would drop all others for ever.
+  void check_budget_of_others() const {
+    if (!options_.send_budget || is_always_sent_.empty()) return;
+    std::size_t elements = 0;
+    for (std::size_t f = 0; f < is_always_sent_.size(); ++f)
+      elements += is_always_sent_[f] != 0 ? fragments().sizes()[f] : 0;
+    const double share = static_cast<double>(elements) / static_cast<double>(fragments().elements());
+    if (elements == 0 || share < *options_.send_budget) return;
+    detail::raise(std::invalid_argument(
+        "always_sent holds " + std::to_string(share) + " of the elements, and send_budget is " +
+        std::to_string(*options_.send_budget) + ": nothing is left for other layers"));
+  }
+
+  void begin(std::uint64_t step) {
+    if (before_.step == step) {
+      threshold_ = before_.threshold;
+      allowance_ = before_.allowance;
+    } else {
+      before_ = {step, threshold_, allowance_};
+    }
+  }
+
+  template <class HasArrived>
+  void commit(std::uint64_t step, const HasArrived& has_arrived) {
+    if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
+    for (const std::size_t f : sent_.sent()) {
+      if (has_arrived(f)) sent_in_[f] = step;
+    }
+  }
+
+  // The ratio of a warm-up changes from step to step, and with it what a threshold is for.
+  bool searches_in(std::uint64_t step, double ratio) const {
+    if (!(ratio > 0) || options_.threshold) return false;
+    return (step - 1) % options_.search_every == 0 || step <= options_.warm_up_steps ||
+           !detail::outlasts_its_step(threshold_);
+  }
+
+  detail::layer_rule rule_of(std::size_t fragment, std::span<const char> held) const {
+    if (!held.empty() && held[fragment] != 0) return detail::layer_rule::held;
+    if (!is_always_sent_.empty() && is_always_sent_[fragment] != 0) return detail::layer_rule::always;
+    return detail::layer_rule::by_value;
+  }
+
+  // Rounded by itself: the threshold that is searched over it must be bitwise the same.
+  double score(std::uint64_t step, std::size_t fragment, double value) const {
+    if (!options_.by_score) return value;
+    return detail::rounded(value * static_cast<double>(step - sent_in_[fragment]));
+  }
+
+  double searched(std::uint64_t step, std::span<const double> values, std::span<const char> held,
+                  double ratio) {
+    search_.begin();
+    for (std::size_t f = 0; f < values.size(); ++f) {
+      if (fragments().sizes()[f] == 0) continue;
+      search_.add(detail::search_value(score(step, f, values[f]), rule_of(f, held)), fragments().sizes()[f]);
+    }
+    return search_.beyond(ratio * static_cast<double>(fragments().elements()));
+  }
+
+  double grown_allowance() const {
+    const double share = detail::rounded(*options_.send_budget * static_cast<double>(fragments().elements()));
+    std::size_t largest = 0;
+    for (const std::size_t elements : fragments().sizes()) largest = (std::max)(largest, elements);
+    return detail::grown_allowance(allowance_, share, largest);
+  }
+
+  // Held fragments take nothing from the allowance; those that are always sent take theirs before all others.
+  void decide_by_budget(detail::step_decision& decision, std::span<const double> values,
+                        std::span<const char> held) {
+    const std::span<const std::size_t> sizes = fragments().sizes();
+    const double allowance = grown_allowance();
+    std::size_t always_sent_elements = 0;
+    search_.begin();
+    for (std::size_t f = 0; f < sizes.size(); ++f) {
+      const detail::layer_rule rule = rule_of(f, held);
+      if (rule == detail::layer_rule::always) always_sent_elements += sizes[f];
+      if (rule == detail::layer_rule::by_value && sizes[f] > 0)
+        search_.add(detail::ordered_value(score(decision.step, f, values[f])), sizes[f]);
+    }
+    const auto found = search_.within(detail::allowance_by_value(allowance, always_sent_elements));
+    allowance_ = allowance;
+    threshold_ = found.threshold;
+    if (!found.crossing) return;
+    // Of the fragments that are tied where the allowance runs out, the first that fit.
+    double left = found.left;
+    std::size_t end = 0;
+    bool any = false;
+    for (; end < sizes.size(); ++end) {
+      if (sizes[end] == 0 || rule_of(end, held) != detail::layer_rule::by_value) continue;
+      if (detail::ordered_value(score(decision.step, end, values[end])) != *found.crossing) continue;
+      left -= static_cast<double>(sizes[end]);
+      if (left < 0) break;
+      any = true;
+    }
+    if (any) threshold_ = *found.crossing;
+    if (threshold_ == *found.crossing)
+      decision.equals_end = end;  // also where they are infinite and none fits
+  }
+
+  worker_options options_;
+  selection sent_;
+  threshold_search search_;
+  double threshold_;
+  double allowance_ = 0;  // elements
+  struct {
+    std::uint64_t step = 0;
+    double threshold = 0;
+    double allowance = 0;
+  } before_;  // the step that was decided last
+  std::vector<std::uint64_t> sent_in_;
+  std::vector<char> is_always_sent_;  // empty if none is
+};
+
+}  // namespace lamina::inline LAMINA_ABI
