@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -15,14 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/aggregator.hpp"
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
@@ -30,7 +29,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
-#include "lamina/publisher.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
@@ -110,8 +108,8 @@ class server {
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
       if (options_.nodes[s] == 0)
         detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
-      senders_.emplace_back(options_.first_step);
     }
+    senders_.resize(options_.nodes.size());
     to_reply_.resize(senders_.size());
     std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
@@ -138,9 +136,11 @@ class server {
     return {};
   }
 
-  /// Whether update() can be called: synchronous, when every sender has come; asynchronous, when one has.
+  /// Whether every sender has come; asynchronous, whether one has.
   [[nodiscard]] bool complete() const noexcept {
-    return options_.asynchronous ? present_ > 0 : present_ == senders_.size();
+    const auto came = [](const sender& each) { return each.came; };
+    return options_.asynchronous ? std::any_of(senders_.begin(), senders_.end(), came)
+                                 : std::all_of(senders_.begin(), senders_.end(), came);
   }
   /// The senders whose frames of this step are not there yet.
   [[nodiscard]] std::vector<std::size_t> missing() const {
@@ -161,40 +161,52 @@ class server {
   /// throw: what is left of the step would be lost.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
-  /// whatever the order of arrival. Asynchronous: each frame on its own, in the order of arrival, G = a_s / W with the W workers of all
-  /// senders. With senders missing, those that are there make the mean: of the others a later frame of this step is refused, and what
-  /// they do not commit comes later.
+  /// whatever the order of arrival. Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all
+  /// senders. Called before complete(), the mean is over the senders that are there; of the others frames of this step are refused from
+  /// then on, they do not commit, and what they hold comes later.
   ///
   /// \throws std::logic_error  no frame is there
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
-    if (present_ == 0)
-      detail::raise(std::logic_error("update: no frame has arrived in step " + std::to_string(step_)));
-    ++clock_;
+    if (std::none_of(senders_.begin(), senders_.end(), [](const sender& each) { return each.came; }))
+      detail::raise(
+          std::logic_error("update: nobody's frames of step " + std::to_string(step_) + " are there"));
+    const std::vector<std::unique_ptr<frame>> frames = frames_to_apply();
+    arrived_.clear();
     to_reply_.clear();
+    std::vector<const frame*> in_order;
+    std::size_t workers = 0;
+    for (std::size_t s = 0; s < senders_.size(); ++s) {
+      if (senders_[s].came) workers += options_.nodes[s];
+      for (const auto& each : frames) {
+        if (each->view.sender() == s) in_order.push_back(each.get());
+      }
+    }
+    for (const frame* each : in_order) {
+      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+        if (!each->view.is_dropped(f)) arrived_.send(f);
+      }
+    }
+    for (std::size_t s = 0; s < senders_.size(); ++s) {
+      if (std::exchange(senders_[s].came, false) || !options_.asynchronous) to_reply_.push_back(s);
+    }
+    ++clock_;
+    for (const std::size_t f : arrived_.sent()) updated_at_[f] = clock_;
     if (options_.asynchronous) {
-      for (const auto& each : frames_) {
+      for (const auto& each : frames) {
         const frame* one[] = {each.get()};
         apply(one, workers_of_all(), consume, execution);
       }
-      for (const auto& each : frames_) to_reply_.push_back(each->view.sender());
     } else {
-      std::vector<const frame*> in_order(senders_.size());
-      std::size_t workers = 0;
-      for (const auto& each : frames_) {
-        in_order[each->view.sender()] = each.get();
-        workers += options_.nodes[each->view.sender()];
-      }
-      std::erase(in_order, nullptr);
-      apply(in_order, workers, consume, execution);
-      for (std::size_t s = 0; s < senders_.size(); ++s) to_reply_.push_back(s);
       ++step_;
+      apply(in_order, workers, consume, execution);
     }
-    for (const std::size_t f : arrived_.sent()) updated_at_[f] = clock_;
-    frames_.clear();
-    for (sender& each : senders_) each.came = false;
-    present_ = 0;
     arrived_.clear();
+    for (const auto& each : frames_) {
+      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+        if (!each->view.is_dropped(f)) arrived_.send(f);
+      }
+    }
   }
 
   /// Who waits for a reply: after an update, in the synchronous case everybody.
@@ -214,7 +226,7 @@ class server {
                                           " layers, got " + std::to_string(std::size(parameters)) +
                                           " parameters"));
     }
-    const std::uint64_t step = options_.asynchronous ? to.step : step_;
+    const std::uint64_t step = this->step(worker);
     for (const sender& other : senders_) {
       if (other.out && other.out->since == to.seen && other.out->clock == clock_ && other.out->step == step) {
         to.out = other.out;
@@ -261,19 +273,24 @@ class server {
     return senders_.at(worker).pending;
   }
 
-  /// The worker was restarted and has nothing: its next reply holds every layer, and asynchronous its next frame may be of any step.
-  /// Throws std::out_of_range.
+  /// The worker was restarted and has nothing: its next reply holds every layer, its frames that are not in an update yet are gone, and
+  /// asynchronous its next frame may be of any step. Throws std::out_of_range.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
     of.seen = 0;
     of.pending.clear();
-    of.is_new = true;
+    of.taken = 0;
+    of.in_progress = of.came = false;
+    std::erase_if(frames_, [&](const auto& each) { return each->view.sender() == worker; });
   }
 
-  /// The step whose frames are accepted, counted from 1; asynchronous, of one sender.
+  /// The step whose frames are accepted, counted from 1.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  /// The same of one sender: asynchronous, the step after its last.
   [[nodiscard]] std::uint64_t step(std::size_t of_sender) const {
-    return options_.asynchronous ? senders_.at(of_sender).step : step_;
+    const sender& from = senders_.at(of_sender);
+    if (!options_.asynchronous) return step_;
+    return from.taken == 0 ? options_.first_step : from.taken + 1;
   }
   [[nodiscard]] std::size_t senders() const noexcept { return senders_.size(); }
   [[nodiscard]] const server_options& options() const noexcept { return options_; }
@@ -299,11 +316,12 @@ class server {
     std::uint64_t step = 0;
   };
   struct sender {
-    explicit sender(std::uint64_t first_step) : step(first_step) {}
-    bool came = false;       // in this step
-    std::uint64_t step;      // asynchronous: the next
-    bool is_new = true;      // asynchronous: any step is accepted
-    std::uint64_t seen = 0;  // the clock of the last reply that it is known to have
+    std::uint64_t taken = 0;     // the step of the last frame that was taken; 0: none
+    std::uint64_t before = 0;    // the same before that step
+    std::uint16_t sequence = 0;  // of the next frame of that step
+    bool in_progress = false;    // more frames of it are to come
+    bool came = false;           // all of it is there and not in an update yet
+    std::uint64_t seen = 0;      // the clock of the last reply that it is known to have
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
@@ -313,30 +331,70 @@ class server {
   }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
-    if (view.kind() != frame_kind::gradients) return frame_errc::unexpected_kind;
-    if (view.run() != options_.run) return frame_errc::other_run;
-    if (view.is_part()) return frame_errc::unexpected_part;
-    if (view.sender() >= senders_.size()) return frame_errc::unknown_sender;
+    if (view.kind() != frame_kind::gradients) return errc::unexpected_kind;
+    if (view.run() != options_.run) return errc::other_run;
+    if (view.sender() >= senders_.size()) return errc::unknown_sender;
     const sender& from = senders_[view.sender()];
-    if (options_.asynchronous) {
-      if (from.is_new || view.step() >= from.step) return {};
-      return view.step() + 1 == from.step ? frame_errc::duplicate_sender : frame_errc::unexpected_step;
+    if (from.in_progress && view.step() == from.taken) {
+      if (view.sequence() != from.sequence)
+        return view.sequence() < from.sequence ? errc::duplicate_frame : errc::unexpected_sequence;
+      return repeats_a_layer(view) ? make_error_code(errc::duplicate_layer) : std::error_code{};
     }
-    if (view.step() != step_) return frame_errc::unexpected_step;
-    if (from.came) return frame_errc::duplicate_sender;
+    if (from.taken != 0 && view.step() == from.taken) return errc::duplicate_frame;
+    const bool is_expected =
+        options_.asynchronous
+            ? view.step() > from.taken && (from.taken != 0 || view.step() >= options_.first_step)
+            : view.step() == step_;
+    if (!is_expected || from.in_progress) return errc::unexpected_step;
+    if (view.sequence() != 0) return errc::unexpected_sequence;
+    if (from.taken != 0 && view.since() < view.step() && view.since() <= from.taken)
+      return errc::overlapping_step;
     return {};
+  }
+  bool repeats_a_layer(const frame_view<T>& view) const noexcept {
+    for (const auto& each : frames_) {
+      if (each->view.sender() != view.sender() || each->view.step() != view.step()) continue;
+      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+        if (!view.is_dropped(f) && !each->view.is_dropped(f)) return true;
+      }
+    }
+    return false;
   }
 
   void take(std::unique_ptr<frame> taken) {
-    sender& from = senders_[taken->view.sender()];
-    for (std::size_t f = 0; f < fragments().layers(); ++f) {
-      if (!taken->view.is_dropped(f)) arrived_.send(f);
-    }
-    from.step = taken->view.step() + 1;
-    from.is_new = false;
-    present_ += from.came ? 0 : 1;
-    from.came = true;
     frames_.push_back(std::move(taken));
+    const frame_view<T>& view = frames_.back()->view;
+    sender& from = senders_[view.sender()];
+    if (!from.in_progress) {
+      from.before = from.taken;
+      from.taken = view.step();
+      from.sequence = 0;
+    }
+    ++from.sequence;
+    from.in_progress = !view.is_last();
+    from.came = from.came || view.is_last();
+    for (std::size_t f = 0; f < fragments().layers(); ++f) {
+      if (!view.is_dropped(f)) arrived_.send(f);
+    }
+  }
+
+  // What an update is of: frames of steps that are complete, in the order of arrival. Others stay where each step stands alone, and go
+  // where the step is over for all.
+  std::vector<std::unique_ptr<frame>> frames_to_apply() {
+    const auto is_complete = [&](const std::unique_ptr<frame>& each) {
+      const sender& from = senders_[each->view.sender()];
+      return !from.in_progress || each->view.step() != from.taken;
+    };
+    const auto middle = std::stable_partition(frames_.begin(), frames_.end(), is_complete);
+    std::vector<std::unique_ptr<frame>> complete(std::make_move_iterator(frames_.begin()),
+                                                 std::make_move_iterator(middle));
+    frames_.erase(frames_.begin(), middle);
+    if (options_.asynchronous) return complete;
+    frames_.clear();
+    for (sender& each : senders_) {
+      if (std::exchange(each.in_progress, false)) each.taken = each.before;
+    }
+    return complete;
   }
 
   template <class Frames, class Consume, class Execution>
@@ -392,16 +450,17 @@ class server {
     for (std::size_t f = 0; f < updated_at_.size(); ++f) {
       if (updated_at_[f] > since) out.sent.send(f);
     }
-    out.encoder.encode(
-        frame_kind::parameters, step, 0, out.sent,
-        [&](std::size_t f) {
-          const std::size_t layer = cut_.layer_of(f);
-          const std::span<const T> all =
-              elements_of<T>(std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)]);
-          cut_.model().check_size(layer, all.size());
-          return all.subspan(cut_.begin(f), fragments().sizes()[f]);
-        },
-        options_.payload, options_.frame_checksum);
+    out.encoder.encode({.kind = frame_kind::parameters,
+                        .step = step,
+                        .payload = options_.payload,
+                        .checksum = options_.frame_checksum},
+                       out.sent, [&](std::size_t f) {
+                         const std::size_t layer = cut_.layer_of(f);
+                         const std::span<const T> all =
+                             elements_of<T>(std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)]);
+                         cut_.model().check_size(layer, all.size());
+                         return all.subspan(cut_.begin(f), fragments().sizes()[f]);
+                       });
     out.since = since;
     out.step = step;
     out.clock = clock_;

@@ -15,14 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/compressor.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/fwd.hpp"
@@ -131,9 +130,9 @@ class worker {
   /// std::logic_error while a step is open.
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");
-    const auto memory = state_->decisions.remember(state_->number);
-    return save_state<T>(state_->residual, {memory.threshold, memory.allowance, memory.sent_in},
-                         state_->number);
+    const state& s = *state_;
+    return save_state<T>(fragments(), s.decisions.remember(s.number), s.residual.elements(),
+                         s.residual.velocity(), s.number);
   }
   /// Goes on where a worker of the same model and options was saved; both then do the same, bitwise. Bytes that are damaged or
   /// of another model throw decode_error, and change nothing.
@@ -189,6 +188,7 @@ class worker<T, Representative>::step {
   template <class Tensor, execution Execution = sequential>
   bool add(std::size_t layer, const Tensor& gradient, double scale = 1, const Execution& execution = {}) {
     state& s = open_to_gradients("add");
+    s.require_here("add", layer);
     refused_ = s.add_one(layer, gradient, scale, execution);
     s.rethrow();
     return !refused_;
@@ -197,6 +197,7 @@ class worker<T, Representative>::step {
   template <detail::indexed Tensors, execution Execution = sequential>
   bool add(const Tensors& gradients, double scale = 1, const Execution& execution = {}) {
     state& s = open_to_gradients("add");
+    for (std::size_t layer = 0; layer < s.cut.model().layers(); ++layer) s.require_here("add", layer);
     refused_ = s.add_all(gradients, scale, execution);
     s.rethrow();
     return !refused_;
@@ -236,16 +237,25 @@ class worker<T, Representative>::step {
     return s.residual[fragment];
   }
 
-  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends.
-  const encoded_frame& frame() {
+  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
+  /// called again, for a send that is tried again, gives the same bytes. Until the fate of a frame is known, send it again: a later
+  /// step's frame holds its gradients, too, and says so, and a server that has taken this one refuses it with errc::overlapping_step.
+  ///
+  /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
+  const encoded_frame& frame(std::span<const std::byte> user = {}) {
     select();
     state& s = open("frame");
     s.require_all("frame");
-    const encoded_frame& frame = s.encoder.encode(
-        frame_kind::gradients, number_, s.options.sender, s.decisions.sent(),
-        [&](std::size_t f) { return s.residual[f]; }, s.options.payload, s.options.frame_checksum);
-    s.leave(s.options.payload == payload_type::as_is);
-    return frame;
+    s.sequence = 0;
+    return s.encode(s.decisions.sent(), true, user);
+  }
+  /// One of several frames of the step: those of `fragments` that are selected, all of which have their gradient and were in no frame
+  /// before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends. Throws
+  /// std::logic_error before the step is selected, and for a fragment that was in a frame.
+  const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
+    state& s = selected("frame");
+    s.require_open("frame", number_);
+    return s.encode_some(fragments, is_last, user);
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
@@ -301,7 +311,7 @@ class worker<T, Representative>::step {
     state& s = committable();
     for (const std::size_t f : s.decisions.sent().sent()) s.take_out(f, 0, s.cut.parts().sizes()[f]);
     s.decisions.commit(number_);
-    s.close();
+    s.settle();
   }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
   /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
@@ -312,7 +322,7 @@ class worker<T, Representative>::step {
     for (const std::size_t f : s.decisions.sent().sent())
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
     s.decisions.commit(number_, arrived);
-    s.close();
+    s.settle();
   }
 
  private:
@@ -333,7 +343,7 @@ class worker<T, Representative>::step {
   }
   state& open_to_gradients(const char* call) const {
     state& s = open(call);
-    if (s.has_left || (s.is_selected && !s.is_given)) {
+    if (s.is_selected && !s.is_given) {
       detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
                                      " is selected already: its gradients come before"));
     }
@@ -368,7 +378,8 @@ struct worker<T, Representative>::state {
         cut(model, given.fragment_elements),
         residual(cut.parts(), {.check = given.check, .momentum = given.momentum, .memory = given.memory}),
         decisions(cut, given),
-        encoder(cut.parts(), given.run),
+        in_frames(cut.parts()),
+        in_next(cut.parts()),
         values(cut.parts().layers()),
         decision_values(cut.parts().layers()),
         marks(cut.parts().layers()),
@@ -396,6 +407,16 @@ struct worker<T, Representative>::state {
                                    "' has no gradient in step " + std::to_string(number) +
                                    "; add() or skip() it"));
   }
+  // A frame points into the residual, which must not change under it.
+  void require_here(const char* call, std::size_t layer) const {
+    cut.model().check_layer(layer);
+    if (!has_left) return;
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
+      detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
+                                     "' was in a frame of step " + std::to_string(number) + " already"));
+    }
+  }
   void require_all(const char* call) const {
     for (std::size_t f = 0; f < marks.size(); ++f) require_gradient(call, f);
   }
@@ -410,17 +431,63 @@ struct worker<T, Representative>::state {
     std::fill(marks.begin(), marks.end(), mark::none);
     is_open = true;
     is_selected = is_given = has_left = is_exact = has_decision_values = false;
+    sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
-  // A step of which no layer has a gradient has not begun.
+  void settle() noexcept {
+    close();
+    unsettled = 0;
+  }
+  // A step of which no layer has a gradient has not begun. What has left of another may have arrived all the same.
   void abandon() noexcept {
     close();
+    if (has_left && unsettled == 0) unsettled = number;
     is_selected = false;
     if (std::all_of(marks.begin(), marks.end(), [](mark each) { return each == mark::none; })) --number;
   }
   void leave(bool exactly) noexcept {
     has_left = true;
     is_exact = exactly;
+  }
+
+  const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
+    if (sequence == encoders.size())
+      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.parts(), options.run));
+    const encoded_frame& frame =
+        encoders[sequence]->encode({.kind = frame_kind::gradients,
+                                    .step = number,
+                                    .sender = options.sender,
+                                    .payload = options.payload,
+                                    .checksum = options.frame_checksum,
+                                    .sequence = sequence,
+                                    .is_last = is_last,
+                                    .since = unsettled,
+                                    .user = user},
+                                   sent, [this](std::size_t f) { return residual[f]; });
+    leave(options.payload == payload_type::as_is);
+    return frame;
+  }
+  const encoded_frame& encode_some(const selection& fragments, bool is_last,
+                                   std::span<const std::byte> user) {
+    if (fragments.model().fingerprint() != cut.parts().fingerprint())
+      detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
+    if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
+    if (sequence == 0) in_frames.clear();
+    if (is_last) require_all("frame");
+    in_next.clear();
+    for (const std::size_t f : fragments.sent()) {
+      if (!decisions.sent().is_sent(f)) continue;
+      require_gradient("frame", f);
+      if (in_frames.is_sent(f)) {
+        detail::raise(std::logic_error("frame: '" + cut.parts()[f].name + "' was in a frame of step " +
+                                       std::to_string(number) + " already"));
+      }
+      in_next.send(f);
+    }
+    const encoded_frame& frame = encode(in_next, is_last, user);
+    for (const std::size_t f : in_next.sent()) in_frames.send(f);
+    ++sequence;
+    return frame;
   }
 
   template <class Tensors, class Execution>
@@ -530,13 +597,10 @@ struct worker<T, Representative>::state {
   }
 
   void load(std::span<const std::byte> bytes) {
-    const auto saved =
-        detail::read_state<T>(bytes, cut.parts(), {.has_velocity = residual.has_velocity()}, "saved state");
-    typename selector::memory memory{saved.header.threshold, saved.header.allowance,
-                                     detail::values_of<std::uint64_t>(saved.cleared_in)};
-    residual.restore(detail::values_of<T>(saved.elements), detail::values_of<T>(saved.velocity));
-    decisions.restore(std::move(memory));
-    number = saved.header.step;
+    saved_state<T> saved = read_state<T>(bytes, cut.parts(), residual.has_velocity());
+    residual.restore(saved.residual, saved.velocity);
+    decisions.restore(std::move(saved.memory));
+    number = saved.step;
     std::fill(is_stale.begin(), is_stale.end(), char{1});
     is_selected = false;
   }
@@ -546,7 +610,11 @@ struct worker<T, Representative>::state {
   partition cut;
   residual_accumulator<T> residual;
   selector decisions;
-  frame_encoder<T> encoder;
+  std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step
+  selection in_frames;  // what has left in frames of which the last is to come
+  selection in_next;
+  std::uint16_t sequence = 0;           // of the next frame
+  std::uint64_t unsettled = 0;          // the first step whose frame has left and was not committed; 0: none
   std::vector<double> values;           // of the residual, where it is not stale
   std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
   std::vector<mark> marks;
