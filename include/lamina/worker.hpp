@@ -121,8 +121,8 @@ class worker {
   [[nodiscard]] const selection& plan() {
     state_->require_closed("plan");
     state& s = *state_;
-    if (!s.has_decision_values) s.residual_values();
-    s.has_decision_values = false;
+    s.residual_values();
+    s.has_decision_values = s.is_selected = false;
     return s.decisions.decide(s.number + 1, s.decision_values);
   }
 
@@ -159,16 +159,21 @@ class worker {
 
 /// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
 /// uncommitted, with its lifetime: what was added then stays in the residual. After commit() what was selected can be read, and
-/// unpack() called, until the next step begins. Must not outlive the worker.
+/// unpack() called, until the next step begins or is planned. Must not outlive the worker.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
   step(step&& other) noexcept
-      : state_(std::exchange(other.state_, nullptr)), number_(other.number_), refused_(other.refused_) {}
+      : state_(std::exchange(other.state_, nullptr)),
+        number_(other.number_),
+        opening_(other.opening_),
+        refused_(other.refused_) {}
   step& operator=(step&& other) noexcept {
+    if (this == &other) return *this;
     end();
     state_ = std::exchange(other.state_, nullptr);
     number_ = other.number_;
+    opening_ = other.opening_;
     refused_ = other.refused_;
     return *this;
   }
@@ -262,7 +267,7 @@ class worker<T, Representative>::step {
   /// agreed on the selection. Resizes `to`. Throws std::logic_error before the step is selected.
   std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
     state& s = selected("pack");
-    s.require_open("pack", number_);
+    require_open("pack");
     s.require_all("pack");
     if (!detail::is_finite(static_cast<double>(scale)))
       detail::raise(std::invalid_argument("pack: the scale must be finite"));
@@ -281,7 +286,7 @@ class worker<T, Representative>::step {
   template <half_element Half>
   std::span<Half> pack(std::vector<Half>& to) {
     state& s = selected("pack");
-    s.require_open("pack", number_);
+    require_open("pack");
     s.require_all("pack");
     constexpr payload_type written =
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
@@ -309,7 +314,11 @@ class worker<T, Representative>::step {
   /// std::logic_error before it is selected, and with a rounded payload before frame() or pack().
   void commit() {
     state& s = committable();
-    for (const std::size_t f : s.decisions.sent().sent()) s.take_out(f, 0, s.cut.parts().sizes()[f]);
+    s.make_room_for_written();
+    for (const std::size_t f : s.decisions.sent().sent()) {
+      s.write(f);
+      s.take_out(f, 0, s.cut.parts().sizes()[f]);
+    }
     s.decisions.commit(number_);
     s.settle();
   }
@@ -319,8 +328,12 @@ class worker<T, Representative>::step {
     state& s = committable();
     detail::check_delivery("commit", arrived, s.decisions.sent(),
                            s.is_exact ? payload_type::as_is : s.options.payload);
-    for (const std::size_t f : s.decisions.sent().sent())
+    s.make_room_for_written();
+    for (const std::size_t f : s.decisions.sent().sent()) {
+      if (arrived.lost_chunks(f) == arrived.chunks(f)) continue;
+      s.write(f);
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
+    }
     s.decisions.commit(number_, arrived);
     s.settle();
   }
@@ -328,18 +341,22 @@ class worker<T, Representative>::step {
  private:
   friend class worker;
   step(state& of, std::optional<std::size_t> refused) noexcept
-      : state_(&of), number_(of.number), refused_(refused) {
+      : state_(&of), number_(of.number), opening_(of.opening), refused_(refused) {
     if (refused && !of.is_open) state_ = nullptr;  // it has not begun
   }
 
   void end() noexcept {
-    if (state_ != nullptr && state_->is_open && state_->number == number_) state_->abandon();
+    if (state_ != nullptr && state_->is_open && state_->opening == opening_) state_->abandon();
     state_ = nullptr;
   }
   state& open(const char* call) const {
     if (state_ == nullptr) detail::raise(std::logic_error(std::string(call) + ": this handle has no step"));
-    state_->require_open(call, number_);
+    require_open(call);
     return *state_;
+  }
+  void require_open(const char* call) const {
+    if (state_->is_open && state_->opening == opening_) return;
+    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) + " is over"));
   }
   state& open_to_gradients(const char* call) const {
     state& s = open(call);
@@ -350,7 +367,7 @@ class worker<T, Representative>::step {
     return s;
   }
   state& selected(const char* call) const {
-    if (state_ == nullptr || state_->number != number_ || !state_->is_selected) {
+    if (state_ == nullptr || state_->opening != opening_ || !state_->is_selected) {
       detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
                                      " is not selected, or is over: call select() first"));
     }
@@ -367,6 +384,7 @@ class worker<T, Representative>::step {
 
   state* state_;
   std::uint64_t number_;
+  std::uint64_t opening_;
   std::optional<std::size_t> refused_;
 };
 
@@ -396,10 +414,6 @@ struct worker<T, Representative>::state {
     detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
                                    " is open: commit() it, or let its handle go"));
   }
-  void require_open(const char* call, std::uint64_t of) const {
-    if (is_open && number == of) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(of) + " is over"));
-  }
   void require_gradient(const char* call, std::size_t f) const {
     cut.parts().check_layer(f);
     if (marks[f] != mark::none || cut.parts().sizes()[f] == 0) return;
@@ -428,6 +442,7 @@ struct worker<T, Representative>::state {
   }
   void open() noexcept {
     ++number;
+    ++opening;
     std::fill(marks.begin(), marks.end(), mark::none);
     is_open = true;
     is_selected = is_given = has_left = is_exact = has_decision_values = false;
@@ -535,6 +550,7 @@ struct worker<T, Representative>::state {
                          execution, scale, may_lack_gradients, thrown);
     if (refused) return cut.layer_of(*refused);
     if (!is_open) open();
+    has_decision_values = false;
     for (std::size_t f = begin; f < end; ++f) {
       if (!residual.was_given(f)) {
         skip_fragment(f);
@@ -553,6 +569,7 @@ struct worker<T, Representative>::state {
   }
   void skip(std::size_t layer) {
     cut.model().check_layer(layer);
+    has_decision_values = false;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) skip_fragment(f);
   }
   void skip_fragment(std::size_t f) {
@@ -572,6 +589,7 @@ struct worker<T, Representative>::state {
   }
   // Of a worker that had no gradient yet everything counts as infinite: what is not known is sent.
   std::span<double> residual_values() {
+    if (has_decision_values) return decision_values;
     if (number == 0) {
       std::fill(decision_values.begin(), decision_values.end(), detail::infinite_value);
     } else {
@@ -582,17 +600,26 @@ struct worker<T, Representative>::state {
     return decision_values;
   }
 
-  // What a rounded payload says is computed anew, so that a frame need not live until commit().
+  bool is_rounded() const noexcept {
+    return !is_exact && options.payload != payload_type::as_is;
+  }
+  // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
+  void make_room_for_written() {
+    if (!is_rounded()) return;
+    std::size_t most = written.size();
+    for (const std::size_t f : decisions.sent().sent())
+      most = (std::max)(most, payload_bytes<T>(options.payload, cut.parts().sizes()[f]));
+    written.resize(most);
+  }
+  // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
+  void write(std::size_t f) {
+    if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
+  }
   void take_out(std::size_t f, std::size_t begin, std::size_t end) {
     is_stale[f] = 1;
-    const std::size_t elements = cut.parts().sizes()[f];
-    if (is_exact || options.payload == payload_type::as_is) {
-      if (begin == 0 && end == elements) return residual.clear(f);
-      return residual.clear(f, begin, end);
-    }
-    written.resize((std::max)(written.size(), payload_bytes<T>(options.payload, elements)));
-    detail::encode_payload<T>(options.payload, residual[f], written.data());
-    if (begin == 0 && end == elements) return residual.subtract(f, options.payload, written.data());
+    const bool is_whole = begin == 0 && end == cut.parts().sizes()[f];
+    if (!is_rounded()) return is_whole ? residual.clear(f) : residual.clear(f, begin, end);
+    if (is_whole) return residual.subtract(f, options.payload, written.data());
     residual.subtract(f, options.payload, written.data(), begin, end);
   }
 
@@ -602,7 +629,7 @@ struct worker<T, Representative>::state {
     decisions.restore(std::move(saved.memory));
     number = saved.step;
     std::fill(is_stale.begin(), is_stale.end(), char{1});
-    is_selected = false;
+    is_selected = has_decision_values = false;
   }
 
   worker_options options;
@@ -621,6 +648,7 @@ struct worker<T, Representative>::state {
   std::vector<char> is_stale;
   std::vector<std::byte> written;  // of a fragment that is committed
   std::uint64_t number = 0;        // of the step that is open, or was last
+  std::uint64_t opening = 0;       // tells handles apart, since load() can make a number come again
   bool is_open = false;
   bool is_selected = false;
   bool is_given = false;  // selected before the first gradient
