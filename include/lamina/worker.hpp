@@ -259,7 +259,7 @@ class worker<T, Representative>::step {
   /// std::logic_error before the step is selected, and for a fragment that was in a frame.
   const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
     state& s = selected("frame");
-    s.require_open("frame", number_);
+    require_open("frame");
     return s.encode_some(fragments, is_last, user);
   }
 
