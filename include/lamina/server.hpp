@@ -43,6 +43,8 @@ struct server_options {
   std::vector<std::size_t> nodes = {};
   /// Each frame is a step of its own, as it comes; false: a step is one frame of each sender.
   bool asynchronous = false;
+  /// What the frames that come are of: gradients, or the updates of local steps.
+  frame_kind kind = frame_kind::gradients;
   /// As worker_options::fragment_elements.
   std::size_t fragment_elements = 0;
   /// The step whose frames are accepted first: t + 1 after a resume at t.
@@ -113,6 +115,11 @@ class server {
     to_reply_.resize(senders_.size());
     std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
+
+  server(const server&) = delete;
+  server& operator=(const server&) = delete;
+  server(server&&) = default;
+  server& operator=(server&&) = default;
 
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
@@ -331,7 +338,7 @@ class server {
   }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
-    if (view.kind() != frame_kind::gradients) return errc::unexpected_kind;
+    if (view.kind() != options_.kind) return errc::unexpected_kind;
     if (view.run() != options_.run) return errc::other_run;
     if (view.sender() >= senders_.size()) return errc::unknown_sender;
     const sender& from = senders_[view.sender()];
