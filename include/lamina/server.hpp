@@ -354,8 +354,6 @@ class server {
             : view.step() == step_;
     if (!is_expected || from.in_progress) return errc::unexpected_step;
     if (view.sequence() != 0) return errc::unexpected_sequence;
-    if (from.taken != 0 && view.since() < view.step() && view.since() <= from.taken)
-      return errc::overlapping_step;
     return {};
   }
   bool repeats_a_layer(const frame_view<T>& view) const noexcept {

@@ -139,7 +139,17 @@ class worker {
     state_->load(bytes);
   }
 
-  /// The steps that have begun.
+  /// The next step is number `next`: for a worker that a server went on without. Throws std::invalid_argument for one that is over.
+  void skip_to(std::uint64_t next) {
+    state_->require_closed("skip_to");
+    if (next <= state_->number) {
+      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) + " is over: the last was " +
+                                          std::to_string(state_->number)));
+    }
+    state_->number = next - 1;
+  }
+
+  /// The steps that were committed, or skipped, and the one that is open.
   [[nodiscard]] std::uint64_t steps() const noexcept { return state_->number; }
   /// λ of the last decision.
   [[nodiscard]] double threshold() const noexcept { return state_->decisions.threshold(); }
@@ -156,7 +166,8 @@ class worker {
 };
 
 /// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
-/// uncommitted, with its lifetime: what was added then stays in the residual. After commit() what was selected can be read, and
+/// uncommitted, with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which
+/// has got a frame of it after all refuses a second one. After commit() what was selected can be read, and
 /// unpack() called, until the next step begins or is planned. Must not outlive the worker.
 template <element T, class Representative>
 class worker<T, Representative>::step {
@@ -241,8 +252,7 @@ class worker<T, Representative>::step {
   }
 
   /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
-  /// called again, for a send that is tried again, gives the same bytes. Until the fate of a frame is known, send it again: a later
-  /// step's frame holds its gradients, too, and says so, and a server that has taken this one refuses it with errc::overlapping_step.
+  /// called again, for a send that is tried again, gives the same bytes.
   ///
   /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
   const encoded_frame& frame(std::span<const std::byte> user = {}) {
@@ -324,7 +334,7 @@ class worker<T, Representative>::step {
     }
     s.expect_after_commit();
     s.decisions.commit(number_);
-    s.settle();
+    s.close();
   }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
   /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
@@ -340,7 +350,7 @@ class worker<T, Representative>::step {
     }
     s.expect_after_commit();
     s.decisions.commit(number_, arrived);
-    s.settle();
+    s.close();
   }
 
  private:
@@ -466,16 +476,11 @@ struct worker<T, Representative>::state {
     sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
-  void settle() noexcept {
-    close();
-    unsettled = 0;
-  }
-  // A step of which no layer has a gradient has not begun. What has left of another may have arrived all the same.
+  // Its number is that of the next step: whoever has got a frame of it refuses another.
   void abandon() noexcept {
     close();
-    if (has_left && unsettled == 0) unsettled = number;
     is_selected = false;
-    if (std::all_of(marks.begin(), marks.end(), [](mark each) { return each == mark::none; })) --number;
+    --number;
   }
   void leave(bool exactly) noexcept {
     has_left = true;
@@ -493,7 +498,6 @@ struct worker<T, Representative>::state {
                                     .checksum = options.frame_checksum,
                                     .sequence = sequence,
                                     .is_last = is_last,
-                                    .since = unsettled,
                                     .user = user},
                                    sent, [this](std::size_t f) { return residual[f]; });
     leave(options.payload == payload_type::as_is);
@@ -652,7 +656,6 @@ struct worker<T, Representative>::state {
   selection in_frames;  // what has left in frames of which the last is to come
   selection in_next;
   std::uint16_t sequence = 0;           // of the next frame
-  std::uint64_t unsettled = 0;          // the first step whose frame has left and was not committed; 0: none
   std::vector<double> values;           // of the residual, where it is not stale
   std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
   std::vector<double> expected;         // of the next step

@@ -162,7 +162,7 @@ def parted():
         state.backend.select = swapped
     given = [torch.full((5000,), 1.0), torch.full((5000,), 2.0), torch.full((10,), 0.5)]
     ddp(given).backward()
-    with pytest.raises(RuntimeError, match="the ranks chose different parts in step 1"):
+    with pytest.raises(RuntimeError, match="the ranks selected different fragments in step 1"):
         ddp.zero_grad()
         ddp(given).backward()
 

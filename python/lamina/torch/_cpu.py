@@ -111,7 +111,7 @@ class CpuBackend:
         self._taken = None
 
     def abandon(self) -> None:
-        """The step ends here; what was added stays in the residual. A step that nothing was added in has not begun."""
+        """The step ends here; what was added stays in the residual, and the next step has the same number."""
         self._open = None
         self.release()
 

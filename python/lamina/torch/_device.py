@@ -35,8 +35,9 @@ class TorchBackend:
         self._divisors = torch.tensor(self.fragments.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(power)
         self._left_out = torch.zeros((), dtype=torch.int64, device=device)
         self._sent: List[int] = []
-        self._values = self._expected = torch.full((len(self.fragments),), torch.inf, dtype=torch.float64)
-        self._has_begun = False  # a step that nothing was added in
+        self._values: Optional[torch.Tensor] = None
+        self._expected = torch.full((len(self.fragments),), torch.inf, dtype=torch.float64)
+        self._is_open = False
         self.step = 0
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
@@ -55,7 +56,7 @@ class TorchBackend:
     def begin(self, sent: Optional[List[int]]) -> List[int]:
         """Begins a step that sends these fragments, or everything."""
         self.step += 1
-        self._has_begun = True
+        self._is_open, self._values = True, None
         self._sent = list(range(len(self.fragments))) if sent is None else sent
         self._selector.take(self.step, self._sent)
         return self._sent
@@ -63,14 +64,11 @@ class TorchBackend:
     def add_all(self, scale: float) -> None:
         """Begins a step with the gradients that were taken."""
         self.step += 1
+        self._is_open = True
         for layer, gradient in enumerate(self._gradients):
-            self._add(layer, gradient, scale)
+            self.add(layer, gradient, scale)
 
     def add(self, layer: int, gradient: torch.Tensor, scale: float) -> None:
-        self._has_begun = False
-        self._add(layer, gradient, scale)
-
-    def _add(self, layer: int, gradient: torch.Tensor, scale: float) -> None:
         added = gradient.float() * scale if scale != 1 else gradient.float()
         # The residual is the only copy of what was not sent: nothing that is not finite comes in, by a sum neither.
         residual = self._residual_layers[layer]
@@ -142,7 +140,8 @@ class TorchBackend:
         return packed
 
     def commit(self) -> None:
-        self._expected = torch.frombuffer(self._selector.forecast(self.step, self._values), dtype=torch.float64)
+        values = self.values() if self._values is None else self._values
+        self._expected = torch.frombuffer(self._selector.forecast(self.step, values), dtype=torch.float64)
         for fragment in self._sent:
             residual = self._residual_fragments[fragment]
             if self._wire is torch.float32:
@@ -152,6 +151,7 @@ class TorchBackend:
             if self._momentum:
                 self._velocity_fragments[fragment].zero_()
         self._selector.commit(self.step)
+        self._is_open = False
 
     def unpack(self, mean: torch.Tensor) -> None:
         sent, begin = set(self._sent), 0
@@ -171,10 +171,10 @@ class TorchBackend:
                 within += size
 
     def abandon(self) -> None:
-        """The step ends here; what was added stays in the residual. A step that nothing was added in has not begun."""
-        if self._has_begun:
+        """The step ends here; what was added stays in the residual, and the next step has the same number."""
+        if self._is_open:
             self.step -= 1
-            self._has_begun = False
+            self._is_open = False
         self.release()
 
     def save(self) -> bytes:
