@@ -329,14 +329,13 @@ def test_an_interrupted_backward_loses_nothing(backend):
 
 
 def one_begins(backend):
-    """The forward pass of rank 1 fails, when rank 0 is in its backward pass already: their states load together."""
+    """The forward pass of rank 1 fails, when rank 0 is in its backward pass already: their states load together, and what rank 0 has
+    added comes later."""
     rank, options = dist.get_rank(), {"backend": backend, "send_budget": 0.3, "at_least_every": 5, "overlap": True}
-    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
+    model = models.Weights(*SHAPES)
     ddp, state = models.dropping(model, BUCKETS, **options)
-    other, other_state = models.dropping(twin, BUCKETS, **options)
     for step in (1, 2):
-        for each, of in ((ddp, model), (other, twin)):
-            backward(each, of, models.whole_numbers(SHAPES, step, rank))
+        backward(ddp, model, models.whole_numbers(SHAPES, step, rank))
     ddp.zero_grad()
     if rank == 0:
         class Broken:
@@ -354,9 +353,10 @@ def one_begins(backend):
     second, again = models.dropping(fresh, BUCKETS, **options)
     again.load_state_dict(state.state_dict())
     for step in range(4, 9):
-        given = models.whole_numbers(SHAPES, step, rank)
-        assert all(torch.equal(*pair) for pair in zip(backward(second, fresh, given), backward(other, twin, given)))
-    assert torch.equal(again.state_dict()["memory"], other_state.state_dict()["memory"])
+        backward(second, fresh, models.whole_numbers(SHAPES, step, rank))
+    assert again.step == 7 and not again.last.skipped
+    others = ranks.gathered(torch.cat([parameter.grad.flatten() for parameter in fresh.all]))
+    assert torch.equal(*others)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -415,6 +415,7 @@ def saved_midway():
     for step in (1, 2):
         backward(ddp, model, models.whole_numbers(SHAPES, step, dist.get_rank()))
     model.all[1].register_hook(lambda gradient: state.state_dict() and None)
+    ddp.zero_grad()
     with pytest.raises(RuntimeError, match="given up between two buckets"):
         ddp(models.whole_numbers(SHAPES, 3, dist.get_rank())).backward()
     whole = models.whole_numbers(SHAPES, 3, dist.get_rank())

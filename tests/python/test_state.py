@@ -163,7 +163,7 @@ def refused_states():
                           ({"rank": 1 - dist.get_rank()}, "saved by rank [01], and this is rank [01]: each rank's residual"),
                           ({"options": {**good["options"], "fragment_elements": 4096}}, "fragment_elements was 4096 and is 0"),
                           ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
-                          ({"memory": damaged}, "checksum|damaged"), ({"memory": damaged[:70]}, "truncated")):
+                          ({"memory": damaged}, "checksum|damaged"), ({"memory": damaged[:70]}, "bytes are missing")):
         with pytest.raises(ValueError, match=text):
             state.load_state_dict({**good, **changed})
         assert torch.equal(state.state_dict()["memory"], before)
@@ -406,9 +406,9 @@ class Writer:
 def reported():
     records = recorded()
     model, ddp, state = weights({"drop_ratio": 0.8, "log_every": 2}, 5)
-    assert "3 layers in 3 parts, 9396 elements" in messages(records)[0]
+    assert "3 layers in 3 fragments, 9396 elements" in messages(records)[0]
     lines = messages(records)[1:]
-    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and "of 3 parts" in lines[0]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and "of 3 fragments" in lines[0]
     given = models.whole_numbers(SHAPES, 9, dist.get_rank())
     if dist.get_rank() == 1:
         given[1][0] = float("nan")
@@ -439,15 +439,15 @@ def told_of_large_layers():
     uneven = lambda: models.Weights((8193,), (1807,))  # 82 and 18 % of the elements
     whole = warnings(uneven(), drop_ratio=0.8)
     assert whole == by_rank("layer 'all.0' has 82 % of the elements and goes out whole or not at all, where 20 % of them are to go out in a "
-                            "step; fragment_elements=4096 decides it in smaller parts")
+                            "step; fragment_elements=4096 decides it in smaller fragments")
     assert warnings(uneven(), drop_ratio=0.75) == []  # four times the share
     assert warnings(uneven(), send_budget=0.25) == [] and len(warnings(uneven(), send_budget=0.2)) == len(by_rank(0))
     parts = warnings(uneven(), drop_ratio=0.9, fragment_elements=8192)
-    assert [line.split(" and goes")[0] for line in parts] == by_rank("a part of 'all.0' has 82 % of the elements")
+    assert [line.split(" and goes")[0] for line in parts] == by_rank("a fragment of 'all.0' has 82 % of the elements")
     assert warnings(uneven(), drop_ratio=0.99, fragment_elements=4096) == []  # there is no smaller one
     assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
     large = warnings(models.Weights((200_000,), (461_000,)), drop_ratio=0.9)  # 66,100 elements are to go out
-    assert [line.split("; ")[1] for line in large] == by_rank("fragment_elements=65536 decides it in smaller parts")
+    assert [line.split("; ")[1] for line in large] == by_rank("fragment_elements=65536 decides it in smaller fragments")
     assert warnings(models.Weights((4,), (5_000,), (5_000,), (5_000,)), drop_ratio=0.9) == []
     assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
     records = recorded()
