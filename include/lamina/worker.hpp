@@ -243,9 +243,9 @@ class worker<T, Representative>::step {
 
   /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends.
   const encoded_frame& frame() {
-    select();
     state& s = open("frame");
     s.require_all("frame");
+    select();
     const encoded_frame& frame = s.encoder.encode(
         frame_kind::gradients, number_, s.options.sender, s.decisions.sent(),
         [&](std::size_t f) { return s.residual[f]; }, s.options.payload, s.options.frame_checksum);
