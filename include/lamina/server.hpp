@@ -238,8 +238,9 @@ class server {
     sender& to = senders_.at(worker);
     if (clock == 0 || clock > clock_)
       detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
+    if (clock < to.from) return;
+    if (clock >= to.seen) to.pending.clear();
     to.seen = (std::max)(to.seen, clock);
-    to.pending.clear();
   }
   /// The last reply has reached the worker in part, together with all that was pending(). Throws also std::invalid_argument,
   /// changing nothing, for the clock of another reply, and for the delivery of another selection.
@@ -262,10 +263,12 @@ class server {
   }
 
   /// The worker was restarted and has nothing: its next reply holds every layer, and asynchronous its next frame may be of any step.
-  /// Throws std::out_of_range.
+  /// What is committed of earlier replies has no effect any more. Throws std::out_of_range.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
     of.seen = 0;
+    of.from = ++clock_;  // so that no later reply has the clock of an earlier one
+    of.out.reset();
     of.pending.clear();
     of.is_new = true;
   }
@@ -304,6 +307,7 @@ class server {
     std::uint64_t step;      // asynchronous: the next
     bool is_new = true;      // asynchronous: any step is accepted
     std::uint64_t seen = 0;  // the clock of the last reply that it is known to have
+    std::uint64_t from = 0;  // the clock of its first reply since it was forgotten
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
