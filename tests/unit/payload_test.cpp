@@ -694,7 +694,7 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
   const lamina::layout model = model_of({3, 0, 64, 2 * 4096 + 70, 200, 9});
   for (int round = 0; round < 20; ++round) {
     const std::size_t workers = 1 + below(random, 5);
-    auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, workers);
+    lamina::server<TestType> server(model, {.workers = workers});
     std::vector<bytes> frames;
     for (std::size_t w = 0; w < workers; ++w) {
       tensors<TestType> layers;
@@ -706,7 +706,16 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
       frames.push_back(
           frame_of(model, chosen, layers, every_type[(w + random()) % 4], 1, static_cast<std::uint32_t>(w)));
     }
-    for (std::size_t w = workers; w-- > 0;) aggregator.add(lamina::decode<TestType>(frames[w], model));
+    for (std::size_t w = workers; w-- > 0;) {
+      const auto error = server.add(frames[w]);
+      REQUIRE_FALSE(error);
+    }
+    const lamina::selection arrived = server.arrived();
+    tensors<TestType> means(model.layers());
+    server.update([&](std::size_t l, std::size_t begin, std::span<const TestType> block) {
+      REQUIRE(begin == means[l].size());
+      means[l].insert(means[l].end(), block.begin(), block.end());
+    });
     for (std::size_t l = 0; l < model.layers(); ++l) {
       std::optional<std::vector<TestType>> expected;
       for (const bytes& frame : frames) {
@@ -720,18 +729,13 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
           for (std::size_t i = 0; i < layer.size(); ++i) (*expected)[i] += layer[i];
         }
       }
-      std::vector<TestType> mean;
-      aggregator.mean(l, [&](std::size_t begin, std::span<const TestType> block) {
-        REQUIRE(begin == mean.size());
-        mean.insert(mean.end(), block.begin(), block.end());
-      });
-      REQUIRE(aggregator.arrived().is_sent(l) == expected.has_value());
+      REQUIRE(arrived.is_sent(l) == expected.has_value());
       if (!expected) {
-        REQUIRE(mean.empty());
+        REQUIRE(means[l].empty());
         continue;
       }
       for (TestType& each : *expected) each /= static_cast<TestType>(workers);
-      REQUIRE(same_bits(mean, *expected));
+      REQUIRE(same_bits(means[l], *expected));
     }
   }
 }
@@ -793,9 +797,8 @@ namespace {
 template <class T>
 std::vector<T> published(payload_type type, const std::vector<T>& parameters) {
   const lamina::layout model({{"weights", {parameters.size()}}});
-  lamina::parameter_publisher<T> publisher(model, 1, {.payload = type});
-  const bytes frame =
-      publisher.encode(0, 1, [&](std::size_t) -> const std::vector<T>& { return parameters; }).to_bytes();
+  lamina::server<T> server(model, {.payload = type});
+  const bytes frame = server.reply(0, std::array{std::span(parameters)}).to_bytes();
   std::vector<T> replica(parameters.size());
   lamina::decode<T>(frame, model).apply_to(0, replica);
   return replica;
