@@ -167,16 +167,18 @@ TEMPLATE_TEST_CASE("golden: the frames of a worker and the residual behind them"
   constexpr std::size_t c = column<TestType>;
   const lamina::layout model = model_of({5000, 0, 70, 4096, 1});
   for (const row& expected : rows) {
-    lamina::gradient_compressor<TestType> worker(
+    lamina::worker<TestType> worker(
         model, {.drop_ratio = 0.5, .momentum = 0.9, .payload = expected.type, .sender = 3});
     std::uint64_t frames = hash_of({});
     std::uint64_t checksum = 0;
     for (std::uint32_t step = 0; step < 3; ++step) {
+      auto of_worker = worker.begin();
       for (std::size_t l = 0; l < model.layers(); ++l) {
-        worker.accumulate(l, golden<TestType>(static_cast<std::uint32_t>(100 * step + l), model.sizes()[l]));
+        REQUIRE(
+            of_worker.add(l, golden<TestType>(static_cast<std::uint32_t>(100 * step + l), model.sizes()[l])));
       }
-      std::vector<std::byte> frame = worker.encode().to_bytes();
-      worker.commit();
+      std::vector<std::byte> frame = of_worker.frame().to_bytes();
+      of_worker.commit();
       std::memcpy(&checksum, frame.data() + 56, sizeof checksum);
       // Frames that go without a checksum differ in this field and in the flags.
       std::fill_n(frame.begin() + 56, 8, std::byte{0});
