@@ -557,8 +557,10 @@ struct worker<T, Representative>::state {
   }
 
   void load(std::span<const std::byte> bytes) {
+    // Of no elements there is no velocity to save.
+    const bool has_velocity = residual.has_velocity() && cut.model().elements() > 0;
     const auto saved =
-        detail::read_state<T>(bytes, cut.parts(), {.has_velocity = residual.has_velocity()}, "saved state");
+        detail::read_state<T>(bytes, cut.parts(), {.has_velocity = has_velocity}, "saved state");
     typename selector::memory memory{saved.header.threshold, saved.header.allowance,
                                      detail::values_of<std::uint64_t>(saved.cleared_in)};
     residual.restore(detail::values_of<T>(saved.elements), detail::values_of<T>(saved.velocity));

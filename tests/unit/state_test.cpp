@@ -825,3 +825,9 @@ TEST_CASE("state: what lies elsewhere is saved as a worker saves it, and read ba
     CHECK_THROWS_AS(lamina::read_state<float>(damaged, fragments, has_velocity), std::invalid_argument);
   }
 }
+
+TEST_CASE("state: of a model whose layers are all empty it loads as well") {
+  worker_of<float> worker(model_of({0, 0}), {.momentum = 0.5});
+  send(worker, {{}, {}});
+  CHECK(refusal(worker, worker.save()) == state_errc{});
+}
