@@ -65,14 +65,16 @@ bool same_tensors(const tensors<T>& a, const tensors<T>& b) {
 
 /// Adds the layers of a gradient frame to `to`, or overwrites those of a parameter frame.
 template <class T>
-void receive(tensors<T>& to, std::span<const std::byte> bytes, const lamina::layout& model) {
-  const auto frame = lamina::decode<T>(bytes, model);
+void receive(tensors<T>& to, std::span<const std::byte> from, const lamina::layout& model) {
+  const auto frame = lamina::decode<T>(from, model);
   for (std::size_t l = 0; l < model.layers(); ++l) {
-    if (frame.is_dropped(l)) continue;
+    if (frame.kind() == lamina::frame_kind::parameters) {
+      frame.apply_to(l, to[l]);
+      continue;
+    }
     std::vector<T> layer(model.sizes()[l]);
     frame.restore(l, layer);
-    for (std::size_t i = 0; i < layer.size(); ++i)
-      to[l][i] = (frame.kind() == lamina::frame_kind::gradients ? to[l][i] : T(0)) + layer[i];
+    for (std::size_t i = 0; i < layer.size(); ++i) to[l][i] += layer[i];
   }
 }
 

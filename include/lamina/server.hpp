@@ -5,10 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -103,6 +101,7 @@ class server {
       : options_(std::move(options)),
         cut_(model, options_.fragment_elements),
         arrived_(fragments()),
+        updated_(fragments()),
         updated_at_(fragments().layers(), 1),
         step_(options_.first_step) {
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
@@ -124,23 +123,15 @@ class server {
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
-    std::error_code error;
-    auto taken = std::make_unique<frame>(std::move(bytes));
-    taken->view = decode<T>(taken->bytes, fragments(), error);
-    if (!error) error = refusal_of(taken->view);
-    if (error) return error;
-    take(std::move(taken));
-    return {};
+    std::unique_ptr<frame> to = unused_frame();
+    to->bytes = std::move(bytes);
+    const std::span<const std::byte> owned = to->bytes;
+    return take(std::move(to), owned);
   }
-  /// The same of bytes that the caller keeps, unchanged, until update().
+  /// The same of bytes that stay the caller's, who leaves them as they are until update() has returned. A receive buffer that is
+  /// used again before goes to add().
   [[nodiscard]] std::error_code add_view(std::span<const std::byte> bytes) {
-    std::error_code error;
-    auto taken = std::make_unique<frame>();
-    taken->view = decode<T>(bytes, fragments(), error);
-    if (!error) error = refusal_of(taken->view);
-    if (error) return error;
-    take(std::move(taken));
-    return {};
+    return take(unused_frame(), bytes);
   }
 
   /// Whether every sender has come; asynchronous, whether one has.
@@ -164,13 +155,16 @@ class server {
   /// are, optimizer state included.
   ///
   /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
-  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these. It does not
-  /// throw: what is left of the step would be lost.
+  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not
+  /// throw.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
   /// whatever the order of arrival. Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all
   /// senders. Called before complete(), the mean is over the senders that are there; of the others frames of this step are refused from
   /// then on, they do not commit, and what they hold comes later.
+  ///
+  /// What `consume` throws goes on to the caller, and the step is over all the same: no block is given twice, the blocks that were
+  /// not given are lost, and replies hold every layer that arrived, as the parameters are.
   ///
   /// \throws std::logic_error  no frame is there
   template <class Consume, execution Execution = sequential>
@@ -178,42 +172,14 @@ class server {
     if (std::none_of(senders_.begin(), senders_.end(), [](const sender& each) { return each.came; }))
       detail::raise(
           std::logic_error("update: nobody's frames of step " + std::to_string(step_) + " are there"));
-    const std::vector<std::unique_ptr<frame>> frames = frames_to_apply();
-    arrived_.clear();
-    to_reply_.clear();
-    std::vector<const frame*> in_order;
-    std::size_t workers = 0;
-    for (std::size_t s = 0; s < senders_.size(); ++s) {
-      if (senders_[s].came) workers += options_.nodes[s];
-      for (const auto& each : frames) {
-        if (each->view.sender() == s) in_order.push_back(each.get());
-      }
-    }
-    for (const frame* each : in_order) {
-      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
-        if (!each->view.is_dropped(f)) arrived_.send(f);
-      }
-    }
-    for (std::size_t s = 0; s < senders_.size(); ++s) {
-      if (std::exchange(senders_[s].came, false) || !options_.asynchronous) to_reply_.push_back(s);
-    }
-    ++clock_;
-    for (const std::size_t f : arrived_.sent()) updated_at_[f] = clock_;
+    const std::size_t workers = begin_update();
+    const frames_to_sum all(summed_);
     if (options_.asynchronous) {
-      for (const auto& each : frames) {
-        const frame* one[] = {each.get()};
-        apply(one, workers_of_all(), consume, execution);
-      }
+      for (std::size_t i = 0; i < all.size(); ++i) apply(all.subspan(i, 1), workers, consume, execution);
     } else {
-      ++step_;
-      apply(in_order, workers, consume, execution);
+      apply(all, workers, consume, execution);
     }
-    arrived_.clear();
-    for (const auto& each : frames_) {
-      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
-        if (!each->view.is_dropped(f)) arrived_.send(f);
-      }
-    }
+    release(applied_);
   }
 
   /// Who waits for a reply: after an update, in the synchronous case everybody.
@@ -222,7 +188,7 @@ class server {
   /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
   /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
   ///
-  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers
+  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers and unchanged since the update
   /// \throws std::out_of_range      for the worker
   /// \throws std::invalid_argument  a tensor of another size or type; NaN or infinity to be written as int8 or int4
   template <detail::indexed Parameters>
@@ -234,45 +200,40 @@ class server {
                                           " parameters"));
     }
     const std::uint64_t step = this->step(worker);
-    for (const sender& other : senders_) {
-      if (other.out && other.out->since == to.seen && other.out->clock == clock_ && other.out->step == step) {
-        to.out = other.out;
-        break;
-      }
-    }
-    if (!to.out || to.out->since != to.seen || to.out->clock != clock_ || to.out->step != step) {
+    const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
+      return out && out->since == to.seen && out->clock == clock_ && out->step == step;
+    };
+    if (!is_it(to.out)) {
       to.out.reset();
-      auto unused = std::find_if(replies_.begin(), replies_.end(),
-                                 [](const auto& each) { return each.use_count() == 1; });
-      if (unused == replies_.end())
-        unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
-      encode(**unused, to.seen, step, parameters);
-      to.out = *unused;
+      const auto other = std::ranges::find_if(senders_, is_it, &sender::out);
+      to.out = other != senders_.end() ? other->out : encoded(to.seen, step, parameters);
     }
+    to.replied = clock_;
     return {to.out->encoder.frame(), to.out->sent, clock_};
   }
   /// The reply of this clock has reached the worker. Replies may be acknowledged in any order, or not at all: what a worker is not
-  /// known to have is in its next reply. Throws std::out_of_range, and std::invalid_argument for a clock that no reply had.
+  /// known to have is in its next reply. A reply from before forget(), or older than one that was committed, changes nothing.
+  /// Throws std::out_of_range, and std::invalid_argument for a clock that no reply to this worker had.
   void commit(std::size_t worker, std::uint64_t clock) {
-    sender& to = senders_.at(worker);
-    if (clock == 0 || clock > clock_)
-      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
-    to.seen = (std::max)(to.seen, clock);
+    sender& to = replied_to(worker, clock);
+    if (clock < to.seen || clock < to.forgotten) return;
+    to.seen = clock;
     to.pending.clear();
   }
   /// The last reply has reached the worker in part, together with all that was pending(). Throws also std::invalid_argument,
   /// changing nothing, for the clock of another reply, and for the delivery of another selection.
   void commit(std::size_t worker, std::uint64_t clock, const delivery& arrived) {
-    sender& to = senders_.at(worker);
-    if (!to.out || to.out->clock != clock || clock == 0)
+    sender& to = replied_to(worker, clock);
+    if (clock < to.forgotten) return;
+    if (!to.out || to.out->clock != clock)
       detail::raise(
           std::invalid_argument("commit: the last reply had another clock than " + std::to_string(clock)));
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
-    std::vector<element_range> lost;
+    lost_.clear();
     for (const std::size_t f : arrived.sent().sent())
-      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost.push_back({f, begin, end}); });
-    to.pending = std::move(lost);
-    to.seen = (std::max)(to.seen, clock);
+      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost_.push_back({f, begin, end}); });
+    to.pending.swap(lost_);
+    to.seen = clock;
   }
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does
   /// not hold is to be sent with it, out of the parameters as they are. Stays until a commit. Throws std::out_of_range.
@@ -284,11 +245,13 @@ class server {
   /// asynchronous its next frame may be of any step. Throws std::out_of_range.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
+    of.forgotten = ++clock_;  // so that its replies from now on have other clocks
     of.seen = 0;
     of.pending.clear();
+    of.out.reset();
     of.taken = 0;
     of.in_progress = of.came = false;
-    std::erase_if(frames_, [&](const auto& each) { return each->view.sender() == worker; });
+    keep_frames([&](const frame& each) { return each.view.sender() != worker; });
   }
 
   /// The step whose frames are accepted, counted from 1.
@@ -310,8 +273,7 @@ class server {
   static constexpr std::size_t task_elements = 16 * detail::block_elements;
 
   struct frame {
-    explicit frame(std::vector<std::byte> owned = {}) : bytes(std::move(owned)) {}
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes;  // empty for those of add_view()
     frame_view<T> view;
   };
   struct outgoing {
@@ -319,22 +281,40 @@ class server {
     frame_encoder<T> encoder;
     selection sent;
     std::uint64_t since = 0;
-    std::uint64_t clock = 0;  // 0: nothing is encoded
+    std::uint64_t clock = 0;
     std::uint64_t step = 0;
   };
   struct sender {
-    std::uint64_t taken = 0;     // the step of the last frame that was taken; 0: none
-    std::uint64_t before = 0;    // the same before that step
-    std::uint16_t sequence = 0;  // of the next frame of that step
-    bool in_progress = false;    // more frames of it are to come
-    bool came = false;           // all of it is there and not in an update yet
-    std::uint64_t seen = 0;      // the clock of the last reply that it is known to have
+    std::uint64_t taken = 0;      // the step of the last frame that was taken; 0: none
+    std::uint64_t before = 0;     // the same before that step
+    std::uint16_t sequence = 0;   // of the next frame of that step
+    bool in_progress = false;     // more frames of it are to come
+    bool came = false;            // all of it is there and not in an update yet
+    std::uint64_t replied = 0;    // the clock of the last reply to it,
+    std::uint64_t seen = 0;       // of the last that it is known to have,
+    std::uint64_t forgotten = 0;  // and of the first since it was forgotten
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
 
-  std::size_t workers_of_all() const noexcept {
-    return std::accumulate(options_.nodes.begin(), options_.nodes.end(), std::size_t{0});
+  using frames_to_sum = std::span<const frame* const>;
+
+  std::unique_ptr<frame> unused_frame() {
+    if (unused_.empty()) {
+      unused_.reserve(++frames_made_);  // so that release() allocates nothing
+      return std::make_unique<frame>();
+    }
+    std::unique_ptr<frame> last = std::move(unused_.back());
+    unused_.pop_back();
+    return last;
+  }
+  void release(std::unique_ptr<frame> used) noexcept {
+    used->bytes = {};
+    unused_.push_back(std::move(used));
+  }
+  void release(std::vector<std::unique_ptr<frame>>& used) noexcept {
+    for (auto& each : used) release(std::move(each));
+    used.clear();
   }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
@@ -366,9 +346,14 @@ class server {
     return false;
   }
 
-  void take(std::unique_ptr<frame> taken) {
-    frames_.push_back(std::move(taken));
-    const frame_view<T>& view = frames_.back()->view;
+  std::error_code take(std::unique_ptr<frame> given, std::span<const std::byte> bytes) {
+    std::error_code error = detail::frame_decoder::decode_into(bytes, fragments(), given->view);
+    if (!error) error = refusal_of(given->view);
+    if (error) {
+      release(std::move(given));
+      return error;
+    }
+    const frame_view<T>& view = given->view;
     sender& from = senders_[view.sender()];
     if (!from.in_progress) {
       from.before = from.taken;
@@ -378,33 +363,76 @@ class server {
     ++from.sequence;
     from.in_progress = !view.is_last();
     from.came = from.came || view.is_last();
-    for (std::size_t f = 0; f < fragments().layers(); ++f) {
-      if (!view.is_dropped(f)) arrived_.send(f);
+    send_layers_of(view, arrived_);
+    frames_.push_back(std::move(given));
+    return {};
+  }
+
+  static void send_layers_of(const frame_view<T>& view, selection& to) {
+    for (std::size_t f = 0; f < view.layers(); ++f) {
+      if (!view.is_dropped(f)) to.send(f);
     }
   }
 
-  // What an update is of: frames of steps that are complete, in the order of arrival. Others stay where each step stands alone, and go
-  // where the step is over for all.
-  std::vector<std::unique_ptr<frame>> frames_to_apply() {
-    const auto is_complete = [&](const std::unique_ptr<frame>& each) {
+  // The others are gone.
+  template <class Predicate>
+  void keep_frames(const Predicate& is_kept) {
+    std::size_t kept = 0;
+    arrived_.clear();
+    for (auto& each : frames_) {
+      if (!each) continue;
+      if (is_kept(*each)) {
+        send_layers_of(each->view, arrived_);
+        std::swap(frames_[kept++], each);
+      } else {
+        release(std::move(each));
+      }
+    }
+    frames_.resize(kept);
+  }
+
+  // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `applied_`: frames of steps that
+  // are complete. Others stay where each step stands alone, and go where the step is over for all. Gives W.
+  std::size_t begin_update() {
+    release(applied_);
+    summed_.clear();
+    updated_.clear();
+    for (auto& each : frames_) {
       const sender& from = senders_[each->view.sender()];
-      return !from.in_progress || each->view.step() != from.taken;
-    };
-    const auto middle = std::stable_partition(frames_.begin(), frames_.end(), is_complete);
-    std::vector<std::unique_ptr<frame>> complete(std::make_move_iterator(frames_.begin()),
-                                                 std::make_move_iterator(middle));
-    frames_.erase(frames_.begin(), middle);
-    if (options_.asynchronous) return complete;
-    frames_.clear();
-    for (sender& each : senders_) {
-      if (std::exchange(each.in_progress, false)) each.taken = each.before;
+      if (from.in_progress && each->view.step() == from.taken) continue;
+      summed_.push_back(each.get());
+      send_layers_of(each->view, updated_);
+      applied_.push_back(std::move(each));
     }
-    return complete;
+    keep_frames([&](const frame&) { return options_.asynchronous; });
+    to_reply_.clear();
+    std::size_t workers = 0;
+    for (std::size_t s = 0; s < senders_.size(); ++s) {
+      sender& each = senders_[s];
+      if (each.came || options_.asynchronous) workers += options_.nodes[s];
+      if (std::exchange(each.came, false) || !options_.asynchronous) to_reply_.push_back(s);
+      if (!options_.asynchronous && std::exchange(each.in_progress, false)) each.taken = each.before;
+    }
+    ++clock_;
+    for (const std::size_t f : updated_.sent()) updated_at_[f] = clock_;
+    if (!options_.asynchronous) {
+      ++step_;
+      std::ranges::sort(summed_, {}, [](const frame* each) { return each->view.sender(); });
+    }
+    return workers;
   }
 
-  template <class Frames, class Consume, class Execution>
-  void apply(const Frames& frames, std::size_t workers, Consume& consume, const Execution& execution) const {
-    for (const std::size_t f : arrived_.sent()) {
+  sender& replied_to(std::size_t worker, std::uint64_t clock) {
+    sender& to = senders_.at(worker);
+    if (clock == 0 || clock > to.replied)
+      detail::raise(
+          std::invalid_argument("commit: no reply to this worker had the clock " + std::to_string(clock)));
+    return to;
+  }
+
+  template <class Consume, class Execution>
+  void apply(frames_to_sum frames, std::size_t workers, Consume& consume, const Execution& execution) const {
+    for (const std::size_t f : updated_.sent()) {
       const std::size_t elements = fragments().sizes()[f];
       const std::size_t layer = cut_.layer_of(f);
       const std::size_t offset = cut_.begin(f);
@@ -423,8 +451,8 @@ class server {
   }
 
   // Block by block, so that a sum stays in cache until it is consumed.
-  template <class Frames, class Consume>
-  void mean_of_blocks(const Frames& frames, std::size_t workers, std::size_t fragment, std::size_t begin,
+  template <class Consume>
+  void mean_of_blocks(frames_to_sum frames, std::size_t workers, std::size_t fragment, std::size_t begin,
                       std::size_t end, const Consume& consume) const {
     std::array<T, detail::block_elements> sum;
     std::array<T, detail::block_elements> buffer;
@@ -449,8 +477,11 @@ class server {
   }
 
   template <class Parameters>
-  void encode(outgoing& out, std::uint64_t since, std::uint64_t step, const Parameters& parameters) {
-    out.clock = 0;
+  std::shared_ptr<outgoing> encoded(std::uint64_t since, std::uint64_t step, const Parameters& parameters) {
+    auto unused = std::ranges::find_if(replies_, [](const auto& each) { return each.use_count() == 1; });
+    if (unused == replies_.end())
+      unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
+    outgoing& out = **unused;
     out.sent.clear();
     for (std::size_t f = 0; f < updated_at_.size(); ++f) {
       if (updated_at_[f] > since) out.sent.send(f);
@@ -469,6 +500,7 @@ class server {
     out.since = since;
     out.step = step;
     out.clock = clock_;
+    return *unused;
   }
 
   server_options options_;
@@ -476,8 +508,13 @@ class server {
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
   std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival
-  std::size_t present_ = 0;                         // senders of which a frame is there
-  selection arrived_;
+  std::vector<std::unique_ptr<frame>> applied_;     // by an update
+  std::vector<std::unique_ptr<frame>> unused_;      // for their memory
+  std::size_t frames_made_ = 0;
+  selection arrived_;                 // of frames_
+  selection updated_;                 // of applied_
+  std::vector<const frame*> summed_;  // applied_ in the order of the sum
+  std::vector<element_range> lost_;   // by a commit
   std::vector<std::size_t> to_reply_;
   std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first
   std::vector<std::uint64_t> updated_at_;  // of each fragment, its clock

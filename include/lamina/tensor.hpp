@@ -196,7 +196,7 @@ constexpr auto require_convertible() {
   static_assert(
       std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
       "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
-      "(decode<double>, gradient_compressor<double>, ...) of the tensor's type");
+      "(decode<double>, worker<double>, ...) of the tensor's type");
 }
 
 template <class Traits, class T>

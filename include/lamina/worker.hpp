@@ -256,9 +256,9 @@ class worker<T, Representative>::step {
   ///
   /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
   const encoded_frame& frame(std::span<const std::byte> user = {}) {
-    select();
     state& s = open("frame");
     s.require_all("frame");
+    select();
     s.sequence = 0;
     return s.encode(s.decisions.sent(), true, user);
   }
@@ -637,7 +637,9 @@ struct worker<T, Representative>::state {
   }
 
   void load(std::span<const std::byte> bytes) {
-    saved_state<T> saved = read_state<T>(bytes, cut.parts(), residual.has_velocity());
+    // Of no elements there is no velocity to save.
+    const bool has_velocity = residual.has_velocity() && cut.model().elements() > 0;
+    saved_state<T> saved = read_state<T>(bytes, cut.parts(), has_velocity);
     residual.restore(saved.residual, saved.velocity);
     decisions.restore(std::move(saved.memory));
     number = saved.step;

@@ -137,9 +137,10 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), ".copy_()"));
 
   const lamina::layout model = lamina_test::model_of({4});
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0});
-  worker.accumulate(0, half);
-  const std::vector<std::byte> bytes = worker.encode().to_bytes();
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  auto step = worker.begin();
+  REQUIRE(step.add(0, half));
+  const std::vector<std::byte> bytes = step.frame().to_bytes();
   at::Tensor parameters = at::zeros({4}, at::kBFloat16);
   const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
   REQUIRE(contains(message(restore), ".copy_()"));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -43,8 +44,8 @@ struct variant {
   stop_policy stop = stop_policy::eager;
   double loss = 0.3;
   std::optional<double> budget = std::nullopt;
-  std::uint64_t max_age = 0;
-  std::size_t part_elements = 0;
+  std::uint64_t at_least_every = 0;
+  std::size_t fragment_elements = 0;
   std::uint32_t bound_ppm = 500'000;
   std::size_t outages_of_16 = 0;  ///< transfers that do not take place at all: the slices are lost whole
   bool sends_sums = false;        ///< over a network that loses packets, too, with a bound of 0
@@ -52,14 +53,14 @@ struct variant {
 };
 
 lamina::layout model_for(const variant& of) {
-  return model_of({700, 0, 5, of.part_elements == 0 ? 900U : 5000U, 64, 320});
+  return model_of({700, 0, 5, of.fragment_elements == 0 ? 900U : 5000U, 64, 320});
 }
 
-lamina::compressor_options options_for(const variant& of, std::uint32_t worker) {
+lamina::worker_options options_for(const variant& of, std::uint32_t worker) {
   return {.drop_ratio = of.drop_ratio,
-          .byte_budget = of.budget,
-          .max_age = of.max_age,
-          .part_elements = of.part_elements,
+          .send_budget = of.budget,
+          .at_least_every = of.at_least_every,
+          .fragment_elements = of.fragment_elements,
           .momentum = of.momentum,
           .payload = of.payload,
           .sender = worker,
@@ -90,11 +91,12 @@ struct way {
 template <class T>
 struct worker {
   worker(const variant& of, std::uint32_t number)
-      : compressor(model_for(of), options_for(of, number)), account(compressor.parts(), of.momentum) {
-    for (const std::size_t size : compressor.parts().sizes()) replica.emplace_back(size);
+      : of_model(model_for(of), options_for(of, number)), account(of_model.fragments(), of.momentum) {
+    for (const std::size_t size : of_model.fragments().sizes()) replica.emplace_back(size);
   }
 
-  lamina::gradient_compressor<T> compressor;
+  lamina::worker<T> of_model;
+  std::optional<typename lamina::worker<T>::step> step;
   ledger<T> account;
   std::vector<std::vector<T>> replica;  // minus the sum of all means
 };
@@ -106,7 +108,7 @@ class group {
   explicit group(const variant& of)
       : of_(of),
         random_(211),
-        parts_(lamina::gradient_compressor<T>(model_for(of), options_for(of, 0)).parts()),
+        parts_(lamina::worker<T>(model_for(of), options_for(of, 0)).fragments()),
         slices_(parts_, workers, chunk_elements) {
     for (std::uint32_t w = 0; w < workers; ++w) {
       workers_.push_back(std::make_unique<worker<T>>(of, w));
@@ -128,7 +130,7 @@ class group {
     std::vector<delivery> arrived(workers, delivery(chosen(), chunk_elements));
     std::vector<std::vector<std::byte>> kept;  // that the aggregators look at
     for (std::size_t w = 0; w < workers; ++w) {
-      workers_[w]->compressor.encode();
+      workers_[w]->step->frame();
       for (std::size_t owner = 0; owner < workers; ++owner) {
         kept.push_back(send(w, owner, arrived[w]));
         aggregators_[owner].add(lamina::decode<T>(kept.back(), slices_.of(owner)));
@@ -137,9 +139,9 @@ class group {
     for (std::size_t w = 0; w < workers; ++w) {
       lost_elements += arrived[w].lost_elements();
       if (of_.wrong == fault::commits_what_was_lost) {
-        workers_[w]->compressor.commit();
+        workers_[w]->step->commit();
       } else {
-        workers_[w]->compressor.commit(arrived[w]);
+        workers_[w]->step->commit(arrived[w]);
       }
     }
     for (std::size_t owner = 0; owner < workers; ++owner) hand_on(owner);
@@ -147,7 +149,7 @@ class group {
 
   bool conserves() const {
     return std::ranges::all_of(
-        workers_, [](const auto& each) { return each->account.conserves(each->compressor.residual()); });
+        workers_, [](const auto& each) { return each->account.conserves(each->of_model.residual()); });
   }
   bool are_alike() const {
     return std::ranges::all_of(workers_, [&](const auto& each) {
@@ -168,7 +170,7 @@ class group {
     }
     return true;
   }
-  const selection& chosen() const { return workers_[0]->compressor.chosen(); }
+  const selection& chosen() const { return workers_[0]->step->sent(); }
   const std::vector<std::vector<T>>& replica(std::size_t w) const { return workers_[w]->replica; }
 
   std::size_t lost_elements = 0;
@@ -183,10 +185,10 @@ class group {
   void compute() {
     for (auto& each : workers_) {
       std::vector<std::vector<T>> gradients;
-      for (const std::size_t size : each->compressor.model().sizes())
+      for (const std::size_t size : each->of_model.model().sizes())
         gradients.push_back(random_integers<T>(random_, size));
-      each->compressor.accumulate_all(gradients);
-      each->account.compute(each->compressor.cut(), gradients);
+      each->step.emplace(each->of_model.add(gradients));
+      each->account.compute(each->of_model.cut(), gradients);
     }
   }
 
@@ -194,12 +196,13 @@ class group {
     std::vector<double> mean(parts_.layers());
     for (const auto& each : workers_) {
       for (std::size_t part = 0; part < mean.size(); ++part)
-        mean[part] += each->compressor.values()[part] / workers;
+        mean[part] += each->step->values()[part] / workers;
     }
     for (auto& each : workers_) {
-      each->compressor.select(mean);
-      // Also with max_age, by whose ages all must choose alike.
-      REQUIRE(std::ranges::equal(each->compressor.chosen().bitmap(), chosen().bitmap()));
+      std::ranges::copy(mean, each->step->values().begin());
+      each->step->select();
+      // Also with at_least_every, by whose ages all must choose alike.
+      REQUIRE(std::ranges::equal(each->step->sent().bitmap(), chosen().bitmap()));
     }
   }
 
@@ -209,11 +212,10 @@ class group {
     const selection sent = slices_.cut(chosen(), owner);
     lamina::frame_encoder<T> encoder(slices);
     const auto& frame = encoder.encode(
-        lamina::frame_kind::gradients, workers_[from]->compressor.step(), static_cast<std::uint32_t>(from),
-        sent,
+        lamina::frame_kind::gradients, workers_[from]->step->number(), static_cast<std::uint32_t>(from), sent,
         [&](std::size_t part) {
-          return workers_[from]->compressor.residual()[part].subspan(slices_.begin(owner, part),
-                                                                     slices.sizes()[part]);
+          return workers_[from]->of_model.residual()[part].subspan(slices_.begin(owner, part),
+                                                                   slices.sizes()[part]);
         },
         of_.payload, lamina::frame_checksum::none);
     std::vector<std::byte> bytes = frame.to_bytes();
@@ -241,7 +243,7 @@ class group {
   std::vector<std::byte> empty_frame(std::size_t from, std::size_t owner) const {
     lamina::frame_encoder<T> encoder(slices_.of(owner));
     return encoder
-        .encode(lamina::frame_kind::gradients, workers_[from]->compressor.step(),
+        .encode(lamina::frame_kind::gradients, workers_[from]->step->number(),
                 static_cast<std::uint32_t>(from), selection(slices_.of(owner)),
                 [](std::size_t) { return std::span<const T>(); })
         .to_bytes();
@@ -348,14 +350,15 @@ TEST_CASE("allreduce: with every payload type, both stops, momentum, a budget, a
                                      payload_type::int8, payload_type::int4}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       CAPTURE(static_cast<int>(payload), static_cast<int>(stop));
-      check_variant<double>({.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .max_age = 5},
-                            12);
+      check_variant<double>(
+          {.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .at_least_every = 5}, 12);
       check_variant<float>({.payload = payload, .stop = stop, .loss = 0.2, .budget = 0.4}, 6);
     }
   }
   check_variant<float>({.drop_ratio = 0, .loss = 0}, 30);
   check_variant<float>(
-      {.payload = payload_type::int8, .max_age = 4, .part_elements = 4096, .sends_sums = true}, 30);
+      {.payload = payload_type::int8, .at_least_every = 4, .fragment_elements = 4096, .sends_sums = true},
+      30);
 }
 
 TEST_CASE("allreduce: slices that are lost whole stay in the residual whole") {

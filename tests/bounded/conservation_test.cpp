@@ -18,10 +18,10 @@ namespace {
 template <class T>
 class lossy_worker {
  public:
-  lossy_worker(const lamina::layout& model, const lamina::compressor_options& options,
+  lossy_worker(const lamina::layout& model, const lamina::worker_options& options,
                const simulated_link::options& way, unsigned max_losses)
       : worker(model, options),
-        parts_(worker.parts()),
+        parts_(worker.fragments()),
         grid_(chunk_grid::of<T>(parts_, options.payload, 64)),
         link(grid_, way),
         account_(parts_, options.momentum),
@@ -35,21 +35,21 @@ class lossy_worker {
     std::vector<std::vector<T>> gradients;
     for (const std::size_t size : worker.model().sizes())
       gradients.push_back(random_integers<T>(random, size));
-    worker.accumulate_all(gradients);
+    auto of_worker = worker.add(gradients);
     account_.compute(worker.cut(), gradients);
-    const auto& frame = worker.encode();
-    const frame_chunks chunks(frame, worker.chosen(), grid_, {.bound_ppm = bound_ppm});
-    const auto required = memory_.required(worker.chosen(), max_losses_);
+    const auto& frame = of_worker.frame();
+    const frame_chunks chunks(frame, of_worker.sent(), grid_, {.bound_ppm = bound_ppm});
+    const auto required = memory_.required(of_worker.sent(), max_losses_);
     link.transfer(chunks, {.required = required});
     REQUIRE(link.sender.state() == sender_state::done);
     receive(link.receiver.arrived());
     memory_.note(link.sender.arrived());
-    worker.commit(link.sender.arrived());
+    of_worker.commit(link.sender.arrived());
   }
 
   bool conserves() const { return account_.conserves(worker.residual()); }
 
-  lamina::gradient_compressor<T> worker;
+  lamina::worker<T> worker;
 
  private:
   lamina::layout parts_;
@@ -87,27 +87,27 @@ struct variant {
   stop_policy stop = stop_policy::eager;
   double loss = 0.3;
   std::optional<double> budget = std::nullopt;
-  std::uint64_t max_age = 0;
-  std::size_t part_elements = 0;
+  std::uint64_t at_least_every = 0;
+  std::size_t fragment_elements = 0;
 };
 
 // T must hold the sums exactly: with momentum 0.5 each step wants one more bit.
 template <class T>
 void check_variant(const variant& of, int steps) {
   std::mt19937 random(111);
-  const lamina::layout model = model_of({700, 0, 5, of.part_elements == 0 ? 1300U : 5000U, 64, 640});
+  const lamina::layout model = model_of({700, 0, 5, of.fragment_elements == 0 ? 1300U : 5000U, 64, 640});
   std::vector<std::unique_ptr<lossy_worker<T>>> workers;
   for (std::uint32_t w = 0; w < 4; ++w) {
     workers.push_back(std::make_unique<lossy_worker<T>>(
         model,
-        lamina::compressor_options{.drop_ratio = 0.6,
-                                   .byte_budget = of.budget,
-                                   .max_age = of.max_age,
-                                   .part_elements = of.part_elements,
-                                   .momentum = of.momentum,
-                                   .payload = of.payload,
-                                   .sender = w,
-                                   .frame_checksum = lamina::frame_checksum::none},
+        lamina::worker_options{.drop_ratio = 0.6,
+                               .send_budget = of.budget,
+                               .at_least_every = of.at_least_every,
+                               .fragment_elements = of.fragment_elements,
+                               .momentum = of.momentum,
+                               .payload = of.payload,
+                               .sender = w,
+                               .frame_checksum = lamina::frame_checksum::none},
         simulated_link::options{
             .data = {.seed = 1000 + w, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms},
             .stop = of.stop},
@@ -139,13 +139,13 @@ TEST_CASE("conservation: with every payload type, both stops, momentum, a budget
                                      payload_type::int8, payload_type::int4}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       CAPTURE(static_cast<int>(payload), static_cast<int>(stop));
-      check_variant<double>({.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .max_age = 5},
-                            60);
+      check_variant<double>(
+          {.payload = payload, .momentum = 0.5, .stop = stop, .loss = 0.1, .at_least_every = 5}, 60);
       check_variant<float>({.payload = payload, .stop = stop, .loss = 0.2, .budget = 0.4}, 40);
     }
   }
   check_variant<float>({.loss = 0}, 60);
-  check_variant<float>({.payload = payload_type::int8, .max_age = 4, .part_elements = 4096}, 60);
+  check_variant<float>({.payload = payload_type::int8, .at_least_every = 4, .fragment_elements = 4096}, 60);
 }
 
 TEST_CASE("conservation: a chunk that an adversary always drops arrives in the fourth send") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// EXPECT: lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class (decode<double>, gradient_compressor<double>, ...) of the tensor's type
+// EXPECT: lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class (decode<double>, worker<double>, ...) of the tensor's type
 
 #include <vector>
 

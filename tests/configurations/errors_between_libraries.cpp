@@ -19,9 +19,6 @@ int main() {
   check(left::is_truncated(left::truncated()), "the code within one library");
   check(left::is_truncated(right::truncated()), "the code from right to left");
   check(right::is_truncated(left::truncated()), "the code from left to right");
-  check(left::is_non_finite(left::non_finite()), "the code of a call within one library");
-  check(left::is_non_finite(right::non_finite()), "the code of a call from right to left");
-  check(right::is_non_finite(left::non_finite()), "the code of a call from left to right");
   check(left::truncated() == right::truncated(), "two codes");
   check(left::catches_decode_error(right::throw_decode_error), "decode_error from right to left");
   check(right::catches_decode_error(left::throw_decode_error), "decode_error from left to right");

@@ -5,7 +5,6 @@
 #include <lamina/error.hpp>
 #include <lamina/layout.hpp>
 #include <lamina/residual.hpp>
-#include <lamina/worker.hpp>
 #include <limits>
 #include <span>
 #include <vector>
@@ -20,17 +19,6 @@ std::error_code truncated() {
 
 bool is_truncated(const std::error_code& error) {
   return error == lamina::frame_errc::truncated;
-}
-
-std::error_code non_finite() {
-  lamina::gradient_compressor<float> worker(lamina::layout({{"a", {1}}}));
-  std::error_code error;
-  worker.accumulate(0, std::vector<float>{std::numeric_limits<float>::quiet_NaN()}, error);
-  return error;
-}
-
-bool is_non_finite(const std::error_code& error) {
-  return error == lamina::errc::non_finite;
 }
 
 void throw_decode_error() {

@@ -9,8 +9,6 @@
   namespace side {                                                                                  \
   LAMINA_TEST_EXPORT std::error_code truncated();                                                   \
   LAMINA_TEST_EXPORT bool is_truncated(const std::error_code& error);                               \
-  LAMINA_TEST_EXPORT std::error_code non_finite();                                                  \
-  LAMINA_TEST_EXPORT bool is_non_finite(const std::error_code& error);                              \
   LAMINA_TEST_EXPORT void throw_decode_error();                                                     \
   LAMINA_TEST_EXPORT void throw_non_finite_gradient();                                              \
   LAMINA_TEST_EXPORT bool catches_decode_error(void (*throws)());        /* with the right code */  \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Compiled with -fno-exceptions and -fno-rtti: what a program can meet without a mistake of its own comes as an error code.
+// Compiled with -fno-exceptions and -fno-rtti: what a program can meet without a mistake of its own is a result or an error code.
 // A mistake ends the program with lamina's sentence.
 #include <csignal>
 #include <cstddef>
@@ -22,12 +22,11 @@ void check(bool holds, const char* what) {
 }
 
 std::vector<std::byte> a_frame(const lamina::layout& model) {
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0});
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  auto step = worker.begin();
   for (std::size_t l = 0; l < model.layers(); ++l)
-    worker.accumulate(l, std::vector<float>(model.sizes()[l], 0.5f));
-  const std::vector<std::byte> bytes = worker.encode().to_bytes();
-  worker.commit();
-  return bytes;
+    check(step.add(l, std::vector<float>(model.sizes()[l], 0.5f)), "a gradient");
+  return step.frame().to_bytes();
 }
 
 std::error_code decoded(std::span<const std::byte> bytes, const lamina::layout& model) {
@@ -59,96 +58,57 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
         "another model");
 }
 
-void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::finite_check check_first) {
+void a_bad_gradient_is_a_result(const lamina::layout& model) {
   using gradients = std::vector<std::vector<float>>;
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   constexpr float most = std::numeric_limits<float>::max();
   const std::vector<float> first(12, 0.5f);
   const std::vector<float> second(5, 0.25f);
-  lamina::compressor_options options;
-  options.drop_ratio = 0;
-  options.check = check_first;
-  lamina::gradient_compressor<float> worker(model, options);
-  std::error_code error = std::make_error_code(std::errc::io_error);
-  const auto is = [&](lamina::errc expected) { return error == expected; };
-
-  check(worker.encode(error).size_bytes() == 0 && is(lamina::errc::out_of_order), "encode before a gradient");
-  worker.select(error);
-  check(is(lamina::errc::out_of_order), "select before a gradient");
-
-  worker.accumulate(2, first, error);
-  check(is(lamina::errc::no_such_layer), "a layer too many");
-  worker.accumulate(1, first, error);
-  check(is(lamina::errc::wrong_size), "a gradient of another size");
-  worker.accumulate_all(gradients{first}, error);
-  check(is(lamina::errc::wrong_count), "a gradient too few");
-  worker.accumulate_all(gradients{first, first}, error);
-  check(is(lamina::errc::wrong_size), "a gradient of another size among all");
-
-  if (check_first == lamina::finite_check::whole_layer) {
-    worker.accumulate(1, std::vector<float>{0, 0, 0, 0, nan}, error);
-    check(is(lamina::errc::non_finite), "NaN");
-    worker.accumulate_all(gradients{first, {0, nan, 0, 0, 0}}, error);
-    check(is(lamina::errc::non_finite), "NaN among all");
-    check(worker.step() == 0 && worker.residual()[0][0] == 0, "a batch refused whole");
-    worker.accumulate(1, std::vector<float>(5, most), error);
-    check(!error, "a gradient as large as can be");
-    worker.accumulate(1, std::vector<float>(5, most), error);
-    check(is(lamina::errc::overflow) && worker.residual()[1][4] == most, "one more of them");
-    worker.accumulate(1, std::vector<float>(5, -most), error);
-    check(!error && worker.residual()[1][4] == 0, "the same taken back");
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  {
+    const auto step = worker.add(gradients{first, {0, nan, 0, 0, 0}});
+    check(!step && step.refused_layer() == 1, "NaN among all");
+    check(worker.steps() == 0 && worker.residual()[0][0] == 0, "a batch refused whole");
   }
-
-  worker.accumulate(1, second, error);
-  check(!error, "a layer");
-  worker.encode(error);
-  check(is(lamina::errc::no_gradient), "encode before all layers have one");
-  worker.accumulate(0, first, error);
-  check(!error, "the other layer");
-  worker.select(std::vector<double>{1}, error);
-  check(is(lamina::errc::wrong_count), "a value too few");
-  worker.select(error);
-  check(!error, "select");
-  const std::vector<std::byte> bytes = worker.encode(error).to_bytes();
-  check(!error, "encode");
-  worker.commit();
+  {
+    auto step = worker.begin();
+    check(!step.add(1, std::vector<float>{0, 0, 0, 0, nan}), "NaN");
+    check(step.add(1, std::vector<float>(5, most)), "a gradient as large as can be");
+    check(!step.add(1, std::vector<float>(5, most)) && worker.residual()[1][4] == most, "one more of them");
+    check(step.add(1, std::vector<float>(5, -most)) && worker.residual()[1][4] == 0, "the same taken back");
+  }
+  auto step = worker.add(gradients{first, second}, 2.0);
+  check(step && step.number() == 2 && worker.residual()[0][0] == 1.0f, "the next step, scaled");
+  const std::vector<std::byte> bytes = step.frame().to_bytes();
+  step.commit();
+  std::error_code error;
   const auto frame = lamina::decode<float>(bytes, model, error);
   check(!error && !frame.is_dropped(1), "the frame of all that");
-  worker.accumulate_all(gradients{first, second}, error, 2.0);
-  check(!error && worker.step() == 2 && worker.residual()[0][0] == 1.0f, "the next step, scaled");
 }
 
 void what_was_lost_stays(const lamina::layout& model) {
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0});
-  worker.accumulate(0, std::vector<float>(12, 0.5f));
-  worker.accumulate(1, std::vector<float>(5, 0.25f));
-  worker.encode();
-  lamina::delivery arrived(worker.chosen(), 4);
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  auto step = worker.add({std::vector<float>(12, 0.5f), std::vector<float>(5, 0.25f)});
+  step.frame();
+  lamina::delivery arrived(step.sent(), 4);
   arrived.lose(0, 1);
-  worker.commit(arrived);
+  step.commit(arrived);
   check(worker.residual()[0][3] == 0 && worker.residual()[0][4] == 0.5f, "what was lost of a layer");
   check(worker.residual()[1][0] == 0, "a layer of which nothing was lost");
 }
 
 void frames_reach_a_server(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
-  auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  std::error_code error;
-  const auto frame = lamina::decode<float>(bytes, model, error);
-  lamina::expect(frame, lamina::frame_kind::parameters, 1, error);
-  check(error == lamina::frame_errc::unexpected_kind, "a frame of another kind");
-  lamina::expect(frame, lamina::frame_kind::gradients, 2, error);
-  check(error == lamina::frame_errc::unexpected_step, "a frame of another step");
-  server.add(frame, error);
-  check(!error, "the first frame");
-  server.add(frame, error);
-  check(error == lamina::frame_errc::duplicate_sender, "the same once more");
+  lamina::server<float> late(model, {.first_step = 2});
+  check(late.add(bytes) == lamina::frame_errc::unexpected_step, "a frame of another step");
+  lamina::server<float> server(model);
+  check(server.add({}) == lamina::frame_errc::truncated, "no bytes");
+  check(!server.add(bytes), "the first frame");
+  check(server.add(bytes) == lamina::frame_errc::duplicate_sender, "the same once more");
   std::size_t right = 0;
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    server.mean(l, [&](std::size_t, std::span<const float> mean) {
-      for (const float each : mean) right += each == 0.5f;
-    });
-  }
+  server.update([&](std::size_t, std::size_t, std::span<const float> mean) {
+    for (const float each : mean) right += each == 0.5f;
+  });
   check(right == model.elements(), "the mean of one worker");
 }
 
@@ -165,8 +125,7 @@ int main(int count, char** arguments) {
   }
   const lamina::layout model({{"a", {3, 4}}, {"b", {5}}});
   damaged_bytes_are_told_by_code(model);
-  bad_gradients_are_told_by_code(model, lamina::finite_check::whole_layer);
-  bad_gradients_are_told_by_code(model, lamina::finite_check::each_element);
+  a_bad_gradient_is_a_result(model);
   what_was_lost_stays(model);
   frames_reach_a_server(model);
   std::printf("%d failures\n", failures);

@@ -161,17 +161,19 @@ void write_frames_and_states(int type) {
     const lamina::layout& model = lamina_fuzz::some_model(in);
     for (int payload = 0; payload < 4; ++payload) {
       std::mt19937 random(7);
-      lamina::compressor_options options;
+      lamina::worker_options options;
       options.drop_ratio = 0.5;
       options.payload = static_cast<lamina::payload_type>(payload);
       if (payload % 2 == 1) options.momentum = 0.5;
-      lamina::gradient_compressor<T> worker(model, options);
+      lamina::worker<T> worker(model, options);
       bytes frame;
-      for (int step = 0; step < 2; ++step) {
-        for (std::size_t l = 0; l < model.layers(); ++l)
-          worker.accumulate(l, lamina_test::random_fractions<T>(random, model.sizes()[l]));
-        frame = worker.encode().to_bytes();
-        worker.commit();
+      for (int t = 0; t < 2; ++t) {
+        std::vector<std::vector<T>> gradients;
+        for (const std::size_t size : model.sizes())
+          gradients.push_back(lamina_test::random_fractions<T>(random, size));
+        auto step = worker.add(gradients);
+        frame = step.frame().to_bytes();
+        step.commit();
       }
       const std::string name = std::string(type == 1 ? "double" : "float") + "_model" +
                                std::to_string(which) + "_payload" + std::to_string(payload);

@@ -4,14 +4,14 @@
 #include <optional>
 
 #include "fuzz.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/merge.hpp"
 #include "lamina/worker.hpp"
 
 namespace lamina_fuzz {
 namespace {
 
-using lamina::decision_timing;
-using lamina::gradient_compressor;
+using lamina::worker;
 
 template <class T>
 void mend_state(bytes& state, const lamina::layout& model, std::size_t how) {
@@ -26,17 +26,17 @@ void mend_state(bytes& state, const lamina::layout& model, std::size_t how) {
   });
 }
 
+// Whether the gradients were taken.
 template <class T>
-void one_step(gradient_compressor<T>& worker, std::mt19937& random) {
-  for (std::size_t l = 0; l < worker.model().layers(); ++l) {
-    worker.accumulate(l, lamina_test::random_fractions<T>(random, worker.model().sizes()[l]));
-  }
-  if (worker.options().decide == decision_timing::ahead) {
-    const auto predicted = worker.predicted_values();
-    worker.plan_next(std::vector<double>(predicted.begin(), predicted.end()));
-  }
-  worker.encode();
-  worker.commit();
+bool one_step(worker<T>& each, std::mt19937& random) {
+  std::vector<std::vector<T>> gradients;
+  for (const std::size_t size : each.model().sizes())
+    gradients.push_back(lamina_test::random_fractions<T>(random, size));
+  auto step = each.add(gradients);
+  if (!step) return false;
+  step.frame();
+  step.commit();
+  return true;
 }
 
 // The same but for the checksum, which a state may go without, and the version, which may be an old one.
@@ -53,18 +53,18 @@ bool same_state(bytes a, bytes b) {
 
 // Whether it loads.
 template <class T>
-bool load(gradient_compressor<T>& worker, const bytes& state) {
-  const bytes before = worker.save();
-  const double threshold = worker.threshold();
-  if (outcome_of([&] { worker.load(state); }) != outcome::done) {
-    check(worker.save() == before && lamina_test::same_bits(worker.threshold(), threshold),
+bool load(worker<T>& into, const bytes& state) {
+  const bytes before = into.save();
+  const double threshold = into.threshold();
+  if (outcome_of([&] { into.load(state); }) != outcome::done) {
+    check(into.save() == before && lamina_test::same_bits(into.threshold(), threshold),
           "a refused state changes nothing");
     return false;
   }
-  const bytes saved = worker.save();
+  const bytes saved = into.save();
   check(same_state(saved, state), "saving gives what was loaded");
-  worker.load(saved);
-  check(worker.save() == saved, "loading what was saved changes nothing");
+  into.load(saved);
+  check(into.save() == saved, "loading what was saved changes nothing");
   return true;
 }
 
@@ -81,10 +81,9 @@ bytes damaged(input& in, bytes state, const lamina::layout& model) {
 }
 
 template <class T>
-void merge(input& in, const gradient_compressor<T>& worker, const gradient_compressor<T>& stranger,
-           const bytes& given) {
-  const lamina::layout& model = worker.model();
-  const std::array some = {worker.save(), given, stranger.save()};
+void merge(input& in, const worker<T>& own, const worker<T>& stranger, const bytes& given) {
+  const lamina::layout& model = own.model();
+  const std::array some = {own.save(), given, stranger.save()};
   std::vector<bytes> states(in.below(4));
   for (bytes& state : states) {
     const std::size_t which = in.below(4);
@@ -93,15 +92,14 @@ void merge(input& in, const gradient_compressor<T>& worker, const gradient_compr
   bytes merged;
   if (outcome_of([&] { merged = lamina::merge_states<T>(states, model); }) != outcome::done) return;
   check(!states.empty(), "nothing is no state");
-  gradient_compressor<T> other = worker;
+  worker<T> other(model, own.options());
+  other.load(own.save());
   if (!load(other, merged)) {
     lamina::detail::state_header header;
     std::memcpy(&header, merged.data(), sizeof header);
     lamina::detail::state_view view;
     view.header = header;
-    check(view.has_velocity() == worker.residual().velocity().empty() ||
-              view.timing() != worker.options().decide,
-          "what merges loads");
+    check(view.has_velocity() == own.residual().velocity().empty(), "what merges loads");
     return;
   }
   const bool all_equal = std::ranges::all_of(states, [&](const bytes& each) { return each == states[0]; });
@@ -112,28 +110,27 @@ template <class T>
 void load_and_merge(input& in) {
   const lamina::layout& model = some_model(in);
   std::mt19937 random(1);
-  lamina::compressor_options options;
+  lamina::worker_options options;
   options.drop_ratio = 0.5;
   if (in.flag()) options.momentum = 0.5;
-  if (in.flag()) options.max_age = 3;
+  if (in.flag()) options.at_least_every = 3;
   const std::size_t steps = in.below(3);
   const std::size_t how = in.below(3);
   const bytes chosen = in.take(32);
-  if (!chosen.empty()) options.decide = static_cast<decision_timing>(std::to_integer<int>(chosen.back()) % 3);
   input choices(chosen);
-  gradient_compressor<T> worker(model, options);
-  for (std::size_t step = 0; step < steps; ++step) one_step(worker, random);
+  worker<T> own(model, options);
+  for (std::size_t step = 0; step < steps; ++step) one_step(own, random);
   bytes state = in.take_rest();
   mend_state<T>(state, model, how);
-  if (choices.flag()) state = damaged<T>(choices, worker.save(), model);
-  const bool is_loaded = load(worker, state);
+  if (choices.flag()) state = damaged<T>(choices, own.save(), model);
+  const bool is_loaded = load(own, state);
   options.momentum = 0.5 - options.momentum;
-  gradient_compressor<T> stranger(model, options);  // with velocity, if the other is without
-  for (std::uint64_t step = 0; step < std::min<std::uint64_t>(worker.step(), 3); ++step)
+  worker<T> stranger(model, options);  // with velocity, if the other is without
+  for (std::uint64_t step = 0; step < std::min<std::uint64_t>(own.steps(), 3); ++step)
     one_step(stranger, random);
-  merge(choices, worker, stranger, state);
+  merge(choices, own, stranger, state);
   // A worker goes on from any state that loads; only a residual near the largest number has no room for more.
-  if (is_loaded) throws<lamina::non_finite_gradient>([&] { one_step(worker, random); });
+  if (is_loaded) one_step(own, random);
 }
 
 }  // namespace

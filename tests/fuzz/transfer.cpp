@@ -115,7 +115,7 @@ void fuzz_one(input in) {
   const auto bound_ppm = static_cast<std::uint32_t>(in.below(6) * 100'000);
   const stop_policy stop = in.flag() ? stop_policy::eager : stop_policy::on_probe;
   std::mt19937 random = in.random();
-  lamina::gradient_compressor<float> worker(
+  lamina::worker<float> worker(
       model,
       {.drop_ratio = in.flag() ? 0.5 : 0, .payload = type, .frame_checksum = lamina::frame_checksum::none});
   const auto grid = bounded::chunk_grid::of<float>(model, type, 64);
@@ -127,14 +127,15 @@ void fuzz_one(input in) {
     delivered.emplace_back(size);
   }
   for (int step = 0; step < 4; ++step) {
+    auto of_worker = worker.begin();
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const auto gradient = random_integers<float>(random, model.sizes()[l]);
       for (std::size_t i = 0; i < gradient.size(); ++i) computed[l][i] += gradient[i];
-      worker.accumulate(l, gradient);
+      check(of_worker.add(l, gradient), "integers are taken");
     }
-    const auto& frame = worker.encode();
-    const bounded::frame_chunks chunks(frame, worker.chosen(), grid, {.bound_ppm = bound_ppm});
-    const auto required = memory.required(worker.chosen(), 2);
+    const auto& frame = of_worker.frame();
+    const bounded::frame_chunks chunks(frame, of_worker.sent(), grid, {.bound_ppm = bound_ppm});
+    const auto required = memory.required(of_worker.sent(), 2);
     network.release();
     network.sender.begin(chunks, {}, {.required = required});
     if (!network.run()) return;
@@ -155,7 +156,7 @@ void fuzz_one(input in) {
       for (std::size_t i = 0; i < values.size(); ++i) delivered[l][i] += values[i];
     }
     memory.note(arrived);
-    worker.commit(arrived);
+    of_worker.commit(arrived);
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const auto residual = worker.residual()[l];
       for (std::size_t i = 0; i < residual.size(); ++i) {

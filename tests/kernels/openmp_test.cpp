@@ -16,17 +16,18 @@ TEMPLATE_TEST_CASE("openmp: any number of threads gives the same bits as one", "
   std::mt19937 random(501);
   const lamina::layout model = model_of({1, 300'000, 4096, 131'073, 0});
   const int threads = GENERATE(0, 1, 2, 3, 7);
-  lamina::gradient_compressor<TestType> alone(model, {.drop_ratio = 0.5});
-  lamina::gradient_compressor<TestType> together(model, {.drop_ratio = 0.5});
-  for (int step = 0; step < 4; ++step) {
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      const auto gradient = random_fractions<TestType>(random, model.sizes()[l]);
-      const double value = alone.accumulate(l, gradient);
-      REQUIRE(same_bits(together.accumulate(l, gradient, lamina::openmp{threads}), value));
-    }
-    REQUIRE(alone.encode().to_bytes() == together.encode().to_bytes());
-    alone.commit();
-    together.commit();
+  lamina::worker<TestType> alone(model, {.drop_ratio = 0.5});
+  lamina::worker<TestType> together(model, {.drop_ratio = 0.5});
+  for (int t = 0; t < 4; ++t) {
+    std::vector<std::vector<TestType>> gradients;
+    for (const std::size_t size : model.sizes())
+      gradients.push_back(random_fractions<TestType>(random, size));
+    auto a = alone.add(gradients);
+    auto b = together.add(gradients, 1, lamina::openmp{threads});
+    REQUIRE(same_bits(a.values(), b.values()));
+    REQUIRE(a.frame().to_bytes() == b.frame().to_bytes());
+    a.commit();
+    b.commit();
   }
 }
 

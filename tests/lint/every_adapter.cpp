@@ -27,11 +27,11 @@ namespace {
 
 // One gradient in, one layer out.
 template <class Tensor>
-void work(lamina::gradient_compressor<float>& worker, const lamina::frame_view<float>& frame,
-          Tensor& tensor) {
-  worker.accumulate(0, tensor);
+void work(lamina::worker<float>& worker, const lamina::frame_view<float>& frame, Tensor& tensor) {
+  auto step = worker.begin();
+  step.add(0, tensor);
 #if defined(_OPENMP)
-  worker.accumulate(0, tensor, 1, lamina::openmp{2});
+  step.add(0, tensor, 1, lamina::openmp{2});
 #endif
   frame.restore(0, tensor);
 }
@@ -39,9 +39,8 @@ void work(lamina::gradient_compressor<float>& worker, const lamina::frame_view<f
 }  // namespace
 
 // Not in an unnamed namespace, or it would not be needed.
-void lamina_lint_adapters(lamina::gradient_compressor<float>& worker, const lamina::frame_view<float>& frame);
-void lamina_lint_adapters(lamina::gradient_compressor<float>& worker,
-                          const lamina::frame_view<float>& frame) {
+void lamina_lint_adapters(lamina::worker<float>& worker, const lamina::frame_view<float>& frame);
+void lamina_lint_adapters(lamina::worker<float>& worker, const lamina::frame_view<float>& frame) {
 #ifdef LAMINA_LINT_DLPACK
   DLTensor borrowed{};
   work(worker, frame, borrowed);

@@ -17,9 +17,7 @@
 #include "oracle.hpp"
 
 using namespace lamina_test;
-using lamina::compressor_options;
-using lamina::decision_timing;
-using lamina::refresh_schedule;
+using lamina::worker_options;
 
 namespace {
 
@@ -49,38 +47,16 @@ std::size_t some_workers() {
   return *rc::gen::element<std::size_t>(1, 2, 4, 8);
 }
 
-refresh_schedule some_schedule() {
-  switch (*rc::gen::inRange(0, 4)) {
-    case 0:
-      return refresh_schedule::every(1);
-    case 1:
-      return refresh_schedule::every(*rc::gen::inRange<std::uint64_t>(2, 5));
-    case 2:
-      return refresh_schedule::first_step_only();
-    default:
-      return refresh_schedule::fixed(*rc::gen::inRange(0, 20));
-  }
-}
-
 // All but momentum, with which what is sent is no sum of gradients.
-compressor_options some_options() {
-  compressor_options options;
+worker_options some_options() {
+  worker_options options;
   options.drop_ratio = some_ratio();
   options.warm_up_steps = *rc::gen::inRange<std::uint64_t>(0, 6);
-  options.refresh = some_schedule();
-  if (*rc::gen::arbitrary<bool>()) options.byte_budget = some_ratio();
-  options.max_age = *rc::gen::element<std::uint64_t>(0, 0, 1, 3);
-  if (*rc::gen::arbitrary<bool>()) options.source = lamina::threshold_source::fresh;
-  if (*rc::gen::arbitrary<bool>()) options.check = lamina::finite_check::each_element;
-  return options;
-}
-
-// The same, decided as layers are ready or ahead, too.
-compressor_options some_options_at_any_time() {
-  compressor_options options = some_options();
-  options.decide =
-      *rc::gen::element(decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead);
-  if (options.decide == decision_timing::ahead) options.source = lamina::threshold_source::accumulated;
+  options.search_every = *rc::gen::inRange<std::uint64_t>(1, 5);
+  if (*rc::gen::inRange(0, 4) == 0) options.threshold = *rc::gen::inRange(0, 20);
+  if (*rc::gen::arbitrary<bool>()) options.send_budget = some_ratio();
+  options.at_least_every = *rc::gen::element<std::uint64_t>(0, 0, 1, 3);
+  options.by_score = *rc::gen::arbitrary<bool>();
   return options;
 }
 
@@ -97,10 +73,8 @@ void run_steps(cluster<T>& run, const AfterStep& after_step) {
 }
 
 template <class T>
-cluster<T> some_cluster(const compressor_options& options) {
-  cluster<T> run(model_of(some_sizes()), some_workers(), T(0.25), compressors<T>(options));
-  run.plans_ahead = options.decide == decision_timing::ahead;
-  return run;
+cluster<T> some_cluster(const worker_options& options) {
+  return cluster<T>(model_of(some_sizes()), some_workers(), T(0.25), workers_of<T>(options));
 }
 
 }  // namespace
@@ -108,7 +82,8 @@ cluster<T> some_cluster(const compressor_options& options) {
 TEMPLATE_TEST_CASE("property 1, 2, 6 and 8: nothing is lost, the iterate is the dense one, replicas agree",
                    "", float, double) {
   CHECK(rc::check([] {
-    auto run = some_cluster<TestType>(some_options_at_any_time());
+    auto run = some_cluster<TestType>(some_options());
+    run.how = *rc::gen::element(selects::alone, selects::agreed, selects::planned);
     RC_ASSERT(replicas_agree(run));
     run_steps(run, [&](int) {
       RC_ASSERT(conserves(run));
@@ -119,10 +94,10 @@ TEMPLATE_TEST_CASE("property 1, 2, 6 and 8: nothing is lost, the iterate is the 
   }));
 }
 
-TEMPLATE_TEST_CASE("property 3: with a fresh threshold as much is dropped as was asked for", "", float,
+TEMPLATE_TEST_CASE("property 3: with a threshold of this step as much is dropped as was asked for", "", float,
                    double) {
   CHECK(rc::check([] {
-    compressor_options options;
+    worker_options options;
     options.drop_ratio = some_ratio();
     auto run = some_cluster<TestType>(options);
     run_steps(run, [&](int) {
@@ -133,12 +108,13 @@ TEMPLATE_TEST_CASE("property 3: with a fresh threshold as much is dropped as was
 
 TEMPLATE_TEST_CASE("property 4: what stays behind is below the threshold", "", float, double) {
   CHECK(rc::check([] {
-    compressor_options options = some_options();
-    options.max_age = 0;
+    worker_options options = some_options();
+    options.at_least_every = 0;
+    options.by_score = false;
     auto run = some_cluster<TestType>(options);
     run_steps(run, [&](int) {
       for (std::size_t w = 0; w < run.workers(); ++w)
-        RC_ASSERT(leaves_only_small_layers(run, w, options.byte_budget.has_value()));
+        RC_ASSERT(drops_only_small_layers(run, w, options.send_budget.has_value()));
     });
   }));
 }
@@ -146,9 +122,9 @@ TEMPLATE_TEST_CASE("property 4: what stays behind is below the threshold", "", f
 TEST_CASE("property 5: with a constant gradient a layer goes out every ceil(threshold / mean) steps") {
   CHECK(rc::check([] {
     const int threshold = *rc::gen::inRange(1, 20);
-    compressor_options options;
-    options.refresh = refresh_schedule::fixed(threshold);
-    auto run = cluster<float>(model_of(some_sizes()), 1, 0.25F, compressors<float>(options));
+    worker_options options;
+    options.threshold = threshold;
+    auto run = cluster<float>(model_of(some_sizes()), 1, 0.25F, workers_of<float>(options));
     tensors<float> gradients = zeros_like<float>(run.model);
     std::vector<int> means;
     for (auto& layer : gradients) {
@@ -167,81 +143,36 @@ TEST_CASE("property 5: with a constant gradient a layer goes out every ceil(thre
   }));
 }
 
-TEST_CASE("property 3 and 4, ahead: as much is dropped as was asked for, by what was agreed on") {
+TEST_CASE("property 3 and 4, planned: as much is dropped as was asked for, by what was agreed on") {
   CHECK(rc::check([] {
-    compressor_options options;
+    worker_options options;
     options.drop_ratio = some_ratio();
-    options.decide = decision_timing::ahead;
     auto run = some_cluster<float>(options);
-    const double limit = options.drop_ratio * static_cast<double>(run.model.elements());
-    std::vector<double> agreed;
-    std::mt19937 random = some_random();
-    for (int step = 1; step <= steps; ++step) {
-      run.step(random_gradients_of_all(random, run));
+    run.how = selects::planned;
+    run_steps(run, [&](int step) {
       for (std::size_t w = 0; w < run.workers(); ++w) {
-        const double threshold = run.worker[w].threshold();
-        double tied = 0;
-        double zeros = 0;
-        for (std::size_t l = 0; step > 1 && l < agreed.size(); ++l) {
-          const auto elements = static_cast<double>(run.model.sizes()[l]);
-          if (agreed[l] == threshold) tied += elements;
-          if (agreed[l] == 0) zeros += elements;
-          const bool stays = agreed[l] < threshold || agreed[l] == 0;
-          RC_ASSERT(elements == 0 || run.frame(w).is_dropped(l) == stays);
+        if (step == 1) RC_ASSERT(run.dropped_elements(w) == 0U);
+        const auto in_residual =
+            std::ranges::count_if(run.decided[w], [](double value) { return value > 0; });
+        if (step > 1 && in_residual > 0) RC_ASSERT(drops_as_asked(run, w, options.drop_ratio));
+        for (std::size_t l = 0; l < run.model.layers(); ++l) {
+          const double value = run.decided[w][l];
+          const bool is_sent = value != 0 && value >= run.worker[w].threshold() && run.model.sizes()[l] > 0;
+          RC_ASSERT(run.frame(w).is_dropped(l) == !is_sent);
         }
-        const auto dropped = static_cast<double>(run.dropped_elements(w));
-        if (step == 1) RC_ASSERT(dropped == 0);
-        if (step > 1 && threshold == 0) RC_ASSERT((dropped == zeros && zeros > limit));
-        if (step > 1 && threshold > 0) RC_ASSERT((limit - tied < dropped && dropped <= limit));
       }
-      agreed = run.agreed;
-    }
-  }));
-}
-
-TEST_CASE("property 5, ahead: with constant gradients the selections are those of at_end, step by step") {
-  CHECK(rc::check([] {
-    compressor_options options = some_options();
-    options.source = lamina::threshold_source::accumulated;
-    if (*rc::gen::arbitrary<bool>()) options.part_elements = 4096;
-    const lamina::layout model = model_of(some_sizes());
-    std::mt19937 random = some_random();
-    // Integers whose means do not round: of one magnitude in a layer, or over a power of two of them.
-    tensors<float> gradients;
-    for (const std::size_t size : model.sizes()) {
-      const bool is_power = size <= 4096 && (size & (size - 1)) == 0;
-      auto layer = random_integers<float>(random, size, 9);
-      const auto magnitude = static_cast<float>(below(random, 9));
-      for (float& each : layer) each = is_power ? each : each < 0 ? -magnitude : magnitude;
-      gradients.push_back(std::move(layer));
-    }
-    lamina::gradient_compressor<float> at_end(model, options);
-    options.decide = decision_timing::ahead;
-    lamina::gradient_compressor<float> ahead(model, options);
-    for (int step = 1; step <= 30; ++step) {
-      at_end.accumulate_all(gradients);
-      ahead.accumulate_all(gradients);
-      // The first step of ahead has no values, and sends everything.
-      const std::vector<double> none(at_end.parts().layers(), std::numeric_limits<double>::infinity());
-      step == 1 ? at_end.select(none) : at_end.select();
-      const auto predicted = ahead.predicted_values();
-      ahead.plan_next(std::vector<double>(predicted.begin(), predicted.end()));
-      RC_ASSERT(ahead.encode().to_bytes() == at_end.encode().to_bytes());
-      RC_ASSERT(same_bits(ahead.threshold(), at_end.threshold()));
-      at_end.commit();
-      ahead.commit();
-    }
+    });
   }));
 }
 
 TEMPLATE_TEST_CASE("property 7: R = 0 is dense SGD, bit for bit", "", float, double) {
   CHECK(rc::check([] {
-    compressor_options options;
+    worker_options options;
     options.drop_ratio = 0;
-    options.refresh = some_schedule();
+    options.search_every = *rc::gen::inRange<std::uint64_t>(1, 5);
     const std::size_t workers = *rc::gen::inRange<std::size_t>(1, 5);
     const TestType rate = TestType(0.1);
-    cluster<TestType> run(model_of(some_sizes()), workers, rate, compressors<TestType>(options));
+    cluster<TestType> run(model_of(some_sizes()), workers, rate, workers_of<TestType>(options));
     tensors<TestType> dense = zeros_like<TestType>(run.model);
     std::mt19937 random = some_random();
     for (int step = 0; step < steps; ++step) {
@@ -267,7 +198,7 @@ TEMPLATE_TEST_CASE("property 7: R = 0 is dense SGD, bit for bit", "", float, dou
 
 TEST_CASE("property 7: R = 1 gives the invalid threshold and sends everything") {
   CHECK(rc::check([] {
-    compressor_options options;
+    worker_options options;
     options.drop_ratio = 1;
     options.warm_up_steps = *rc::gen::inRange<std::uint64_t>(0, 6);
     auto run = some_cluster<float>(options);
@@ -280,23 +211,24 @@ TEST_CASE("property 7: R = 1 gives the invalid threshold and sends everything") 
   }));
 }
 
-TEST_CASE("property: a budget is kept at every step, and max_age whatever else is asked for") {
+TEST_CASE("property: a budget is kept at every step, and at_least_every whatever else is asked for") {
   CHECK(rc::check([] {
-    compressor_options options = some_options_at_any_time();
+    worker_options options = some_options();
     auto run = some_cluster<float>(options);
+    run.how = *rc::gen::element(selects::alone, selects::planned);
     std::vector<std::size_t> sent(run.workers());
     std::vector<std::vector<std::uint64_t>> waited(run.workers(),
                                                    std::vector<std::uint64_t>(run.model.layers()));
     run_steps(run, [&](int step) {
       for (std::size_t w = 0; w < run.workers(); ++w) {
         sent[w] += run.frame(w).sent_elements();
-        if (options.byte_budget && options.max_age == 0) {
-          const double share = *options.byte_budget * static_cast<double>(run.model.elements());
+        if (options.send_budget && options.at_least_every == 0) {
+          const double share = *options.send_budget * static_cast<double>(run.model.elements());
           RC_ASSERT(static_cast<double>(sent[w]) <= share * step);
         }
-        for (std::size_t l = 0; options.max_age > 0 && l < run.model.layers(); ++l) {
+        for (std::size_t l = 0; options.at_least_every > 0 && l < run.model.layers(); ++l) {
           waited[w][l] = run.frame(w).is_dropped(l) ? waited[w][l] + 1 : 0;
-          RC_ASSERT(run.model.sizes()[l] == 0U || waited[w][l] < options.max_age);
+          RC_ASSERT(run.model.sizes()[l] == 0U || waited[w][l] < options.at_least_every);
         }
       }
     });

@@ -74,13 +74,13 @@ int main(int argc, char** argv) {
     }
   }
 
-  lamina::gradient_compressor<float> alone(model, {.drop_ratio = 0.5});
-  lamina::gradient_compressor<float> with_pool(model, {.drop_ratio = 0.5});
-  for (int step = 0; step < 3; ++step) {
-    alone.accumulate_all(gradients);
-    with_pool.accumulate_all(gradients, pool);
-    const std::vector<std::byte> bytes = with_pool.encode().to_bytes();
-    require(alone.encode().to_bytes() == bytes, "a pool gives another frame");
+  lamina::worker<float> alone(model, {.drop_ratio = 0.5});
+  lamina::worker<float> with_pool(model, {.drop_ratio = 0.5});
+  for (int t = 0; t < 3; ++t) {
+    auto of_one = alone.add(gradients);
+    auto of_pool = with_pool.add(gradients, 1, pool);
+    const std::vector<std::byte> bytes = of_pool.frame().to_bytes();
+    require(of_one.frame().to_bytes() == bytes, "a pool gives another frame");
     const auto frame = lamina::decode<float>(bytes, model);
     at_once(4, [&](std::size_t) {
       const auto own = lamina::decode<float>(bytes, model);
@@ -89,8 +89,8 @@ int main(int argc, char** argv) {
         if (!own.is_dropped(l)) require(same_bits(own.layer(l), frame.layer(l)), "threads read other layers");
       }
     });
-    alone.commit();
-    with_pool.commit();
+    of_one.commit();
+    of_pool.commit();
   }
   std::puts("the same from threads");
 }

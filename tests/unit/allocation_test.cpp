@@ -11,7 +11,7 @@
 #include "catch.hpp"
 #include "counted_allocations.hpp"
 #include "lamina/lamina.hpp"
-#include "support.hpp"
+#include "steps.hpp"
 
 using namespace lamina_test;
 
@@ -28,103 +28,90 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   std::vector<std::size_t> sizes(161);
   for (std::size_t& size : sizes) size = below(random, 3000);
   const lamina::layout model = model_of(sizes);
-  const auto refresh = GENERATE(0, 1, 2);
-  lamina::compressor_options options;
-  options.decide = GENERATE(lamina::decision_timing::at_end, lamina::decision_timing::as_ready,
-                            lamina::decision_timing::ahead);
-  if (options.decide != lamina::decision_timing::at_end && refresh == 1) options.byte_budget = 0.2;
-  options.drop_ratio = 0.8;
-  options.refresh = refresh == 0   ? lamina::refresh_schedule::every(1)
-                    : refresh == 1 ? lamina::refresh_schedule::every(3)
-                                   : lamina::refresh_schedule::fixed(2);
-  lamina::gradient_compressor<TestType> compressor(model, options);
-  for (int step = 1; step <= 10; ++step) {
-    std::vector<std::vector<TestType>> gradients;
-    for (const std::size_t size : sizes) gradients.push_back(random_integers<TestType>(random, size));
+  const lamina::worker_options options = GENERATE(
+      lamina::worker_options{.drop_ratio = 0.8}, lamina::worker_options{.drop_ratio = 0.8, .search_every = 3},
+      lamina::worker_options{.threshold = 2}, lamina::worker_options{.send_budget = 0.2});
+  lamina::worker<TestType> worker(model, options);
+  std::vector<TestType> packed;
+  packed.reserve(model.elements());
+  for (int t = 1; t <= 12; ++t) {
+    const auto gradients = random_gradients<TestType>(random, model);
     const long count = allocations_of([&] {
-      for (std::size_t l = 0; l < sizes.size(); ++l) compressor.accumulate(l, gradients[l]);
-      compressor.select();
-      if (options.decide == lamina::decision_timing::ahead)
-        compressor.plan_next(compressor.predicted_values());
-      compressor.encode();
-      compressor.encode();
-      if (step % 4 != 0) compressor.commit();
+      if (t % 3 == 0) {  // planned, and one by one
+        auto step = worker.begin(worker.plan());
+        for (std::size_t l = 0; l < sizes.size(); ++l) step.add(l, gradients[l]);
+        step.frame();
+        step.commit();
+      } else {
+        auto step = worker.add(gradients);
+        step.select();
+        step.pack(packed);
+        step.frame();
+        if (t % 4 != 0) step.commit();
+      }
     });
-    if (step > 1) CHECK(count == 0);
+    if (t > 1) CHECK(count == 0);
   }
 }
 
-TEMPLATE_TEST_CASE("allocation: a step in parts allocates nothing after the first with as many", "", float,
-                   double) {
-  const lamina::layout model = model_of({500, 64, 0, 900, 1, 30});
-  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::int8}) {
-    lamina::gradient_compressor<TestType> compressor(
-        model, {.drop_ratio = 0, .decide = lamina::decision_timing::as_ready, .payload = payload});
-    const std::vector<TestType> gradient(900, 1);
-    for (int step = 1; step <= 4; ++step) {
-      const long count = allocations_of([&] {
-        for (std::size_t l = model.layers(); l-- > 0;) {
-          compressor.accumulate(l, std::span(gradient).first(model.sizes()[l]));
-          if (l > 0) compressor.encode_ready();
-        }
-        compressor.encode_rest();
-        compressor.commit();
-      });
-      CHECK((count == 0) == (step > 1));
-    }
-  }
-}
-
-TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing after the first",
+                   "", float, double) {
   const lamina::layout model = model_of({5000, 64, 9000, 1});
   for (const auto payload :
        {lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
         lamina::payload_type::int8, lamina::payload_type::int4}) {
     for (const double momentum : {0.0, 0.5}) {
-      lamina::gradient_compressor<TestType> compressor(
-          model, {.drop_ratio = 0, .momentum = momentum, .payload = payload});
-      for (int step = 1; step <= 3; ++step) {
-        for (std::size_t l = 0; l < 4; ++l) {
-          compressor.accumulate(l, std::vector<TestType>(model.sizes()[l], 1));
-        }
-        compressor.encode();
-        lamina::delivery arrived(compressor.chosen(), 64);
+      lamina::worker<TestType> worker(model, {.drop_ratio = 0, .momentum = momentum, .payload = payload});
+      for (int t = 1; t <= 3; ++t) {
+        tensors<TestType> gradients;
+        for (const std::size_t size : model.sizes()) gradients.emplace_back(size, TestType(1));
+        auto step = worker.add(gradients);
+        step.frame();
+        lamina::delivery arrived(step.sent(), 64);
         for (std::size_t chunk = 0; chunk < arrived.chunks(0); chunk += 3) arrived.lose(0, chunk);
         arrived.lose(1, 0);
-        CHECK(allocations_of([&] { compressor.commit(arrived); }) == 0);
-        CHECK(compressor.residual()[0][0] != 0);
+        const long count = allocations_of([&] { step.commit(arrived); });
+        if (t > 1 || payload == lamina::payload_type::as_is) CHECK(count == 0);
+        CHECK(worker.residual()[0][0] != 0);
       }
     }
   }
 }
 
-TEST_CASE("allocation: functors, publisher and mean allocate nothing after the first step") {
-  const lamina::layout model = model_of(std::vector<std::size_t>(20, 5000));
-  const std::vector<float> values(5000, 1);
-  lamina::parameter_publisher<float> publisher(model, 2);
-  lamina::selection all(model);
-  for (std::size_t l = 0; l < 20; ++l) all.send(l);
-  const auto layer = [&](std::size_t) -> const auto& {
-    return values;
+TEST_CASE("allocation: without memory a step stays as it is, and goes on when there is some") {
+  const lamina::layout model = model_of({4000, 10, 500});
+  const lamina::worker_options options{
+      .send_budget = 0.999, .momentum = 0.5, .payload = lamina::payload_type::int8};
+  const tensors<float> gradients = {std::vector<float>(4000, 1), std::vector<float>(10, 1.001F),
+                                    std::vector<float>(500, 2.001F)};
+  lamina::worker<float> worker(model, options);
+  lamina::worker<float> expected(model, options);
+  const bytes frame = send(expected, gradients);
+  auto step = worker.add(gradients);
+  const auto in_the_end = [&](const auto& call) {
+    int failed = 0;
+    for (long more = 0; more < 20; ++more) {
+      granted = more;
+      const bool has_thrown = throws<std::bad_alloc>(call);
+      granted = std::numeric_limits<long>::max();
+      if (!has_thrown) break;
+      ++failed;
+      CHECK(worker.steps() == 1);
+      CHECK(step.frame().to_bytes().size() == frame.size());
+    }
+    return failed;
   };
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  lamina::frame_encoder<float> encoder(model);
-  for (std::uint64_t step = 1; step <= 3; ++step) {
-    const auto bytes = encoder.encode(lamina::frame_kind::gradients, step, 0, all, layer).to_bytes();
-    aggregator.add(lamina::decode<float>(bytes, model));
-    const long count = allocations_of([&] {
-      lamina::mean_abs{}(values);
-      for (std::size_t l = 0; l < 20; ++l) aggregator.mean(l, [](std::size_t, std::span<const float>) {});
-      publisher.update(aggregator.arrived());
-      std::ignore = publisher.encode(0, step, layer);
-      publisher.commit(0);
-      std::ignore = publisher.encode_for_all(step, layer);
-      publisher.commit_all();
-      aggregator.next_step();
-    });
-    if (step > 1) CHECK(count == 0);
-  }
+  // frame() needs memory in its first call, commit() for what it encodes again.
+  lamina::worker<float> another(model, options);
+  auto of_another = another.add(gradients);
+  granted = 0;
+  const bool has_thrown = throws<std::bad_alloc>([&] { of_another.frame(); });
+  granted = std::numeric_limits<long>::max();
+  CHECK(has_thrown);
+  CHECK(of_another.frame().to_bytes() == frame);
+  CHECK(step.frame().to_bytes() == frame);
+  CHECK(in_the_end([&] { step.commit(); }) == 1);
+  CHECK(worker.save() == expected.save());
 }
 
 // Of docs/guide/threads-and-memory.md: once everything has been sent, in bytes an element.
@@ -133,14 +120,14 @@ TEST_CASE("allocation: what workers keep") {
   const lamina::layout model({{"weight", {elements}}});
   const std::vector<float> numbers(elements, 1), others(elements, 2);
   const auto kept = [&](auto&& made) { return static_cast<double>(bytes_of(made)) / elements; };
-  const auto worker = [&](lamina::compressor_options options) {
+  const auto worker = [&](lamina::worker_options options) {
     options.drop_ratio = 0;
     return kept([&] {
-      lamina::gradient_compressor<float> compressor(model, options);
-      for (int step = 0; step < 2; ++step) {
-        compressor.accumulate(0, numbers);
-        compressor.encode();
-        compressor.commit();
+      lamina::worker<float> made(model, options);
+      for (int t = 0; t < 2; ++t) {
+        auto step = made.add(std::array{std::span(numbers)});
+        step.frame();
+        step.commit();
       }
     });
   };
@@ -160,9 +147,11 @@ TEST_CASE("allocation: what workers keep") {
   const auto about = [](double bytes) { return Approx(bytes).margin(0.01); };
   CHECK(worker({}) == about(4));
   CHECK(worker({.momentum = 0.9}) == about(4 + 4));
-  CHECK(worker({.payload = bfloat16}) == about(4 + 2));
-  CHECK(worker({.payload = int8}) == about(4 + 1 + 1.0 / 64));
-  CHECK(worker({.payload = int4}) == about(4 + 0.5 + 1.0 / 64));
+  // The frame, and the largest of its fragments, which commit() encodes again.
+  CHECK(worker({.payload = bfloat16}) == about(4 + 2 * 2));
+  CHECK(worker({.fragment_elements = 4096, .payload = bfloat16}) == about(4 + 2).margin(0.1));
+  CHECK(worker({.payload = int8}) == about(4 + 2 * (1 + 1.0 / 64)));
+  CHECK(worker({.payload = int4}) == about(4 + 2 * (0.5 + 1.0 / 64)));
   CHECK(drift(as_is) == about(4));
   CHECK(drift(int4) == about(4 + 0.5 + 1.0 / 64));
   CHECK(outer({}) == about(0));
@@ -183,33 +172,6 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
     std::error_code error;
     CHECK(allocations_of([&] { lamina::decode<float>(bytes, model, error); }) <= 2);
   }
-}
-
-TEST_CASE("allocation: an encode without memory leaves the step selected, and goes on when there is some") {
-  const lamina::layout model = model_of({4000, 10});
-  lamina::compressor_options options;
-  options.byte_budget = 0.9;
-  options.momentum = 0.5;
-  options.payload = lamina::payload_type::int8;
-  lamina::gradient_compressor<float> compressor(model, options);
-  const std::vector<std::vector<float>> gradients = {std::vector<float>(4000, 1), std::vector<float>(10, 2)};
-  compressor.accumulate_all(gradients);
-  auto expected = compressor;
-  for (long more = 0; more < 20; ++more) {
-    std::error_code error;
-    granted = more;
-    const std::size_t bytes = compressor.encode(error).size_bytes();
-    granted = std::numeric_limits<long>::max();
-    if (!error) break;
-    CHECK(error == std::errc::not_enough_memory);
-    CHECK(bytes == 0);
-    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
-    CHECK(compressor.step() == 1);
-  }
-  CHECK(compressor.encode().to_bytes() == expected.encode().to_bytes());
-  compressor.commit();
-  expected.commit();
-  CHECK(compressor.save() == expected.save());
 }
 
 TEST_CASE("allocation: decode reports that the index cannot be allocated") {

@@ -1,69 +1,63 @@
 // SPDX-License-Identifier: MIT
 // What the commit of a frame that arrived in part takes out of a worker, and what it leaves.
+#include <array>
 #include <cstddef>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
+#include "lamina/delivery.hpp"
+#include "steps.hpp"
 
 using namespace lamina_test;
-using lamina::compressor_options;
-using lamina::decision_timing;
 using lamina::payload_type;
 
-TEMPLATE_TEST_CASE("worker: a part that was cleared whole, sent again and lost by half keeps that half", "",
+TEMPLATE_TEST_CASE("commit: a layer that was cleared whole, sent again and lost by half keeps that half", "",
                    float, double) {
   const lamina::layout model = model_of({256, 4});
   const auto momentum = GENERATE(0.0, 0.5);
   for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                      payload_type::int8, payload_type::int4}) {
     CAPTURE(momentum, static_cast<int>(payload));
-    const compressor_options options{.drop_ratio = 0, .momentum = momentum, .payload = payload};
-    lamina::gradient_compressor<TestType> compressor(model, options);
-    const auto accumulate = [&](TestType value) {
-      compressor.accumulate(0, std::vector<TestType>(256, value));
-      compressor.accumulate(1, std::vector<TestType>(4, value));
+    const lamina::worker_options options{.drop_ratio = 0, .momentum = momentum, .payload = payload};
+    lamina::worker<TestType> worker(model, options);
+    const auto gradients = [](TestType value) {
+      return tensors<TestType>{std::vector<TestType>(256, value), std::vector<TestType>(4, value)};
     };
-    accumulate(64);
-    compressor.encode();
-    compressor.commit();  // what is in memory now counts as zero
-
-    accumulate(3);
-    compressor.encode();
-    lamina::delivery arrived(compressor.chosen(), 64);
-    arrived.lose(0, 1);
-    arrived.lose(0, 2);
-    compressor.commit(arrived);
+    send(worker, gradients(64));  // what is in memory now counts as zero
+    {
+      auto step = worker.add(gradients(3));
+      step.frame();
+      lamina::delivery arrived(step.sent(), 64);
+      arrived.lose(0, 1);
+      arrived.lose(0, 2);
+      step.commit(arrived);
+    }
     const auto check = [&](const auto& each, TestType there, TestType lost) {
       const auto residual = each.residual()[0];
       for (std::size_t i = 0; i < 256; ++i) REQUIRE(residual[i] == (i >= 64 && i < 192 ? lost : there));
     };
-    CHECK_FALSE(compressor.residual().is_clear(0));
-    CHECK(compressor.residual().is_clear(1) == (payload == payload_type::as_is));  // it arrived whole
-    check(compressor, 0, 3);
+    CHECK_FALSE(worker.residual().is_clear(0));
+    CHECK(worker.residual().is_clear(1) == (payload == payload_type::as_is));  // it arrived whole
+    check(worker, 0, 3);
 
-    lamina::gradient_compressor<TestType> loaded(model, options);
-    loaded.load(compressor.save());
+    lamina::worker<TestType> loaded(model, options);
+    loaded.load(worker.save());
     check(loaded, 0, 3);
 
-    accumulate(2);
     // u is 3 where it was lost, and 0 where it was delivered.
-    const auto added = static_cast<TestType>(2 + 3 * momentum);
-    check(compressor, 2, 3 + added);
-    loaded.accumulate(0, std::vector<TestType>(256, 2));
-    loaded.accumulate(1, std::vector<TestType>(4, 2));
-    check(loaded, 2, 3 + added);
+    for (auto* each : {&worker, &loaded}) {
+      (void)each->add(gradients(2));
+      check(*each, 2, 3 + static_cast<TestType>(2 + 3 * momentum));
+    }
   }
 }
 
 TEMPLATE_TEST_CASE("residual: a range that is cleared of a layer that counts as zero is zero", "", float,
                    double) {
   const auto momentum = GENERATE(0.0, 0.5);
-  const std::vector<std::byte> halves(256 * 2);  // of zeros
+  const bytes halves(256 * 2);  // of zeros
   for (const bool subtracts : {false, true}) {
     lamina::residual_accumulator<TestType> residual(model_of({256}), {.momentum = momentum});
     const auto take = [&] {
@@ -86,10 +80,10 @@ TEMPLATE_TEST_CASE("residual: a range that is cleared of a layer that counts as 
   }
 }
 
-TEST_CASE("residual: of ranges those that are not there are refused, and nothing changes") {
+TEST_CASE("residual: ranges that are not there are refused, and nothing changes") {
   lamina::residual_accumulator<float> residual(model_of({256, 0}));
   residual.accumulate(0, std::vector<float>(256, 5));
-  const std::vector<std::byte> payload(256 * 2, std::byte{1});
+  const bytes payload(256 * 2, std::byte{1});
   CHECK(message_of<std::out_of_range>([&] { residual.clear(0, 200, 257); }) ==
         "elements 200 to 257 of layer 'layer0' are not among its 256");
   CHECK(throws<std::out_of_range>([&] { residual.clear(0, 9, 8); }));
@@ -107,7 +101,7 @@ TEST_CASE("residual: of ranges those that are not there are refused, and nothing
 TEMPLATE_TEST_CASE("residual: a large number that was lost is not forgotten when the rest is cleared", "",
                    float, double) {
   const TestType much = std::numeric_limits<TestType>::max() * TestType(0.6);
-  const std::vector<std::byte> nothing(128 * 2);  // a payload of zeros
+  const bytes nothing(128 * 2);  // a payload of zeros
   for (const bool subtracts : {false, true}) {
     lamina::residual_accumulator<TestType> residual(model_of({128}), {.momentum = 0.99});
     residual.begin_step();
@@ -126,134 +120,90 @@ TEMPLATE_TEST_CASE("residual: a large number that was lost is not forgotten when
   }
 }
 
-TEST_CASE("worker: the delivery of another frame is refused by name and changes nothing") {
+TEST_CASE("commit: the delivery of another frame is refused by name and changes nothing") {
   const lamina::layout model = model_of({256, 64, 10});
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.5, .payload = payload_type::int8});
-  const auto refuses = [&](const lamina::delivery& arrived, const std::string& part) {
-    const auto before = compressor.save();
-    CHECK(contains(message_of<std::invalid_argument>([&] { compressor.commit(arrived); }), part));
-    CHECK(compressor.save() == before);
+  lamina::worker<float> worker(model, {.drop_ratio = 0.5, .payload = payload_type::int8});
+  auto step = worker.add(
+      tensors<float>{std::vector<float>(256, 1), std::vector<float>(64, 2), std::vector<float>(10, 9)});
+  step.frame();
+  const std::vector<float> before = residual_of(worker);
+  const auto refuses = [&](const lamina::delivery& arrived, const char* named) {
+    CHECK(contains(message_of<std::invalid_argument>([&] { step.commit(arrived); }), named));
+    CHECK(residual_of(worker) == before);
   };
-  CHECK(throws<std::logic_error>([&] { compressor.commit(lamina::delivery(compressor.chosen(), 64)); }));
-  compressor.accumulate(0, std::vector<float>(256, 1));
-  compressor.accumulate(1, std::vector<float>(64, 2));
-  compressor.accumulate(2, std::vector<float>(10, 9));
-  CHECK(throws<std::logic_error>([&] { compressor.commit(lamina::delivery(compressor.chosen(), 64)); }));
-  compressor.encode();
-  const lamina::delivery right(compressor.chosen(), 64);
-
   lamina::selection other(model);
   other.send(0);
   refuses(lamina::delivery(other, 64), "the delivery is of another frame");
   lamina::selection same_bits_of_other(model_of({256, 64, 11}));
-  for (const std::size_t part : compressor.chosen().sent()) same_bits_of_other.send(part);
+  for (const std::size_t f : step.sent().sent()) same_bits_of_other.send(f);
   refuses(lamina::delivery(same_bits_of_other, 64), "the delivery is of another frame");
-  refuses(lamina::delivery(compressor.chosen(), 96), "a multiple of 64 elements, these have 96");
-  compressor.commit(right);
-  CHECK(throws<std::logic_error>([&] { compressor.commit(right); }));
-  CHECK(throws<std::logic_error>([&] { compressor.commit(); }));
+  refuses(lamina::delivery(step.sent(), 96), "a multiple of 64 elements, these have 96");
+  CHECK_NOTHROW(step.commit(lamina::delivery(step.sent(), 64)));
 }
 
-TEST_CASE("worker: a part of which nothing arrived keeps its age, one that arrived in part rests") {
-  const lamina::layout model = model_of({64, 64});
-  // Nothing goes out but for its age.
-  lamina::gradient_compressor<float> compressor(
-      model, {.refresh = lamina::refresh_schedule::fixed(1e30), .max_age = 4});
-  const auto step = [&](bool loses_all_of_first) {
-    for (std::size_t l = 0; l < 2; ++l) compressor.accumulate(l, std::vector<float>(64, 1));
-    compressor.encode();
-    lamina::delivery arrived(compressor.chosen(), 16);
-    const auto sent = std::pair(compressor.is_sent(0), compressor.is_sent(1));
+TEST_CASE("commit: a fragment of which nothing arrived keeps its age, one that arrived in part rests") {
+  lamina::worker<float> worker(model_of({64, 64}), {.threshold = 1e30, .at_least_every = 4});
+  const auto sent_in_step = [&](bool loses_all_of_first) {
+    auto step = worker.add(tensors<float>(2, std::vector<float>(64, 1)));
+    lamina::delivery arrived(step.select(), 16);
     for (std::size_t chunk = 0; chunk < arrived.chunks(0) && loses_all_of_first; ++chunk)
       arrived.lose(0, chunk);
     for (std::size_t chunk = 1; chunk < arrived.chunks(1); ++chunk) arrived.lose(1, chunk);
-    compressor.commit(arrived);
-    return sent;
+    step.commit(arrived);
+    return sent_of(step.sent());
   };
-  for (int k = 1; k < 4; ++k) REQUIRE(step(true) == std::pair(false, false));
-  CHECK(step(true) == std::pair(true, true));
-  CHECK(step(true) == std::pair(true, false));
-  CHECK(step(false) == std::pair(true, false));
-  CHECK(step(false) == std::pair(false, false));
-  CHECK(step(false) == std::pair(false, true));
+  for (int k = 1; k < 4; ++k) REQUIRE(sent_in_step(true) == "00");
+  CHECK(sent_in_step(true) == "11");
+  CHECK(sent_in_step(true) == "10");
+  CHECK(sent_in_step(false) == "10");
+  CHECK(sent_in_step(false) == "00");
+  CHECK(sent_in_step(false) == "01");
 }
 
-TEST_CASE("worker: a budget is charged for what was lost, since it crossed the network") {
-  lamina::gradient_compressor<float> compressor(model_of({100, 100}), {.byte_budget = 0.25});
+TEST_CASE("commit: a budget is charged for what was lost, since it crossed the network") {
+  lamina::worker<float> worker(model_of({100, 100}), {.send_budget = 0.25});
   int sent = 0;
-  for (int step = 1; step <= 40; ++step) {
-    for (std::size_t l = 0; l < 2; ++l) compressor.accumulate(l, std::vector<float>(100, 1));
-    compressor.encode();
-    lamina::delivery arrived(compressor.chosen(), 100);
-    for (const std::size_t part : compressor.chosen().sent()) {
-      arrived.lose(part, 0);
+  for (int t = 1; t <= 40; ++t) {
+    auto step = worker.add(tensors<float>(2, std::vector<float>(100, 1)));
+    lamina::delivery arrived(step.select(), 100);
+    for (const std::size_t f : step.sent().sent()) {
+      arrived.lose(f, 0);
       ++sent;
     }
-    compressor.commit(arrived);
+    step.commit(arrived);
   }
   CHECK(sent == 20);
 }
 
-TEST_CASE("worker: as_ready, a part of which nothing arrived keeps its place among those that wait") {
-  // The queue is [1, 2] after the first step; the share is one layer a step.
-  lamina::gradient_compressor<float> compressor(
-      model_of({10, 10, 10}), {.byte_budget = 1.0 / 3, .decide = decision_timing::as_ready});
-  std::vector<std::size_t> sent;
-  for (int step = 1; step <= 4; ++step) {
-    for (std::size_t l = 0; l < 3; ++l) compressor.accumulate(l, std::vector<float>(10, 1));
-    compressor.encode();
-    REQUIRE(compressor.chosen().sent_layers() == 1);
-    sent.push_back(*compressor.chosen().sent().begin());
-    lamina::delivery arrived(compressor.chosen(), 10);
-    if (step == 2) arrived.lose(sent.back(), 0);
-    compressor.commit(arrived);
-  }
-  CHECK(sent == std::vector<std::size_t>{0, 1, 1, 2});
-}
-
-TEST_CASE("worker: ahead, a part of which nothing arrived is predicted with its residual") {
-  lamina::gradient_compressor<float> compressor(model_of({10, 10, 10}),
-                                                {.drop_ratio = 0, .decide = decision_timing::ahead});
-  for (std::size_t l = 0; l < 3; ++l)
-    compressor.accumulate(l, std::vector<float>(10, 1 + static_cast<float>(l)));
-  compressor.encode();
-  CHECK(same_bits(compressor.predicted_values(), std::vector<double>{1, 2, 3}));
-  lamina::delivery arrived(compressor.chosen(), 5);
-  arrived.lose(0, 0);
-  arrived.lose(1, 0);
-  arrived.lose(1, 1);
-  compressor.commit(arrived);
-  CHECK(same_bits(compressor.predicted_values(), std::vector<double>{1, 2 + 2, 3}));
-}
-
-TEST_CASE("worker: the value of a part that arrived in part is taken anew where the next step skips it") {
-  lamina::gradient_compressor<float> compressor(model_of({8, 8, 8}), {.drop_ratio = 0});
-  for (std::size_t l = 0; l < 3; ++l) compressor.accumulate(l, std::vector<float>(8, 4));
-  compressor.encode();
-  lamina::delivery arrived(compressor.chosen(), 2);
-  arrived.lose(0, 3);
-  for (std::size_t chunk = 0; chunk < 4; ++chunk) arrived.lose(1, chunk);
-  compressor.commit(arrived);
-  for (std::size_t l = 0; l < 3; ++l) compressor.skip(l);
-  CHECK(same_bits(compressor.values(), std::vector<double>{1, 4, 0}));
-}
-
-TEMPLATE_TEST_CASE("worker: what was packed is committed by what arrived of it", "", float, double) {
-  // The payload is of frames; packed elements go as they are, and their chunks need no multiple of 64.
+TEMPLATE_TEST_CASE("commit: what was packed is committed by what arrived of it", "", float, double) {
+  // The payload is of frames; packed elements are as they are, and their chunks need no multiple of 64.
   for (const payload_type payload : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
-    lamina::gradient_compressor<TestType> compressor(model_of({10, 6}),
-                                                     {.drop_ratio = 0, .payload = payload});
-    compressor.accumulate(0, std::vector<TestType>(10, static_cast<TestType>(0.3)));
-    compressor.accumulate(1, std::vector<TestType>(6, static_cast<TestType>(0.7)));
-    compressor.select();
-    std::vector<TestType> packed(16);
-    compressor.pack(packed);
-    lamina::delivery arrived(compressor.chosen(), 3);
+    lamina::worker<TestType> worker(model_of({10, 6}), {.drop_ratio = 0, .payload = payload});
+    const auto x = static_cast<TestType>(0.3);
+    auto step =
+        worker.add(tensors<TestType>{std::vector<TestType>(10, x), std::vector<TestType>(6, TestType(0.7))});
+    std::vector<TestType> packed;
+    step.select();
+    step.pack(packed);
+    lamina::delivery arrived(step.sent(), 3);
     arrived.lose(0, 1);
     arrived.lose(0, 3);
-    compressor.commit(arrived);
-    const auto x = static_cast<TestType>(0.3);
-    CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{0, 0, 0, x, x, x, 0, 0, 0, x}));
-    CHECK(same_bits(compressor.residual()[1], std::vector<TestType>(6)));
+    step.commit(arrived);
+    CHECK(same_bits(worker.residual()[0], std::vector<TestType>{0, 0, 0, x, x, x, 0, 0, 0, x}));
+    CHECK(same_bits(worker.residual()[1], std::vector<TestType>(6)));
   }
+}
+
+TEST_CASE("commit: of what is packed in half the bytes the lost chunks stay as they were") {
+  lamina::worker<float> worker(model_of({10}), {.drop_ratio = 0, .payload = payload_type::bfloat16});
+  const float x = 1 + 0x1p-12F;
+  auto step = worker.add(tensors<float>{std::vector<float>(10, x)});
+  std::vector<lamina::bfloat16> packed;
+  step.select();
+  step.pack(packed);
+  lamina::delivery arrived(step.sent(), 3);
+  arrived.lose(0, 1);
+  step.commit(arrived);
+  const float y = 0x1p-12F;
+  CHECK(residual_of(worker) == std::vector<float>{y, y, y, x, x, x, y, y, y, y});
 }

@@ -10,7 +10,7 @@
 
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
-#include "support.hpp"
+#include "steps.hpp"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -22,6 +22,14 @@ namespace {
 
 template <class T>
 constexpr T largest = std::numeric_limits<T>::max();
+
+/// The literal reading of the paper's equation 2.
+struct signed_mean {
+  static float map(float x) { return x; }
+  static double map(double x) { return x; }
+  static auto combine(auto a, auto b) { return a + b; }
+  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+};
 
 // NaN, infinity and its negative in G, and 1.
 template <class G>
@@ -124,42 +132,38 @@ TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decid
   }
 }
 
-TEMPLATE_TEST_CASE("numbers: a layer so large that its sum is infinite goes out first, and whole", "", float,
+TEMPLATE_TEST_CASE("numbers: a layer so large that its sum is infinite is sent first, and whole", "", float,
                    double) {
   const lamina::layout model = model_of({130, 200});
-  for (const bool by_budget : {false, true}) {
-    lamina::compressor_options options;
-    options.drop_ratio = 0.65;
-    if (by_budget) options.byte_budget = 0.5;
-    lamina::gradient_compressor<TestType> compressor(model, options);
-    const std::vector<TestType> huge(130, -largest<TestType>);
-    const std::vector<TestType> normal(200, TestType(3));
-    CHECK(std::isinf(compressor.accumulate(0, huge)));
-    compressor.accumulate(1, normal);
-    const auto bytes = compressor.encode().to_bytes();
-    const auto frame = lamina::decode<TestType>(bytes, model);
-    CHECK(same_bits(frame.layer(0), huge));
-    CHECK(frame.is_dropped(1));
-    compressor.commit();
-    CHECK(same_bits(compressor.residual()[0], std::vector<TestType>(130)));
-    CHECK(same_bits(compressor.residual()[1], normal));
+  for (const auto& options :
+       {lamina::worker_options{.drop_ratio = 0.65}, lamina::worker_options{.send_budget = 0.5}}) {
+    lamina::worker<TestType> worker(model, options);
+    const tensors<TestType> gradients = {std::vector<TestType>(130, -largest<TestType>),
+                                         std::vector<TestType>(200, 3)};
+    auto step = worker.add(gradients);
+    CHECK(std::isinf(step.values()[0]));
+    const bytes frame = step.frame().to_bytes();
+    const auto view = lamina::decode<TestType>(frame, model);
+    CHECK(same_bits(view.layer(0), gradients[0]));
+    CHECK(view.is_dropped(1));
+    step.commit();
+    CHECK(same_bits(worker.residual()[0], std::vector<TestType>(130)));
+    CHECK(same_bits(worker.residual()[1], gradients[1]));
   }
 }
 
-TEST_CASE("numbers: a layer whose signed mean is NaN, of infinities of both signs, goes out") {
-  const lamina::layout model = model_of({256});
-  lamina::gradient_compressor<float, lamina::signed_mean> compressor(model);
-  std::vector<float> gradient(256);
-  for (std::size_t i = 0; i < 256; ++i) gradient[i] = i % 2 == 0 ? largest<float> : -largest<float>;
-  compressor.accumulate(0, gradient);
-  CHECK(std::isnan(compressor.values()[0]));
-  compressor.encode();
-  CHECK(compressor.chosen().is_sent(0));
-  CHECK(same_bits(compressor.residual()[0], gradient));
+TEST_CASE("numbers: a layer whose signed mean is NaN, of sums that overflow to both sides, is sent") {
+  lamina::worker<float, signed_mean> worker(model_of({256}));
+  tensors<float> gradients(1, std::vector<float>(256));
+  for (std::size_t i = 0; i < 256; ++i) gradients[0][i] = i % 2 == 0 ? largest<float> : -largest<float>;
+  auto step = worker.add(gradients);
+  CHECK(std::isnan(step.values()[0]));
+  CHECK(sent_of(step.select()) == "1");
+  CHECK(same_bits(worker.residual()[0], gradients[0]));
 }
 
-TEMPLATE_TEST_CASE("numbers: with ties at the threshold all tied layers go out, and those of zero stay", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("numbers: with ties at the threshold all tied layers are sent, and those of zero dropped",
+                   "", float, double) {
   const lamina::layout model = model_of({10, 10, 10, 0});
   using values = std::vector<TestType>;
   struct row {
@@ -181,19 +185,14 @@ TEMPLATE_TEST_CASE("numbers: with ties at the threshold all tied layers go out, 
         row{"a threshold of -0", 0, 1, 0, 0.95, -0.0, 0, 10},
         row{"the smallest threshold", tiny, 1, 0, 0.95, double(tiny), double(tiny), 20}}) {
     CAPTURE(each.name);
-    lamina::compressor_options options;
-    options.drop_ratio = each.drop_ratio;
-    if (each.fixed) options.refresh = lamina::refresh_schedule::fixed(*each.fixed);
-    lamina::gradient_compressor<TestType> compressor(model, options);
-    compressor.accumulate_all(
-        std::vector<values>{values(10, each.a), values(10, each.b), values(10, each.c), {}});
-    CHECK(compressor.select().sent_elements() == each.sent_elements);
-    CHECK(compressor.threshold() == each.threshold);
-    const auto bytes = compressor.encode().to_bytes();
-    const auto frame = lamina::decode<TestType>(bytes, model);
-    CHECK(frame.sent_elements() == each.sent_elements);
-    if (!frame.is_dropped(0)) CHECK(same_bits(frame.layer(0), values(10, each.a + TestType(0))));
-    compressor.commit();
+    lamina::worker<TestType> worker(model, {.drop_ratio = each.drop_ratio, .threshold = each.fixed});
+    auto step = worker.add(tensors<TestType>{values(10, each.a), values(10, each.b), values(10, each.c), {}});
+    CHECK(step.select().sent_elements() == each.sent_elements);
+    CHECK(worker.threshold() == each.threshold);
+    const bytes frame = step.frame().to_bytes();
+    const auto view = lamina::decode<TestType>(frame, model);
+    CHECK(view.sent_elements() == each.sent_elements);
+    if (!view.is_dropped(0)) CHECK(same_bits(view.layer(0), values(10, each.a + TestType(0))));
   }
 }
 
@@ -203,16 +202,12 @@ TEMPLATE_TEST_CASE("numbers: with ties at the threshold all tied layers go out, 
 TEST_CASE("numbers: in 100,000 steps of small gradients the residual drifts by no more than rounding") {
   const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::int8);
   const lamina::layout model = model_of({24, 9, 1});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.7;
-  options.payload = payload;
-  lamina::gradient_compressor<float> compressor(model, options);
+  lamina::worker<float> worker(model, {.drop_ratio = 0.7, .payload = payload});
   std::vector<double> outstanding(model.elements());
   std::vector<double> magnitudes(model.elements());  // the sum of |a| over the steps
   double gradients = 0;                              // the sum of all |g|
   std::mt19937 random(71);
-  std::vector<std::vector<float>> gradient;
-  for (const std::size_t size : model.sizes()) gradient.emplace_back(size);
+  auto gradient = zeros_like<float>(model);
   std::vector<float> sent(24);
   std::size_t sends = 0;
   for (int step = 0; step < 100'000; ++step) {
@@ -224,28 +219,27 @@ TEST_CASE("numbers: in 100,000 steps of small gradients the residual drifts by n
         gradients += std::abs(static_cast<double>(gradient[l][i]));
       }
     }
-    compressor.accumulate_all(gradient);
+    auto of_step = worker.add(gradient);
     for (std::size_t i = 0; i < magnitudes.size(); ++i) {
-      magnitudes[i] += std::abs(static_cast<double>(compressor.residual().elements()[i]));
+      magnitudes[i] += std::abs(static_cast<double>(worker.residual().elements()[i]));
     }
-    const lamina::selection& chosen = compressor.select();
-    compressor.encode();
-    for (std::size_t l = 0, segment = 1; l < model.layers(); ++l) {
-      if (chosen.is_dropped(l)) continue;
+    const auto segments = of_step.frame().segments();
+    std::size_t segment = 1;
+    for (const std::size_t l : of_step.sent().sent()) {
       const auto layer = std::span(sent).first(model.sizes()[l]);
-      const auto bytes = compressor.encode().segments()[segment++];
-      lamina::detail::decode_payload<float>(payload, bytes.data(), layer.size(), 0, layer);
+      const auto written = segments[segment++];
+      lamina::detail::decode_payload<float>(payload, written.data(), layer.size(), 0, layer);
       for (std::size_t i = 0; i < layer.size(); ++i) {
         outstanding[model.offset(l) + i] -= static_cast<double>(layer[i]);
       }
       ++sends;
     }
-    compressor.commit();
+    of_step.commit();
   }
   double drift = 0;
   double bound = 0;
   for (std::size_t i = 0; i < outstanding.size(); ++i) {
-    const double error = std::abs(static_cast<double>(compressor.residual().elements()[i]) - outstanding[i]);
+    const double error = std::abs(static_cast<double>(worker.residual().elements()[i]) - outstanding[i]);
     const double bound_of_element = (0x1p-24 + 0x1p-52) * magnitudes[i];
     REQUIRE(error <= bound_of_element);
     drift += error;
@@ -352,20 +346,16 @@ TEST_CASE("numbers: frames of normal numbers are the same bits where denormals a
     const lamina::layout model = model_of({300, 4097, 5});
     const auto run = [&] {
       std::mt19937 random(73);
-      lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.5, .payload = payload});
-      std::vector<std::byte> all;
+      lamina::worker<float> worker(model, {.drop_ratio = 0.5, .payload = payload});
+      bytes all;
       for (int step = 0; step < 10; ++step) {
-        for (std::size_t l = 0; l < model.layers(); ++l) {
-          compressor.accumulate(l, random_fractions<float>(random, model.sizes()[l]));
-        }
-        const auto bytes = compressor.encode().to_bytes();
-        compressor.commit();
-        all.insert(all.end(), bytes.begin(), bytes.end());
+        const bytes frame = send(worker, rounding_gradients<float>(random, model));
+        all.insert(all.end(), frame.begin(), frame.end());
       }
       return all;
     };
-    const std::vector<std::byte> expected = run();
-    std::vector<std::byte> got;
+    const bytes expected = run();
+    bytes got;
     flushing([&] { got = run(); });
     REQUIRE(got == expected);
   }

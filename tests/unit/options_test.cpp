@@ -1,135 +1,174 @@
 // SPDX-License-Identifier: MIT
+// What a worker can be told of its decisions: decision.hpp, and partition.hpp.
 #include "lamina/options.hpp"
 
 #include <cmath>
 #include <limits>
 #include <random>
+#include <vector>
 
 #include "catch.hpp"
+#include "lamina/decision.hpp"
 #include "lamina/partition.hpp"
 #include "oracle.hpp"
+#include "steps.hpp"
 
 using namespace lamina_test;
+using lamina::partition;
+using lamina::selector;
+using lamina::worker_options;
 
 namespace {
 
-template <class T, class Compressor>
-void accumulate_all(Compressor& compressor, const tensors<T>& gradients) {
-  for (std::size_t l = 0; l < gradients.size(); ++l) compressor.accumulate(l, gradients[l]);
-}
+constexpr double infinity = std::numeric_limits<double>::infinity();
 
-template <class Compressor>
-std::vector<std::byte> send(Compressor& compressor) {
-  const auto bytes = compressor.encode().to_bytes();
-  compressor.commit();
-  return bytes;
+/// What a selector without a history sends for these values.
+std::string decided(const lamina::layout& model, const worker_options& options,
+                    const std::vector<double>& values, const std::vector<char>& held = {}) {
+  selector decisions(partition(model), options);
+  return sent_of(decisions.decide(1, values, held));
 }
 
 }  // namespace
 
 TEST_CASE("warm-up: the share that is sent shrinks exponentially to 1 - R") {
-  const lamina::layout model = model_of({10});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.9375;
-  options.warm_up_steps = 4;
-  const lamina::layer_selector selector(model, options);
-  CHECK(selector.drop_ratio_in(1) == Approx(0.5));
-  CHECK(selector.drop_ratio_in(2) == Approx(0.75));
-  CHECK(selector.drop_ratio_in(3) == Approx(0.875));
-  CHECK(selector.drop_ratio_in(4) == 0.9375);
-  CHECK(selector.drop_ratio_in(1000) == 0.9375);
-  options.drop_ratio = 1;
-  CHECK(lamina::layer_selector(model, options).drop_ratio_in(1) == 1);
-  options.drop_ratio = 0;
-  CHECK(lamina::layer_selector(model, options).drop_ratio_in(1) == 0);
+  const auto ratio_in = [](std::uint64_t step, double ratio) {
+    return selector(partition(model_of({10})), {.drop_ratio = ratio, .warm_up_steps = 4}).drop_ratio_in(step);
+  };
+  CHECK(ratio_in(1, 0.9375) == Approx(0.5));
+  CHECK(ratio_in(2, 0.9375) == Approx(0.75));
+  CHECK(ratio_in(3, 0.9375) == Approx(0.875));
+  CHECK(ratio_in(4, 0.9375) == 0.9375);
+  CHECK(ratio_in(1000, 0.9375) == 0.9375);
+  CHECK(ratio_in(1, 1) == 1);
+  CHECK(ratio_in(1, 0) == 0);
 }
 
 // Workers on machines with other C libraries must agree on R, so it is made of operations that IEEE 754 rounds.
-TEST_CASE("warm-up: R is the same bits with every C library") {
-  lamina::compressor_options options;
-  options.drop_ratio = 0.95;
-  options.warm_up_steps = 64;
-  const lamina::layer_selector selector(model_of({10}), options);
+TEST_CASE("warm-up: R is bitwise the same with every C library") {
+  const selector decisions(partition(model_of({10})), {.drop_ratio = 0.95, .warm_up_steps = 64});
   for (std::uint64_t step = 1; step < 64; ++step) {
-    INFO(step);
     double power = 1;  // (1 - R)^(step / 64), by the bits of step
     double root = 1 - 0.95;
     for (std::uint64_t bit = 32; bit > 0; bit /= 2) {
       root = std::sqrt(root);
       if ((step & bit) != 0) power *= root;
     }
-    const double expected = 1 - power;
-    CHECK(selector.drop_ratio_in(step) == expected);
+    CHECK(decisions.drop_ratio_in(step) == 1 - power);
   }
 }
 
-// bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
-TEST_CASE("a searched threshold of 0 serves its own step alone, and a fixed one stays") {
-  const lamina::layout model = model_of({80, 5, 5, 5, 5});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.75;
-  options.refresh = lamina::refresh_schedule::every(100);
-  const auto step = [&](lamina::gradient_compressor<float>& compressor, float largest_layer) {
-    tensors<float> gradients = {std::vector<float>(80, largest_layer)};
-    for (const float value : {1.0F, 2.0F, 3.0F, 4.0F}) gradients.emplace_back(5, value);
-    accumulate_all(compressor, gradients);
-    (void)compressor.encode();
-    const std::size_t sent = compressor.chosen().sent_elements();
-    compressor.commit();
-    return sent;
-  };
-  lamina::gradient_compressor<float> searching(model, options);
-  CHECK(step(searching, 0.0F) == 20);
-  CHECK(searching.threshold() == 0.0);
-  CHECK(step(searching, 2.5F) == 90);  // 10 of 100 are below 2.5, and not all are sent
-  CHECK(searching.threshold() == 2.5);
-  options.refresh = lamina::refresh_schedule::fixed(0);
-  lamina::gradient_compressor<float> fixed(model, options);
-  CHECK(step(fixed, 0.0F) == 20);
-  CHECK(step(fixed, 2.5F) == 100);
-}
-
-TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio") {
+TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio, however seldom a search is due") {
   std::mt19937 random(401);
   const lamina::layout model = random_model(random);
-  lamina::compressor_options options;
-  options.drop_ratio = 0.97;
-  options.warm_up_steps = 20;
-  cluster<float> run(model, 1, 1.0F, compressors<float>(options));
-  const lamina::layer_selector schedule(model, options);
-  for (std::uint64_t step = 1; step <= 40; ++step) {
+  const worker_options options{.drop_ratio = 0.97, .warm_up_steps = 20, .search_every = 100};
+  cluster<float> run(model, 1, 1.0F, workers_of<float>(options));
+  const selector schedule(partition(model), options);
+  for (std::uint64_t step = 1; step <= 20; ++step) {
     run.step({random_gradients<float>(random, model)});
     REQUIRE(drops_as_asked(run, 0, schedule.drop_ratio_in(step)));
     REQUIRE(conserves(run));
   }
 }
 
-TEST_CASE("max_age: a layer goes out at the latest in its max_age-th step, and its age begins anew") {
-  const std::uint64_t max_age = GENERATE(1U, 2U, 5U);
-  lamina::compressor_options options;
-  options.refresh = lamina::refresh_schedule::fixed(100);
-  options.max_age = max_age;
-  lamina::gradient_compressor<float> compressor(model_of({2, 3}), options);
-  for (std::uint64_t step = 1; step <= 30; ++step) {
-    // Layer 1 passes the threshold by itself in step 3.
-    accumulate_all(compressor, tensors<float>{{1, 1}, std::vector<float>(3, step == 3 ? 1000.0F : 1.0F)});
-    const auto& chosen = compressor.select();
-    REQUIRE(chosen.is_sent(0) == (step % max_age == 0));
-    if (max_age == 5) REQUIRE(chosen.is_sent(1) == (step == 3 || (step > 3 && (step - 3) % 5 == 0)));
-    send(compressor);
+// bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
+TEST_CASE("threshold: a searched one of 0 serves its own step alone, and a fixed one stays") {
+  const auto run = [](const worker_options& options) {
+    lamina::worker<float> worker(model_of({80, 5, 5, 5, 5}), options);
+    std::vector<std::size_t> sent;
+    for (const float largest : {0.0F, 2.5F}) {
+      tensors<float> gradients = {std::vector<float>(80, largest)};
+      for (const float value : {1.0F, 2.0F, 3.0F, 4.0F}) gradients.emplace_back(5, value);
+      auto step = worker.add(gradients);
+      sent.push_back(step.select().sent_elements());
+      step.commit();
+    }
+    return sent;
+  };
+  CHECK(run({.drop_ratio = 0.75, .search_every = 100}) == std::vector<std::size_t>{20, 90});
+  CHECK(run({.threshold = 0}) == std::vector<std::size_t>{20, 100});
+}
+
+TEST_CASE("threshold: one that is infinite since layers are held serves its own step alone") {
+  const lamina::layout model = model_of({10, 20, 30});
+  selector decisions(partition(model), {.drop_ratio = 0.4, .search_every = 100});
+  CHECK(sent_of(decisions.decide(1, std::vector<double>{1, 2, 3}, std::vector<char>{0, 0, 1})) == "110");
+  CHECK(decisions.threshold() == -infinity);
+  decisions.commit(1);
+  selector resumed(partition(model), {.drop_ratio = 0.4, .search_every = 100});
+  resumed.restore(decisions.remember(1));
+  for (selector* each : {&decisions, &resumed}) {
+    CHECK(sent_of(each->decide(2, std::vector<double>{1, 2, 3})) == "011");
+    CHECK(each->threshold() == 2);
+    each->decide(3, std::vector<double>{5, 6, 7});
+    CHECK(each->threshold() == 2);  // the next search is not due
+  }
+  CHECK(decided(model, {.threshold = infinity}, {1, 2, 3}) == "000");
+}
+
+TEST_CASE("threshold: a step that is decided again is decided from what was known before it") {
+  selector decisions(partition(model_of({10, 10})), {.send_budget = 0.5, .by_score = true});
+  const std::vector<double> values = {1, 2};
+  CHECK(sent_of(decisions.decide(1, values)) == "01");
+  decisions.commit(1);
+  const std::string second = sent_of(decisions.decide(2, values));
+  const double threshold = decisions.threshold();
+  decisions.decide(2, std::vector<double>{infinity, infinity});
+  CHECK(sent_of(decisions.decide(2, values)) == second);
+  CHECK(decisions.threshold() == threshold);
+  CHECK(decisions.remember(1).allowance == 0);
+  CHECK(decisions.remember(2).allowance == 10);
+}
+
+TEST_CASE("value 0: a layer of it is sent with everything, by its age or by a policy, and not by its value") {
+  const lamina::layout model = model_of({10, 20, 30});
+  CHECK(decided(model, {.drop_ratio = 0.4}, {0, 3, 0}) == "010");
+  CHECK(decided(model, {.drop_ratio = 0.4}, {0, 3, -0.0}) == "010");
+  CHECK(decided(model, {.drop_ratio = 0.4}, {0, 0, 0}) == "000");
+  CHECK(decided(model, {.drop_ratio = 0.4, .at_least_every = 1}, {0, 3, 0}) == "111");
+  CHECK(decided(model, {.drop_ratio = 0.4, .always_sent = {2}}, {0, 3, 0}) == "011");
+  CHECK(decided(model, {.threshold = -1}, {0, -0.5, -2}) == "010");
+  CHECK(decided(model, {.drop_ratio = 0}, {0, 0, 0}) == "111");
+  CHECK(decided(model, {.drop_ratio = 1}, {0, 0, 0}) == "111");
+  CHECK(decided(model, {.send_budget = 1}, {0, 3, 0}) == "010");
+}
+
+TEST_CASE("value 0: of experts without input nothing is sent") {
+  // 100 experts of which 5 have a gradient: 95 % have the value 0, and R is 0.9.
+  const lamina::layout experts = model_of(std::vector<std::size_t>(100, 1000));
+  for (const auto& options : {worker_options{.drop_ratio = 0.9}, worker_options{.send_budget = 0.1}}) {
+    lamina::worker<float> worker(experts, options);
+    for (int t = 0; t < 3; ++t) {
+      auto step = worker.begin();
+      for (std::size_t l = 0; l < 100; ++l) {
+        if (l < 5 || t % 2 == 1) {
+          CHECK(step.add(l, std::vector<float>(1000, l < 5 ? 1.0F : -0.0F)));
+        } else {
+          step.skip(l);
+        }
+      }
+      CHECK(step.select().sent_elements() == 5000);
+      step.commit();
+    }
   }
 }
 
-TEST_CASE("max_age: a send that failed leaves the layer due") {
-  lamina::compressor_options options;
-  options.refresh = lamina::refresh_schedule::fixed(100);
-  options.max_age = 3;
-  lamina::gradient_compressor<float> compressor(model_of({1}), options);
-  for (int step = 1; step <= 5; ++step) {
-    accumulate_all(compressor, tensors<float>{{1}});
-    compressor.encode();  // never committed
-    CHECK(compressor.select().is_sent(0) == (step >= 3));
+TEST_CASE("at_least_every: a layer is sent at the latest in that step, and its age begins anew") {
+  const std::uint64_t most = GENERATE(1U, 2U, 5U);
+  lamina::worker<float> worker(model_of({2, 3}), {.threshold = 100, .at_least_every = most});
+  for (std::uint64_t t = 1; t <= 30; ++t) {
+    // Layer 1 passes the threshold by itself in step 3.
+    auto step = worker.add(tensors<float>{{1, 1}, std::vector<float>(3, t == 3 ? 1000.0F : 1.0F)});
+    step.select();
+    REQUIRE(step.is_sent(0) == (t % most == 0));
+    if (most == 5) REQUIRE(step.is_sent(1) == (t == 3 || (t > 3 && (t - 3) % 5 == 0)));
+    step.commit();
   }
+}
+
+TEST_CASE("at_least_every: a send that failed leaves the layer due") {
+  lamina::worker<float> worker(model_of({1}), {.threshold = 100, .at_least_every = 3});
+  for (int t = 1; t <= 5; ++t) CHECK(worker.add(tensors<float>{{1}}).select().is_sent(0) == (t >= 3));
 }
 
 TEST_CASE("budget: what is sent stays within the allowance at every step and uses it up in the long run") {
@@ -137,9 +176,7 @@ TEST_CASE("budget: what is sent stays within the allowance at every step and use
     std::mt19937 random(seed);
     const lamina::layout model = random_model(random);
     const double budget = std::array{0.02, 0.1, 0.5, 1.0}[seed % 4];
-    lamina::compressor_options options;
-    options.byte_budget = budget;
-    cluster<float> run(model, 2, 0.5F, compressors<float>(options));
+    cluster<float> run(model, 2, 0.5F, workers_of<float>({.send_budget = budget}));
     const auto elements = static_cast<double>(model.elements());
     const auto largest = static_cast<double>(std::ranges::max(model.sizes()));
     double sent = 0;
@@ -160,29 +197,23 @@ TEST_CASE("budget: what is sent stays within the allowance at every step and use
 TEST_CASE("budget: one that comes with a resume owes nothing for what was sent without") {
   const lamina::layout model = model_of({1000, 1000});
   const tensors<float> gradients(2, std::vector<float>(1000, 1.0F));
-  for (const auto decide : {lamina::decision_timing::at_end, lamina::decision_timing::as_ready}) {
-    lamina::gradient_compressor<float> dense(model, {.drop_ratio = 0, .decide = decide});
-    for (int step = 0; step < 100; ++step) {
-      accumulate_all(dense, gradients);
-      send(dense);
-    }
-    lamina::gradient_compressor<float> resumed(model, {.byte_budget = 0.5, .decide = decide});
-    resumed.load(dense.save());
-    std::size_t sent = 0;
-    for (int step = 0; step < 10; ++step) {
-      accumulate_all(resumed, gradients);
-      send(resumed);
-      sent += resumed.chosen().sent_layers();
-    }
-    CHECK(sent >= 9);
+  lamina::worker<float> dense(model, {.drop_ratio = 0});
+  for (int step = 0; step < 100; ++step) send(dense, gradients);
+  lamina::worker<float> resumed(model, {.send_budget = 0.5});
+  resumed.load(dense.save());
+  std::size_t sent = 0;
+  for (int t = 0; t < 10; ++t) {
+    auto step = resumed.add(gradients);
+    sent += step.select().sent_layers();
+    step.commit();
   }
+  CHECK(sent >= 9);
 }
 
 TEST_CASE("budget: within a threshold are the largest values, ties together") {
   lamina::threshold_search search;
   const std::vector<double> values = {5, 3, 3, 9, 1};
   const std::vector<std::size_t> sizes = {10, 10, 10, 20, 0};
-  const double infinity = std::numeric_limits<double>::infinity();
   CHECK(search.within_budget(values, sizes, 19.9) == infinity);
   CHECK(search.within_budget(values, sizes, 20) == 9);
   CHECK(search.within_budget(values, sizes, 30) == 5);
@@ -191,51 +222,40 @@ TEST_CASE("budget: within a threshold are the largest values, ties together") {
   CHECK(search.within_budget({}, {}, 1) == -infinity);
 }
 
-TEST_CASE("budget: a layer whose value is infinite goes out when it fits, and not before") {
-  const lamina::layout model = model_of({8, 8});
-  lamina::compressor_options options;
-  options.byte_budget = 0.25;  // four elements a step
-  lamina::gradient_compressor<float> worker(model, options);
-  worker.accumulate(0, std::vector<float>(8, 1.0F));
-  worker.accumulate(1, std::vector<float>(8, 1e38F));  // the sum overflows, the residual does not
-  REQUIRE(std::isinf(worker.values()[1]));
-  CHECK(worker.encode().size_bytes() == 128);
-  CHECK(std::isinf(worker.threshold()));
-  worker.commit();
-  worker.accumulate(0, std::vector<float>(8, 1.0F));
-  worker.accumulate(1, std::vector<float>(8, 0.0F));
-  CHECK(worker.select().is_dropped(0));
-  CHECK(worker.select().is_sent(1));
+TEST_CASE("budget: a layer whose value is infinite is sent when it fits, and not before") {
+  lamina::worker<float> worker(model_of({8, 8}), {.send_budget = 0.25});  // four elements a step
+  {
+    // The sum overflows, the residual does not.
+    auto step = worker.add(tensors<float>{std::vector<float>(8, 1), std::vector<float>(8, 1e38F)});
+    REQUIRE(std::isinf(step.values()[1]));
+    CHECK(sent_of(step.select()) == "00");
+    CHECK(std::isinf(worker.threshold()));
+    step.commit();
+  }
+  CHECK(sent_of(worker.add(tensors<float>{std::vector<float>(8, 1), std::vector<float>(8)}).select()) ==
+        "01");
 }
 
 TEST_CASE("budget: layers of equal value take turns when they do not fit together") {
-  const lamina::layout model = model_of(std::vector<std::size_t>(10, 3));
-  lamina::compressor_options options;
-  options.byte_budget = 0.2;  // two of the ten layers a step
-  lamina::gradient_compressor<float> worker(model, options);
+  lamina::worker<float> worker(model_of(std::vector<std::size_t>(10, 3)), {.send_budget = 0.2});
   std::vector<std::size_t> times(10);
-  for (int step = 0; step < 50; ++step) {
-    for (std::size_t l = 0; l < 10; ++l) worker.accumulate(l, std::vector<float>(3, 1.0F));
-    for (const std::size_t l : worker.select().sent()) ++times[l];
-    CHECK(worker.chosen().sent_layers() == 2);
-    std::ignore = worker.encode();
-    worker.commit();
+  for (int t = 0; t < 50; ++t) {
+    auto step = worker.add(tensors<float>(10, std::vector<float>(3, 1)));
+    for (const std::size_t l : step.select().sent()) ++times[l];
+    CHECK(step.sent().sent_layers() == 2);
+    step.commit();
   }
   CHECK(times == std::vector<std::size_t>(10, 10));
 }
 
-TEST_CASE("budget: of equal values the first in the model go out as far as they fit, also of infinite ones") {
-  const double infinity = std::numeric_limits<double>::infinity();
+TEST_CASE(
+    "budget: of equal values the first in the model are sent as far as they fit, also of infinite ones") {
   const lamina::layout model = model_of({4, 2, 0, 3, 1, 10});  // 20 elements
   const auto sent_with = [&](double budget, const std::vector<double>& values,
                              const std::vector<char>& held = {}) {
-    lamina::compressor_options options;
-    options.byte_budget = budget;
-    lamina::layer_selector selector(model, options);
-    std::string sent;
-    const lamina::selection& chosen = selector.decide(1, values, values, held);
-    for (std::size_t l = 0; l < model.layers(); ++l) sent += chosen.is_sent(l) ? '1' : '0';
-    return sent + ' ' + std::to_string(selector.threshold());
+    selector decisions(partition(model), {.send_budget = budget});
+    const std::string sent = sent_of(decisions.decide(1, values, held));
+    return sent + ' ' + std::to_string(decisions.threshold());
   };
   CHECK(sent_with(0.25, {7, 7, 7, 7, 7, 7}) == "100000 7.000000");
   CHECK(sent_with(0.30, {7, 7, 7, 7, 7, 7}) == "110000 7.000000");
@@ -272,93 +292,70 @@ TEST_CASE("budget: the search equals the literal one for random values") {
   }
 }
 
-TEST_CASE("agreed: workers that decide by the same values publish what one of them sends") {
-  std::mt19937 random(441);
-  const lamina::layout model = random_model(random);
-  const std::size_t workers = 4;
-  lamina::compressor_options options;
-  options.drop_ratio = 0.8;
-  std::vector<lamina::gradient_compressor<float>> worker;
-  for (std::size_t w = 0; w < workers; ++w) {
-    worker.push_back(compressors<float>(options)(model, static_cast<std::uint32_t>(w)));
-  }
-  bool local_would_differ = false;
-  for (int step = 0; step < 30; ++step) {
-    std::vector<double> agreed(model.layers());
-    for (auto& each : worker) {
-      accumulate_all(each, random_gradients<float>(random, model));
-      for (std::size_t l = 0; l < model.layers(); ++l) agreed[l] += each.values()[l] / workers;
+TEST_CASE("always_sent: these come first within R and within a budget, of which they must leave some") {
+  const lamina::layout model = model_of({10, 10, 10, 10});
+  const std::vector<double> values = {4, 3, 2, 1};
+  CHECK(decided(model, {.drop_ratio = 0.5, .always_sent = {3}}, values) == "1001");
+  CHECK(decided(model, {.threshold = 1e9, .always_sent = {3}}, values) == "0001");
+  CHECK(decided(model, {.send_budget = 0.3, .always_sent = {3}}, values) == "0001");  // 2 elements are left
+  CHECK(decided(model, {.send_budget = 0.5, .always_sent = {3}}, values) == "1001");
+  const auto refused = [](const lamina::layout& of, const worker_options& options) {
+    return message_of<std::invalid_argument>([&] { selector(partition(of), options); });
+  };
+  const std::string message = refused(model_of({100, 100, 10}), {.send_budget = 0.1, .always_sent = {0, 0}});
+  CHECK(contains(message, "always_sent holds 0.476190"));
+  CHECK(contains(message, "send_budget is 0.1"));
+  CHECK(refused(model_of({100, 100, 10}), {.send_budget = 0.1, .always_sent = {2, 2}}) == "(no exception)");
+  CHECK(contains(refused(model_of({25, 75}), {.send_budget = 0.25, .always_sent = {0}}), "always_sent"));
+  CHECK(refused(model_of({25, 75}), {.send_budget = 0.26, .always_sent = {0}}) == "(no exception)");
+}
+
+TEST_CASE("always_sent: a policy over layers holds for all of their fragments") {
+  lamina::worker<float> worker(model_of({3 * 4096, 2}),
+                               {.threshold = 1e9, .fragment_elements = 4096, .always_sent = {0}});
+  CHECK(sent_of(worker.add(tensors<float>{std::vector<float>(3 * 4096, 1), {1, 1}}).select()) == "1110");
+}
+
+TEST_CASE(
+    "by_score: the value counts for the steps since the fragment was sent, also in a search and a budget") {
+  const lamina::layout model = model_of({10, 10});
+  for (const auto& options : {worker_options{.drop_ratio = 0.5, .by_score = true},
+                              worker_options{.send_budget = 0.5, .by_score = true}}) {
+    selector decisions(partition(model), options);
+    std::string sent;
+    for (std::uint64_t step = 1; step <= 6; ++step) {
+      sent += sent_of(decisions.decide(step, std::vector<double>{2, 5})) + ' ';
+      decisions.commit(step);
     }
-    std::vector<lamina::selection> chosen;
-    for (auto& each : worker) chosen.push_back(each.select(agreed));
-    for (auto& each : worker) {
-      REQUIRE(std::ranges::equal(each.select(agreed).bitmap(), chosen[0].bitmap()));
-      lamina::selection local(model);
-      local.apply_threshold(each.values(), lamina::search_threshold(each.values(), model.sizes(), 0.8));
-      local_would_differ = local_would_differ || !std::ranges::equal(local.bitmap(), chosen[0].bitmap());
-      const auto bytes = send(each);
-      const auto frame = lamina::decode<float>(bytes, model);
-      for (std::size_t l = 0; l < model.layers(); ++l)
-        REQUIRE(frame.is_dropped(l) == chosen[0].is_dropped(l));
-    }
+    CHECK(sent == "01 01 10 01 01 10 ");
   }
-  CHECK(local_would_differ);
 }
 
-TEST_CASE("agreed: another number of values is refused") {
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}));
-  accumulate_all(compressor, tensors<float>{{1}, {2}});
-  CHECK_THROWS_AS(compressor.select(std::vector<double>{1}), std::invalid_argument);
-  CHECK_NOTHROW(compressor.select());
-}
-
-TEST_CASE("fresh: the threshold comes from the gradients, the decision from the residual") {
-  const lamina::layout model = model_of({1, 1, 1, 1});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.5;
-  options.source = lamina::threshold_source::fresh;
-  lamina::gradient_compressor<float> compressor(model, options);
-  const tensors<float> gradients = {{1}, {2}, {3}, {4}};
-  accumulate_all(compressor, gradients);
-  CHECK(compressor.select().sent_layers() == 2);
-  CHECK(compressor.threshold() == 3);
-  send(compressor);
-  accumulate_all(compressor, gradients);  // residuals 2, 4, 3, 4
-  CHECK(compressor.select().sent_layers() == 3);
-  CHECK(compressor.threshold() == 3);
-}
-
-TEST_CASE("parts: a layer is decided, sent and cleared in parts, and the parts make up the layer") {
+TEST_CASE("fragments: a layer is decided, sent and cleared in fragments, which make up the layer") {
   const lamina::layout model({{"embedding", {3, 4096}}, {"bias", {5}}});
-  lamina::compressor_options options;
-  options.part_elements = 4096;
-  options.refresh = lamina::refresh_schedule::fixed(1);
-  lamina::gradient_compressor<float> compressor(model, options);
-  REQUIRE(compressor.parts().layers() == 4);
-  CHECK(compressor.parts()[1].name == "embedding[1]");
-  std::vector<float> gradient(3 * 4096, 0.25F);
-  std::fill_n(gradient.begin() + 4096, 4096, 2.0F);
-  compressor.accumulate(0, gradient);
-  compressor.accumulate(1, std::vector<float>(5, 0.5F));
-  CHECK(compressor.values()[0] == 0.25);
-  CHECK(compressor.values()[1] == 2);
-  CHECK(compressor.values()[3] == 0.5);
-  const auto bytes = send(compressor);
-  CHECK(bytes.size() == 128 + 4096 * sizeof(float));
-  const lamina::partition partition(model, 4096);
-  const auto frame = lamina::decode<float>(bytes, partition.parts());
-  CHECK(frame.is_dropped(0));
-  CHECK(frame.layer(1)[4095] == 2);
-  CHECK(compressor.residual()[0][0] == 0.25F);
-  CHECK(compressor.residual()[1][0] == 0);
+  lamina::worker<float> worker(model, {.threshold = 1, .fragment_elements = 4096});
+  REQUIRE(worker.fragments().layers() == 4);
+  CHECK(worker.fragments()[1].name == "embedding[1]");
+  tensors<float> gradients = {std::vector<float>(3 * 4096, 0.25F), std::vector<float>(5, 0.5F)};
+  std::fill_n(gradients[0].begin() + 4096, 4096, 2.0F);
+  auto step = worker.add(gradients);
+  CHECK(copy_of(step.values()) == std::vector<double>{0.25, 2, 0.25, 0.5});
+  const bytes frame = step.frame().to_bytes();
+  step.commit();
+  CHECK(frame.size() == 128 + 4096 * sizeof(float));
+  const auto view = lamina::decode<float>(frame, worker.fragments());
+  CHECK(view.is_dropped(0));
+  CHECK(view.layer(1)[4095] == 2);
+  CHECK(worker.residual()[0][0] == 0.25F);
+  CHECK(worker.residual()[1][0] == 0);
   std::error_code error;
-  lamina::decode<float>(bytes, model, error);
+  lamina::decode<float>(frame, model, error);
   CHECK(error == lamina::frame_errc::wrong_layout);
 }
 
-TEST_CASE("parts: sizes, names and the refusal of sizes that are no multiple of a block") {
+TEST_CASE("fragments: sizes, names and the refusal of sizes that are no multiple of a block") {
   const lamina::layout model({{"a", {10000}}, {"empty", {0}}, {"b", {4096}}});
-  const lamina::partition cut(model, 4096);
+  const partition cut(model, 4096);
   CHECK(std::vector<std::size_t>(cut.parts().sizes().begin(), cut.parts().sizes().end()) ==
         std::vector<std::size_t>{4096, 4096, 1808, 0, 4096});
   CHECK(cut.parts()[3].name == "empty");
@@ -366,65 +363,40 @@ TEST_CASE("parts: sizes, names and the refusal of sizes that are no multiple of 
   CHECK(cut.first(0) == 0);
   CHECK(cut.first(1) == 3);
   CHECK(cut.first(3) == 5);
-  CHECK(lamina::partition(model).parts().fingerprint() == model.fingerprint());
-  CHECK_THROWS_AS(lamina::partition(model, 1000), std::invalid_argument);
+  CHECK(partition(model).parts().fingerprint() == model.fingerprint());
+  CHECK_THROWS_AS(partition(model, 1000), std::invalid_argument);
 }
 
-TEST_CASE("parts: a gradient that is refused in one part leaves all parts of the layer as they were") {
-  const lamina::layout model({{"a", {3 * 4096}}});
-  lamina::compressor_options options;
-  options.part_elements = 4096;
-  lamina::gradient_compressor<float> compressor(model, options);
-  std::vector<float> gradient(3 * 4096, 1);
-  gradient.back() = std::numeric_limits<float>::quiet_NaN();
-  const std::string message =
-      message_of<lamina::non_finite_gradient>([&] { compressor.accumulate(0, gradient); });
-  CHECK(contains(message, "'a[2]'"));
-  CHECK(compressor.step() == 0);
-  for (std::size_t part = 0; part < 3; ++part) {
-    CHECK(same_bits(compressor.residual()[part], std::vector<float>(4096, 0)));
-  }
+TEST_CASE("fragments: one never has the name of a layer") {
+  const lamina::layout model({{"w", {8192}}, {"w[0]", {4}}, {"w[x]", {1}}});
+  const partition cut(model, 4096);
+  CHECK(cut.parts()[0].name == "w[[0]]");
+  CHECK(cut.parts()[1].name == "w[[1]]");
+  CHECK(cut.parts()[2].name == "w[0]");
+  const partition usual(lamina::layout({{"w", {8192}}, {"v[0]", {4}}}), 4096);
+  CHECK(usual.parts()[0].name == "w[0]");
+  CHECK_NOTHROW(partition(lamina::layout({{"w", {8192}}, {"w[0]", {4}}, {"w[[1]]", {4}}}), 4096));
 }
 
 TEST_CASE("momentum: the residual adds the velocity, which is cleared with what is sent") {
-  lamina::compressor_options options;
-  options.momentum = 0.5;
-  options.refresh = lamina::refresh_schedule::fixed(5);
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}), options);
+  lamina::worker<float> worker(model_of({1, 1}), {.threshold = 5, .momentum = 0.5});
   // u = 2, 3, 3.5; a = 2, 5 (sent), then from nothing again
-  const std::vector<float> expected = {2, 5, 2, 5};
-  for (std::size_t step = 0; step < expected.size(); ++step) {
-    accumulate_all(compressor, tensors<float>{{2}, {0}});
-    CHECK(compressor.residual()[0][0] == expected[step]);
-    CHECK(compressor.select().is_sent(0) == (expected[step] >= 5));
-    send(compressor);
+  for (const float expected : {2.0F, 5.0F, 2.0F, 5.0F}) {
+    auto step = worker.add(tensors<float>{{2}, {0}});
+    CHECK(worker.residual()[0][0] == expected);
+    CHECK(step.select().is_sent(0) == (expected >= 5));
+    step.commit();
   }
 }
 
-TEST_CASE("options: one outside its range is refused by name") {
-  const lamina::layout model = model_of({1});
-  const auto message = [&](auto change) {
-    lamina::compressor_options options;
-    change(options);
-    return message_of<std::invalid_argument>([&] { lamina::gradient_compressor<float>(model, options); });
-  };
-  CHECK(contains(message([](auto& o) { o.drop_ratio = 1.5; }), "drop ratio"));
-  CHECK(contains(message([](auto& o) { o.byte_budget = 0; }), "byte budget"));
-  CHECK(contains(message([](auto& o) { o.byte_budget = std::nan(""); }), "byte budget"));
-  CHECK(contains(message([](auto& o) { o.momentum = 1; }), "momentum"));
-  CHECK(contains(message([](auto& o) { o.part_elements = 1; }), "part_elements"));
-}
-
-TEST_CASE("budget: what is always sent must leave some of it") {
-  const lamina::layout model = model_of({100, 100, 10});
-  const auto message = message_of<std::invalid_argument>([&] {
-    lamina::gradient_compressor<float>(model, {.byte_budget = 0.1, .always_sent = {0, 0}});
-  });
-  CHECK(contains(message, "always_sent holds 0.476190"));
-  CHECK(contains(message, "byte_budget is 0.1"));
-  CHECK_NOTHROW(lamina::gradient_compressor<float>(model, {.byte_budget = 0.1, .always_sent = {2, 2, 2}}));
-  const lamina::layout even = model_of({25, 75});
-  CHECK_THROWS_AS(lamina::gradient_compressor<float>(even, {.byte_budget = 0.25, .always_sent = {0}}),
-                  std::invalid_argument);
-  CHECK_NOTHROW(lamina::gradient_compressor<float>(even, {.byte_budget = 0.26, .always_sent = {0}}));
+TEST_CASE("selector: another number of values, flags or ages is refused, and changes nothing") {
+  selector decisions(partition(model_of({1, 1})), {.drop_ratio = 0.5});
+  const std::vector<double> values = {1, 2};
+  decisions.decide(1, values);
+  CHECK_THROWS_AS(decisions.decide(2, std::vector<double>{1}), std::invalid_argument);
+  CHECK_THROWS_AS(decisions.decide(2, values, std::vector<char>(3)), std::invalid_argument);
+  CHECK_THROWS_AS(decisions.restore({1, 0, {0}}), std::invalid_argument);
+  CHECK_THROWS_AS(decisions.take(2, lamina::selection(model_of({1}))), std::invalid_argument);
+  CHECK(sent_of(decisions.sent()) == "01");
+  CHECK(decisions.threshold() == 2);
 }

@@ -13,7 +13,7 @@
 #include "lamina/codec.hpp"
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
-#include "support.hpp"
+#include "steps.hpp"
 
 using lamina::frame_errc;
 using lamina::payload_bytes;
@@ -21,10 +21,6 @@ using lamina::payload_type;
 using namespace lamina_test;
 
 namespace {
-
-using bytes = std::vector<std::byte>;
-template <class T>
-using tensors = std::vector<std::vector<T>>;
 
 constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                    payload_type::int8, payload_type::int4};
@@ -698,7 +694,7 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
   const lamina::layout model = model_of({3, 0, 64, 2 * 4096 + 70, 200, 9});
   for (int round = 0; round < 20; ++round) {
     const std::size_t workers = 1 + below(random, 5);
-    auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, workers);
+    lamina::server<TestType> server(model, {.workers = workers});
     std::vector<bytes> frames;
     for (std::size_t w = 0; w < workers; ++w) {
       tensors<TestType> layers;
@@ -710,7 +706,16 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
       frames.push_back(
           frame_of(model, chosen, layers, every_type[(w + random()) % 4], 1, static_cast<std::uint32_t>(w)));
     }
-    for (std::size_t w = workers; w-- > 0;) aggregator.add(lamina::decode<TestType>(frames[w], model));
+    for (std::size_t w = workers; w-- > 0;) {
+      const auto error = server.add(frames[w]);
+      REQUIRE_FALSE(error);
+    }
+    const lamina::selection arrived = server.arrived();
+    tensors<TestType> means(model.layers());
+    server.update([&](std::size_t l, std::size_t begin, std::span<const TestType> block) {
+      REQUIRE(begin == means[l].size());
+      means[l].insert(means[l].end(), block.begin(), block.end());
+    });
     for (std::size_t l = 0; l < model.layers(); ++l) {
       std::optional<std::vector<TestType>> expected;
       for (const bytes& frame : frames) {
@@ -724,18 +729,13 @@ TEMPLATE_TEST_CASE("payload: the server's mean over mixed types is the mean of t
           for (std::size_t i = 0; i < layer.size(); ++i) (*expected)[i] += layer[i];
         }
       }
-      std::vector<TestType> mean;
-      aggregator.mean(l, [&](std::size_t begin, std::span<const TestType> block) {
-        REQUIRE(begin == mean.size());
-        mean.insert(mean.end(), block.begin(), block.end());
-      });
-      REQUIRE(aggregator.arrived().is_sent(l) == expected.has_value());
+      REQUIRE(arrived.is_sent(l) == expected.has_value());
       if (!expected) {
-        REQUIRE(mean.empty());
+        REQUIRE(means[l].empty());
         continue;
       }
       for (TestType& each : *expected) each /= static_cast<TestType>(workers);
-      REQUIRE(same_bits(mean, *expected));
+      REQUIRE(same_bits(means[l], *expected));
     }
   }
 }
@@ -748,67 +748,46 @@ TEMPLATE_TEST_CASE("payload: what the receiver decodes plus the residual is the 
       CAPTURE(static_cast<int>(type), magnitude);
       std::mt19937 random(static_cast<std::uint32_t>(330 + magnitude));
       const lamina::layout model = model_of({1, 63, 64, 65, 0, 4096 + 70, 300});
-      lamina::compressor_options options;
-      options.drop_ratio = 0.6;
-      options.payload = type;
-      lamina::gradient_compressor<TestType> compressor(model, options);
-      tensors<TestType> computed;
-      tensors<TestType> received;
-      for (const std::size_t size : model.sizes()) {
-        computed.emplace_back(size);
-        received.emplace_back(size);
-      }
-      bool left_over = false;
-      for (int step = 0; step < 50; ++step) {
-        for (std::size_t l = 0; l < model.layers(); ++l) {
-          // A drift, so that layers that wait grow.
-          auto gradient = random_integers<TestType>(random, model.sizes()[l], magnitude / 2);
-          for (TestType& each : gradient) each += static_cast<TestType>(below(random, magnitude / 2));
-          compressor.accumulate(l, gradient);
-          for (std::size_t i = 0; i < gradient.size(); ++i) computed[l][i] += gradient[i];
+      lamina::worker<TestType> worker(model, {.drop_ratio = 0.6, .payload = type});
+      auto computed = zeros_like<TestType>(model);
+      auto received = computed;
+      bool is_rounded = false;
+      for (int t = 0; t < 50; ++t) {
+        tensors<TestType> gradients;
+        for (const std::size_t size : model.sizes()) {
+          // A drift, so that layers that are dropped grow.
+          gradients.push_back(random_integers<TestType>(random, size, magnitude / 2));
+          for (TestType& each : gradients.back()) each += static_cast<TestType>(below(random, magnitude / 2));
         }
-        const bytes frame = compressor.encode().to_bytes();
+        add_to(computed, gradients);
+        const bytes frame = send(worker, gradients);
+        receive<TestType>(received, frame, model);
+        REQUIRE(conserves(worker, received, computed));
         const auto view = lamina::decode<TestType>(frame, model);
         REQUIRE(view.payload() == type);
-        compressor.commit();
-        bool conserved = true;
-        for (std::size_t l = 0; l < model.layers(); ++l) {
-          std::vector<TestType> sent(model.sizes()[l]);
-          view.restore(l, sent);
-          for (std::size_t i = 0; i < sent.size(); ++i) {
-            received[l][i] += sent[i];
-            conserved = conserved && received[l][i] + compressor.residual()[l][i] == computed[l][i];
-            left_over = left_over || (!view.is_dropped(l) && compressor.residual()[l][i] != 0);
-          }
-        }
-        REQUIRE(conserved);
+        for (std::size_t l = 0; l < model.layers(); ++l)
+          is_rounded = is_rounded || (!view.is_dropped(l) && literal_sum_abs(worker.residual()[l]) != 0);
       }
       // The test would be empty where nothing is ever rounded.
-      if (magnitude >= 3000) REQUIRE(left_over == (type != payload_type::as_is));
+      if (magnitude >= 3000) REQUIRE(is_rounded == (type != payload_type::as_is));
     }
   }
 }
 
-TEMPLATE_TEST_CASE("payload: a frame that was not committed counts as lost, whatever its type", "", float,
+TEMPLATE_TEST_CASE("payload: a step that was not committed counts as lost, whatever its type", "", float,
                    double) {
   for (const payload_type type : rounding_types) {
-    lamina::compressor_options options;
-    options.drop_ratio = 0;
-    options.payload = type;
     const lamina::layout model = model_of({2});
-    lamina::gradient_compressor<TestType> compressor(model, options);
-    compressor.accumulate(0, std::vector<TestType>{1000, 4097});
-    const bytes first = compressor.encode().to_bytes();
-    CHECK(compressor.encode().to_bytes() == first);
-    CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{1000, 4097}));
-    compressor.accumulate(0, std::vector<TestType>{1, 2});
-    const bytes frame = compressor.encode().to_bytes();
-    compressor.commit();
-    std::vector<TestType> sent(2);
-    lamina::decode<TestType>(frame, model).restore(0, sent);
-    CHECK(sent[0] + compressor.residual()[0][0] == 1001);
-    CHECK(sent[1] + compressor.residual()[0][1] == 4099);
-    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
+    lamina::worker<TestType> worker(model, {.drop_ratio = 0, .payload = type});
+    {
+      auto step = worker.add(tensors<TestType>{{1000, 4097}});
+      const bytes first = step.frame().to_bytes();
+      CHECK(step.frame().to_bytes() == first);
+    }
+    CHECK(residual_of(worker) == std::vector<TestType>{1000, 4097});
+    auto received = zeros_like<TestType>(model);
+    receive<TestType>(received, send(worker, {{1, 2}}), model);
+    CHECK(conserves(worker, received, {{1001, 4099}}));
   }
 }
 
@@ -818,9 +797,8 @@ namespace {
 template <class T>
 std::vector<T> published(payload_type type, const std::vector<T>& parameters) {
   const lamina::layout model({{"weights", {parameters.size()}}});
-  lamina::parameter_publisher<T> publisher(model, 1, {.payload = type});
-  const bytes frame =
-      publisher.encode(0, 1, [&](std::size_t) -> const std::vector<T>& { return parameters; }).to_bytes();
+  lamina::server<T> server(model, {.payload = type});
+  const bytes frame = server.reply(0, std::array{std::span(parameters)}).to_bytes();
   std::vector<T> replica(parameters.size());
   lamina::decode<T>(frame, model).apply_to(0, replica);
   return replica;
@@ -865,97 +843,4 @@ TEMPLATE_TEST_CASE("payload: parameters beyond a type's range become its largest
       CHECK(contains(message, type == payload_type::int4 ? "int4" : "int8"));
     }
   }
-}
-
-TEMPLATE_TEST_CASE("payload: NaN and infinity go out of the residual as halves, and integers keep them", "",
-                   float, double) {
-  using limits = std::numeric_limits<TestType>;
-  const lamina::layout model = model_of({200});
-  for (const auto type : rounding_types) {
-    lamina::compressor_options options;
-    options.drop_ratio = 0;
-    options.check = lamina::finite_check::caller;
-    options.payload = type;
-    lamina::gradient_compressor<TestType> compressor(model, options);
-    std::vector<TestType> gradient(200, TestType(1) / 3);
-    gradient[3] = limits::quiet_NaN();
-    gradient[70] = limits::infinity();
-    gradient[199] = -limits::infinity();
-    compressor.accumulate(0, gradient);
-    const bytes frame = compressor.encode().to_bytes();
-    compressor.commit();
-    std::vector<TestType> sent(200);
-    lamina::decode<TestType>(frame, model).restore(0, sent);
-    const auto left = compressor.residual()[0];
-    const bool is_half = !lamina::has_blocks(type);
-    CHECK(std::isnan(sent[3]) == is_half);
-    CHECK((sent[70] == limits::infinity()) == is_half);
-    CHECK((sent[199] == -limits::infinity()) == is_half);
-    for (const std::size_t i : {3, 70, 199}) CHECK((left[i] == 0) == is_half);
-    // The others are sent but for their rounding, except from a block that an infinity scales.
-    CHECK(sent[0] + left[0] == gradient[0]);
-    CHECK(sent[0] != 0);
-    CHECK((sent[71] != 0) == is_half);
-    CHECK(sent[71] + left[71] == gradient[71]);
-    if (is_half) CHECK_NOTHROW((void)compressor.save());
-  }
-}
-
-TEMPLATE_TEST_CASE("payload: packed in half the bytes, nothing is lost", "", lamina::float16,
-                   lamina::bfloat16) {
-  constexpr bool is_brain = std::same_as<TestType, lamina::bfloat16>;
-  std::mt19937 random(611);
-  const lamina::layout model = model_of({4096 + 70, 0, 3, 500});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.5;
-  options.payload = is_brain ? payload_type::bfloat16 : payload_type::float16;
-  options.momentum = 0.5;
-  lamina::gradient_compressor<float> compressor(model, options);
-  lamina::gradient_compressor<float> by_frame(model, options);
-  CHECK_THROWS_AS(compressor.pack(std::span<TestType>()), std::logic_error);
-  for (int step = 0; step < 6; ++step) {
-    tensors<float> gradients;
-    for (const std::size_t size : model.sizes()) gradients.push_back(random_fractions<float>(random, size));
-    compressor.accumulate_all(gradients);
-    by_frame.accumulate_all(gradients);
-    const std::vector<float> before(compressor.residual().elements().begin(),
-                                    compressor.residual().elements().end());
-    compressor.select();
-    std::vector<TestType> packed(compressor.chosen().sent_elements());
-    std::vector<TestType> too_many(packed.size() + 1);
-    CHECK_THROWS_AS(compressor.pack(std::span(too_many)), std::invalid_argument);
-    using other = std::conditional_t<is_brain, lamina::float16, lamina::bfloat16>;
-    std::vector<other> of_other_type(packed.size());
-    CHECK_THROWS_AS(compressor.pack(std::span(of_other_type)), std::invalid_argument);
-    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
-    compressor.pack(std::span(packed));
-
-    // The bytes of a frame of the same step.
-    const bytes frame = by_frame.encode().to_bytes();
-    const auto view = lamina::decode<float>(frame, model);
-    std::size_t next = 0;
-    compressor.commit();
-    by_frame.commit();
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (compressor.chosen().is_dropped(l)) continue;
-      const auto sent = view.bytes_of(l);
-      REQUIRE(std::memcmp(sent.data(), packed.data() + next, sent.size()) == 0);
-      const auto left = compressor.residual()[l];
-      for (std::size_t i = 0; i < left.size(); ++i) {
-        REQUIRE(lamina::to_float(packed[next + i]) + left[i] == before[model.offset(l) + i]);
-        REQUIRE(compressor.residual().velocity()[model.offset(l) + i] == 0);
-      }
-      next += left.size();
-    }
-    CHECK(next == packed.size());
-    REQUIRE(same_bits(compressor.residual().elements(), by_frame.residual().elements()));
-    REQUIRE(same_bits(compressor.residual().velocity(), by_frame.residual().velocity()));
-    REQUIRE(compressor.save() == by_frame.save());
-  }
-  options.payload = payload_type::as_is;
-  lamina::gradient_compressor<float> whole(model, options);
-  whole.accumulate_all(
-      tensors<float>{std::vector<float>(4166, 1), {}, {1, 1, 1}, std::vector<float>(500, 1)});
-  std::vector<TestType> packed(whole.select().sent_elements());
-  CHECK_THROWS_AS(whole.pack(std::span(packed)), std::invalid_argument);
 }

@@ -25,6 +25,54 @@ constexpr std::size_t chunk_elements = 8;
 
 using parameters = std::vector<std::vector<float>>;
 
+/// A server, and frames that make it take some layers for updated.
+struct updated_server {
+  explicit updated_server(std::size_t workers, lamina::server_options options = {})
+      : server(model(), with(std::move(options), workers)) {
+    for (const std::size_t size : model().sizes()) values.emplace_back(size, 1.0F);
+  }
+
+  template <class Write>
+  void update(const lamina::selection& layers, const Write& write) {
+    lamina::frame_encoder<float> encoder(model());
+    const auto error =
+        server.add(encoder
+                       .encode(lamina::frame_kind::gradients, ++step_, 0, layers,
+                               [&](std::size_t l) { return std::span<const float>(values[l]); })
+                       .to_bytes());
+    REQUIRE_FALSE(error);
+    server.update([](std::size_t, std::size_t, std::span<const float>) {});
+    write();
+  }
+  void update_all() {
+    lamina::selection all(model());
+    all.send_all();
+    update(all, [] {});
+  }
+  /// A reply of which one chunk of layer 0 is lost.
+  void lose_one(std::size_t worker) {
+    update_all();
+    const auto reply = server.reply(worker, values);
+    lamina::delivery arrived(reply.sent(), chunk_elements);
+    arrived.lose(0, 12);
+    server.commit(worker, reply.clock(), arrived);
+  }
+
+  static lamina::server_options with(lamina::server_options options, std::size_t workers) {
+    options.workers = workers;
+    options.asynchronous = true;
+    return options;
+  }
+
+  lamina::server<float> server;
+  parameters values;
+
+ private:
+  std::uint64_t step_ = 0;
+};
+
+const std::vector<element_range> the_lost_one = {{0, 96, 100}};
+
 /// Numbers that say when they were written, and where.
 void write(parameters& to, const lamina::selection& layers, float time) {
   for (const std::size_t l : layers.sent()) {
@@ -99,156 +147,107 @@ class replica {
 
 }  // namespace
 
-TEST_CASE("publisher: a value that was lost is wrong for one transfer, and is repaired once") {
+TEST_CASE("repair: a value that was lost is wrong for one transfer, and is repaired once") {
   std::mt19937 random(2400);
   constexpr std::size_t workers = 3;
-  lamina::parameter_publisher<float> publisher(model(), workers,
-                                               {.frame_checksum = lamina::frame_checksum::none});
-  parameters server;
-  for (const std::size_t size : model().sizes()) server.emplace_back(size);
-  const auto layer = [&](std::size_t l) -> const auto& {
-    return server[l];
-  };
+  updated_server of(workers, {.frame_checksum = lamina::frame_checksum::none});
   std::vector<replica> replicas(workers);
   std::vector<std::vector<element_range>> lost(workers);  // in the last transfer that was committed
-  for (std::uint64_t step = 1; step <= 1000; ++step) {
+  for (int step = 1; step <= 1000; ++step) {
     lamina::selection updated(model());
     for (std::size_t l = 0; l < model().layers(); ++l) {
       if (below(random, 3) == 0) updated.send(l);
     }
-    write(server, updated, static_cast<float>(step));
-    publisher.update(updated);
+    of.update(updated, [&] { write(of.values, updated, static_cast<float>(step)); });
 
     const bool is_reliable = step % 10 == 0;
     const std::size_t lost_of_10 = is_reliable ? 0 : 1 + below(random, 4);
-    const bool for_all = step % 3 == 0;
-    std::vector<std::byte> bytes;
-    if (for_all) bytes = publisher.encode_for_all(step, layer).to_bytes();
     for (std::size_t w = 0; w < workers; ++w) {
-      if (!is_reliable && !for_all && below(random, 2) == 0) continue;  // this worker is slower
-      if (!for_all) bytes = publisher.encode(w, step, layer).to_bytes();
+      if (!is_reliable && below(random, 3) == 0) continue;  // this worker is slower
+      const auto reply = of.server.reply(w, of.values);
       if (!is_reliable && below(random, 8) == 0) continue;  // the whole transfer failed
-      const lamina::selection& published = for_all ? publisher.published_to_all() : publisher.published(w);
-      const auto pending = publisher.pending(w);
+      const auto pending = of.server.pending(w);
       REQUIRE(std::ranges::equal(pending, lost[w]));
       const lamina::delivery arrived =
-          replicas[w].take(bytes, published, pending, server, random, lost_of_10);
-      publisher.commit(w, arrived);
+          replicas[w].take(reply.to_bytes(), reply.sent(), pending, of.values, random, lost_of_10);
+      of.server.commit(w, reply.clock(), arrived);
       lost[w] = lost_of(arrived);
-      REQUIRE(replicas[w].heals(server));
-      if (is_reliable) REQUIRE(replicas[w].equals(server));
+      REQUIRE(replicas[w].heals(of.values));
+      if (is_reliable) REQUIRE(replicas[w].equals(of.values));
     }
   }
   for (std::size_t w = 0; w < workers; ++w) CHECK(replicas[w].repairs() > 50);
 }
 
-TEST_CASE("publisher: a frame that arrived whole leaves nothing pending, one that failed all that was") {
-  lamina::parameter_publisher<float> publisher(model(), 2);
-  const std::vector<float> values(100, 1);
-  const auto layer = [&](std::size_t l) { return std::span(values).first(model().sizes()[l]); };
-  const auto lose_one = [&](std::size_t worker) {
-    lamina::selection all(model());
-    all.send_all();
-    publisher.update(all);
-    (void)publisher.encode(worker, 1, layer);
-    lamina::delivery arrived(publisher.published(worker), chunk_elements);
-    arrived.lose(0, 12);
-    publisher.commit(worker, arrived);
-  };
-  const std::vector<element_range> one = {{0, 96, 100}};
-  const std::vector<element_range> none;
-
-  lose_one(1);
-  CHECK(std::ranges::equal(publisher.pending(0), none));
-  CHECK(std::ranges::equal(publisher.pending(1), one));
-  // Without a frame, and with one that is not committed.
-  publisher.commit(1);
-  publisher.commit_all();
-  CHECK(std::ranges::equal(publisher.pending(1), one));
-  (void)publisher.encode(1, 2, layer);
-  CHECK(std::ranges::equal(publisher.pending(1), one));
-  // The frame holds no layer, but the repairs that went beside it have arrived.
-  publisher.commit(1);
-  CHECK(publisher.pending(1).empty());
-
-  lose_one(1);
-  (void)publisher.encode_for_all(3, layer);
-  publisher.commit_all();
-  CHECK(publisher.pending(1).empty());
-
-  lose_one(1);
-  publisher.forget(1);
-  CHECK(publisher.pending(1).empty());
+TEST_CASE("repair: a reply that arrived whole leaves nothing pending, one that failed all that was") {
+  updated_server of(2);
+  const auto early = of.server.reply(1, of.values).clock();
+  of.lose_one(1);
+  CHECK(of.server.pending(0).empty());
+  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
+  (void)of.server.reply(1, of.values);  // and it is not committed
+  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
+  of.server.commit(1, early);  // late, of a transfer that did not bring the repairs
+  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
+  // The reply holds no layer, but the repairs that are sent with it have arrived.
+  const auto reply = of.server.reply(1, of.values);
+  CHECK(reply.sent().sent_layers() == 0);
+  of.server.commit(1, reply.clock());
+  CHECK(of.server.pending(1).empty());
 }
 
-TEST_CASE("publisher: a frame of before a worker was forgotten commits nothing, and leaves nothing pending") {
-  lamina::parameter_publisher<float> publisher(model(), 1);
-  const std::vector<float> values(100, 1);
-  const auto layer = [&](std::size_t l) { return std::span(values).first(model().sizes()[l]); };
-  (void)publisher.encode(0, 1, layer);
-  lamina::delivery arrived(publisher.published(0), chunk_elements);
-  arrived.lose(0, 0);
-  publisher.forget(0);
-  publisher.commit(0, arrived);
-  CHECK(publisher.pending(0).empty());
-  (void)publisher.encode(0, 2, layer);
-  CHECK(publisher.published(0).sent_elements() == model().elements());
+TEST_CASE("repair: of replies from before a worker was forgotten nothing is committed any more") {
+  updated_server of(1);
+  of.lose_one(0);
+  const auto reply = of.server.reply(0, of.values);
+  const std::uint64_t clock = reply.clock();
+  const lamina::delivery arrived(reply.sent(), chunk_elements);
+  of.server.forget(0);
+  CHECK(of.server.pending(0).empty());
+  of.server.commit(0, clock);
+  CHECK(throws<std::invalid_argument>([&] { of.server.commit(0, clock, arrived); }));
+  const auto next = of.server.reply(0, of.values);
+  CHECK(next.sent().sent_elements() == model().elements());
+  of.server.commit(0, clock);
+  CHECK(of.server.reply(0, of.values).sent().sent_elements() == model().elements());
+  of.server.commit(0, next.clock());
+  CHECK(of.server.reply(0, of.values).sent().sent_elements() == 0);
 }
 
-TEST_CASE("publisher: the delivery of another frame is refused by name and changes nothing") {
-  lamina::parameter_publisher<float> publisher(model(), 2, {.payload = lamina::payload_type::int8});
-  const std::vector<float> values(100, 1);
-  const auto layer = [&](std::size_t l) { return std::span(values).first(model().sizes()[l]); };
+TEST_CASE("repair: the delivery of another reply is refused by name and changes nothing") {
+  updated_server of(2, {.payload = lamina::payload_type::int8});
   lamina::selection all(model());
   all.send_all();
   const lamina::delivery right(all, 64);
-  CHECK(message_of<std::logic_error>([&] { publisher.commit(1, right); }) ==
-        "commit: no frame for worker 1 to commit; call encode() before, and commit() once for it");
-  CHECK(throws<std::out_of_range>([&] { publisher.commit(2, right); }));
-  CHECK(throws<std::out_of_range>([&] { (void)publisher.pending(2); }));
-
-  (void)publisher.encode(1, 1, layer);
-  CHECK(throws<std::logic_error>([&] { publisher.commit(0, right); }));
+  CHECK(throws<std::out_of_range>([&] { of.server.commit(2, 1, right); }));
+  CHECK(throws<std::out_of_range>([&] { (void)of.server.pending(2); }));
+  CHECK(throws<std::invalid_argument>([&] { of.server.commit(1, 1, right); }));  // there was no reply
+  const std::uint64_t clock = of.server.reply(1, of.values).clock();
+  const auto refused = [&](std::size_t worker, std::uint64_t at, const lamina::delivery& arrived) {
+    return message_of<std::invalid_argument>([&] { of.server.commit(worker, at, arrived); });
+  };
   lamina::selection some(model());
   some.send(0);
-  CHECK(contains(message_of<std::invalid_argument>([&] { publisher.commit(1, lamina::delivery(some, 64)); }),
-                 "the delivery is of another frame"));
-  CHECK(contains(message_of<std::invalid_argument>([&] { publisher.commit(1, lamina::delivery(all, 32)); }),
-                 "a multiple of 64 elements, these have 32"));
-  (void)publisher.encode(1, 2, layer);
-  CHECK(publisher.published(1).sent_elements() == model().elements());  // nothing was committed
-  publisher.commit(1, right);
-  CHECK(throws<std::logic_error>([&] { publisher.commit(1, right); }));
+  CHECK(contains(refused(0, clock, right), "another clock"));
+  CHECK(contains(refused(1, clock + 1, right), "another clock"));
+  CHECK(contains(refused(1, clock, lamina::delivery(some, 64)), "the delivery is of another frame"));
+  CHECK(contains(refused(1, clock, lamina::delivery(all, 32)), "a multiple of 64 elements, these have 32"));
+  CHECK(of.server.reply(1, of.values).sent().sent_elements() == model().elements());  // nothing was committed
+  of.server.commit(1, clock, right);
+  CHECK(of.server.reply(1, of.values).sent().sent_elements() == 0);
 }
 
-TEST_CASE("publisher: an encode that throws has nothing to commit, and what is pending stays") {
-  lamina::parameter_publisher<float> publisher(model(), 1);
-  const std::vector<float> values(100, 1);
-  const auto layer = [&](std::size_t l) { return std::span(values).first(model().sizes()[l]); };
-  const auto too_short = [&](std::size_t) { return std::span(values).first(0); };
-  (void)publisher.encode(0, 1, layer);
-  lamina::delivery arrived(publisher.published(0), chunk_elements);
-  arrived.lose(0, 2);
-  publisher.commit(0, arrived);
-  lamina::selection first(model());
-  first.send(0);
-  for (const bool for_all : {false, true}) {
-    publisher.update(first);
-    (void)publisher.encode(0, 2, layer);
-    CHECK(throws<std::invalid_argument>([&] {
-      if (for_all) {
-        (void)publisher.encode_for_all(3, too_short);
-      } else {
-        (void)publisher.encode(0, 3, too_short);
-      }
-    }));
-    const lamina::delivery nothing(lamina::selection(model()), chunk_elements);
-    CHECK(throws<std::logic_error>([&] { publisher.commit(0, nothing); }));
-    publisher.commit(0);
-    publisher.commit_all();
-    REQUIRE(publisher.pending(0).size() == 1);
-    CHECK(publisher.pending(0)[0] == element_range{0, 16, 24});
-    (void)publisher.encode(0, 4, layer);
-    CHECK(publisher.published(0).is_sent(0));
-  }
+TEST_CASE("repair: a reply that throws cannot be committed, and what is pending stays") {
+  updated_server of(1);
+  of.lose_one(0);
+  of.update_all();
+  const std::uint64_t clock = of.server.reply(0, of.values).clock();
+  of.update_all();
+  parameters too_short = of.values;
+  too_short[0].pop_back();
+  CHECK(throws<std::invalid_argument>([&] { (void)of.server.reply(0, too_short); }));
+  const lamina::delivery nothing(lamina::selection(model()), chunk_elements);
+  CHECK(throws<std::invalid_argument>([&] { of.server.commit(0, clock, nothing); }));
+  CHECK(std::ranges::equal(of.server.pending(0), the_lost_one));
+  CHECK(of.server.reply(0, of.values).sent().is_sent(0));
 }

@@ -83,18 +83,16 @@ TEST_CASE("sizes: the decision counts elements beyond 2^32") {
   const std::vector<double> values = {3, 1, 5, 4, 2};
   const lamina::layout model = model_of(sizes);
   for (const double ratio : {0.05, 0.1, 0.2, 0.3, 0.5, 0.9}) {
-    lamina::layer_selector selector(model, {.drop_ratio = ratio});
-    const lamina::selection& chosen = selector.decide(1, values, values);
+    lamina::selector selector(lamina::partition(model), {.drop_ratio = ratio});
+    const lamina::selection& sent = selector.decide(1, values);
     CHECK(selector.threshold() == literal_algorithm_1(values, sizes, ratio));
-    CHECK(static_cast<double>(model.elements() - chosen.sent_elements()) <=
+    CHECK(static_cast<double>(model.elements() - sent.sent_elements()) <=
           ratio * static_cast<double>(model.elements()));
   }
-  lamina::compressor_options options;
-  options.byte_budget = 0.61;
-  lamina::layer_selector by_budget(model, options);
-  CHECK(by_budget.decide(1, values, values).sent_elements() == 3 * two_32 + 10);
+  lamina::selector by_budget(lamina::partition(model), {.send_budget = 0.61});
+  CHECK(by_budget.decide(1, values).sent_elements() == 3 * two_32 + 10);
   by_budget.commit(1);
-  CHECK(by_budget.remember().allowance ==
+  CHECK(by_budget.remember(1).allowance ==
         Approx(0.61 * static_cast<double>(model.elements()) - 3.0 * 4294967296.0 - 10));
 }
 
@@ -305,21 +303,21 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
   const lamina::layout model({{"before", {3}}, {"huge", {elements}}});
   const repeated_gradient gradient(elements);
   for (const auto type : {lamina::payload_type::int8, lamina::payload_type::as_is}) {
-    lamina::compressor_options options;
-    options.drop_ratio = 0;
-    options.payload = type;
-    auto compressor = std::make_unique<lamina::gradient_compressor<float>>(model, options);  // 8 GiB
-    compressor->accumulate(0, std::vector<float>(3, 5));
-    compressor->accumulate(1, gradient.elements());
-    REQUIRE(is_repeated(compressor->residual()[1], 0));
-    std::vector<std::byte> bytes = compressor->encode().to_bytes();  // 2 GiB twice, or 8 once
-    REQUIRE(bytes.size() ==
-            128 + lamina::payload_bytes<float>(type, 3) + lamina::payload_bytes<float>(type, elements));
-    compressor->commit();
-    if (type == lamina::payload_type::int8) {
-      REQUIRE(std::ranges::all_of(compressor->residual()[1], [](float each) { return each == 0; }));
+    std::vector<std::byte> bytes;
+    {
+      lamina::worker<float> worker(model, {.drop_ratio = 0, .payload = type});  // 8 GiB
+      auto step = worker.begin();
+      REQUIRE(step.add(0, std::vector<float>(3, 5)));
+      REQUIRE(step.add(1, gradient.elements()));
+      REQUIRE(is_repeated(worker.residual()[1], 0));
+      bytes = step.frame().to_bytes();  // 2 GiB twice, or 8 once
+      REQUIRE(bytes.size() ==
+              128 + lamina::payload_bytes<float>(type, 3) + lamina::payload_bytes<float>(type, elements));
+      step.commit();
+      if (type == lamina::payload_type::int8) {
+        REQUIRE(std::ranges::all_of(worker.residual()[1], [](float each) { return each == 0; }));
+      }
     }
-    compressor.reset();
 
     const auto frame = lamina::decode<float>(bytes, model);
     CHECK(frame.sent_elements() == elements + 3);
@@ -328,11 +326,13 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
       frame.restore(1, restored);
       REQUIRE(is_repeated(restored, 0));
     }
-    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-    aggregator.add(frame);
+    lamina::server<float> server(model);
+    const auto error = server.add_view(bytes);
+    REQUIRE_FALSE(error);
     std::size_t next = 0;
     bool is_same = true;
-    aggregator.mean(1, [&](std::size_t begin, std::span<const float> mean) {
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      if (layer == 0) return;
       is_same &= begin == next && is_repeated(mean, begin);
       next += mean.size();
     });

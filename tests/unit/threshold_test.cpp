@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/threshold.hpp"
 
+#include "lamina/decision.hpp"
 #include "lamina/options.hpp"
-#include "lamina/selector.hpp"
+#include "lamina/partition.hpp"
 
 #include <cmath>
 #include <limits>
@@ -192,8 +193,7 @@ TEST_CASE("threshold: it is never -0, by R or within a budget") {
       CHECK(std::signbit(search.within_budget(values, sizes, elements)) == false);
     }
   }
-  lamina::layer_selector selector(model_of({10, 10, 10}), {.byte_budget = 0.5});
-  const std::vector<double> values = {-0.0, 0.0, -0.0};
-  selector.decide(1, values, values);
+  lamina::selector selector(lamina::partition(model_of({10, 10, 10})), {.send_budget = 0.5});
+  selector.decide(1, std::vector<double>{-0.0, 0.0, -0.0});
   CHECK(same_bits(selector.threshold(), 0.0));
 }

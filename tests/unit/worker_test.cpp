@@ -1,115 +1,91 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/worker.hpp"
 
-#include "lamina/codec.hpp"
-
+#include <cmath>
 #include <limits>
-#include <memory>
 #include <random>
+#include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
-#include "support.hpp"
+#include "lamina/codec.hpp"
+#include "steps.hpp"
 
 using namespace lamina_test;
-using lamina::refresh_schedule;
 
 namespace {
 
-using bytes = std::vector<std::byte>;
-template <class T>
-using tensors = std::vector<std::vector<T>>;
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-template <class T>
-tensors<T> random_gradients(std::mt19937& random, const lamina::layout& model) {
-  tensors<T> gradients;
-  for (const std::size_t size : model.sizes()) gradients.push_back(random_integers<T>(random, size));
-  return gradients;
-}
+/// The literal reading of the paper's equation 2.
+struct signed_mean {
+  static float map(float x) { return x; }
+  static double map(double x) { return x; }
+  static auto combine(auto a, auto b) { return a + b; }
+  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+};
 
-template <class Compressor, class T>
-void accumulate_each(Compressor& compressor, const tensors<T>& gradients) {
-  for (std::size_t l = 0; l < gradients.size(); ++l) compressor.accumulate(l, gradients[l]);
-}
-
-template <class T>
-void add(tensors<T>& to, const tensors<T>& from) {
-  to.resize(from.size());
-  for (std::size_t l = 0; l < from.size(); ++l) {
-    to[l].resize(from[l].size());
-    for (std::size_t i = 0; i < from[l].size(); ++i) to[l][i] += from[l][i];
-  }
-}
-
-template <class T>
-void add_frame(tensors<T>& to, const bytes& frame, const lamina::layout& model) {
-  const auto view = lamina::decode<T>(frame, model);
-  tensors<T> dense(model.layers());
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    dense[l].resize(model.sizes()[l]);
-    view.restore(l, dense[l]);
-  }
-  add(to, dense);
-}
-
-lamina::compressor_options with_fixed(double threshold) {
-  lamina::compressor_options options;
-  options.refresh = refresh_schedule::fixed(threshold);
-  return options;
-}
-
-lamina::compressor_options with_ratio(double ratio, refresh_schedule refresh = refresh_schedule::every(1)) {
-  lamina::compressor_options options;
-  options.drop_ratio = ratio;
-  options.refresh = refresh;
-  return options;
-}
+/// NaN for a layer of zeros: their mean over how many are not zero.
+struct mean_of_what_is_not_zero {
+  static double map(float x) { return std::abs(static_cast<double>(x)); }
+  static double map(double x) { return std::abs(x); }
+  static double combine(double a, double b) { return a + b; }
+  static double finish(double total, std::size_t) { return total == 0 ? std::nan("") : total; }
+};
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("worker: the frame holds step, sender and the layers at or above the threshold", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("worker: a frame holds the step, the sender and the layers at or above the threshold", "",
+                   float, double) {
   const lamina::layout model = model_of({2, 3, 0, 1});
-  auto options = with_fixed(2);
-  options.sender = 5;
-  lamina::gradient_compressor<TestType> compressor(model, options);
-  CHECK(compressor.step() == 0);
-  CHECK(compressor.accumulate(0, std::vector<TestType>{1, -3}) == 2);  // at the threshold
-  CHECK(compressor.accumulate(1, std::vector<TestType>{1, 1, 3}) == literal_mean_abs<TestType>({{1, 1, 3}}));
-  compressor.accumulate(3, std::vector<TestType>{-7});
-  CHECK(compressor.step() == 1);
-  CHECK(compressor.threshold() == 2);
-  const bytes frame = compressor.encode().to_bytes();
+  lamina::worker<TestType> worker(model, {.threshold = 2, .sender = 5});
+  CHECK(worker.steps() == 0);
+  auto step = worker.add(tensors<TestType>{{1, -3}, {1, 1, 3}, {}, {-7}});
+  REQUIRE(step);
+  CHECK(step.number() == 1);
+  CHECK(copy_of(step.values()) ==
+        std::vector<double>{2, literal_mean_abs<TestType>(std::vector<TestType>{1, 1, 3}), 0, 7});
+  const bytes frame = step.frame().to_bytes();
   const auto view = lamina::decode<TestType>(frame, model);
   CHECK(view.kind() == lamina::frame_kind::gradients);
   CHECK(view.step() == 1);
   CHECK(view.sender() == 5);
-  CHECK(same_bits(view.layer(0), std::vector<TestType>{1, -3}));
+  CHECK(same_bits(view.layer(0), std::vector<TestType>{1, -3}));  // at the threshold
   CHECK(view.is_dropped(1));
   CHECK(view.is_dropped(2));
   CHECK(same_bits(view.layer(3), std::vector<TestType>{-7}));
+  CHECK(sent_of(step.sent()) == "1001");
+  CHECK(worker.threshold() == 2);
 }
 
 TEST_CASE("worker: frames have a checksum unless the options say otherwise") {
-  const lamina::layout model = model_of({3});
   const auto has_checksum = [&](lamina::frame_checksum asked) {
-    lamina::gradient_compressor<float> compressor(model, {.frame_checksum = asked});
-    compressor.accumulate(0, std::vector<float>{1, 2, 3});
-    const auto bytes = compressor.encode().to_bytes();
-    CHECK(lamina::decode<float>(bytes, model).layer(0)[2] == 3);
-    return (bytes[8] & std::byte{1}) != std::byte{0};
+    lamina::worker<float> worker(model_of({3}), {.frame_checksum = asked});
+    return (send(worker, {{1, 2, 3}})[8] & std::byte{1}) != std::byte{0};
   };
   CHECK_FALSE(has_checksum(lamina::frame_checksum::none));
   CHECK(has_checksum(lamina::frame_checksum::xxh3) == lamina::checksums_available);
 }
 
+TEST_CASE("worker: a frame copies nothing, its segments lie in the residual") {
+  lamina::worker<float> worker(model_of({2, 3, 4}), {.threshold = 1});
+  auto step = worker.add(tensors<float>{{1, 1}, {0, 0, 0}, {1, 1, 1, 1}});
+  const auto segments = step.frame().segments();
+  REQUIRE(segments.size() == 3);
+  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(worker.residual()[0].data()));
+  CHECK(segments[2].data() == reinterpret_cast<const std::byte*>(worker.residual()[2].data()));
+  CHECK(segments[2].size() == 16);
+}
+
 TEMPLATE_TEST_CASE("worker: commit clears what was sent and nothing else", "", float, double) {
-  lamina::gradient_compressor<TestType> compressor(model_of({2, 3}), with_fixed(2));
-  accumulate_each(compressor, tensors<TestType>{{2, 2}, {1, 1, 1}});
-  compressor.encode();
-  CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{2, 2}));  // not before commit
-  compressor.commit();
-  CHECK(same_bits(compressor.residual()[0], std::vector<TestType>{0, 0}));
-  CHECK(same_bits(compressor.residual()[1], std::vector<TestType>{1, 1, 1}));
+  lamina::worker<TestType> worker(model_of({2, 3}), {.threshold = 2});
+  auto step = worker.add(tensors<TestType>{{2, 2}, {1, 1, 1}});
+  step.frame();
+  CHECK(residual_of(worker) == std::vector<TestType>{2, 2, 1, 1, 1});  // not before commit
+  step.commit();
+  CHECK(residual_of(worker) == std::vector<TestType>{0, 0, 1, 1, 1});
 }
 
 TEMPLATE_TEST_CASE("worker: values are those of the residual, whatever the order of the layers", "", float,
@@ -117,216 +93,125 @@ TEMPLATE_TEST_CASE("worker: values are those of the residual, whatever the order
   for (std::uint32_t seed = 51; seed < 56; ++seed) {
     std::mt19937 random(seed);
     const lamina::layout model = random_model(random);
-    lamina::gradient_compressor<TestType> forward(model, with_ratio(0.5));
-    lamina::gradient_compressor<TestType> backward(model, with_ratio(0.5));
-    for (std::uint64_t step = 1; step <= 20; ++step) {
-      const auto gradients = random_gradients<TestType>(random, model);
-      accumulate_each(forward, gradients);
-      for (std::size_t l = model.layers(); l-- > 0;) backward.accumulate(l, gradients[l]);
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        REQUIRE(forward.values()[l] == literal_mean_abs<TestType>(forward.residual()[l]));
-      }
-      REQUIRE(forward.encode().to_bytes() == backward.encode().to_bytes());
-      REQUIRE(forward.step() == step);
-      forward.commit();
-      backward.commit();
+    lamina::worker<TestType> at_once(model, {.drop_ratio = 0.5});
+    lamina::worker<TestType> backward(model, {.drop_ratio = 0.5});
+    for (int t = 1; t <= 20; ++t) {
+      const auto gradients = rounding_gradients<TestType>(random, model);
+      auto a = at_once.add(gradients);
+      auto b = backward.begin();
+      for (std::size_t l = model.layers(); l-- > 0;) REQUIRE(b.add(l, gradients[l]));
+      for (std::size_t l = 0; l < model.layers(); ++l)
+        REQUIRE(a.values()[l] == literal_mean_abs<TestType>(at_once.residual()[l]));
+      REQUIRE(same_bits(a.values(), b.values()));
+      REQUIRE(a.frame().to_bytes() == b.frame().to_bytes());
+      a.commit();
+      b.commit();
     }
   }
 }
 
-TEST_CASE("worker: a layer may be accumulated in pieces within a step") {
-  const lamina::layout model = model_of({2, 1});
-  lamina::gradient_compressor<float> compressor(model, with_fixed(1));
-  CHECK(compressor.accumulate(0, std::vector<float>{1, 2}) == 1.5);
-  CHECK(compressor.accumulate(0, std::vector<float>{1, 2}) == 3);
-  compressor.accumulate(1, std::vector<float>{0});
-  CHECK(compressor.step() == 1);
-  const bytes frame = compressor.encode().to_bytes();
-  CHECK(same_bits(lamina::decode<float>(frame, model).layer(0), std::vector<float>{2, 4}));
-}
-
-TEST_CASE("worker: select decides as Algorithm 1 does on the values and encode sends just that") {
+TEST_CASE("worker: select decides as Algorithm 1 does, and the frame holds just that") {
   for (std::uint32_t seed = 61; seed < 71; ++seed) {
     std::mt19937 random(seed);
     const lamina::layout model = random_model(random);
     const std::vector<std::size_t> sizes(model.sizes().begin(), model.sizes().end());
-    lamina::gradient_compressor<float> compressor(model, with_ratio(0.7));
-    for (int step = 0; step < 20; ++step) {
-      accumulate_each(compressor, random_gradients<float>(random, model));
-      const std::vector<double> values(compressor.values().begin(), compressor.values().end());
-      const lamina::selection chosen = compressor.select();
-      REQUIRE(compressor.threshold() == literal_algorithm_1(values, sizes, 0.7));
-      const bytes frame = compressor.encode().to_bytes();
+    lamina::worker<float> worker(model, {.drop_ratio = 0.7});
+    for (int t = 0; t < 20; ++t) {
+      auto step = worker.add(random_gradients<float>(random, model));
+      const std::vector<double> values = copy_of(step.values());
+      const lamina::selection& sent = step.select();
+      REQUIRE(worker.threshold() == literal_algorithm_1(values, sizes, 0.7));
+      const bytes frame = step.frame().to_bytes();
       const auto view = lamina::decode<float>(frame, model);
       for (std::size_t l = 0; l < model.layers(); ++l) {
-        REQUIRE(chosen.is_sent(l) == (sizes[l] > 0 && values[l] >= compressor.threshold()));
-        REQUIRE(view.is_dropped(l) == chosen.is_dropped(l));
-        if (chosen.is_sent(l)) REQUIRE(same_bits(view.layer(l), compressor.residual()[l]));
+        REQUIRE(sent.is_sent(l) == (sizes[l] > 0 && values[l] != 0 && values[l] >= worker.threshold()));
+        REQUIRE(view.is_dropped(l) == sent.is_dropped(l));
+        if (sent.is_sent(l)) REQUIRE(same_bits(view.layer(l), worker.residual()[l]));
       }
-      compressor.commit();
+      step.commit();
     }
   }
 }
 
-TEST_CASE("worker: select may be called twice, and after encode") {
-  lamina::gradient_compressor<float> compressor(model_of({1, 1, 1}), with_ratio(0.5));
-  accumulate_each(compressor, tensors<float>{{1}, {2}, {3}});
-  CHECK(compressor.select().sent_layers() == 2);
-  CHECK(compressor.select().sent_layers() == 2);
-  const bytes frame = compressor.encode().to_bytes();
-  CHECK(compressor.select().sent_layers() == 2);
-  CHECK(compressor.encode().to_bytes() == frame);
-  compressor.commit();
-  CHECK(compressor.residual()[0][0] == 1);
-  CHECK(compressor.residual()[1][0] == 0);
-}
-
-TEST_CASE("worker: encoding copies nothing, the segments lie in the residual") {
-  lamina::gradient_compressor<float> compressor(model_of({2, 3, 4}), with_fixed(1));
-  accumulate_each(compressor, tensors<float>{{1, 1}, {0, 0, 0}, {1, 1, 1, 1}});
-  const auto segments = compressor.encode().segments();
-  REQUIRE(segments.size() == 3);
-  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(compressor.residual()[0].data()));
-  CHECK(segments[2].data() == reinterpret_cast<const std::byte*>(compressor.residual()[2].data()));
-  CHECK(segments[2].size() == 16);
-}
-
-TEST_CASE("worker: the threshold is searched when the schedule says so, and stays between") {
+TEST_CASE("worker: the threshold is searched when it is due, and stays between") {
   std::mt19937 random(72);
   const lamina::layout model = model_of({5, 1, 7, 3, 0, 2});
   const std::vector<std::size_t> sizes(model.sizes().begin(), model.sizes().end());
-  const auto period = GENERATE(1, 2, 3, 5, 0);  // 0: in the first step alone
-  const auto schedule = period == 0 ? refresh_schedule::first_step_only()
-                                    : refresh_schedule::every(static_cast<std::uint64_t>(period));
-  lamina::gradient_compressor<float> compressor(model, with_ratio(0.6, schedule));
-  CHECK(compressor.threshold() == lamina::invalid_threshold);
+  const std::uint64_t period = GENERATE(1U, 2U, 3U, 5U);
+  lamina::worker<float> worker(model, {.drop_ratio = 0.6, .search_every = period});
+  CHECK(worker.threshold() == lamina::invalid_threshold);
   double expected = 0;
-  int changes = 0;
-  for (int step = 1; step <= 30; ++step) {
-    accumulate_each(compressor, random_gradients<float>(random, model));
-    const std::vector<double> values(compressor.values().begin(), compressor.values().end());
-    const double fresh = literal_algorithm_1(values, sizes, 0.6);
-    if (period == 0 ? step == 1 : (step - 1) % period == 0) expected = fresh;
-    changes += expected != fresh;
-    const lamina::selection& chosen = compressor.select();
-    REQUIRE(compressor.threshold() == expected);
-    for (std::size_t l = 0; l < sizes.size(); ++l) {
-      REQUIRE(chosen.is_sent(l) == (sizes[l] > 0 && values[l] >= expected));
-    }
-    compressor.encode();
-    compressor.commit();
+  int stale = 0;
+  for (std::uint64_t t = 1; t <= 30; ++t) {
+    auto step = worker.add(random_gradients<float>(random, model));
+    const double fresh = literal_algorithm_1(copy_of(step.values()), sizes, 0.6);
+    if ((t - 1) % period == 0) expected = fresh;
+    stale += expected != fresh;
+    step.select();
+    REQUIRE(worker.threshold() == expected);
+    step.commit();
   }
-  CHECK((changes > 0) == (period != 1));
+  CHECK((stale > 0) == (period != 1));
 }
 
-TEST_CASE("worker: with a fixed threshold the values decide, whatever R") {
-  auto options = with_fixed(1.5);
-  options.drop_ratio = 1;
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}), options);
-  accumulate_each(compressor, tensors<float>{{1}, {2}});
-  CHECK(compressor.select().is_dropped(0));
-  CHECK(compressor.select().is_sent(1));
-  CHECK(compressor.threshold() == 1.5);
+TEST_CASE("worker: a search whose step was let go undecided is made up for in the next") {
+  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 0.5, .search_every = 100});
+  (void)worker.add(tensors<float>{{1}, {2}});
+  auto step = worker.add(tensors<float>{{1}, {2}});
+  CHECK(step.number() == 2);
+  CHECK(sent_of(step.select()) == "01");
+  CHECK(worker.threshold() == 4);
 }
 
-TEST_CASE("worker: R = 0 sends everything whatever the schedule") {
-  const auto schedule =
-      GENERATE(0, 1) == 0 ? refresh_schedule::first_step_only() : refresh_schedule::every(2);
-  std::mt19937 random(73);
-  const lamina::layout model = model_of({5, 0, 7});
-  lamina::gradient_compressor<float> compressor(model, with_ratio(0, schedule));
-  for (int step = 0; step < 6; ++step) {
-    auto gradients = random_gradients<float>(random, model);
-    for (auto& each : gradients[0]) each /= static_cast<float>(1 << (3 * step));  // shrinking
-    accumulate_each(compressor, gradients);
-    CHECK(compressor.select().sent_elements() == model.elements());
-    compressor.encode();
-    compressor.commit();
+TEST_CASE("worker: with R = 0 or 1 everything is sent, zeros too") {
+  const double ratio = GENERATE(0.0, 1.0);
+  lamina::worker<float> worker(model_of({2, 0, 3}), {.drop_ratio = ratio, .search_every = 2});
+  for (int t = 0; t < 5; ++t) {
+    auto step = worker.add(tensors<float>{{0, 0}, {}, {1, 1, 1}});
+    CHECK(step.select().sent_elements() == 5);
+    CHECK(worker.threshold() == lamina::invalid_threshold);
+    step.commit();
   }
 }
 
-TEST_CASE("worker: R = 1 finds no threshold and sends everything") {
-  lamina::gradient_compressor<float> compressor(model_of({5, 0, 7}), with_ratio(1));
-  accumulate_each(compressor, tensors<float>{{1, 1, 1, 1, 1}, {}, {0, 0, 0, 0, 0, 0, 0}});
-  CHECK(compressor.select().sent_elements() == 12);
-  CHECK(compressor.threshold() == lamina::invalid_threshold);
-}
-
-TEST_CASE("worker: a threshold of -1 that was found is a threshold like any other") {
-  lamina::gradient_compressor<float, lamina::signed_mean> compressor(model_of({1, 1}), with_ratio(0.5));
-  accumulate_each(compressor, tensors<float>{{-3}, {-1}});
-  CHECK(compressor.select().is_dropped(0));
-  CHECK(compressor.select().is_sent(1));
-  CHECK(compressor.threshold() == -1);
-}
-
-TEST_CASE("worker: select after encode changes nothing, the frame can still be committed") {
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}), with_ratio(0.5));
-  accumulate_each(compressor, tensors<float>{{1}, {2}});
-  compressor.encode();
-  CHECK(compressor.select().sent_layers() == 1);
-  CHECK_NOTHROW(compressor.commit());
-}
-
-TEST_CASE("worker: accumulate after select begins the next step") {
-  lamina::gradient_compressor<float> compressor(model_of({1}), with_ratio(0.5));
-  accumulate_each(compressor, tensors<float>{{1}});
-  compressor.select();
-  accumulate_each(compressor, tensors<float>{{1}});
-  CHECK(compressor.step() == 2);
-  CHECK(compressor.residual()[0][0] == 2);
-}
-
-TEST_CASE("worker: a model without layers is refused") {
-  CHECK_THROWS_AS(lamina::gradient_compressor<float>(model_of({})), std::invalid_argument);
-}
-
-TEST_CASE("worker: an option outside its range is refused") {
-  const lamina::layout model = model_of({1});
-  for (const double ratio : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
-    CHECK_THROWS_AS(lamina::gradient_compressor<float>(model, with_ratio(ratio)), std::invalid_argument);
-  }
-  CHECK(lamina::compressor_options{}.drop_ratio == 0.95);
-  CHECK(lamina::compressor_options{}.sender == 0);
-  CHECK(lamina::compressor_options{}.refresh.due(2));
+TEST_CASE("worker: with a fixed threshold the values decide, whatever R, and zeros are dropped") {
+  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 1, .threshold = 1.5});
+  CHECK(sent_of(worker.add(tensors<float>{{1}, {2}}).select()) == "01");
+  lamina::worker<float> from_zero(model_of({1, 1}), {.threshold = 0});
+  CHECK(sent_of(from_zero.add(tensors<float>{{0}, {2}}).select()) == "01");
 }
 
 TEST_CASE("worker: the functor given decides") {
-  const lamina::layout model = model_of({1, 4});
   // Sums favour the large layer, means the small one.
   const tensors<float> gradients = {{3}, {1, 1, 1, 1}};
-  lamina::gradient_compressor<float> by_mean(model, with_fixed(2));
-  lamina::gradient_compressor<float, lamina::l1_norm> by_sum(model, with_fixed(3.5));
-  accumulate_each(by_mean, gradients);
-  accumulate_each(by_sum, gradients);
-  CHECK(by_mean.select().is_sent(0));
-  CHECK(by_mean.select().is_dropped(1));
-  CHECK(by_sum.select().is_dropped(0));
-  CHECK(by_sum.select().is_sent(1));
-  CHECK(by_sum.values()[1] == 4);
+  lamina::worker<float> by_mean(model_of({1, 4}), {.threshold = 2});
+  lamina::worker<float, lamina::l1_norm> by_sum(model_of({1, 4}), {.threshold = 3.5});
+  CHECK(sent_of(by_mean.add(gradients).select()) == "10");
+  CHECK(sent_of(by_sum.add(gradients).select()) == "01");
 }
 
-TEST_CASE("worker: when a send failed, encoding again gives the same frame") {
-  lamina::gradient_compressor<float> compressor(model_of({2, 2}), with_ratio(0.5));
-  accumulate_each(compressor, tensors<float>{{1, 2}, {3, 4}});
-  const bytes first = compressor.encode().to_bytes();
-  CHECK(compressor.encode().to_bytes() == first);
-  CHECK_NOTHROW(compressor.commit());
+TEST_CASE("worker: a threshold of -1 that was found is a threshold like any other") {
+  lamina::worker<float, signed_mean> worker(model_of({1, 1}), {.drop_ratio = 0.5});
+  CHECK(sent_of(worker.add(tensors<float>{{-3}, {-1}}).select()) == "01");
+  CHECK(worker.threshold() == -1);
 }
 
-TEST_CASE("worker: a frame that was not committed is in the next one, once") {
-  const lamina::layout model = model_of({2});
-  lamina::gradient_compressor<float> compressor(model, with_fixed(1));
-  compressor.accumulate(0, std::vector<float>{1, 2});
-  compressor.encode();  // lost
-  compressor.accumulate(0, std::vector<float>{10, 20});
-  CHECK(compressor.step() == 2);
-  const bytes frame = compressor.encode().to_bytes();
-  compressor.commit();
-  CHECK(same_bits(lamina::decode<float>(frame, model).layer(0), std::vector<float>{11, 22}));
-  compressor.accumulate(0, std::vector<float>{100, 200});
-  const bytes next = compressor.encode().to_bytes();
-  CHECK(same_bits(lamina::decode<float>(next, model).layer(0), std::vector<float>{100, 200}));
+TEST_CASE("worker: a value that is NaN sends its layer first, its own and an agreed one") {
+  const lamina::layout model = model_of({100, 1, 100});
+  const auto sent = [&](const lamina::worker_options& options) {
+    lamina::worker<float, mean_of_what_is_not_zero> worker(model, options);
+    auto step = worker.add(tensors<float>{std::vector<float>(100, 1), {0}, std::vector<float>(100, 2)});
+    CHECK(std::isnan(step.values()[1]));
+    return sent_of(step.select());
+  };
+  CHECK(sent({.threshold = 1e9}) == "010");
+  CHECK(sent({.drop_ratio = 0.5}) == "011");
+  CHECK(sent({.send_budget = 0.01}) == "010");
+  CHECK(sent({.send_budget = 0.001}) == "000");  // not even one element
+  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 0.5});
+  auto step = worker.add(tensors<float>{{1}, {2}});
+  step.values()[0] = std::nan("");
+  CHECK(sent_of(step.select()) == "10");
 }
 
 TEMPLATE_TEST_CASE("worker: with sends that fail at random nothing is lost and nothing counts twice", "",
@@ -334,220 +219,76 @@ TEMPLATE_TEST_CASE("worker: with sends that fail at random nothing is lost and n
   for (std::uint32_t seed = 81; seed < 91; ++seed) {
     std::mt19937 random(seed);
     const lamina::layout model = random_model(random);
-    lamina::gradient_compressor<TestType> compressor(model, with_ratio(0.6));
-    tensors<TestType> computed;
-    tensors<TestType> received(model.layers());
-    for (std::size_t l = 0; l < model.layers(); ++l) received[l].resize(model.sizes()[l]);
-    for (std::uint64_t step = 1; step <= 40; ++step) {
+    lamina::worker<TestType> worker(model, {.drop_ratio = 0.6});
+    auto computed = zeros_like<TestType>(model);
+    auto received = computed;
+    for (std::uint64_t t = 1; t <= 40; ++t) {
       const auto gradients = random_gradients<TestType>(random, model);
-      add(computed, gradients);
-      accumulate_each(compressor, gradients);
-      const bytes frame = compressor.encode().to_bytes();
-      REQUIRE(lamina::decode<TestType>(frame, model).step() == step);
-      if (random() % 3 != 0) {
-        add_frame(received, frame, model);
-        compressor.commit();
-      }
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        for (std::size_t i = 0; i < model.sizes()[l]; ++i) {
-          REQUIRE(received[l][i] + compressor.residual()[l][i] == computed[l][i]);
-        }
-      }
+      add_to(computed, gradients);
+      const bool arrives = random() % 3 != 0;
+      const bytes frame = send(worker, gradients, arrives);
+      REQUIRE(lamina::decode<TestType>(frame, model).step() == t);
+      if (arrives) receive<TestType>(received, frame, model);
+      REQUIRE(conserves(worker, received, computed));
     }
   }
 }
 
-TEST_CASE("worker: commit needs a frame and takes it once") {
-  lamina::gradient_compressor<float> compressor(model_of({1}), with_fixed(0));
-  CHECK_THROWS_AS(compressor.commit(), std::logic_error);  // nothing at all yet
-  compressor.accumulate(0, std::vector<float>{5});
-  const std::string message = message_of<std::logic_error>([&] { compressor.commit(); });
-  CHECK(contains(message, "step 1"));
-  CHECK(contains(message, "encode()"));
-  compressor.select();
-  CHECK_THROWS_AS(compressor.commit(), std::logic_error);  // selected, not encoded
-  CHECK(compressor.residual()[0][0] == 5);
-  compressor.encode();
-  compressor.commit();
-  CHECK_THROWS_AS(compressor.commit(), std::logic_error);  // twice
-  compressor.accumulate(0, std::vector<float>{6});
-  CHECK_THROWS_AS(compressor.commit(), std::logic_error);  // the next step is not encoded
-  CHECK(compressor.residual()[0][0] == 6);
-}
-
-TEST_CASE("worker: a late commit after the next step began is refused and clears nothing") {
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}), with_fixed(0));
-  accumulate_each(compressor, tensors<float>{{1}, {2}});
-  compressor.encode();
-  compressor.accumulate(0, std::vector<float>{10});
-  CHECK_THROWS_AS(compressor.commit(), std::logic_error);
-  CHECK(compressor.residual()[0][0] == 11);
-  CHECK(compressor.residual()[1][0] == 2);
-}
-
-TEST_CASE("worker: select and encode need gradients, and a new step after commit") {
-  lamina::gradient_compressor<float> compressor(model_of({1}), with_fixed(0));
-  CHECK(contains(message_of<std::logic_error>([&] { compressor.encode(); }), "no gradients yet"));
-  CHECK(contains(message_of<std::logic_error>([&] { compressor.select(); }), "no gradients yet"));
-  compressor.accumulate(0, std::vector<float>{1});
-  compressor.encode();
-  compressor.commit();
-  const std::string message = message_of<std::logic_error>([&] { compressor.encode(); });
-  CHECK(contains(message, "encode"));
-  CHECK(contains(message, "step 1 has ended"));
-  CHECK(contains(message_of<std::logic_error>([&] { compressor.select(); }), "step 1 has ended"));
-}
-
-TEST_CASE("worker: a layer without a gradient in this step is named, an empty layer needs none") {
-  const lamina::layout model({{"first", {1}}, {"nothing", {0}}, {"last.bias", {2}}});
-  lamina::gradient_compressor<float> compressor(model, with_fixed(0));
-  for (int step = 1; step <= 2; ++step) {  // the gradients of step 1 do not count in step 2
-    compressor.accumulate(0, std::vector<float>{1});
-    const std::string message = message_of<std::logic_error>([&] { compressor.encode(); });
-    CHECK(contains(message, "'last.bias'"));
-    CHECK(contains(message, "step " + std::to_string(step)));
-    CHECK_THROWS_AS(compressor.select(), std::logic_error);
-    CHECK_THROWS_AS(compressor.commit(), std::logic_error);
-    compressor.accumulate(2, std::vector<float>{1, 1});
-    CHECK_NOTHROW(compressor.encode());
-    compressor.commit();
-  }
-}
-
-TEST_CASE("worker: a refused gradient changes nothing, neither residual, value nor step") {
-  const lamina::layout model({{"a", {2}}, {"b", {2}}});
-  lamina::gradient_compressor<float> compressor(model, with_fixed(100));
-  const float infinity = std::numeric_limits<float>::infinity();
-  CHECK_THROWS_AS(compressor.accumulate(0, std::vector<float>{1, infinity}), lamina::non_finite_gradient);
-  CHECK(compressor.step() == 0);
-  CHECK_THROWS_AS(compressor.encode(), std::logic_error);
-  accumulate_each(compressor, tensors<float>{{1, 2}, {3, 4}});
-  const bytes frame = compressor.encode().to_bytes();
-  // Refused before it begins the next step: the frame can still be committed.
-  const std::string message = message_of<lamina::non_finite_gradient>([&] {
-    compressor.accumulate(1, std::vector<float>{-infinity, 0});
-  });
-  CHECK(contains(message, "'b'"));
-  CHECK_THROWS_AS(compressor.accumulate(1, std::vector<float>{1}), std::invalid_argument);
-  CHECK_THROWS_AS(compressor.accumulate(2, std::vector<float>{1}), std::out_of_range);
-  CHECK(compressor.step() == 1);
-  CHECK(compressor.encode().to_bytes() == frame);
-  CHECK(compressor.values()[1] == 3.5);
-  CHECK(same_bits(compressor.residual()[1], std::vector<float>{3, 4}));
-  CHECK_NOTHROW(compressor.commit());
-}
-
-TEST_CASE("worker: a refused layer counts as missing until a good gradient comes") {
-  lamina::gradient_compressor<float> compressor(model_of({1, 1}), with_fixed(0));
-  compressor.accumulate(0, std::vector<float>{1});
-  const std::vector<float> bad = {std::numeric_limits<float>::quiet_NaN()};
-  CHECK_THROWS_AS(compressor.accumulate(1, bad), lamina::non_finite_gradient);
-  CHECK_THROWS_AS(compressor.encode(), std::logic_error);
-  compressor.accumulate(1, std::vector<float>{2});
-  CHECK_NOTHROW(compressor.encode());
-  CHECK(compressor.residual()[0][0] == 1);
-  CHECK(compressor.residual()[1][0] == 2);
-}
-
-TEST_CASE("worker: a layer all zeros stays at threshold 0, and where everything is sent it is a true zero") {
-  const lamina::layout model = model_of({1});
-  const auto is_dropped = [&](const lamina::compressor_options& options) {
-    lamina::gradient_compressor<float> compressor(model, options);
-    compressor.accumulate(0, std::vector<float>{0});
-    const bytes frame = compressor.encode().to_bytes();
-    return lamina::decode<float>(frame, model).is_dropped(0);
-  };
-  CHECK(is_dropped(with_fixed(0)));
-  CHECK_FALSE(is_dropped({.drop_ratio = 0}));
-}
-
-TEMPLATE_TEST_CASE("worker: all layers at once do what they do one by one, whatever the options", "", float,
-                   double) {
-  std::mt19937 random(61);
-  const lamina::layout model = model_of({0, 5, 2 * 4096 + 70, 1, 4096, 33});
-  for (const std::size_t part_elements : {0, 4096}) {
-    for (const auto source : {lamina::threshold_source::accumulated, lamina::threshold_source::fresh}) {
-      auto options = with_ratio(0.9);
-      options.part_elements = part_elements;
-      options.source = source;
-      lamina::gradient_compressor<TestType> one_by_one(model, options);
-      lamina::gradient_compressor<TestType> at_once(model, options);
-      const auto backwards = [](std::size_t pieces, auto&& work) {
-        for (std::size_t i = pieces; i-- > 0;) work(i);
-      };
-      for (int step = 0; step < 5; ++step) {
-        const auto gradients = random_gradients<TestType>(random, model);
-        accumulate_each(one_by_one, gradients);
-        const auto values = at_once.accumulate_all(gradients, backwards);
-        REQUIRE(same_bits(values, one_by_one.values()));
-        bytes expected(one_by_one.encode().size_bytes());
-        bytes frame(at_once.encode().size_bytes());
-        one_by_one.encode().copy_to(expected);
-        at_once.encode().copy_to(frame);
-        REQUIRE(frame == expected);
-        one_by_one.commit();
-        at_once.commit();
-      }
-    }
-  }
-}
-
-TEST_CASE("worker: of all layers at once none is added if one is refused, and the step goes on") {
+TEST_CASE("worker: a refused batch changes nothing, neither residual nor step, and names the layer") {
   const lamina::layout model({{"first", {2}}, {"last", {2}}});
-  lamina::gradient_compressor<float> compressor(model);
-  compressor.accumulate_all(tensors<float>{{1, 2}, {3, 4}});
-  const std::vector<double> values(compressor.values().begin(), compressor.values().end());
-  const auto refused = [&]<class Exception>(const tensors<float>& gradients, const char* named, Exception*) {
-    CHECK(contains(message_of<Exception>([&] { compressor.accumulate_all(gradients); }), named));
-    CHECK(same_bits(compressor.residual().elements(), std::vector<float>{1, 2, 3, 4}));
-    CHECK(same_bits(compressor.values(), values));
-    CHECK(compressor.step() == 1);
+  lamina::worker<float> worker(model, {.threshold = 100});
+  send(worker, {{1, 2}, {3, 4}});
+  const auto refuses = [&](float bad) {
+    const bytes before = worker.save();
+    const auto step = worker.add(tensors<float>{{1, 2}, {bad, 4}});
+    CHECK_FALSE(step);
+    CHECK(step.refused_layer() == 1);
+    CHECK(worker.save() == before);
   };
-  const float infinity = std::numeric_limits<float>::infinity();
-  refused({{1, 2}, {3, infinity}}, "'last'", static_cast<lamina::non_finite_gradient*>(nullptr));
-  refused({{1, 2}, {3, 4, 5}}, "'last'", static_cast<std::invalid_argument*>(nullptr));
-  refused({{1, 2}}, "2 layers, got 1", static_cast<std::invalid_argument*>(nullptr));
-  refused({{1, 2}, {3, 4}, {5}}, "2 layers, got 3", static_cast<std::invalid_argument*>(nullptr));
-  CHECK_NOTHROW(compressor.encode());
+  for (const float bad : {infinity, -infinity, not_a_number}) refuses(bad);
+  const float largest = std::numeric_limits<float>::max();
+  send(worker, {{0, 0}, {largest, 0}}, false);
+  refuses(largest);  // the sum overflows
 }
 
-// Before an execution begins everything that may throw has thrown.
-TEST_CASE("worker: a layer in parts is refused whole, its parts keep what they have") {
-  lamina::compressor_options options;
-  options.part_elements = 4096;
-  lamina::gradient_compressor<float> compressor(model_of({2 * 4096 + 1}), options);
-  std::vector<float> gradient(2 * 4096 + 1, 1.0F);
-  compressor.accumulate(0, gradient);
-  const std::vector<float> before = gradient;
-  gradient.back() = std::numeric_limits<float>::quiet_NaN();
-  CHECK_THROWS_AS(compressor.accumulate(0, gradient), lamina::non_finite_gradient);
-  CHECK(same_bits(compressor.residual().elements(), before));
+TEST_CASE("worker: a layer in fragments is refused whole, and named as the model's") {
+  const lamina::layout model({{"before", {3}}, {"embedding", {2 * 4096 + 1}}});
+  lamina::worker<float> worker(model, {.fragment_elements = 4096});
+  tensors<float> gradients = {{1, 1, 1}, std::vector<float>(2 * 4096 + 1, 1)};
+  send(worker, gradients, false);
+  const std::vector<float> before = residual_of(worker);
+  gradients[1].back() = not_a_number;
+  CHECK(worker.add(gradients).refused_layer() == 1);
+  CHECK(residual_of(worker) == before);
 }
 
-TEST_CASE("worker: fresh values are of the elements that were not left out") {
-  lamina::compressor_options options = with_ratio(0.5);
-  options.source = lamina::threshold_source::fresh;
-  options.check = lamina::finite_check::each_element;
-  lamina::gradient_compressor<float> compressor(model_of({10, 10}), options);
-  tensors<float> gradients(2, std::vector<float>(10, 1.0F));
-  gradients[0][7] = std::numeric_limits<float>::quiet_NaN();
-  compressor.accumulate_all(gradients);
-  CHECK(compressor.residual().left_out_elements() == 1);
-  CHECK_NOTHROW(compressor.select());
-  CHECK(compressor.threshold() == 1);  // mean |g| of the whole layer, the other being 0.9
+TEST_CASE("worker: a mistake throws, names what is wrong, and changes nothing") {
+  const lamina::layout model({{"first", {2}}, {"last", {2}}});
+  lamina::worker<float> worker(model);
+  const auto refused = [&](const tensors<float>& gradients, const char* named, double scale = 1) {
+    CHECK(contains(message_of<std::invalid_argument>([&] { (void)worker.add(gradients, scale); }), named));
+    CHECK(worker.steps() == 0);
+    CHECK(residual_of(worker) == std::vector<float>(4));
+  };
+  refused({{1, 2}, {3, 4, 5}}, "'last'");
+  refused({{1, 2}}, "2 layers, got 1");
+  refused({{1, 2}, {3, 4}, {5}}, "2 layers, got 3");
+  for (const double scale : {std::nan(""), HUGE_VAL, 1e300, 1e-46}) refused({{1, 2}, {3, 4}}, "scale", scale);
+  CHECK_NOTHROW(worker.add(tensors<float>{{1, 2}, {3, 4}}).frame());
 }
 
-TEST_CASE("worker: a copy of one with a frame in flight encodes its own and shares nothing") {
-  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::bfloat16}) {
-    lamina::compressor_options options = with_ratio(0);
-    options.payload = payload;
-    auto original = std::make_unique<lamina::gradient_compressor<float>>(model_of({100}), options);
-    original->accumulate_all(tensors<float>{std::vector<float>(100, 1.001F)});
-    const bytes frame = original->encode().to_bytes();
-    lamina::gradient_compressor<float> copy = *original;
-    original.reset();
-    CHECK_THROWS_AS(copy.commit(), std::logic_error);
-    CHECK(copy.encode().to_bytes() == frame);
-    CHECK_NOTHROW(copy.commit());
-  }
+TEST_CASE("worker: a model without layers, and an option outside its range, are refused by name") {
+  CHECK_THROWS_AS(lamina::worker<float>(model_of({})), std::invalid_argument);
+  const auto refused = [](const lamina::worker_options& options, const char* named) {
+    CHECK(contains(message_of<std::invalid_argument>([&] { lamina::worker<float>(model_of({1}), options); }),
+                   named));
+  };
+  for (const double ratio : {-0.1, 1.1, std::nan("")}) refused({.drop_ratio = ratio}, "drop ratio");
+  for (const double budget : {-1.0, 0.0, 1.1, std::nan("")}) refused({.send_budget = budget}, "send_budget");
+  for (const double momentum : {-0.1, 1.0, std::nan("")}) refused({.momentum = momentum}, "momentum");
+  refused({.search_every = 0}, "search_every");
+  refused({.threshold = std::nan("")}, "threshold");
+  refused({.fragment_elements = 1}, "must be a multiple of 4096");
+  refused({.payload = static_cast<lamina::payload_type>(99)}, "payload");
+  refused({.always_sent = {1}}, "layer 1");
 }

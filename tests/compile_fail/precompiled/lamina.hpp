@@ -6,3 +6,4 @@
 #include "lamina/codec.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
+#include "lamina/worker.hpp"

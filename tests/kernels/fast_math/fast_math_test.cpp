@@ -140,28 +140,27 @@ void test_thresholds() {
     check(throws<std::invalid_argument>([&] { (void)lamina::search_threshold(values, sizes, 0.5); }),
           "NaN searched", place);
   }
-  check(throws<std::invalid_argument>([&] { (void)lamina::refresh_schedule::fixed(nan_value); }),
-        "a threshold of NaN");
   check(throws<std::invalid_argument>([&] { lamina::check_drop_ratio(nan_value); }), "a drop ratio of NaN");
   const lamina::layout model({{"a", {1}}, {"b", {2}}});
-  const auto build = [&](const lamina::compressor_options& options) {
-    lamina::gradient_compressor<float>(model, options);
-  };
-  check(throws<std::invalid_argument>([&] { build({.byte_budget = nan_value}); }), "a budget of NaN");
+  const auto build = [&](const lamina::worker_options& options) { lamina::worker<float>(model, options); };
+  check(throws<std::invalid_argument>([&] { build({.threshold = nan_value}); }), "a threshold of NaN");
+  check(throws<std::invalid_argument>([&] { build({.send_budget = nan_value}); }), "a budget of NaN");
   check(throws<std::invalid_argument>([&] { build({.momentum = nan_value}); }), "a momentum of NaN");
-  lamina::gradient_compressor<float> compressor(model);
-  compressor.accumulate_all(std::vector<std::vector<float>>{{1}, {1, 1}});
-  const lamina::selection& chosen = compressor.select(std::vector<double>{1, nan_value});
-  check(chosen.is_dropped(0) && chosen.is_sent(1), "a value of NaN does not go out first");
+  lamina::worker<float> worker(model);
+  auto step = worker.add(std::vector<std::vector<float>>{{1}, {1, 1}});
+  step.values()[1] = nan_value;
+  step.select();
+  check(!step.is_sent(0) && step.is_sent(1), "a value of NaN is not sent first");
 }
 
 // Saved states without a checksum, with one number changed.
 void test_states() {
   const lamina::layout model({{"a", {1}}, {"b", {2}}});
-  lamina::gradient_compressor<float> compressor(model);
-  compressor.accumulate_all(std::vector<std::vector<float>>{{1}, {1, 1}});
-  compressor.encode();
-  const std::vector<std::byte> saved = compressor.save();
+  lamina::worker<float> worker(model);
+  (void)worker.add(std::vector<std::vector<float>>{{1}, {1, 1}});
+  check(!worker.add(std::vector<std::vector<float>>{{1}, {1, special<float>::bad()[0]}}),
+        "a batch is accepted");
+  const std::vector<std::byte> saved = worker.save();
   constexpr std::size_t flags = 7, threshold = 40, allowance = 48, checksum = 56, first_element = 64 + 2 * 8;
   const auto with = [&](std::size_t at, auto value) {
     std::vector<std::byte> bytes = saved;
@@ -170,10 +169,10 @@ void test_states() {
     std::memcpy(bytes.data() + at, &value, sizeof value);
     return bytes;
   };
-  check(!throws<std::exception>([&] { compressor.load(with(threshold, 1.0)); }), "a good state is refused");
+  check(!throws<std::exception>([&] { worker.load(with(threshold, 1.0)); }), "a good state is refused");
   const auto refused = [&](const std::vector<std::byte>& bytes) {
     const std::vector<std::vector<std::byte>> states = {saved, bytes};
-    return throws<std::invalid_argument>([&] { compressor.load(bytes); }) &&
+    return throws<std::invalid_argument>([&] { worker.load(bytes); }) &&
            throws<std::invalid_argument>([&] { lamina::merge_states<float>(states, model); });
   };
   check(refused(with(threshold, special<double>::bad()[0])), "a state with a threshold of NaN");

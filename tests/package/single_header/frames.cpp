@@ -11,15 +11,15 @@
 
 int main() {
   const lamina::layout model({{"embedding", {100, 8}}, {"head.weight", {10, 8}}, {"head.bias", {10}}});
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0.9});
+  lamina::worker<float> worker(model, {.drop_ratio = 0.9});
   const std::vector<std::vector<float>> gradients = {
       std::vector<float>(800, 0.001f), std::vector<float>(80, 0.25f), std::vector<float>(10, 0.5f)};
-  for (std::size_t l = 0; l < model.layers(); ++l) worker.accumulate(l, gradients[l]);
-  const std::vector<std::byte> bytes = worker.encode().to_bytes();
-  worker.commit();
+  auto step = worker.add(gradients);
+  const std::vector<std::byte> bytes = step.frame().to_bytes();
+  step.commit();
 
-  auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  server.add(lamina::decode<float>(bytes, model));
+  lamina::server<float> server(model);
+  if (server.add(bytes)) return 1;
   if (server.arrived().is_sent(0) || !server.arrived().is_sent(1) || worker.residual()[0][799] != 0.001f)
     return 1;
   for (const std::byte byte : bytes) std::printf("%02x", std::to_integer<unsigned>(byte));
