@@ -7,15 +7,14 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lamina/aggregator.hpp"
 #include "lamina/decoder.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
@@ -30,7 +29,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
-#include "lamina/publisher.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
@@ -45,6 +43,8 @@ struct server_options {
   std::vector<std::size_t> nodes = {};
   /// Each frame is a step of its own, as it comes; false: a step is one frame of each sender.
   bool asynchronous = false;
+  /// What the frames that come are of: gradients, or the updates of local steps.
+  frame_kind kind = frame_kind::gradients;
   /// As worker_options::fragment_elements.
   std::size_t fragment_elements = 0;
   /// The step whose frames are accepted first: t + 1 after a resume at t.
@@ -116,26 +116,20 @@ class server {
     std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
 
+  server(server&&) = default;
+  server& operator=(server&&) = default;
+
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
-    std::error_code error;
-    auto taken = std::make_unique<frame>(std::move(bytes));
-    taken->view = decode<T>(taken->bytes, fragments(), error);
-    if (!error) error = refusal_of(taken->view);
-    if (error) return error;
-    take(std::move(taken));
-    return {};
+    frame& to = unused_frame();
+    to.bytes = std::move(bytes);
+    return take(to, to.bytes);
   }
-  /// The same of bytes that the caller keeps, unchanged, until update().
+  /// The same of bytes that stay the caller's, who leaves them as they are until update() has returned. A receive buffer that is
+  /// used again before goes to add().
   [[nodiscard]] std::error_code add_view(std::span<const std::byte> bytes) {
-    std::error_code error;
-    auto taken = std::make_unique<frame>();
-    taken->view = decode<T>(bytes, fragments(), error);
-    if (!error) error = refusal_of(taken->view);
-    if (error) return error;
-    take(std::move(taken));
-    return {};
+    return take(unused_frame(), bytes);
   }
 
   /// Whether update() can be called: synchronous, when every sender has come; asynchronous, when one has.
@@ -157,53 +151,52 @@ class server {
   /// are, optimizer state included.
   ///
   /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
-  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these. It does not
-  /// throw: what is left of the step would be lost.
+  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not
+  /// throw.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
   /// whatever the order of arrival. Asynchronous: each frame on its own, in the order of arrival, G = a_s / W with the W workers of all
   /// senders. With senders missing, those that are there make the mean: of the others a later frame of this step is refused, and what
   /// they do not commit comes later.
   ///
+  /// What `consume` throws goes on to the caller, and the step is over all the same: no block is given twice, the blocks that were
+  /// not given are lost, and replies hold every layer that arrived, as the parameters are.
+  ///
   /// \throws std::logic_error  no frame is there
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (present_ == 0)
       detail::raise(std::logic_error("update: no frame has arrived in step " + std::to_string(step_)));
-    ++clock_;
     to_reply_.clear();
+    summed_.clear();
+    std::size_t workers = 0;
     if (options_.asynchronous) {
-      for (const auto& each : frames_) {
-        const frame* one[] = {each.get()};
-        apply(one, workers_of_all(), consume, execution);
+      workers = std::accumulate(options_.nodes.begin(), options_.nodes.end(), std::size_t{0});
+      for (std::size_t i = 0; i < frames_there_; ++i) {
+        summed_.push_back(&frames_[i]);
+        to_reply_.push_back(frames_[i].view.sender());
       }
-      for (const auto& each : frames_) to_reply_.push_back(each->view.sender());
     } else {
-      std::vector<const frame*> in_order(senders_.size());
-      std::size_t workers = 0;
-      for (const auto& each : frames_) {
-        in_order[each->view.sender()] = each.get();
-        workers += options_.nodes[each->view.sender()];
+      for (std::size_t s = 0; s < senders_.size(); ++s) {
+        to_reply_.push_back(s);
+        if (!senders_[s].came) continue;
+        summed_.push_back(&frames_[senders_[s].frame]);
+        workers += options_.nodes[s];
       }
-      std::erase(in_order, nullptr);
-      apply(in_order, workers, consume, execution);
-      for (std::size_t s = 0; s < senders_.size(); ++s) to_reply_.push_back(s);
-      ++step_;
     }
-    for (const std::size_t f : arrived_.sent()) updated_at_[f] = clock_;
-    frames_.clear();
-    for (sender& each : senders_) each.came = false;
-    present_ = 0;
-    arrived_.clear();
+    const end_of_step end{*this};
+    const std::span<const frame* const> all(summed_);
+    if (!options_.asynchronous) return apply(all, workers, consume, execution);
+    for (std::size_t i = 0; i < all.size(); ++i) apply(all.subspan(i, 1), workers, consume, execution);
   }
 
-  /// Who waits for a reply: after an update, in the synchronous case everybody.
+  /// Who waits for a reply: after an update everybody or, asynchronous, the sender of each frame, once a frame.
   [[nodiscard]] std::span<const std::size_t> workers() const noexcept { return to_reply_; }
 
   /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
   /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
   ///
-  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers
+  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers and unchanged since the update
   /// \throws std::out_of_range      for the worker
   /// \throws std::invalid_argument  a tensor of another size or type; NaN or infinity to be written as int8 or int4
   template <detail::indexed Parameters>
@@ -215,45 +208,40 @@ class server {
                                           " parameters"));
     }
     const std::uint64_t step = options_.asynchronous ? to.step : step_;
-    for (const sender& other : senders_) {
-      if (other.out && other.out->since == to.seen && other.out->clock == clock_ && other.out->step == step) {
-        to.out = other.out;
-        break;
-      }
-    }
-    if (!to.out || to.out->since != to.seen || to.out->clock != clock_ || to.out->step != step) {
+    const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
+      return out && out->since == to.seen && out->clock == clock_ && out->step == step;
+    };
+    if (!is_it(to.out)) {
       to.out.reset();
-      auto unused = std::find_if(replies_.begin(), replies_.end(),
-                                 [](const auto& each) { return each.use_count() == 1; });
-      if (unused == replies_.end())
-        unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
-      encode(**unused, to.seen, step, parameters);
-      to.out = *unused;
+      const auto other = std::ranges::find_if(senders_, is_it, &sender::out);
+      to.out = other != senders_.end() ? other->out : encoded(to.seen, step, parameters);
     }
+    to.replied = clock_;
     return {to.out->encoder.frame(), to.out->sent, clock_};
   }
   /// The reply of this clock has reached the worker. Replies may be acknowledged in any order, or not at all: what a worker is not
-  /// known to have is in its next reply. Throws std::out_of_range, and std::invalid_argument for a clock that no reply had.
+  /// known to have is in its next reply. A reply from before forget(), or older than one that was committed, changes nothing.
+  /// Throws std::out_of_range, and std::invalid_argument for a clock that no reply to this worker had.
   void commit(std::size_t worker, std::uint64_t clock) {
-    sender& to = senders_.at(worker);
-    if (clock == 0 || clock > clock_)
-      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
-    to.seen = (std::max)(to.seen, clock);
+    sender& to = replied_to(worker, clock);
+    if (clock < to.seen || clock < to.forgotten) return;
+    to.seen = clock;
     to.pending.clear();
   }
   /// The last reply has reached the worker in part, together with all that was pending(). Throws also std::invalid_argument,
   /// changing nothing, for the clock of another reply, and for the delivery of another selection.
   void commit(std::size_t worker, std::uint64_t clock, const delivery& arrived) {
-    sender& to = senders_.at(worker);
-    if (!to.out || to.out->clock != clock || clock == 0)
+    sender& to = replied_to(worker, clock);
+    if (clock < to.forgotten) return;
+    if (!to.out || to.out->clock != clock)
       detail::raise(
           std::invalid_argument("commit: the last reply had another clock than " + std::to_string(clock)));
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
-    std::vector<element_range> lost;
+    lost_.clear();
     for (const std::size_t f : arrived.sent().sent())
-      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost.push_back({f, begin, end}); });
-    to.pending = std::move(lost);
-    to.seen = (std::max)(to.seen, clock);
+      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost_.push_back({f, begin, end}); });
+    to.pending.swap(lost_);
+    to.seen = clock;
   }
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does
   /// not hold is to be sent with it, out of the parameters as they are. Stays until a commit. Throws std::out_of_range.
@@ -265,8 +253,10 @@ class server {
   /// Throws std::out_of_range.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
+    of.forgotten = ++clock_;  // so that its replies from now on have other clocks
     of.seen = 0;
     of.pending.clear();
+    of.out.reset();
     of.is_new = true;
   }
 
@@ -286,8 +276,7 @@ class server {
   static constexpr std::size_t task_elements = 16 * detail::block_elements;
 
   struct frame {
-    explicit frame(std::vector<std::byte> owned = {}) : bytes(std::move(owned)) {}
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> bytes;  // empty for those of add_view()
     frame_view<T> view;
   };
   struct outgoing {
@@ -295,25 +284,44 @@ class server {
     frame_encoder<T> encoder;
     selection sent;
     std::uint64_t since = 0;
-    std::uint64_t clock = 0;  // 0: nothing is encoded
+    std::uint64_t clock = 0;
     std::uint64_t step = 0;
   };
   struct sender {
     explicit sender(std::uint64_t first_step) : step(first_step) {}
-    bool came = false;       // in this step
-    std::uint64_t step;      // asynchronous: the next
-    bool is_new = true;      // asynchronous: any step is accepted
-    std::uint64_t seen = 0;  // the clock of the last reply that it is known to have
+    bool came = false;            // in this step
+    std::size_t frame = 0;        // where its frame is then
+    std::uint64_t step;           // asynchronous: the next
+    bool is_new = true;           // asynchronous: any step is accepted
+    std::uint64_t replied = 0;    // the clock of the last reply to it,
+    std::uint64_t seen = 0;       // of the last that it is known to have,
+    std::uint64_t forgotten = 0;  // and of the first since it was forgotten
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
 
-  std::size_t workers_of_all() const noexcept {
-    return std::accumulate(options_.nodes.begin(), options_.nodes.end(), std::size_t{0});
+  // Also where `consume` throws.
+  struct end_of_step {
+    server& of;
+    ~end_of_step() {
+      ++of.clock_;
+      for (const std::size_t f : of.arrived_.sent()) of.updated_at_[f] = of.clock_;
+      of.arrived_.clear();
+      for (std::size_t i = 0; i < of.frames_there_; ++i) of.frames_[i].bytes = {};
+      of.frames_there_ = of.present_ = 0;
+      for (sender& each : of.senders_) each.came = false;
+      if (!of.options_.asynchronous) ++of.step_;
+    }
+  };
+
+  frame& unused_frame() {
+    static_assert(std::is_nothrow_move_constructible_v<frame>, "a copy would leave the views without bytes");
+    if (frames_there_ == frames_.size()) frames_.emplace_back();
+    return frames_[frames_there_];
   }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
-    if (view.kind() != frame_kind::gradients) return frame_errc::unexpected_kind;
+    if (view.kind() != options_.kind) return frame_errc::unexpected_kind;
     if (view.run() != options_.run) return frame_errc::other_run;
     if (view.is_part()) return frame_errc::unexpected_part;
     if (view.sender() >= senders_.size()) return frame_errc::unknown_sender;
@@ -327,20 +335,37 @@ class server {
     return {};
   }
 
-  void take(std::unique_ptr<frame> taken) {
-    sender& from = senders_[taken->view.sender()];
-    for (std::size_t f = 0; f < fragments().layers(); ++f) {
-      if (!taken->view.is_dropped(f)) arrived_.send(f);
+  std::error_code take(frame& to, std::span<const std::byte> bytes) {
+    std::error_code error = detail::frame_decoder::decode_into(bytes, fragments(), to.view);
+    if (!error) error = refusal_of(to.view);
+    if (error) {
+      to.bytes = {};
+      return error;
     }
-    from.step = taken->view.step() + 1;
+    for (std::size_t f = 0; f < fragments().layers(); ++f) {
+      if (!to.view.is_dropped(f)) arrived_.send(f);
+    }
+    sender& from = senders_[to.view.sender()];
+    from.step = to.view.step() + 1;
     from.is_new = false;
     present_ += from.came ? 0 : 1;
     from.came = true;
-    frames_.push_back(std::move(taken));
+    from.frame = frames_there_++;
+    return {};
   }
 
-  template <class Frames, class Consume, class Execution>
-  void apply(const Frames& frames, std::size_t workers, Consume& consume, const Execution& execution) const {
+  sender& replied_to(std::size_t worker, std::uint64_t clock) {
+    sender& to = senders_.at(worker);
+    if (clock == 0 || clock > to.replied)
+      detail::raise(
+          std::invalid_argument("commit: no reply to this worker had the clock " + std::to_string(clock)));
+    return to;
+  }
+
+  using frames_to_sum = std::span<const frame* const>;
+
+  template <class Consume, class Execution>
+  void apply(frames_to_sum frames, std::size_t workers, Consume& consume, const Execution& execution) const {
     for (const std::size_t f : arrived_.sent()) {
       const std::size_t elements = fragments().sizes()[f];
       const std::size_t layer = cut_.layer_of(f);
@@ -360,8 +385,8 @@ class server {
   }
 
   // Block by block, so that a sum stays in cache until it is consumed.
-  template <class Frames, class Consume>
-  void mean_of_blocks(const Frames& frames, std::size_t workers, std::size_t fragment, std::size_t begin,
+  template <class Consume>
+  void mean_of_blocks(frames_to_sum frames, std::size_t workers, std::size_t fragment, std::size_t begin,
                       std::size_t end, const Consume& consume) const {
     std::array<T, detail::block_elements> sum;
     std::array<T, detail::block_elements> buffer;
@@ -386,8 +411,11 @@ class server {
   }
 
   template <class Parameters>
-  void encode(outgoing& out, std::uint64_t since, std::uint64_t step, const Parameters& parameters) {
-    out.clock = 0;
+  std::shared_ptr<outgoing> encoded(std::uint64_t since, std::uint64_t step, const Parameters& parameters) {
+    auto unused = std::ranges::find_if(replies_, [](const auto& each) { return each.use_count() == 1; });
+    if (unused == replies_.end())
+      unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
+    outgoing& out = **unused;
     out.sent.clear();
     for (std::size_t f = 0; f < updated_at_.size(); ++f) {
       if (updated_at_[f] > since) out.sent.send(f);
@@ -405,14 +433,18 @@ class server {
     out.since = since;
     out.step = step;
     out.clock = clock_;
+    return *unused;
   }
 
   server_options options_;
   partition cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
-  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival
-  std::size_t present_ = 0;                         // senders of which a frame is there
+  std::vector<frame> frames_;  // in the order of arrival; those behind the first so many are unused
+  std::size_t frames_there_ = 0;
+  std::size_t present_ = 0;           // senders of which a frame is there
+  std::vector<const frame*> summed_;  // by update(), in the order of the sum
+  std::vector<element_range> lost_;   // by commit()
   selection arrived_;
   std::vector<std::size_t> to_reply_;
   std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first

@@ -99,31 +99,34 @@ TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part alloc
   }
 }
 
-TEST_CASE("allocation: functors, publisher and mean allocate nothing after the first step") {
+TEST_CASE("allocation: a server allocates nothing after its first steps") {
+  const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
+  const bool asynchronous = GENERATE(false, true);
   const lamina::layout model = model_of(std::vector<std::size_t>(20, 5000));
-  const std::vector<float> values(5000, 1);
-  lamina::parameter_publisher<float> publisher(model, 2);
+  const std::vector<std::vector<float>> parameters(20, std::vector<float>(5000, 1));
   lamina::selection all(model);
-  for (std::size_t l = 0; l < 20; ++l) all.send(l);
-  const auto layer = [&](std::size_t) -> const auto& {
-    return values;
-  };
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
+  all.send_all();
   lamina::frame_encoder<float> encoder(model);
-  for (std::uint64_t step = 1; step <= 3; ++step) {
-    const auto bytes = encoder.encode(lamina::frame_kind::gradients, step, 0, all, layer).to_bytes();
-    aggregator.add(lamina::decode<float>(bytes, model));
+  lamina::server<float> server(model, {.workers = 2, .asynchronous = asynchronous, .payload = payload});
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    std::vector<std::vector<std::byte>> frames;
+    for (std::uint32_t s = 0; s < 2; ++s) {
+      frames.push_back(encoder
+                           .encode(
+                               lamina::frame_kind::gradients, step, s,
+                               all, [&](std::size_t l) -> const auto& { return parameters[l]; })
+                           .to_bytes());
+    }
     const long count = allocations_of([&] {
-      lamina::mean_abs{}(values);
-      for (std::size_t l = 0; l < 20; ++l) aggregator.mean(l, [](std::size_t, std::span<const float>) {});
-      publisher.update(aggregator.arrived());
-      std::ignore = publisher.encode(0, step, layer);
-      publisher.commit(0);
-      std::ignore = publisher.encode_for_all(step, layer);
-      publisher.commit_all();
-      aggregator.next_step();
+      for (auto& each : frames) std::ignore = server.add(std::move(each));
+      server.update([](std::size_t, std::size_t, std::span<const float>) {});
+      for (const std::size_t w : server.workers()) {
+        const auto reply = server.reply(w, parameters);
+        if (w == 0) server.commit(w, reply.clock());  // the other's is lost
+      }
     });
-    if (step > 1) CHECK(count == 0);
+    if (step > 2) CHECK(count == 0);
+    CHECK(server.step(0) == step + 1);
   }
 }
 
