@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/aggregator.hpp"
 #include "lamina/decoder.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
@@ -29,6 +30,7 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
+#include "lamina/publisher.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
