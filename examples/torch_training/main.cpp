@@ -97,7 +97,7 @@ int main() {
       if (const auto error = server.add(std::move(frame))) throw std::system_error(error);
     }
     // torch passes over a parameter without a gradient: a layer that did not arrive stays as it is, state included.
-    for (const torch::Tensor& each : parameters) each.mutable_grad() = {};
+    for (const torch::Tensor& each : parameters) each.mutable_grad() = torch::Tensor();
     server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
       torch::Tensor& gradient = parameters[layer].mutable_grad();
       if (!gradient.defined()) gradient = torch::empty_like(parameters[layer]);
