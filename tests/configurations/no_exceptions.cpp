@@ -132,23 +132,19 @@ void what_was_lost_stays(const lamina::layout& model) {
 
 void frames_reach_a_server(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
-  auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
+  lamina::server<float> server(model);
   std::error_code error;
   const auto frame = lamina::decode<float>(bytes, model, error);
   lamina::expect(frame, lamina::frame_kind::parameters, 1, error);
   check(error == lamina::frame_errc::unexpected_kind, "a frame of another kind");
   lamina::expect(frame, lamina::frame_kind::gradients, 2, error);
   check(error == lamina::frame_errc::unexpected_step, "a frame of another step");
-  server.add(frame, error);
-  check(!error, "the first frame");
-  server.add(frame, error);
-  check(error == lamina::frame_errc::duplicate_sender, "the same once more");
+  check(!server.add(bytes), "the first frame");
+  check(server.add(bytes) == lamina::frame_errc::duplicate_sender, "the same once more");
   std::size_t right = 0;
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    server.mean(l, [&](std::size_t, std::span<const float> mean) {
-      for (const float each : mean) right += each == 0.5f;
-    });
-  }
+  server.update([&](std::size_t, std::size_t, std::span<const float> mean) {
+    for (const float each : mean) right += each == 0.5f;
+  });
   check(right == model.elements(), "the mean of one worker");
 }
 

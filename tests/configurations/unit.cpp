@@ -17,27 +17,21 @@ using element = LAMINA_TEST_ELEMENT;
 // Of four layers with growing gradients the last two are sent in each step and the others wait. All is dyadic and so exact.
 bool works() {
   const lamina::layout model({{"a", {5000}}, {"b", {5000}}, {"c", {9000}}, {"d", {9000}}});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.4;
-  lamina::gradient_compressor<element> worker(model, options);
-  auto server = lamina::gradient_aggregator<element>::of_workers(model, 1);
-  for (int step = 1; step <= 2; ++step) {
-    const auto gradient = [](std::size_t l) { return static_cast<element>(l * l) / 16; };
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      worker.accumulate(l, std::vector<element>(model.sizes()[l], gradient(l)));
-    }
-    const std::vector<std::byte> bytes = worker.encode().to_bytes();
-    worker.commit();
-    server.add(lamina::decode<element>(bytes, model));
+  lamina::worker<element> worker(model, {.drop_ratio = 0.4});
+  lamina::server<element> server(model);
+  std::vector<std::vector<element>> gradients;
+  for (std::size_t l = 0; l < model.layers(); ++l)
+    gradients.emplace_back(model.sizes()[l], static_cast<element>(l * l) / 16);
+  for (int t = 1; t <= 2; ++t) {
+    auto step = worker.add(gradients);
+    if (server.add(step.frame().to_bytes())) return false;
+    step.commit();
     std::size_t right = 0;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      server.mean(l, [&](std::size_t, std::span<const element> mean) {
-        for (const element each : mean) right += each == gradient(l);
-      });
-    }
-    if (right != 18'000 || worker.residual()[1][4999] != gradient(1) * static_cast<element>(step))
+    server.update([&](std::size_t l, std::size_t, std::span<const element> mean) {
+      for (const element each : mean) right += each == gradients[l][0];
+    });
+    if (right != 18'000 || worker.residual()[1][4999] != gradients[1][0] * static_cast<element>(t))
       return false;
-    server.next_step();
   }
   return true;
 }

@@ -119,47 +119,39 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
 }
 
 template <class T>
-void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
-  auto aggregator = lamina::gradient_aggregator<T>::of_workers(
-      model, 3, {.first_step = frame.step(), .run = frame.run() % 16});
-  std::error_code quiet;
-  auto other = aggregator;
-  other.add(frame, quiet);
-  std::error_code code;
-  const outcome added = outcome_of([&] { aggregator.add(frame); }, &code);
-  check(quiet == code, "both forms of add say the same");
+void serve(const frame_view<T>& frame, std::span<const std::byte> given, const lamina::layout& model) {
+  lamina::server<T> server(model, {.workers = 3, .first_step = frame.step(), .run = frame.run() % 16});
+  const std::error_code code = server.add_view(given);
+  std::error_code expected;
   if (frame.kind() != lamina::frame_kind::gradients) {
-    check(added == outcome::refused && code == frame_errc::unexpected_kind, "parameters are no gradients");
+    expected = frame_errc::unexpected_kind;
   } else if (frame.run() >= 16) {
-    check(added == outcome::refused && code == frame_errc::other_run, "a run is the server's");
+    expected = frame_errc::other_run;
+  } else if (frame.is_part()) {
+    expected = frame_errc::unexpected_part;
   } else if (frame.sender() >= 3) {
-    check(added == outcome::refused && code == frame_errc::unknown_sender, "a sender is known");
-  } else if (frame.part() != 0) {
-    check(added == outcome::refused && code == frame_errc::unexpected_part, "parts come from the first on");
-  } else {
-    check(added == outcome::done, "a good frame is taken");
-    check(outcome_of([&] { aggregator.add(frame); }, &code) == outcome::refused &&
-              code == (frame.is_part() ? frame_errc::unexpected_part : frame_errc::duplicate_sender),
-          "a frame is taken once");
-    check(throws<std::logic_error>([&] { aggregator.close(); }) != frame.ends_step(),
-          "a step is not closed over a part");
-    if (!frame.ends_step()) return;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      check(aggregator.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
-      std::vector<T> expected(model.sizes()[l]);
-      frame.apply_to(l, expected);
-      aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) {
-        check(same_numbers(mean, std::span<const T>(expected).subspan(begin, mean.size())),
-              "the mean of one frame is the frame");
-      });
-    }
-    aggregator.next_step();
-    check(outcome_of([&] { aggregator.add(frame); }, &code) == outcome::refused &&
-              code == frame_errc::unexpected_step,
-          "a frame of the step before is refused");
+    expected = frame_errc::unknown_sender;
+  }
+  check(code == expected, "a frame is refused for its own reason");
+  if (code) {
+    check(server.missing().size() == 3 && server.arrived().sent_layers() == 0,
+          "a refused frame changes nothing");
     return;
   }
-  check(aggregator.arrived().sent_layers() == 0, "a refused frame changes nothing");
+  check(server.add({given.begin(), given.end()}) == frame_errc::duplicate_sender, "a frame is taken once");
+  std::vector<std::vector<T>> expected_mean;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    check(server.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
+    frame.apply_to(l, expected_mean.emplace_back(model.sizes()[l]));
+  }
+  std::size_t elements = 0;
+  server.update([&](std::size_t l, std::size_t begin, std::span<const T> mean) {
+    check(same_numbers(mean, std::span<const T>(expected_mean[l]).subspan(begin, mean.size())),
+          "the mean of one frame is the frame");
+    elements += mean.size();
+  });
+  check(elements == frame.sent_elements(), "each element is given once");
+  check(server.add_view(given) == frame_errc::unexpected_step, "a frame of the step before is refused");
 }
 
 // The first bytes of any frame, whatever follows them: what they say is what decode says.
@@ -220,7 +212,7 @@ void decode_and_use(input& in) {
   check(throws<std::out_of_range>([&] { std::ignore = view.is_dropped(model.layers()); }),
         "there are no more layers");
   if (view.payload() == payload_type::as_is) check_canonical(view, model, given);
-  aggregate(view, model);
+  serve(view, given, model);
 }
 
 }  // namespace

@@ -851,11 +851,11 @@ TEST_CASE("codec: the largest frame of a partition is that of its parts") {
   const lamina::partition cut(model, 4096);
   for (const auto type :
        {lamina::payload_type::as_is, lamina::payload_type::int8, lamina::payload_type::int4}) {
-    lamina::gradient_compressor<float> compressor(model,
-                                                  {.drop_ratio = 0, .part_elements = 4096, .payload = type});
-    compressor.skip(0);
-    compressor.skip(1);
-    CHECK(compressor.encode().size_bytes() == lamina::largest_frame_bytes<float>(cut, type));
+    lamina::worker<float> worker(model, {.drop_ratio = 0, .fragment_elements = 4096, .payload = type});
+    auto step = worker.begin();
+    step.skip(0);
+    step.skip(1);
+    CHECK(step.frame().size_bytes() == lamina::largest_frame_bytes<float>(cut, type));
     CHECK(lamina::largest_frame_bytes<float>(cut, type) ==
           lamina::largest_frame_bytes<float>(cut.parts(), type));
     CHECK(lamina::largest_frame_bytes<float>(cut, type) > lamina::largest_frame_bytes<float>(model, type));

@@ -148,19 +148,9 @@ TEMPLATE_TEST_CASE("decoder: any step and sender is read, and it is for the rece
       const auto foreign = lamina::decode<TestType>(from, model);
       CHECK(late.step() == number);
       CHECK(foreign.sender() == static_cast<std::uint32_t>(number));
-      auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, 2, {.first_step = 7});
-      const auto refusal_of = [&](const auto& view) {
-        try {
-          aggregator.add(view);
-        } catch (const lamina::decode_error& error) {
-          return error.code();
-        }
-        return std::error_code{};
-      };
-      CHECK(refusal_of(late) == frame_errc::unexpected_step);
-      const bool is_worker = foreign.sender() < 2;
-      CHECK(refusal_of(foreign) ==
-            (is_worker ? std::error_code{} : make_error_code(frame_errc::unknown_sender)));
+      lamina::server<TestType> server(model, {.workers = 2, .first_step = 7});
+      CHECK(server.add(in_step) == frame_errc::unexpected_step);
+      CHECK(server.add(from) == (foreign.sender() < 2 ? std::error_code{} : frame_errc::unknown_sender));
     }
   }
 }

@@ -305,21 +305,20 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
   const lamina::layout model({{"before", {3}}, {"huge", {elements}}});
   const repeated_gradient gradient(elements);
   for (const auto type : {lamina::payload_type::int8, lamina::payload_type::as_is}) {
-    lamina::compressor_options options;
-    options.drop_ratio = 0;
-    options.payload = type;
-    auto compressor = std::make_unique<lamina::gradient_compressor<float>>(model, options);  // 8 GiB
-    compressor->accumulate(0, std::vector<float>(3, 5));
-    compressor->accumulate(1, gradient.elements());
-    REQUIRE(is_repeated(compressor->residual()[1], 0));
-    std::vector<std::byte> bytes = compressor->encode().to_bytes();  // 2 GiB twice, or 8 once
+    auto worker = std::make_unique<lamina::worker<float>>(
+        model, lamina::worker_options{.drop_ratio = 0, .payload = type});  // 8 GiB
+    auto step = worker->begin();
+    REQUIRE(step.add(0, std::vector<float>(3, 5)));
+    REQUIRE(step.add(1, gradient.elements()));
+    REQUIRE(is_repeated(worker->residual()[1], 0));
+    std::vector<std::byte> bytes = step.frame().to_bytes();  // 2 GiB twice, or 8 once
     REQUIRE(bytes.size() ==
             128 + lamina::payload_bytes<float>(type, 3) + lamina::payload_bytes<float>(type, elements));
-    compressor->commit();
+    step.commit();
     if (type == lamina::payload_type::int8) {
-      REQUIRE(std::ranges::all_of(compressor->residual()[1], [](float each) { return each == 0; }));
+      REQUIRE(std::ranges::all_of(worker->residual()[1], [](float each) { return each == 0; }));
     }
-    compressor.reset();
+    worker.reset();
 
     const auto frame = lamina::decode<float>(bytes, model);
     CHECK(frame.sent_elements() == elements + 3);
@@ -328,11 +327,12 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
       frame.restore(1, restored);
       REQUIRE(is_repeated(restored, 0));
     }
-    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-    aggregator.add(frame);
+    lamina::server<float> server(model);
+    REQUIRE_FALSE(server.add_view(bytes));
     std::size_t next = 0;
     bool is_same = true;
-    aggregator.mean(1, [&](std::size_t begin, std::span<const float> mean) {
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      if (layer == 0) return;
       is_same &= begin == next && is_repeated(mean, begin);
       next += mean.size();
     });
