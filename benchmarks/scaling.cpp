@@ -38,30 +38,29 @@ void step(benchmark::State& state, const lamina::layout& model, std::size_t thre
   for (std::size_t l = 0; l < model.layers(); ++l) {
     layers.push_back(lamina_benchmark::layer_of(gradient, model, l));
   }
-  lamina::gradient_compressor<float> compressor(model, {.check = lamina::finite_check::each_element});
+  lamina::worker<float> worker(model, {.check = lamina::finite_check::each_element});
   // The first step takes the residual's pages from the system, which no later step does.
-  compressor.accumulate_all(layers, lamina::openmp{static_cast<int>(threads)});
+  (void)worker.add(layers, 1, lamina::openmp{static_cast<int>(threads)});
   for (auto _ : state) {
-    compressor.accumulate_all(layers, lamina::openmp{static_cast<int>(threads)});
-    benchmark::DoNotOptimize(compressor.encode().size_bytes());
-    compressor.commit();
+    auto step = worker.add(layers, 1, lamina::openmp{static_cast<int>(threads)});
+    benchmark::DoNotOptimize(step.frame().size_bytes());
+    step.commit();
   }
 }
 
 // The layers one by one, as a training loop's hooks do it.
 void step_by_layer(benchmark::State& state, const lamina::layout& model) {
   const std::vector<float> gradient = lamina_benchmark::gradient_of_step(model, 1);
-  lamina::gradient_compressor<float> compressor(model, {.check = lamina::finite_check::each_element});
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    compressor.accumulate(l, lamina_benchmark::layer_of(gradient, model, l));
-  }
-  for (auto _ : state) {
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      compressor.accumulate(l, lamina_benchmark::layer_of(gradient, model, l));
-    }
-    benchmark::DoNotOptimize(compressor.encode().size_bytes());
-    compressor.commit();
-  }
+  lamina::worker<float> worker(model, {.check = lamina::finite_check::each_element});
+  const auto one_step = [&] {
+    auto step = worker.begin();
+    for (std::size_t l = 0; l < model.layers(); ++l)
+      step.add(l, lamina_benchmark::layer_of(gradient, model, l));
+    benchmark::DoNotOptimize(step.frame().size_bytes());
+    step.commit();
+  };
+  one_step();
+  for (auto _ : state) one_step();
 }
 
 const bool registered = [] {

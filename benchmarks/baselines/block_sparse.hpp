@@ -45,8 +45,8 @@ class block_sparse final : public error_feedback {
                              [this](std::size_t b) { return norms_[b]; });
     chosen_.clear();
     for (const std::size_t b : std::span(order_).first(static_cast<std::size_t>(keep))) chosen_.send(b);
-    const lamina::encoded_frame& frame = encoder_.encode(lamina::frame_kind::gradients, 1, 0, chosen_,
-                                                         [this](std::size_t b) { return block(b); });
+    const lamina::encoded_frame& frame =
+        encoder_.encode({}, chosen_, [this](std::size_t b) { return block(b); });
     std::byte* to = extend(frame.size_bytes());
     frame.copy_to({to, frame.size_bytes()});
     for (std::size_t b = 0; b < norms_.size(); ++b) {

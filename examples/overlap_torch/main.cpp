@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Data-parallel training with libtorch: gradients are summed over MPI beside the backward pass, and each layer is updated when its next
-// forward needs it. With a drop ratio layers are chosen a step before, the others stay in the residual: mpirun -n 2 ./overlap_torch [RATIO]
+// Data-parallel training with libtorch: an all-reduce over MPI overlapped with backward, and each layer is updated when its next forward
+// needs it. With a drop ratio what is sent is selected before the first gradient; the others stay in the residual: mpirun -n 2 ./overlap_torch [RATIO]
 #include <lamina/collectives/torch_hooks.hpp>  // first: torch before MPI
 
 #include <cstdio>
@@ -9,6 +9,9 @@
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/collectives/mpi_channel.hpp>
 #include <lamina/lamina.hpp>
+#include <optional>
+#include <span>
+#include <stdexcept>
 #include <vector>
 
 namespace {
@@ -18,14 +21,12 @@ using gated_linear = collectives::gated<torch::nn::LinearImpl>;
 constexpr int steps = 150;
 constexpr float learning_rate = 0.3F;
 
-// The layers of the next step: from what all ranks expect of it, the same numbers on each.
-void plan_next(lamina::gradient_compressor<float>& compressor, std::size_t ranks) {
-  const auto own = compressor.predicted_values();
-  std::vector<double> agreed(own.size());
-  MPI_Reduce(own.data(), agreed.data(), static_cast<int>(own.size()), MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
-  for (double& each : agreed) each /= static_cast<double>(ranks);
-  MPI_Bcast(agreed.data(), static_cast<int>(agreed.size()), MPI_DOUBLE, 0, MPI_COMM_WORLD);
-  compressor.plan_next(agreed);
+// The mean over the ranks, bitwise the same on each.
+void average(std::span<double> values, std::size_t ranks) {
+  MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_SUM,
+                MPI_COMM_WORLD);
+  for (double& each : values) each /= static_cast<double>(ranks);
+  MPI_Bcast(values.data(), static_cast<int>(values.size()), MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
 void train(double drop_ratio) {
@@ -70,30 +71,30 @@ void train(double drop_ratio) {
     is_open[l] = false;
   };
   collectives::set_gates(*network, update);
-  lamina::gradient_compressor<float> compressor(
-      model, {.drop_ratio = drop_ratio, .decide = lamina::decision_timing::ahead});
+  lamina::worker<float> worker(model, {.drop_ratio = drop_ratio});
+  std::optional<lamina::worker<float>::step> step;
   collectives::gradient_hooks hooks(*network, [&](std::size_t l) {
-    compressor.accumulate(l, parameters[l].grad());
-    compressor.is_sent(l) ? engine.ready(l, compressor.residual()[l]) : engine.hold_back(l);
+    if (!step->add(l, parameters[l].grad()))
+      throw std::runtime_error("the gradient of '" + model[l].name + "' is not finite");
+    step->is_sent(l) ? engine.ready(l, step->fragment(l)) : engine.hold_back(l);
     is_open[l] = true;
   });
   double sent_elements = 0;
   torch::Tensor loss;
-  for (int step = 1; step <= steps; ++step) {
+  for (int k = 1; k <= steps; ++k) {
     loss = forward();  // waits for each layer of the last step
     // A sum that fails throws before this: what it would have brought is then still in the residual.
-    if (step > 1) compressor.commit();
+    if (step) step->commit();
+    average(worker.values(), channel.ranks());
+    step.emplace(worker.begin(worker.plan()));
+    sent_elements += static_cast<double>(step->sent().sent_elements());
     engine.begin_step();
     loss.backward();  // hands over each layer of this one
     hooks.check_all_called();
-    plan_next(compressor, channel.ranks());
-    compressor.encode();
-    sent_elements += static_cast<double>(compressor.chosen().sent_elements());
-    if (channel.rank() == 0 && step % 25 == 0)
-      std::printf("step %3d: loss %.4f\n", step, loss.item<double>());
+    if (channel.rank() == 0 && k % 25 == 0) std::printf("step %3d: loss %.4f\n", k, loss.item<double>());
   }
   for (std::size_t l = 0; l < parameters.size(); ++l) update(l);
-  compressor.commit();
+  step->commit();
   const torch::Tensor own = torch::nn::utils::parameters_to_vector(parameters).detach();
   const torch::Tensor of_first = own.clone();
   MPI_Bcast(of_first.data_ptr<float>(), static_cast<int>(own.numel()), MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -111,7 +112,8 @@ void train(double drop_ratio) {
 int main(int argc, char** argv) {
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
-  if (level < MPI_THREAD_MULTIPLE) {  // plan_next() makes calls that block, beside the engine's thread
+  if (level <
+      MPI_THREAD_MULTIPLE) {  // average() makes calls that block while the engine's thread makes its own
     std::fprintf(stderr, "this program needs an MPI with MPI_THREAD_MULTIPLE\n");
     MPI_Abort(MPI_COMM_WORLD, 1);
   }

@@ -11,18 +11,17 @@
 
 int main() {
   const lamina::layout model({{"embedding", {1000, 64}}, {"hidden", {64, 64}}, {"head", {10, 64}}});
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0.95});
-  for (int step = 1; step <= 8; ++step) {
-    worker.accumulate(0, std::vector<float>(64'000, 0.005F));
-    worker.accumulate(1, std::vector<float>(4'096, 0.02F));
-    worker.accumulate(2, std::vector<float>(640, 0.1F));
-    const std::vector<std::byte> bytes = worker.encode().to_bytes();
+  lamina::worker<float> worker(model, {.drop_ratio = 0.95});
+  for (int k = 1; k <= 8; ++k) {
+    auto step = worker.add({std::vector<float>(64'000, 0.005F), std::vector<float>(4'096, 0.02F),
+                            std::vector<float>(640, 0.1F)});
+    const std::vector<std::byte> bytes = step.frame().to_bytes();
     const auto frame = lamina::decode<float>(bytes, model);  // as the server does
-    std::printf("step %d: %zu bytes instead of %zu;", step, bytes.size(), model.elements() * sizeof(float));
+    std::printf("step %d: %zu bytes instead of %zu;", k, bytes.size(), model.elements() * sizeof(float));
     for (std::size_t layer = 0; layer < model.layers(); ++layer) {
-      std::printf(" %s %s", model[layer].name.c_str(), frame.is_dropped(layer) ? "waits" : "goes");
+      std::printf(" %s %s", model[layer].name.c_str(), frame.is_dropped(layer) ? "dropped" : "sent");
     }
     std::printf("\n");
-    worker.commit();
+    step.commit();
   }
 }

@@ -183,11 +183,12 @@ class selector {
     }
   }
 
-  // The ratio of a warm-up changes from step to step, and with it what a threshold is for.
+  // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that
+  // was to search was let go undecided.
   bool searches_in(std::uint64_t step, double ratio) const {
     if (!(ratio > 0) || options_.threshold) return false;
     return (step - 1) % options_.search_every == 0 || step <= options_.warm_up_steps ||
-           !detail::outlasts_its_step(threshold_);
+           threshold_ == invalid_threshold || !detail::outlasts_its_step(threshold_);
   }
 
   detail::layer_rule rule_of(std::size_t fragment, std::span<const char> held) const {

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/codec.hpp"
+#include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
@@ -20,7 +22,6 @@
 #include "lamina/detail/sources.hpp"
 #include "lamina/drift/pairs.hpp"
 #include "lamina/drift/values.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
@@ -32,7 +33,6 @@
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/selector.hpp"
 #include "lamina/state/flights.hpp"
 #include "lamina/tensor.hpp"
 
@@ -41,7 +41,7 @@ namespace lamina::inline LAMINA_ABI {
 /// A worker's side of local updates. Each worker goes on with the update of its own optimizer at once, whatever optimizer that
 /// is, and what it did that the others have not seen is its *drift* a = x − y: x are the parameters that all share, the same
 /// bits everywhere, y those that the worker computes with. The drift is to this class what the residual is to
-/// gradient_compressor, and is decided on in the same way, but nobody stores it. Each step:
+/// worker, and is decided on in the same way, but nobody stores it. Each step:
 ///
 ///     optimizer.step();                                             // the worker's own, on y
 ///     compressor.observe_all(x, y);                                 // the values of x - y
@@ -77,17 +77,16 @@ class drift_compressor {
 
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of
-  /// \param options  as of a gradient_compressor. Refused are a momentum, which is the optimizer's; threshold_source::fresh, as
-  ///                 there is no gradient; finite_check::each_element, as nothing can be left out of what was done already; and
-  ///                 another decision_timing than at_end, as a drift is complete at the end of a step alone.
+  /// \param options  as of a worker. Refused are a momentum, which is the optimizer's, and finite_check::each_element,
+  ///                 as nothing can be left out of what was done already.
   /// \param functor  takes the value of a part of x - y
   /// \throws std::invalid_argument  naming the option; a model without layers
-  explicit drift_compressor(const layout& model, const compressor_options& options = {},
+  explicit drift_compressor(const layout& model, const worker_options& options = {},
                             Representative functor = {})
       : options_(checked(model, options)),
-        cut_(model, options.part_elements),
+        cut_(model, options.fragment_elements),
         values_(parts(), std::move(functor)),
-        selector_(parts(), detail::options_by_part(options_, cut_)),
+        selector_(cut_, options_),
         encoder_(parts(), options.run),
         is_observed_(model.layers()),
         held_(parts().layers()) {}
@@ -123,7 +122,7 @@ class drift_compressor {
   /// q of each part of x - y, as last observed. That of a part which is under way includes what is.
   [[nodiscard]] std::span<const double> values() const noexcept { return values_.all(); }
 
-  /// Decides which parts go out, by this worker's values, as gradient_compressor::select(); those that are under way do not.
+  /// Decides which parts go out, by this worker's values, as worker::select(); those that are under way do not.
   /// encode() does it where nobody has. Throws std::logic_error, naming the layer, if one was not observed in this step, and if
   /// the step was selected already.
   const selection& select() { return decide(values(), {}); }
@@ -135,7 +134,7 @@ class drift_compressor {
     return decide(agreed_values, held);
   }
   /// The last selection.
-  [[nodiscard]] const selection& chosen() const noexcept { return selector_.chosen(); }
+  [[nodiscard]] const selection& chosen() const noexcept { return selector_.sent(); }
 
   /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack(), apply() or
   /// commit(delivery).
@@ -144,14 +143,16 @@ class drift_compressor {
   const encoded_frame& encode(const Shared& shared, const Local& local) {
     detail::flight<T>& next = take(shared, local);
     std::size_t offset = 0;
-    encoder_.encode(
-        frame_kind::updates, step_, options_.sender, chosen(),
-        [&](std::size_t part) {
-          const std::size_t elements = parts().sizes()[part];
-          return std::span<const T>(next.elements)
-              .subspan(std::exchange(offset, offset + elements), elements);
-        },
-        options_.payload, options_.frame_checksum);
+    encoder_.encode({.kind = frame_kind::updates,
+                     .step = step_,
+                     .sender = options_.sender,
+                     .payload = options_.payload,
+                     .checksum = options_.frame_checksum},
+                    chosen(), [&](std::size_t part) {
+                      const std::size_t elements = parts().sizes()[part];
+                      return std::span<const T>(next.elements)
+                          .subspan(std::exchange(offset, offset + elements), elements);
+                    });
     T* to = next.elements.data();
     for (std::size_t i = 0; i < next.parts.size(); ++i) {
       to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);
@@ -345,10 +346,10 @@ class drift_compressor {
       detail::raise(
           std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
     }
-    return detail::write_flights<T>(parts(), selector_.remember(), step_, flights_);
+    return detail::write_flights<T>(parts(), selector_.remember(step_), step_, flights_);
   }
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
-  /// for bit. Changes nothing and throws decode_error, with a state_errc, for bytes that are damaged or of another model, and
+  /// for bit. Changes nothing and throws decode_error, with a errc, for bytes that are damaged or of another model, and
   /// std::invalid_argument if they hold NaN or infinity.
   void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, parts())); }
   /// Joins the workers of which one has saved these bytes, between two steps of theirs: the next step here is the next of theirs,
@@ -370,13 +371,9 @@ class drift_compressor {
   [[nodiscard]] const partition& cut() const noexcept { return cut_; }
 
  private:
-  static const compressor_options& checked(const layout& model, const compressor_options& options) {
+  static const worker_options& checked(const layout& model, const worker_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
-                          : options.source == threshold_source::fresh
-                              ? "source: a drift has no fresh gradient to search over"
-                          : options.decide != decision_timing::at_end
-                              ? "decide: a drift is complete at the end of a step alone, so at_end"
                           : options.check == finite_check::each_element
                               ? "check: nothing can be left out of a drift; whole_layer, or caller"
                               : nullptr;
@@ -460,7 +457,7 @@ class drift_compressor {
     for (std::size_t part = 0; part < held_.size(); ++part) {
       held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
     }
-    selector_.decide(step_, values, values, held_);
+    selector_.decide(step_, values, held_);
     phase_ = detail::step_phase::selected;
     return chosen();
   }
@@ -505,10 +502,10 @@ class drift_compressor {
     detail::subtract_elements(x, d.data(), d.size());
   }
 
-  compressor_options options_;
+  worker_options options_;
   partition cut_;
   detail::drift_values<T, Representative> values_;
-  layer_selector selector_;
+  selector selector_;
   frame_encoder<T> encoder_;
   std::vector<char> is_observed_;  // of a layer, in this step
   std::vector<char> held_;         // of a part, in the last selection

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,17 +21,17 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
-/// What goes over the wire: a frame that is ready to send, and one that has come.
+/// What goes over the wire: its first 64 bytes, a frame that is ready to send, and one that has come. codec.hpp makes the one and
+/// reads the other; docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
 enum class frame_kind : std::uint8_t {
-  gradients = 1,   ///< worker to server: what was held back counts as zeros
-  parameters = 2,  ///< server to worker: what was held back is to be kept
+  gradients = 1,   ///< worker to server: what is dropped counts as zeros
+  parameters = 2,  ///< server to worker: what is dropped is to be kept
   updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
 };
 
@@ -72,7 +72,7 @@ class encoded_frame {
   std::size_t size_bytes_ = 0;
 };
 
-/// What the first bytes of a frame tell: see peek() in decoder.hpp.
+/// What the first bytes of a frame tell: see peek() in codec.hpp.
 struct frame_info {
   std::size_t size_bytes = 0;  ///< of the whole frame
   frame_kind kind{};
@@ -83,32 +83,21 @@ struct frame_info {
   std::uint64_t step = 0;
   std::uint64_t fingerprint = 0;  ///< of the layout, as layout::fingerprint()
   std::uint64_t layers = 0;       ///< L, of that layout
-  bool is_part = false;           ///< whether it is a part of a step
-  bool ends_step = false;         ///< whether it is a whole frame or the last part
-  std::uint16_t part = 0;         ///< its number within step and sender; 0 for a whole frame
+  std::uint16_t sequence = 0;     ///< its number within step and sender
+  bool is_last = true;            ///< whether its sender sends no more in this step
 
   friend bool operator==(const frame_info&, const frame_info&) = default;
 };
 /// The bytes that peek() looks at.
 inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
-/// Where a frame stands in a step that its sender sends in parts.
-struct frame_part {
-  std::uint16_t index = 0;  ///< 0, 1, 2, ... within step and sender
-  bool is_last = true;      ///< ends the step
-  const selection* decided =
-      nullptr;  ///< the layers that this part and those before it have decided, sent or held back
-};
-
-/// The bytes of the largest frame of a layout, in which every layer is sent: what a receiver need not exceed. The layout is
-/// that of the frames, which is gradient_compressor::parts() where layers are cut into parts: each part has a bit of its own, and
-/// scales of its own in int8 and int4. Steps that come in parts (`is_in_parts`) have two bitmaps in each part, of which one may hold all
-/// layers. The largest std::size_t, if that cannot be counted. Cost: O(L).
+/// The bytes of the largest frame of a layout, in which every layer is sent, without user bytes: what a receiver need not exceed. The
+/// layout is that of the frames, worker::fragments(). The largest std::size_t, if that cannot be counted. Cost: O(L).
 template <element T>
-[[nodiscard]] std::size_t largest_frame_bytes(const layout& model, payload_type type = payload_type::as_is,
-                                              bool is_in_parts = false) noexcept {
+[[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
+                                              payload_type type = payload_type::as_is) noexcept {
   constexpr std::size_t most = (std::numeric_limits<std::size_t>::max)();
-  std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers(), is_in_parts);
+  std::size_t bytes = detail::wire_header_bytes + detail::padded_bitmap_bytes(model.layers());
   for (const std::size_t elements : model.sizes()) {
     if (elements > most / sizeof(T)) return most;
     const std::size_t layer_bytes = payload_bytes<T>(type, elements);
@@ -118,13 +107,6 @@ template <element T>
   return bytes;
 }
 
-/// The same of a partition: of its parts.
-template <element T>
-[[nodiscard]] std::size_t largest_frame_bytes(const partition& cut, payload_type type = payload_type::as_is,
-                                              bool is_in_parts = false) noexcept {
-  return largest_frame_bytes<T>(cut.parts(), type, is_in_parts);
-}
-
 namespace detail {
 struct frame_decoder;
 }
@@ -132,11 +114,11 @@ struct frame_decoder;
 /// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and
 /// after a failed decode, it has no layers and is of no layout.
 ///
-/// A layer that was not sent is *held back*. In a frame of gradients it counts as zeros: restore() writes them. In a frame of
+/// A layer that is not in the frame is *dropped*. In a frame of gradients it counts as zeros: restore() writes them. In a frame of
 /// parameters it means that the receiver keeps what it has: apply_to() does.
 ///
-/// Of a step that is sent in parts each frame says which layers are decided so far. One that is decided and was in no part yet is
-/// held back; of one that is not decided, a part says nothing. step_parts.hpp has the receiver's side.
+/// A sender may send several frames in a step, the last of them flagged; a layer is in one of them at most, and one that is in none is
+/// dropped.
 template <element T>
 class frame_view {
  public:
@@ -162,24 +144,21 @@ class frame_view {
   [[nodiscard]] payload_type payload() const noexcept { return is_.payload; }
   /// Elements of the layers that were sent, together.
   [[nodiscard]] std::size_t sent_elements() const noexcept { return is_.sent_elements; }
-  /// Whether this is a part of a step, and which: 0, 1, 2, ... within step and sender; 0 for a whole frame.
-  [[nodiscard]] bool is_part() const noexcept { return is_.is_part; }
-  [[nodiscard]] std::uint16_t part() const noexcept { return is_.part; }
-  /// Whether its sender sends no more in this step: a whole frame, or the last part.
-  [[nodiscard]] bool ends_step() const noexcept { return is_.ends_step; }
-  /// Whether this frame, or a part before it, decides the layer; an empty layer always is decided. Throws std::out_of_range.
-  [[nodiscard]] bool is_decided(std::size_t layer) const {
-    check_layer(layer);
-    if (!is_.is_part || is_.model->sizes()[layer] == 0) return true;
-    return ((is_.decided[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
-  }
+  /// Its number among the frames of its sender and step: 0, 1, 2, ...; and whether it is the last of them.
+  [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.sequence; }
+  [[nodiscard]] bool is_last() const noexcept { return is_.is_last; }
+  /// The first step whose gradients it may hold that were in a frame before, of which the sender does not know that it has arrived;
+  /// step() if there is none.
+  [[nodiscard]] std::uint64_t since() const noexcept { return is_.since; }
+  /// What the sender has added: up to 64 bytes.
+  [[nodiscard]] std::span<const std::byte> user() const noexcept { return is_.user; }
 
-  /// True for a layer that is not in the frame: held back, or of a part, in another. Throws std::out_of_range.
+  /// True for a layer that is not in the frame. Throws std::out_of_range.
   [[nodiscard]] bool is_dropped(std::size_t layer) const {
     check_layer(layer);
     return is_.begins[layer] == is_.begins[layer + 1];
   }
-  /// The n_l elements of a layer that was sent, where they lie; an empty span for one held back. Throws
+  /// The n_l elements of a layer that was sent, where they lie; an empty span for one dropped. Throws
   /// std::out_of_range, and std::logic_error if the payload is not as_is: copy(), read(), restore() and apply_to() read
   /// every type.
   [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
@@ -190,7 +169,7 @@ class frame_view {
     const auto bytes = bytes_of(layer);
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
-  /// The bytes of a layer on the wire; none for one held back. Throws std::out_of_range.
+  /// The bytes of a layer on the wire; none for one dropped. Throws std::out_of_range.
   [[nodiscard]] std::span<const std::byte> bytes_of(std::size_t layer) const {
     check_layer(layer);
     return is_.bytes.subspan(is_.begins[layer], is_.begins[layer + 1] - is_.begins[layer]);
@@ -218,7 +197,7 @@ class frame_view {
   }
   /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: a std::span<const T> of up
   /// to 4,096 elements from `begin` on, where they lie if the payload is as_is, and valid during the call otherwise.
-  /// A layer held back gives no block. Throws std::out_of_range. Allocates nothing.
+  /// A layer dropped gives no block. Throws std::out_of_range. Allocates nothing.
   template <class Consume>
   void for_each_block(std::size_t layer, Consume&& consume) const {
     if (is_dropped(layer)) return;
@@ -229,21 +208,15 @@ class frame_view {
               read(layer, begin, std::span(buffer).first((std::min)(buffer.size(), elements - begin))));
     }
   }
-  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one held back becomes zeros. Throws
-  /// std::out_of_range, std::logic_error for a frame of parameters, in which held back means keep, and for a layer that a part
-  /// does not hold, or
-  /// std::invalid_argument if `out` has another size or overlaps the frame's payload, before anything is written.
+  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one dropped becomes zeros. Throws
+  /// std::out_of_range, std::logic_error for a frame of parameters, in which dropped means keep, or std::invalid_argument if `out` has another size or overlaps the frame's payload, before anything is written.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
     if (is_.kind == frame_kind::parameters) {
-      detail::raise(std::logic_error(
-          "restore: a layer held back in a frame of parameters is to be kept, not zeros; use "
-          "apply_to()"));
-    }
-    if (is_.is_part && is_dropped(layer)) {
-      detail::raise(std::logic_error("restore: layer '" + (*is_.model)[layer].name +
-                                     "' is not in this part of the step, but may be in another"));
+      detail::raise(
+          std::logic_error("restore: a layer dropped in a frame of parameters is to be kept, not zeros; use "
+                           "apply_to()"));
     }
     const std::span<T> to = checked_output(layer, out);
     if (is_dropped(layer)) {
@@ -264,7 +237,7 @@ class frame_view {
     copy(layer, 0, to);
     return true;
   }
-  /// What has arrived of a layer into `out`, a tensor of n_l elements to write; what was lost of it, and a layer held back, leave
+  /// What has arrived of a layer into `out`, a tensor of n_l elements to write; what was lost of it, and a layer dropped, leave
   /// `out` as it is. How a worker takes parameters of which some were lost. In a frame of gradients holes count as zeros: there,
   /// where they are bytes of 0, restore(layer, out) reads them as such. Throws std::out_of_range, or std::invalid_argument if
   /// `out` has another size or overlaps the frame's payload, if `arrived` is of another layout or of a frame that differs in
@@ -298,14 +271,14 @@ class frame_view {
     std::uint32_t sender = 0;
     std::uint32_t run = 0;
     std::uint64_t step = 0;
-    bool is_part = false;
-    bool ends_step = true;
-    std::uint16_t part = 0;
-    std::span<const std::byte> decided;  // a bit a layer; of a part alone
+    std::uint64_t since = 0;
+    std::uint16_t sequence = 0;
+    bool is_last = true;
+    std::span<const std::byte> user;
     std::optional<layout> model;
     std::size_t sent_elements = 0;
     std::span<const std::byte> bytes;
-    std::vector<std::size_t> begins;  // L + 1 positions in bytes; equal neighbours are held back
+    std::vector<std::size_t> begins;  // L + 1 positions in bytes; equal neighbours are dropped
   };
 
   void check_layer(std::size_t layer) const {

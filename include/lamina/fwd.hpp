@@ -27,24 +27,17 @@ class any_tensor;
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
 enum class finite_check;
-enum class threshold_source;
-enum class decision_timing : std::uint8_t;
 enum class frame_kind : std::uint8_t;
 enum class element_type : std::uint8_t;
 enum class value_functor : std::uint8_t;
-class refresh_schedule;
 struct residual_options;
-struct compressor_options;
 struct worker_options;
 struct server_options;
-struct aggregator_options;
-struct publisher_options;
 struct outer_options;
 class memory_resource;
 
 // What computes.
 class threshold_search;
-class layer_selector;
 template <class>
 struct tensor_traits;
 struct mean_abs;
@@ -57,8 +50,6 @@ struct sequential;
 template <element T>
 class residual_accumulator;
 template <element T, class Representative = mean_abs>
-class gradient_compressor;
-template <element T, class Representative = mean_abs>
 class worker;
 template <element T>
 class server;
@@ -69,10 +60,6 @@ template <element T, class Representative = mean_abs>
 class drift_compressor;
 template <element T>
 class outer_step;
-template <element T>
-class gradient_aggregator;
-template <element T>
-class parameter_publisher;
 class any_compressor;
 
 // What goes over the wire.
@@ -81,15 +68,10 @@ template <element T>
 class frame_view;
 template <element T>
 class frame_encoder;
-template <element T>
-class part_encoder;
-class step_parts;
-struct frame_part;
+struct frame_header;
 struct frame_info;
 
 // What goes wrong.
-enum class frame_errc;
-enum class state_errc;
 enum class errc;
 class decode_error;
 class non_finite_gradient;

@@ -4,6 +4,7 @@
 /// Everything that needs no optional dependency.
 
 #include "lamina/codec.hpp"
+#include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/drift.hpp"
 #include "lamina/error.hpp"
@@ -21,7 +22,6 @@
 #include "lamina/residual.hpp"
 #include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/selector.hpp"
 #include "lamina/server.hpp"
 #include "lamina/slices.hpp"
 #include "lamina/state.hpp"

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -19,8 +20,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/selector.hpp"
-#include "lamina/state/format.hpp"
+#include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
 
@@ -66,27 +66,15 @@ std::vector<T> mean_over(std::span<const state_view> states, std::span<const std
 // How the next decide() of a resumed run finds its threshold, ages and allowance. A template, so that it costs nothing where
 // nobody merges.
 template <class View>
-layer_selector::memory merge_memories(std::span<const View> states) {
-  layer_selector::memory merged;
+selector::memory merge_memories(std::span<const View> states) {
+  selector::memory merged;
   merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
   merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
-  merged.cleared_in = values_of<std::uint64_t>(states[0].cleared_in);
-  merged.waits_since = values_of<std::uint64_t>(states[0].waits_since);
-  merged.planned = values_of<double>(states[0].planned);
+  merged.sent_in = values_of<std::uint64_t>(states[0].sent_in);
   for (const View& state : states) {
     if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
-    for (std::size_t l = 0; l < merged.cleared_in.size(); ++l) {
-      merged.cleared_in[l] = (std::min)(merged.cleared_in[l], value_at<std::uint64_t>(state.cleared_in, l));
-    }
-    for (std::size_t l = 0; l < merged.waits_since.size(); ++l) {
-      const auto since = value_at<std::uint64_t>(state.waits_since, l);
-      std::uint64_t& first = merged.waits_since[l];
-      if (since != 0) first = first == 0 ? since : (std::min)(first, since);
-    }
-  }
-  for (std::size_t l = 0; l < merged.planned.size(); ++l) {
-    merged.planned[l] =
-        mean_over(states.size(), [&](std::size_t w) { return value_at<double>(states[w].planned, l); });
+    for (std::size_t l = 0; l < merged.sent_in.size(); ++l)
+      merged.sent_in[l] = (std::min)(merged.sent_in[l], value_at<std::uint64_t>(state.sent_in, l));
   }
   // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
   if (is_nan(merged.threshold)) merged.threshold = infinite_value;
@@ -109,16 +97,14 @@ concept saved_states = some_range<const States> && requires(const States& states
 ///
 /// Residual, velocity, allowance and threshold are the means, summed in the order of the workers, the first two in T. What
 /// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
-/// earliest of the steps in which it was last sent counts, so that none waits for longer than max_age, and the earliest of
-/// those since which it waits for room in a budget. What was agreed on for the next step is what all have.
+/// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
 /// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
 ///                std::vector<std::vector<std::byte>>
-/// \param parts   what the workers decide on: gradient_compressor::parts(), or partition::parts() of the same model
-/// \return the state, for gradient_compressor::load
-/// \throws decode_error           as load_state, for the first state that is refused, named by its index; other_momentum
-///                                for one with velocity where state 0 has none, or the other way round; other_timing for
-///                                one whose steps were decided at another time than those of state 0
+/// \param parts   what the workers decide on: worker::fragments()
+/// \return the state, for worker::load
+/// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
+///                                for one with velocity where state 0 has none, or the other way round
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
 ///
 /// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of
@@ -127,8 +113,8 @@ template <element T, detail::saved_states States>
 std::vector<std::byte> merge_states(const States& states, const layout& parts) {
   std::vector<detail::state_view> views;
   for (const std::span<const std::byte> bytes : states) {
-    detail::expected_state as_first;
-    if (!views.empty()) as_first = {views[0].has_velocity(), views[0].timing()};
+    std::optional<bool> as_first;
+    if (!views.empty()) as_first = views[0].has_velocity();
     views.push_back(detail::read_state<T>(bytes, parts, as_first, detail::state_name(views.size())));
     if (views.back().header.step != views[0].header.step) {
       detail::raise(std::invalid_argument(

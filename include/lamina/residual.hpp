@@ -183,8 +183,8 @@ class residual_accumulator {
   class refusal {
    public:
     template <class Make>
-    void operator()(errc code, const Make& make) const {
-      if (code != errc::non_finite && code != errc::overflow) detail::raise(make());
+    void operator()(detail::mistake code, const Make& make) const {
+      if (code != detail::mistake::non_finite && code != detail::mistake::overflow) detail::raise(make());
       if constexpr (requires { make().part(); }) fragment_ = make().part();
     }
     bool has_failed() const noexcept { return fragment_.has_value(); }
@@ -204,7 +204,9 @@ class residual_accumulator {
     return refused.fragment();
   }
   // Whether the last call had a gradient for it.
-  bool was_given(std::size_t layer) const noexcept { return is_given_[layer] != 0; }
+  bool was_given(std::size_t layer) const noexcept {
+    return is_given_[layer] != 0;
+  }
 
   using magnitude_bounds = typename detail::residual_memory<T>::magnitude_bounds;
   using block_adder = detail::block_adder<T>;
@@ -264,14 +266,14 @@ class residual_accumulator {
   bool look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
                const pass& how, const Fail& fail) {
     if (first > last || last > model().layers()) {
-      fail(errc::no_such_layer, [&] {
+      fail(detail::mistake::no_such_layer, [&] {
         return std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
                                  ") among " + std::to_string(model().layers()));
       });
       return false;
     }
     if (values.size() != last - first) {
-      fail(errc::wrong_count, [&] {
+      fail(detail::mistake::wrong_count, [&] {
         return std::invalid_argument("there is room for " + std::to_string(values.size()) + " values of " +
                                      std::to_string(last - first) + " layers");
       });
@@ -285,12 +287,12 @@ class residual_accumulator {
         is_given_[layer] = 1;
         has_right_size = from.size() == model().sizes()[layer];
         if (!has_right_size) {
-          fail(errc::wrong_size, [&] { return model().size_error(layer, from.size()); });
+          fail(detail::mistake::wrong_size, [&] { return model().size_error(layer, from.size()); });
         }
       });
       if (!has_right_size || fail.has_failed()) return false;
       if (is_given_[layer] == 0 && !how.may_lack_gradients) {
-        fail(errc::no_gradient, [&] {
+        fail(detail::mistake::no_gradient, [&] {
           return std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'");
         });
         return false;
@@ -306,7 +308,7 @@ class residual_accumulator {
         (as_element != T(0) || scale == 0)) {
       return true;
     }
-    fail(errc::bad_argument, [&] {
+    fail(detail::mistake::bad_argument, [&] {
       return std::invalid_argument("the scale of the gradients must be a finite number of their type, got " +
                                    std::to_string(scale));
     });
@@ -393,7 +395,7 @@ class residual_accumulator {
 
   template <class Fail>
   void refuse(std::size_t layer, bool overflows, const pass& how, const Fail& fail) const {
-    fail(overflows ? errc::overflow : errc::non_finite, [&] {
+    fail(overflows ? detail::mistake::overflow : detail::mistake::non_finite, [&] {
       return non_finite_gradient(how.cut == nullptr ? layer : how.cut->layer_of(layer), layer,
                                  model()[layer].name,
                                  overflows ? "adding the gradient would overflow the residual"

@@ -11,18 +11,15 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lamina/aggregator.hpp"
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
@@ -30,7 +27,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/partition.hpp"
-#include "lamina/publisher.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
@@ -105,6 +101,7 @@ class server {
       : options_(std::move(options)),
         cut_(model, options_.fragment_elements),
         arrived_(fragments()),
+        updated_(fragments()),
         updated_at_(fragments().layers(), 1),
         step_(options_.first_step) {
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
@@ -112,21 +109,19 @@ class server {
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
       if (options_.nodes[s] == 0)
         detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
-      senders_.emplace_back(options_.first_step);
     }
+    senders_.resize(options_.nodes.size());
     to_reply_.resize(senders_.size());
     std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
 
-  server(server&&) = default;
-  server& operator=(server&&) = default;
-
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
-    frame& to = unused_frame();
-    to.bytes = std::move(bytes);
-    return take(to, to.bytes);
+    std::unique_ptr<frame> to = unused_frame();
+    to->bytes = std::move(bytes);
+    const std::span<const std::byte> owned = to->bytes;
+    return take(std::move(to), owned);
   }
   /// The same of bytes that stay the caller's, who leaves them as they are until update() has returned. A receive buffer that is
   /// used again before goes to add().
@@ -134,9 +129,11 @@ class server {
     return take(unused_frame(), bytes);
   }
 
-  /// Whether update() can be called: synchronous, when every sender has come; asynchronous, when one has.
+  /// Whether every sender has come; asynchronous, whether one has.
   [[nodiscard]] bool complete() const noexcept {
-    return options_.asynchronous ? present_ > 0 : present_ == senders_.size();
+    const auto came = [](const sender& each) { return each.came; };
+    return options_.asynchronous ? std::any_of(senders_.begin(), senders_.end(), came)
+                                 : std::all_of(senders_.begin(), senders_.end(), came);
   }
   /// The senders whose frames of this step are not there yet.
   [[nodiscard]] std::vector<std::size_t> missing() const {
@@ -157,9 +154,9 @@ class server {
   /// throw.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
-  /// whatever the order of arrival. Asynchronous: each frame on its own, in the order of arrival, G = a_s / W with the W workers of all
-  /// senders. With senders missing, those that are there make the mean: of the others a later frame of this step is refused, and what
-  /// they do not commit comes later.
+  /// whatever the order of arrival. Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all
+  /// senders. Called before complete(), the mean is over the senders that are there; of the others frames of this step are refused from
+  /// then on, they do not commit, and what they hold comes later.
   ///
   /// What `consume` throws goes on to the caller, and the step is over all the same: no block is given twice, the blocks that were
   /// not given are lost, and replies hold every layer that arrived, as the parameters are.
@@ -167,32 +164,20 @@ class server {
   /// \throws std::logic_error  no frame is there
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
-    if (present_ == 0)
-      detail::raise(std::logic_error("update: no frame has arrived in step " + std::to_string(step_)));
-    to_reply_.clear();
-    summed_.clear();
-    std::size_t workers = 0;
+    if (std::none_of(senders_.begin(), senders_.end(), [](const sender& each) { return each.came; }))
+      detail::raise(
+          std::logic_error("update: nobody's frames of step " + std::to_string(step_) + " are there"));
+    const std::size_t workers = begin_update();
+    const frames_to_sum all(summed_);
     if (options_.asynchronous) {
-      workers = std::accumulate(options_.nodes.begin(), options_.nodes.end(), std::size_t{0});
-      for (std::size_t i = 0; i < frames_there_; ++i) {
-        summed_.push_back(&frames_[i]);
-        to_reply_.push_back(frames_[i].view.sender());
-      }
+      for (std::size_t i = 0; i < all.size(); ++i) apply(all.subspan(i, 1), workers, consume, execution);
     } else {
-      for (std::size_t s = 0; s < senders_.size(); ++s) {
-        to_reply_.push_back(s);
-        if (!senders_[s].came) continue;
-        summed_.push_back(&frames_[senders_[s].frame]);
-        workers += options_.nodes[s];
-      }
+      apply(all, workers, consume, execution);
     }
-    const end_of_step end{*this};
-    const std::span<const frame* const> all(summed_);
-    if (!options_.asynchronous) return apply(all, workers, consume, execution);
-    for (std::size_t i = 0; i < all.size(); ++i) apply(all.subspan(i, 1), workers, consume, execution);
+    release(applied_);
   }
 
-  /// Who waits for a reply: after an update everybody or, asynchronous, the sender of each frame, once a frame.
+  /// Who waits for a reply: after an update, in the synchronous case everybody.
   [[nodiscard]] std::span<const std::size_t> workers() const noexcept { return to_reply_; }
 
   /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
@@ -209,7 +194,7 @@ class server {
                                           " layers, got " + std::to_string(std::size(parameters)) +
                                           " parameters"));
     }
-    const std::uint64_t step = options_.asynchronous ? to.step : step_;
+    const std::uint64_t step = this->step(worker);
     const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
       return out && out->since == to.seen && out->clock == clock_ && out->step == step;
     };
@@ -251,21 +236,26 @@ class server {
     return senders_.at(worker).pending;
   }
 
-  /// The worker was restarted and has nothing: its next reply holds every layer, and asynchronous its next frame may be of any step.
-  /// Throws std::out_of_range.
+  /// The worker was restarted and has nothing: its next reply holds every layer, its frames that are not in an update yet are gone, and
+  /// asynchronous its next frame may be of any step. Throws std::out_of_range.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
     of.forgotten = ++clock_;  // so that its replies from now on have other clocks
     of.seen = 0;
     of.pending.clear();
     of.out.reset();
-    of.is_new = true;
+    of.taken = 0;
+    of.in_progress = of.came = false;
+    keep_frames([&](const frame& each) { return each.view.sender() != worker; });
   }
 
-  /// The step whose frames are accepted, counted from 1; asynchronous, of one sender.
+  /// The step whose frames are accepted, counted from 1.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+  /// The same of one sender: asynchronous, the step after its last.
   [[nodiscard]] std::uint64_t step(std::size_t of_sender) const {
-    return options_.asynchronous ? senders_.at(of_sender).step : step_;
+    const sender& from = senders_.at(of_sender);
+    if (!options_.asynchronous) return step_;
+    return from.taken == 0 ? options_.first_step : from.taken + 1;
   }
   [[nodiscard]] std::size_t senders() const noexcept { return senders_.size(); }
   [[nodiscard]] const server_options& options() const noexcept { return options_; }
@@ -290,11 +280,11 @@ class server {
     std::uint64_t step = 0;
   };
   struct sender {
-    explicit sender(std::uint64_t first_step) : step(first_step) {}
-    bool came = false;            // in this step
-    std::size_t frame = 0;        // where its frame is then
-    std::uint64_t step;           // asynchronous: the next
-    bool is_new = true;           // asynchronous: any step is accepted
+    std::uint64_t taken = 0;      // the step of the last frame that was taken; 0: none
+    std::uint64_t before = 0;     // the same before that step
+    std::uint16_t sequence = 0;   // of the next frame of that step
+    bool in_progress = false;     // more frames of it are to come
+    bool came = false;            // all of it is there and not in an update yet
     std::uint64_t replied = 0;    // the clock of the last reply to it,
     std::uint64_t seen = 0;       // of the last that it is known to have,
     std::uint64_t forgotten = 0;  // and of the first since it was forgotten
@@ -302,58 +292,131 @@ class server {
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
 
-  // Also where `consume` throws.
-  struct end_of_step {
-    server& of;
-    ~end_of_step() {
-      ++of.clock_;
-      for (const std::size_t f : of.arrived_.sent()) of.updated_at_[f] = of.clock_;
-      of.arrived_.clear();
-      for (std::size_t i = 0; i < of.frames_there_; ++i) of.frames_[i].bytes = {};
-      of.frames_there_ = of.present_ = 0;
-      for (sender& each : of.senders_) each.came = false;
-      if (!of.options_.asynchronous) ++of.step_;
-    }
-  };
+  using frames_to_sum = std::span<const frame* const>;
 
-  frame& unused_frame() {
-    static_assert(std::is_nothrow_move_constructible_v<frame>, "a copy would leave the views without bytes");
-    if (frames_there_ == frames_.size()) frames_.emplace_back();
-    return frames_[frames_there_];
+  std::unique_ptr<frame> unused_frame() {
+    if (unused_.empty()) {
+      unused_.reserve(++frames_made_);  // so that release() allocates nothing
+      return std::make_unique<frame>();
+    }
+    std::unique_ptr<frame> last = std::move(unused_.back());
+    unused_.pop_back();
+    return last;
+  }
+  void release(std::unique_ptr<frame> used) noexcept {
+    used->bytes = {};
+    unused_.push_back(std::move(used));
+  }
+  void release(std::vector<std::unique_ptr<frame>>& used) noexcept {
+    for (auto& each : used) release(std::move(each));
+    used.clear();
   }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
-    if (view.kind() != options_.kind) return frame_errc::unexpected_kind;
-    if (view.run() != options_.run) return frame_errc::other_run;
-    if (view.is_part()) return frame_errc::unexpected_part;
-    if (view.sender() >= senders_.size()) return frame_errc::unknown_sender;
+    if (view.kind() != options_.kind) return errc::unexpected_kind;
+    if (view.run() != options_.run) return errc::other_run;
+    if (view.sender() >= senders_.size()) return errc::unknown_sender;
     const sender& from = senders_[view.sender()];
-    if (options_.asynchronous) {
-      if (from.is_new || view.step() >= from.step) return {};
-      return view.step() + 1 == from.step ? frame_errc::duplicate_sender : frame_errc::unexpected_step;
+    if (from.in_progress && view.step() == from.taken) {
+      if (view.sequence() != from.sequence)
+        return view.sequence() < from.sequence ? errc::duplicate_frame : errc::unexpected_sequence;
+      return repeats_a_layer(view) ? make_error_code(errc::duplicate_layer) : std::error_code{};
     }
-    if (view.step() != step_) return frame_errc::unexpected_step;
-    if (from.came) return frame_errc::duplicate_sender;
+    if (from.taken != 0 && view.step() == from.taken) return errc::duplicate_frame;
+    const bool is_expected =
+        options_.asynchronous
+            ? view.step() > from.taken && (from.taken != 0 || view.step() >= options_.first_step)
+            : view.step() == step_;
+    if (!is_expected || from.in_progress) return errc::unexpected_step;
+    if (view.sequence() != 0) return errc::unexpected_sequence;
+    if (from.taken != 0 && view.since() < view.step() && view.since() <= from.taken)
+      return errc::overlapping_step;
+    return {};
+  }
+  bool repeats_a_layer(const frame_view<T>& view) const noexcept {
+    for (const auto& each : frames_) {
+      if (each->view.sender() != view.sender() || each->view.step() != view.step()) continue;
+      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+        if (!view.is_dropped(f) && !each->view.is_dropped(f)) return true;
+      }
+    }
+    return false;
+  }
+
+  std::error_code take(std::unique_ptr<frame> given, std::span<const std::byte> bytes) {
+    std::error_code error = detail::frame_decoder::decode_into(bytes, fragments(), given->view);
+    if (!error) error = refusal_of(given->view);
+    if (error) {
+      release(std::move(given));
+      return error;
+    }
+    const frame_view<T>& view = given->view;
+    sender& from = senders_[view.sender()];
+    if (!from.in_progress) {
+      from.before = from.taken;
+      from.taken = view.step();
+      from.sequence = 0;
+    }
+    ++from.sequence;
+    from.in_progress = !view.is_last();
+    from.came = from.came || view.is_last();
+    send_layers_of(view, arrived_);
+    frames_.push_back(std::move(given));
     return {};
   }
 
-  std::error_code take(frame& to, std::span<const std::byte> bytes) {
-    std::error_code error = detail::frame_decoder::decode_into(bytes, fragments(), to.view);
-    if (!error) error = refusal_of(to.view);
-    if (error) {
-      to.bytes = {};
-      return error;
+  static void send_layers_of(const frame_view<T>& view, selection& to) {
+    for (std::size_t f = 0; f < view.layers(); ++f) {
+      if (!view.is_dropped(f)) to.send(f);
     }
-    for (std::size_t f = 0; f < fragments().layers(); ++f) {
-      if (!to.view.is_dropped(f)) arrived_.send(f);
+  }
+
+  // The others are gone.
+  template <class Predicate>
+  void keep_frames(const Predicate& is_kept) {
+    std::size_t kept = 0;
+    arrived_.clear();
+    for (auto& each : frames_) {
+      if (!each) continue;
+      if (is_kept(*each)) {
+        send_layers_of(each->view, arrived_);
+        std::swap(frames_[kept++], each);
+      } else {
+        release(std::move(each));
+      }
     }
-    sender& from = senders_[to.view.sender()];
-    from.step = to.view.step() + 1;
-    from.is_new = false;
-    present_ += from.came ? 0 : 1;
-    from.came = true;
-    from.frame = frames_there_++;
-    return {};
+    frames_.resize(kept);
+  }
+
+  // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `applied_`: frames of steps that
+  // are complete. Others stay where each step stands alone, and go where the step is over for all. Gives W.
+  std::size_t begin_update() {
+    release(applied_);
+    summed_.clear();
+    updated_.clear();
+    for (auto& each : frames_) {
+      const sender& from = senders_[each->view.sender()];
+      if (from.in_progress && each->view.step() == from.taken) continue;
+      summed_.push_back(each.get());
+      send_layers_of(each->view, updated_);
+      applied_.push_back(std::move(each));
+    }
+    keep_frames([&](const frame&) { return options_.asynchronous; });
+    to_reply_.clear();
+    std::size_t workers = 0;
+    for (std::size_t s = 0; s < senders_.size(); ++s) {
+      sender& each = senders_[s];
+      if (each.came || options_.asynchronous) workers += options_.nodes[s];
+      if (std::exchange(each.came, false) || !options_.asynchronous) to_reply_.push_back(s);
+      if (!options_.asynchronous && std::exchange(each.in_progress, false)) each.taken = each.before;
+    }
+    ++clock_;
+    for (const std::size_t f : updated_.sent()) updated_at_[f] = clock_;
+    if (!options_.asynchronous) {
+      ++step_;
+      std::ranges::sort(summed_, {}, [](const frame* each) { return each->view.sender(); });
+    }
+    return workers;
   }
 
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
@@ -364,11 +427,9 @@ class server {
     return to;
   }
 
-  using frames_to_sum = std::span<const frame* const>;
-
   template <class Consume, class Execution>
   void apply(frames_to_sum frames, std::size_t workers, Consume& consume, const Execution& execution) const {
-    for (const std::size_t f : arrived_.sent()) {
+    for (const std::size_t f : updated_.sent()) {
       const std::size_t elements = fragments().sizes()[f];
       const std::size_t layer = cut_.layer_of(f);
       const std::size_t offset = cut_.begin(f);
@@ -422,16 +483,17 @@ class server {
     for (std::size_t f = 0; f < updated_at_.size(); ++f) {
       if (updated_at_[f] > since) out.sent.send(f);
     }
-    out.encoder.encode(
-        frame_kind::parameters, step, 0, out.sent,
-        [&](std::size_t f) {
-          const std::size_t layer = cut_.layer_of(f);
-          const std::span<const T> all =
-              elements_of<T>(std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)]);
-          cut_.model().check_size(layer, all.size());
-          return all.subspan(cut_.begin(f), fragments().sizes()[f]);
-        },
-        options_.payload, options_.frame_checksum);
+    out.encoder.encode({.kind = frame_kind::parameters,
+                        .step = step,
+                        .payload = options_.payload,
+                        .checksum = options_.frame_checksum},
+                       out.sent, [&](std::size_t f) {
+                         const std::size_t layer = cut_.layer_of(f);
+                         const std::span<const T> all =
+                             elements_of<T>(std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)]);
+                         cut_.model().check_size(layer, all.size());
+                         return all.subspan(cut_.begin(f), fragments().sizes()[f]);
+                       });
     out.since = since;
     out.step = step;
     out.clock = clock_;
@@ -442,12 +504,14 @@ class server {
   partition cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
-  std::vector<frame> frames_;  // in the order of arrival; those behind the first so many are unused
-  std::size_t frames_there_ = 0;
-  std::size_t present_ = 0;           // senders of which a frame is there
-  std::vector<const frame*> summed_;  // by update(), in the order of the sum
-  std::vector<element_range> lost_;   // by commit()
-  selection arrived_;
+  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival
+  std::vector<std::unique_ptr<frame>> applied_;     // by an update
+  std::vector<std::unique_ptr<frame>> unused_;      // for their memory
+  std::size_t frames_made_ = 0;
+  selection arrived_;                 // of frames_
+  selection updated_;                 // of applied_
+  std::vector<const frame*> summed_;  // applied_ in the order of the sum
+  std::vector<element_range> lost_;   // by a commit
   std::vector<std::size_t> to_reply_;
   std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first
   std::vector<std::uint64_t> updated_at_;  // of each fragment, its clock

@@ -15,14 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/compressor.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/encoder.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/fwd.hpp"
@@ -122,8 +121,8 @@ class worker {
   [[nodiscard]] const selection& plan() {
     state_->require_closed("plan");
     state& s = *state_;
-    if (!s.has_decision_values) s.residual_values();
-    s.has_decision_values = false;
+    s.residual_values();
+    s.has_decision_values = s.is_selected = false;
     return s.decisions.decide(s.number + 1, s.decision_values);
   }
 
@@ -131,9 +130,9 @@ class worker {
   /// std::logic_error while a step is open.
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");
-    const auto memory = state_->decisions.remember(state_->number);
-    return save_state<T>(state_->residual, {memory.threshold, memory.allowance, memory.sent_in},
-                         state_->number);
+    const state& s = *state_;
+    return save_state<T>(fragments(), s.decisions.remember(s.number), s.residual.elements(),
+                         s.residual.velocity(), s.number);
   }
   /// Goes on where a worker of the same model and options was saved; both then do the same, bitwise. Bytes that are damaged or
   /// of another model throw decode_error, and change nothing.
@@ -160,16 +159,21 @@ class worker {
 
 /// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
 /// uncommitted, with its lifetime: what was added then stays in the residual. After commit() what was selected can be read, and
-/// unpack() called, until the next step begins. Must not outlive the worker.
+/// unpack() called, until the next step begins or is planned. Must not outlive the worker.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
   step(step&& other) noexcept
-      : state_(std::exchange(other.state_, nullptr)), number_(other.number_), refused_(other.refused_) {}
+      : state_(std::exchange(other.state_, nullptr)),
+        number_(other.number_),
+        opening_(other.opening_),
+        refused_(other.refused_) {}
   step& operator=(step&& other) noexcept {
+    if (this == &other) return *this;
     end();
     state_ = std::exchange(other.state_, nullptr);
     number_ = other.number_;
+    opening_ = other.opening_;
     refused_ = other.refused_;
     return *this;
   }
@@ -189,6 +193,7 @@ class worker<T, Representative>::step {
   template <class Tensor, execution Execution = sequential>
   bool add(std::size_t layer, const Tensor& gradient, double scale = 1, const Execution& execution = {}) {
     state& s = open_to_gradients("add");
+    s.require_here("add", layer);
     refused_ = s.add_one(layer, gradient, scale, execution);
     s.rethrow();
     return !refused_;
@@ -197,6 +202,7 @@ class worker<T, Representative>::step {
   template <detail::indexed Tensors, execution Execution = sequential>
   bool add(const Tensors& gradients, double scale = 1, const Execution& execution = {}) {
     state& s = open_to_gradients("add");
+    for (std::size_t layer = 0; layer < s.cut.model().layers(); ++layer) s.require_here("add", layer);
     refused_ = s.add_all(gradients, scale, execution);
     s.rethrow();
     return !refused_;
@@ -236,23 +242,32 @@ class worker<T, Representative>::step {
     return s.residual[fragment];
   }
 
-  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends.
-  const encoded_frame& frame() {
+  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
+  /// called again, for a send that is tried again, gives the same bytes. Until the fate of a frame is known, send it again: a later
+  /// step's frame holds its gradients, too, and says so, and a server that has taken this one refuses it with errc::overlapping_step.
+  ///
+  /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
+  const encoded_frame& frame(std::span<const std::byte> user = {}) {
     select();
     state& s = open("frame");
     s.require_all("frame");
-    const encoded_frame& frame = s.encoder.encode(
-        frame_kind::gradients, number_, s.options.sender, s.decisions.sent(),
-        [&](std::size_t f) { return s.residual[f]; }, s.options.payload, s.options.frame_checksum);
-    s.leave(s.options.payload == payload_type::as_is);
-    return frame;
+    s.sequence = 0;
+    return s.encode(s.decisions.sent(), true, user);
+  }
+  /// One of several frames of the step: those of `fragments` that are selected, all of which have their gradient and were in no frame
+  /// before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends. Throws
+  /// std::logic_error before the step is selected, and for a fragment that was in a frame.
+  const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
+    state& s = selected("frame");
+    require_open("frame");
+    return s.encode_some(fragments, is_last, user);
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
   /// agreed on the selection. Resizes `to`. Throws std::logic_error before the step is selected.
   std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
     state& s = selected("pack");
-    s.require_open("pack", number_);
+    require_open("pack");
     s.require_all("pack");
     if (!detail::is_finite(static_cast<double>(scale)))
       detail::raise(std::invalid_argument("pack: the scale must be finite"));
@@ -271,7 +286,7 @@ class worker<T, Representative>::step {
   template <half_element Half>
   std::span<Half> pack(std::vector<Half>& to) {
     state& s = selected("pack");
-    s.require_open("pack", number_);
+    require_open("pack");
     s.require_all("pack");
     constexpr payload_type written =
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
@@ -299,9 +314,13 @@ class worker<T, Representative>::step {
   /// std::logic_error before it is selected, and with a rounded payload before frame() or pack().
   void commit() {
     state& s = committable();
-    for (const std::size_t f : s.decisions.sent().sent()) s.take_out(f, 0, s.cut.parts().sizes()[f]);
+    s.make_room_for_written();
+    for (const std::size_t f : s.decisions.sent().sent()) {
+      s.write(f);
+      s.take_out(f, 0, s.cut.parts().sizes()[f]);
+    }
     s.decisions.commit(number_);
-    s.close();
+    s.settle();
   }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
   /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
@@ -309,38 +328,46 @@ class worker<T, Representative>::step {
     state& s = committable();
     detail::check_delivery("commit", arrived, s.decisions.sent(),
                            s.is_exact ? payload_type::as_is : s.options.payload);
-    for (const std::size_t f : s.decisions.sent().sent())
+    s.make_room_for_written();
+    for (const std::size_t f : s.decisions.sent().sent()) {
+      if (arrived.lost_chunks(f) == arrived.chunks(f)) continue;
+      s.write(f);
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
+    }
     s.decisions.commit(number_, arrived);
-    s.close();
+    s.settle();
   }
 
  private:
   friend class worker;
   step(state& of, std::optional<std::size_t> refused) noexcept
-      : state_(&of), number_(of.number), refused_(refused) {
+      : state_(&of), number_(of.number), opening_(of.opening), refused_(refused) {
     if (refused && !of.is_open) state_ = nullptr;  // it has not begun
   }
 
   void end() noexcept {
-    if (state_ != nullptr && state_->is_open && state_->number == number_) state_->abandon();
+    if (state_ != nullptr && state_->is_open && state_->opening == opening_) state_->abandon();
     state_ = nullptr;
   }
   state& open(const char* call) const {
     if (state_ == nullptr) detail::raise(std::logic_error(std::string(call) + ": this handle has no step"));
-    state_->require_open(call, number_);
+    require_open(call);
     return *state_;
+  }
+  void require_open(const char* call) const {
+    if (state_->is_open && state_->opening == opening_) return;
+    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) + " is over"));
   }
   state& open_to_gradients(const char* call) const {
     state& s = open(call);
-    if (s.has_left || (s.is_selected && !s.is_given)) {
+    if (s.is_selected && !s.is_given) {
       detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
                                      " is selected already: its gradients come before"));
     }
     return s;
   }
   state& selected(const char* call) const {
-    if (state_ == nullptr || state_->number != number_ || !state_->is_selected) {
+    if (state_ == nullptr || state_->opening != opening_ || !state_->is_selected) {
       detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
                                      " is not selected, or is over: call select() first"));
     }
@@ -357,6 +384,7 @@ class worker<T, Representative>::step {
 
   state* state_;
   std::uint64_t number_;
+  std::uint64_t opening_;
   std::optional<std::size_t> refused_;
 };
 
@@ -368,7 +396,8 @@ struct worker<T, Representative>::state {
         cut(model, given.fragment_elements),
         residual(cut.parts(), {.check = given.check, .momentum = given.momentum, .memory = given.memory}),
         decisions(cut, given),
-        encoder(cut.parts(), given.run),
+        in_frames(cut.parts()),
+        in_next(cut.parts()),
         values(cut.parts().layers()),
         decision_values(cut.parts().layers()),
         marks(cut.parts().layers()),
@@ -385,16 +414,22 @@ struct worker<T, Representative>::state {
     detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
                                    " is open: commit() it, or let its handle go"));
   }
-  void require_open(const char* call, std::uint64_t of) const {
-    if (is_open && number == of) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(of) + " is over"));
-  }
   void require_gradient(const char* call, std::size_t f) const {
     cut.parts().check_layer(f);
     if (marks[f] != mark::none || cut.parts().sizes()[f] == 0) return;
     detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
                                    "' has no gradient in step " + std::to_string(number) +
                                    "; add() or skip() it"));
+  }
+  // A frame points into the residual, which must not change under it.
+  void require_here(const char* call, std::size_t layer) const {
+    cut.model().check_layer(layer);
+    if (!has_left) return;
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
+      detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
+                                     "' was in a frame of step " + std::to_string(number) + " already"));
+    }
   }
   void require_all(const char* call) const {
     for (std::size_t f = 0; f < marks.size(); ++f) require_gradient(call, f);
@@ -407,20 +442,67 @@ struct worker<T, Representative>::state {
   }
   void open() noexcept {
     ++number;
+    ++opening;
     std::fill(marks.begin(), marks.end(), mark::none);
     is_open = true;
     is_selected = is_given = has_left = is_exact = has_decision_values = false;
+    sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
-  // A step of which no layer has a gradient has not begun.
+  void settle() noexcept {
+    close();
+    unsettled = 0;
+  }
+  // A step of which no layer has a gradient has not begun. What has left of another may have arrived all the same.
   void abandon() noexcept {
     close();
+    if (has_left && unsettled == 0) unsettled = number;
     is_selected = false;
     if (std::all_of(marks.begin(), marks.end(), [](mark each) { return each == mark::none; })) --number;
   }
   void leave(bool exactly) noexcept {
     has_left = true;
     is_exact = exactly;
+  }
+
+  const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
+    if (sequence == encoders.size())
+      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.parts(), options.run));
+    const encoded_frame& frame =
+        encoders[sequence]->encode({.kind = frame_kind::gradients,
+                                    .step = number,
+                                    .sender = options.sender,
+                                    .payload = options.payload,
+                                    .checksum = options.frame_checksum,
+                                    .sequence = sequence,
+                                    .is_last = is_last,
+                                    .since = unsettled,
+                                    .user = user},
+                                   sent, [this](std::size_t f) { return residual[f]; });
+    leave(options.payload == payload_type::as_is);
+    return frame;
+  }
+  const encoded_frame& encode_some(const selection& fragments, bool is_last,
+                                   std::span<const std::byte> user) {
+    if (fragments.model().fingerprint() != cut.parts().fingerprint())
+      detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
+    if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
+    if (sequence == 0) in_frames.clear();
+    if (is_last) require_all("frame");
+    in_next.clear();
+    for (const std::size_t f : fragments.sent()) {
+      if (!decisions.sent().is_sent(f)) continue;
+      require_gradient("frame", f);
+      if (in_frames.is_sent(f)) {
+        detail::raise(std::logic_error("frame: '" + cut.parts()[f].name + "' was in a frame of step " +
+                                       std::to_string(number) + " already"));
+      }
+      in_next.send(f);
+    }
+    const encoded_frame& frame = encode(in_next, is_last, user);
+    for (const std::size_t f : in_next.sent()) in_frames.send(f);
+    ++sequence;
+    return frame;
   }
 
   template <class Tensors, class Execution>
@@ -468,6 +550,7 @@ struct worker<T, Representative>::state {
                          execution, scale, may_lack_gradients, thrown);
     if (refused) return cut.layer_of(*refused);
     if (!is_open) open();
+    has_decision_values = false;
     for (std::size_t f = begin; f < end; ++f) {
       if (!residual.was_given(f)) {
         skip_fragment(f);
@@ -486,6 +569,7 @@ struct worker<T, Representative>::state {
   }
   void skip(std::size_t layer) {
     cut.model().check_layer(layer);
+    has_decision_values = false;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) skip_fragment(f);
   }
   void skip_fragment(std::size_t f) {
@@ -505,6 +589,7 @@ struct worker<T, Representative>::state {
   }
   // Of a worker that had no gradient yet everything counts as infinite: what is not known is sent.
   std::span<double> residual_values() {
+    if (has_decision_values) return decision_values;
     if (number == 0) {
       std::fill(decision_values.begin(), decision_values.end(), detail::infinite_value);
     } else {
@@ -515,30 +600,36 @@ struct worker<T, Representative>::state {
     return decision_values;
   }
 
-  // What a rounded payload says is computed anew, so that a frame need not live until commit().
+  bool is_rounded() const noexcept {
+    return !is_exact && options.payload != payload_type::as_is;
+  }
+  // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
+  void make_room_for_written() {
+    if (!is_rounded()) return;
+    std::size_t most = written.size();
+    for (const std::size_t f : decisions.sent().sent())
+      most = (std::max)(most, payload_bytes<T>(options.payload, cut.parts().sizes()[f]));
+    written.resize(most);
+  }
+  // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
+  void write(std::size_t f) {
+    if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
+  }
   void take_out(std::size_t f, std::size_t begin, std::size_t end) {
     is_stale[f] = 1;
-    const std::size_t elements = cut.parts().sizes()[f];
-    if (is_exact || options.payload == payload_type::as_is) {
-      if (begin == 0 && end == elements) return residual.clear(f);
-      return residual.clear(f, begin, end);
-    }
-    written.resize((std::max)(written.size(), payload_bytes<T>(options.payload, elements)));
-    detail::encode_payload<T>(options.payload, residual[f], written.data());
-    if (begin == 0 && end == elements) return residual.subtract(f, options.payload, written.data());
+    const bool is_whole = begin == 0 && end == cut.parts().sizes()[f];
+    if (!is_rounded()) return is_whole ? residual.clear(f) : residual.clear(f, begin, end);
+    if (is_whole) return residual.subtract(f, options.payload, written.data());
     residual.subtract(f, options.payload, written.data(), begin, end);
   }
 
   void load(std::span<const std::byte> bytes) {
-    const auto saved =
-        detail::read_state<T>(bytes, cut.parts(), {.has_velocity = residual.has_velocity()}, "saved state");
-    typename selector::memory memory{saved.header.threshold, saved.header.allowance,
-                                     detail::values_of<std::uint64_t>(saved.cleared_in)};
-    residual.restore(detail::values_of<T>(saved.elements), detail::values_of<T>(saved.velocity));
-    decisions.restore(std::move(memory));
-    number = saved.header.step;
+    saved_state<T> saved = read_state<T>(bytes, cut.parts(), residual.has_velocity());
+    residual.restore(saved.residual, saved.velocity);
+    decisions.restore(std::move(saved.memory));
+    number = saved.step;
     std::fill(is_stale.begin(), is_stale.end(), char{1});
-    is_selected = false;
+    is_selected = has_decision_values = false;
   }
 
   worker_options options;
@@ -546,13 +637,18 @@ struct worker<T, Representative>::state {
   partition cut;
   residual_accumulator<T> residual;
   selector decisions;
-  frame_encoder<T> encoder;
+  std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step
+  selection in_frames;  // what has left in frames of which the last is to come
+  selection in_next;
+  std::uint16_t sequence = 0;           // of the next frame
+  std::uint64_t unsettled = 0;          // the first step whose frame has left and was not committed; 0: none
   std::vector<double> values;           // of the residual, where it is not stale
   std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
   std::vector<mark> marks;
   std::vector<char> is_stale;
   std::vector<std::byte> written;  // of a fragment that is committed
   std::uint64_t number = 0;        // of the step that is open, or was last
+  std::uint64_t opening = 0;       // tells handles apart, since load() can make a number come again
   bool is_open = false;
   bool is_selected = false;
   bool is_given = false;  // selected before the first gradient

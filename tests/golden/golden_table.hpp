@@ -34,11 +34,10 @@ struct golden_frame {
   std::size_t bytes;
   std::uint64_t fingerprint;
   std::uint32_t run;
-  std::string decided{};  // of a part of a step, as `present`; of a whole frame nothing
-  std::uint16_t part = 0;
+  std::uint16_t sequence = 0;
   bool is_last = true;
-
-  bool is_part() const { return !decided.empty(); }
+  std::uint64_t since = 0;
+  std::vector<std::byte> user{};
 };
 
 struct special_frame {
@@ -123,16 +122,20 @@ inline golden_table read_golden_table(const std::string& directory) {
       for (const words& line : lines_of(directory + "/" + w.at(1))) {
         layers->push_back({line[0], shape_of(line.size() > 1 ? line[1] : "")});
       }
-    } else if (w[0] == "frame" || w[0] == "part") {
+    } else if (w[0] == "frame") {
       table.frames.push_back({w.at(1), w.at(2), kind_named(w.at(3)), is_double(w.at(4)),
                               payload_named(w.at(5)), meaning_of(w.at(6), {"none", "xxh3"}) == 1,
                               std::stoull(w.at(7)), static_cast<std::uint32_t>(std::stoul(w.at(8))), w.at(9),
                               std::stoul(w.at(10)), std::stoull(w.at(11), nullptr, 16),
                               w.size() > 12 ? static_cast<std::uint32_t>(std::stoul(w[12])) : 0});
-      if (w[0] == "part") {
-        table.frames.back().part = static_cast<std::uint16_t>(std::stoul(w.at(13)));
-        table.frames.back().decided = w.at(14);
-        table.frames.back().is_last = meaning_of(w.at(15), {"more", "last"}) == 1;
+      golden_frame& frame = table.frames.back();
+      frame.since = frame.step;
+      if (w.size() > 13) {
+        frame.sequence = static_cast<std::uint16_t>(std::stoul(w[13]));
+        frame.is_last = meaning_of(w.at(14), {"more", "last"}) == 1;
+        frame.since = std::stoull(w.at(15));
+        for (std::size_t i = 0; w.at(16) != "-" && i < w[16].size(); i += 2)
+          frame.user.push_back(static_cast<std::byte>(std::stoul(w[16].substr(i, 2), nullptr, 16)));
       }
     } else if (w[0] == "special") {
       table.specials.push_back(

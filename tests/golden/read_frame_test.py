@@ -48,18 +48,20 @@ class Row(NamedTuple):
     size: int
     fingerprint: int
     run: int
-    part: int | None = None
-    decided: str = "all"
-    place: str = "last"
+    sequence: int
+    is_last: bool
+    since: int
+    user: bytes
 
     def layers_present(self) -> list[bool]:
         return presence(self.present, self.model)
 
 
 def rows() -> list[Row]:
-    split = [words[1:] for words in lines_of(TABLE) if words[0] in ("frame", "part")]
-    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16), int(w[11]) if len(w) > 11 else 0,
-                *((int(w[12]), w[13], w[14]) if len(w) > 12 else ())) for w in split]
+    split = [words[1:] for words in lines_of(TABLE) if words[0] == "frame"]
+    split = [words + ["0", "0", "last", words[6], "-"][len(words) - 11:] for words in split]
+    return [Row(*w[:6], int(w[6]), int(w[7]), w[8], int(w[9]), int(w[10], 16), int(w[11]), int(w[12]), w[13] == "last", int(w[14]),
+                bytes.fromhex(w[15].strip("-"))) for w in split]
 
 
 def presence(text: str, model: str) -> list[bool]:
@@ -108,14 +110,16 @@ def names_for(bit: int, payload_at: int, has_checksum: bool) -> set[str]:
     """The names of which one refuses a whole frame, with layers in it, that has this bit flipped; "" if it may be read."""
     only_checksum = "checksum_mismatch" if has_checksum else ""
     if bit == 65:
-        return {"bad_decided"}  # it becomes a part, which has decided nothing
+        return {only_checksum}  # it is not the last of its step
+    # User bytes that are claimed lie in the padding, or would make the frame longer.
     fields = [(4, "bad_magic"), (6, "unsupported_version"), (7, "wrong_element_type"), (8, "unknown_kind"),
-              (12, "checksum_mismatch" if bit == 64 else "nonzero_reserved"), (24, only_checksum),
-              (40, "wrong_layout"), (48, "bad_payload_size"), (49, "unknown_payload_type bad_payload_size"),
-              (52, "nonzero_reserved"), (56, only_checksum), (64, "checksum_mismatch"), (payload_at, "bad_presence bad_payload_size")]
+              (12, "checksum_mismatch" if bit == 64 else "nonzero_reserved"), (24, f"{only_checksum}|nonzero_reserved"),
+              (36, "wrong_layout"), (38, only_checksum), (39, "unknown_payload_type|bad_payload_size"),
+              (40, f"{only_checksum}|nonzero_reserved|truncated|bad_presence|bad_payload_size"), (48, "bad_payload_size"), (52, only_checksum),
+              (56, f"{only_checksum}|nonzero_reserved"), (64, "checksum_mismatch"), (payload_at, "bad_presence|bad_payload_size")]
     for end, names in fields:
         if bit // 8 < end:
-            return set(names.split(" "))
+            return set(names.split("|"))
     return {only_checksum}
 
 
@@ -144,9 +148,8 @@ class GoldenFrames(unittest.TestCase):
                              (row.kind, row.element_type, row.payload_type, row.step, row.sender, row.run), row.file)
             self.assertEqual(frame.has_checksum, row.checksum == "xxh3", row.file)
             self.assertEqual(frame.present, row.layers_present(), row.file)
-            decided = [known or size == 0 for known, size in zip(presence(row.decided, row.model), frame.model.sizes)]
-            self.assertEqual((frame.part, frame.decided, frame.is_last), (row.part, decided, row.place == "last"),
-                             row.file)
+            self.assertEqual((frame.sequence, frame.is_last, frame.since, frame.user),
+                             (row.sequence, row.is_last, row.since, row.user), row.file)
             self.check_elements(frame, row)
 
     def test_what_no_writer_writes(self) -> None:
@@ -191,7 +194,6 @@ class Damage(unittest.TestCase):
         """One frame of each payload type with a checksum, and without."""
         chosen = [row for row in rows() if row.file.startswith("mixed_gradients_float") and "_some" in row.file]
         self.assertEqual(len({(row.payload_type, row.checksum) for row in chosen}), 10)
-        self.assertTrue(all(row.part is None for row in chosen))
         for row in chosen:
             payload_at = bytes_before_payload(len(MODELS[row.model]))
             for bit, damaged in flipped(data_of(row.file)):
@@ -199,30 +201,19 @@ class Damage(unittest.TestCase):
                 if name not in names_for(bit, payload_at, row.checksum == "xxh3"):
                     self.fail(f"{row.file}, bit {bit}: {name or 'read'}")
 
-    def test_parts_that_cannot_be(self) -> None:
+    def test_headers_that_cannot_be(self) -> None:
         """Without a checksum, so that the field itself is looked at."""
-        rows_of_parts = [row for row in rows() if row.part is not None]
-        self.assertEqual(len(rows_of_parts), 6)
-        for row in rows_of_parts:
+        for row in rows():
             data = bytearray(data_of(row.file))
             data[8] &= ~1
             data[56:64] = bytes(8)
             self.assertEqual(name_of_refusal(bytes(data), row), "", row.file)
-            beyond = bytearray(data)
-            beyond[63 + 2 * ((len(MODELS[row.model]) + 7) // 8)] ^= 0x80  # the last bit of what is decided
-            whole = bytearray(data)
-            whole[8] &= ~2
-            alone = bytearray(data)
-            alone[8] = 4
-            ended = bytearray(data)
-            ended[8] |= 4
-            self.assertEqual(name_of_refusal(bytes(alone), row), "nonzero_reserved", row.file)
-            # Without its flag: a number or "last" is left over, or else a second bitmap.
-            self.assertIn(name_of_refusal(bytes(whole), row), {"nonzero_reserved", "bad_presence"}, row.file)
-            if row.model == "mixed":  # its 9 layers leave bits over
-                self.assertEqual(name_of_refusal(bytes(beyond), row), "bad_decided", row.file)
-            if row.place == "more":
-                self.assertEqual(name_of_refusal(bytes(ended), row), "bad_decided", row.file)
+            flagged, long, early = bytearray(data), bytearray(data), bytearray(data)
+            flagged[8] |= 4
+            long[39] = 65
+            early[52:56] = struct.pack("<I", min(row.step + 1, 0xFFFFFFFF))
+            for damaged in (flagged, long) if row.step > 0xFFFFFFFF else (flagged, long, early):
+                self.assertEqual(name_of_refusal(bytes(damaged), row), "nonzero_reserved", row.file)
 
     def test_of_another_model_or_type(self) -> None:
         for row in rows():
@@ -247,22 +238,10 @@ class Command(unittest.TestCase):
         file = HERE / "frames" / "nine_parameters_float_binary16_some.lamina"
         result = self.run_on(file, f"{TABLE}:nine")
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("parameters of step 5, sender 0\nelements: float, written as binary16\nchecksum: holds\n"
-                      "layers: 2 of 9, 12 bytes of payload\n  part0: held back\n", result.stdout)
+        self.assertIn(", sender 0, run 0, frame 0, the last\nelements: float, written as binary16\n"
+                      "layers: 2 of 9, 12 bytes of payload\n  layer0: dropped\n", result.stdout)
         first = " ".join(f"{element:g}" for element in elements_by_formula(8, 3, "int8"))
-        self.assertIn(f"  part8: 3 elements: {first}\n", result.stdout)
-
-    def test_prints_the_run(self) -> None:
-        file = HERE / "frames" / "mixed_gradients_float_as_is_run.lamina"
-        result = self.run_on(file, f"{TABLE}:mixed")
-        self.assertIn("gradients of step 43, sender 2, run 305419896\n", result.stdout)
-
-    def test_prints_a_part(self) -> None:
-        file = HERE / "frames" / "mixed_gradients_float_as_is_middle_part.lamina"
-        result = self.run_on(file, f"{TABLE}:mixed")
-        self.assertIn("gradients of step 80, sender 1\npart 1\n", result.stdout)
-        self.assertIn("  embedding: not decided yet\n", result.stdout)
-        self.assertIn("  fc.bias: in no part from here on\n", result.stdout)
+        self.assertIn(f"  layer8: 3 elements: {first}\n", result.stdout)
 
     def test_names_the_refusal(self) -> None:
         result = self.run_on(TABLE, str(HERE.parents[1] / "benchmarks" / "models" / "resnet50.txt"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A worker's and a server's loop, with bytes for the network between them.
-#include <lamina/decoder.hpp>
+#include <lamina/codec.hpp>
 #include <lamina/server.hpp>
 #include <lamina/worker.hpp>
 

@@ -15,7 +15,7 @@
 #include "lamina/bounded/error.hpp"
 #include "lamina/bounded/grid.hpp"
 #include "lamina/bounded/messages.hpp"
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/wire_header.hpp"
@@ -51,7 +51,7 @@ class arrivals {
         received_(grid.bitmap_bytes()),
         required_(grid.bitmap_bytes()) {}
 
-  /// A transfer begins; what was there before is gone. The prefix is checked as decode() does. Beside its frame_errc: bound_too_large,
+  /// A transfer begins; what was there before is gone. The prefix is checked as decode() does. Beside its errc: bound_too_large,
   /// has_checksum, wrong_payload_type, and no_such_chunk
   /// for a repair of what is no parameter as_is. After an error nothing is open.
   std::error_code open(const begin_body& begin) {
@@ -183,30 +183,35 @@ class arrivals {
     std::error_code error;
     const frame_info info = peek(begin.prefix, error);
     if (error) return error;
-    if (info.kind != options_.kind || begin.kind != options_.kind) return frame_errc::unexpected_kind;
-    if (info.is_part) return frame_errc::unexpected_part;
-    if (info.element_bytes != grid_.element_bytes()) return frame_errc::wrong_element_type;
+    if (info.kind != options_.kind || begin.kind != options_.kind) return errc::unexpected_kind;
+    if (info.sequence != 0 || !info.is_last) return errc::unexpected_sequence;
+    if (info.element_bytes != grid_.element_bytes()) return errc::wrong_element_type;
     if (info.payload != grid_.type()) return bounded_errc::wrong_payload_type;
-    if (info.fingerprint != parts.fingerprint() || info.layers != parts.layers())
-      return frame_errc::wrong_layout;
+    if (info.fingerprint != parts.fingerprint() || info.layers != parts.layers()) return errc::wrong_layout;
     const auto header = lamina::detail::read_header(begin.prefix);
     if ((header.flags & lamina::detail::flag_checksum) != 0) return bounded_errc::has_checksum;
-    if (header.checksum != 0) return frame_errc::checksum_mismatch;
+    if (header.checksum != 0) return errc::checksum_mismatch;
     const std::size_t prefix_bytes =
-        lamina::detail::wire_header_bytes + lamina::detail::padded_bitmap_bytes(parts.layers());
+        lamina::detail::wire_header_bytes +
+        lamina::detail::padded_bitmap_bytes(parts.layers(), std::size_t{header.user_bytes});
     if (begin.prefix.size() != prefix_bytes) {
-      return begin.prefix.size() < prefix_bytes ? frame_errc::truncated : frame_errc::trailing_bytes;
+      return begin.prefix.size() < prefix_bytes ? errc::truncated : errc::trailing_bytes;
     }
-    const auto bitmap = begin.prefix.subspan(lamina::detail::wire_header_bytes);
+    const auto bitmap =
+        begin.prefix.subspan(lamina::detail::wire_header_bytes, lamina::detail::bitmap_bytes(parts.layers()));
+    for (const std::byte each :
+         begin.prefix.subspan(lamina::detail::wire_header_bytes + bitmap.size() + header.user_bytes)) {
+      if (each != std::byte{0}) return errc::bad_presence;
+    }
     bytes_ = prefix_bytes;
     for (std::size_t bit = 0; bit < 8 * bitmap.size(); ++bit) {
       if (!detail::has_bit(bitmap, bit)) continue;
-      if (bit >= parts.layers() || parts.sizes()[bit] == 0) return frame_errc::bad_presence;
+      if (bit >= parts.layers() || parts.sizes()[bit] == 0) return errc::bad_presence;
       places_[bit] = bytes_;
       bytes_ += grid_.part_bytes(bit);
     }
     frame_bytes_ = bytes_;
-    if (info.size_bytes != bytes_ || begin.frame_bytes != bytes_) return frame_errc::bad_payload_size;
+    if (info.size_bytes != bytes_ || begin.frame_bytes != bytes_) return errc::bad_payload_size;
     return {};
   }
 

@@ -13,7 +13,7 @@
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// Why a packet, a control message or a whole transfer was refused. 0 is success, as std::error_code wants it. What is wrong with the
-/// prefix of a frame is a frame_errc.
+/// prefix of a frame is a errc.
 enum class bounded_errc {
   truncated = 1,        ///< fewer bytes than the header, or the fields of a body, need
   bad_magic,            ///< not a data packet at all

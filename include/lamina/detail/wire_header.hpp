@@ -14,19 +14,18 @@
 /// The first 64 bytes of a frame, as docs/wire-format/index.md gives them.
 namespace lamina::inline LAMINA_ABI::detail {
 
-static_assert(
-    std::endian::native == std::endian::little,
-    "lamina: frames are little-endian and go out of memory as they are; this machine is big-endian");
+static_assert(std::endian::native == std::endian::little,
+              "lamina: frames are little-endian and sent out of memory as they are; this machine is big-endian");
 
 inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t checksum_offset = 56;
 inline constexpr std::size_t payload_alignment_bytes = 64;
+inline constexpr std::size_t most_user_bytes = 64;
 inline constexpr std::uint32_t wire_magic = 0x4d414cf4;  // the bytes F4 'L' 'A' 'M'
-inline constexpr std::uint16_t wire_version = 1;
+inline constexpr std::uint16_t wire_version = 2;
 inline constexpr std::uint32_t flag_checksum = 1;
-inline constexpr std::uint32_t flag_part = 2;       // of a step: a second bitmap follows that of the presence
-inline constexpr std::uint32_t flag_last_part = 4;  // only with flag_part
-inline constexpr std::uint32_t flags_of_version_1 = flag_checksum | flag_part | flag_last_part;
+inline constexpr std::uint32_t flag_last = 2;  // of its sender's step
+inline constexpr std::uint32_t known_flags = flag_checksum | flag_last;
 
 template <element T>
 inline constexpr std::uint8_t element_code = sizeof(T) == 4 ? 1 : 2;
@@ -40,26 +39,27 @@ struct wire_header {
   std::uint32_t sender = 0;
   std::uint64_t step = 0;
   std::uint64_t fingerprint = 0;
-  std::uint64_t layers = 0;
-  std::uint64_t payload_bytes = 0;
+  std::uint32_t layers = 0;
+  std::uint16_t sequence = 0;  // within its step and sender
   std::uint8_t payload_type = 0;
-  std::uint8_t reserved = 0;
-  std::uint16_t part = 0;  // within its step and sender; 0 without flag_part
-  std::uint32_t run = 0;   // 0: none
+  std::uint8_t user_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint32_t run = 0;        // 0: none
+  std::uint32_t unsettled = 0;  // steps before this one whose frames may have arrived without the sender's knowledge
   std::uint64_t checksum = 0;
 };
-static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, part) == 50 &&
-              offsetof(wire_header, run) == 52 && offsetof(wire_header, checksum) == checksum_offset);
+static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, layers) == 32 &&
+              offsetof(wire_header, payload_bytes) == 40 && offsetof(wire_header, checksum) == checksum_offset);
 
 /// A bit a layer.
 template <std::unsigned_integral Number>
 [[nodiscard]] constexpr Number bitmap_bytes(Number layers) noexcept {
   return layers / 8 + (layers % 8 != 0);
 }
-/// Presence bitmap, in a part of a step that of what is decided too, and the zeros that bring the payload to its alignment.
+/// Presence bitmap, the user's bytes, and the zeros that bring the payload to its alignment.
 template <std::unsigned_integral Number>
-[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers, bool is_part = false) noexcept {
-  const Number bytes = bitmap_bytes(layers) * (is_part ? 2 : 1);
+[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers, Number user_bytes = 0) noexcept {
+  const Number bytes = bitmap_bytes(layers) + user_bytes;
   const Number rest = bytes % payload_alignment_bytes;
   return rest == 0 ? bytes : bytes + (payload_alignment_bytes - rest);
 }
@@ -68,10 +68,6 @@ template <std::unsigned_integral Number>
   wire_header header;
   std::memcpy(&header, bytes.data(), sizeof header);
   return header;
-}
-
-inline void write_header(std::span<std::byte> bytes, const wire_header& header) noexcept {
-  std::memcpy(bytes.data(), &header, sizeof header);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail

@@ -36,7 +36,7 @@ void visit_gradient(const Tensor& gradient, const Visitor& visitor, const Fail& 
           if constexpr (addable_to<G, T>) {
             visitor(std::span<const G>(span));
           } else {
-            fail(errc::wrong_element_type, [] {
+            fail(mistake::wrong_element_type, [] {
               return std::invalid_argument(
                   "the gradient holds another element type at run time than the residual: pass a converted "
                   "copy");

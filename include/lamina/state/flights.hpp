@@ -18,8 +18,7 @@
 #include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/selector.hpp"
-#include "lamina/state/format.hpp"
+#include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 
 /// What a worker with local updates has sent and not seen applied, and its bytes.
@@ -124,11 +123,11 @@ inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 
 /// steps under way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a
 /// lost one has none. Throws std::domain_error for elements that are not finite.
 template <element T>
-std::vector<std::byte> write_flights(const layout& parts, const layer_selector::memory& memory,
+std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory,
                                      std::uint64_t step, const flights<T>& all) {
   std::vector<std::byte> bytes(sizeof(state_header));
   state_header header;
-  append(bytes, std::span<const std::uint64_t>(memory.cleared_in));
+  append(bytes, std::span<const std::uint64_t>(memory.sent_in));
   const std::uint64_t counts[] = {all.landed(), all.count()};
   append(bytes, std::span<const std::uint64_t>(counts));
   for (std::size_t i = 0; i < all.count(); ++i) {
@@ -147,7 +146,7 @@ std::vector<std::byte> write_flights(const layout& parts, const layer_selector::
 
 template <element T>
 struct saved_flights {
-  layer_selector::memory memory;
+  selector::memory memory;
   flights<T> all;
   std::uint64_t step = 0;
 };
@@ -156,20 +155,20 @@ struct saved_flights {
 template <class Value, class RefuseIf>
 std::vector<Value> take_numbers(std::span<const std::byte>& rest, std::uint64_t count,
                                 const RefuseIf& refuse_if) {
-  refuse_if(rest.size() / sizeof(Value) < count, state_errc::truncated);
+  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated);
   const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
   rest = rest.subspan(taken.size());
   return values_of<Value>(taken);
 }
 
-/// Throws decode_error with the state_errc, and std::invalid_argument for numbers that are not finite.
+/// Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
 saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
-  const auto refuse_if = [](bool bad, state_errc code) {
+  const auto refuse_if = [](bool bad, errc code) {
     if (bad) raise(decode_error(make_error_code(code), "saved drift"));
   };
   const state_header header = read_state_header(bytes, flights_magic, element_code<T>, parts, refuse_if);
-  refuse_if((header.flags & ~state_flag_checksum) != 0, state_errc::nonzero_reserved);
+  refuse_if((header.flags & ~state_flag_checksum) != 0, errc::nonzero_reserved);
   std::span<const std::byte> rest = bytes.subspan(sizeof header);
   check_state_checksum(header, rest, refuse_if);
   check_selector_numbers(header, "saved drift");
@@ -177,27 +176,27 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
       {header.threshold, header.allowance, take_numbers<std::uint64_t>(rest, parts.layers(), refuse_if)},
       {},
       header.step};
-  for (const std::uint64_t sent_in : saved.memory.cleared_in)
-    refuse_if(sent_in > header.step, state_errc::impossible_age);
+  for (const std::uint64_t sent_in : saved.memory.sent_in)
+    refuse_if(sent_in > header.step, errc::impossible_age);
   const std::vector<std::uint64_t> counts = take_numbers<std::uint64_t>(rest, 2, refuse_if);
-  refuse_if(counts[0] > header.step, state_errc::impossible_age);
+  refuse_if(counts[0] > header.step, errc::impossible_age);
   saved.all.set_landed(counts[0]);
   std::uint64_t last_step = counts[0];
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
     const std::vector<std::uint64_t> begin = take_numbers<std::uint64_t>(rest, 3, refuse_if);
-    refuse_if(begin[0] <= last_step || begin[0] > header.step, state_errc::impossible_age);
+    refuse_if(begin[0] <= last_step || begin[0] > header.step, errc::impossible_age);
     last_step = begin[0];
     std::size_t elements = 0;
     flight<T>& next = saved.all.next();
     next.step = begin[0];
     for (const std::uint64_t part : take_numbers<std::uint64_t>(rest, begin[1], refuse_if)) {
       refuse_if(part >= parts.layers() || (!next.parts.empty() && part <= next.parts.back()),
-                state_errc::wrong_layout);
+                errc::wrong_layout);
       next.parts.push_back(static_cast<std::size_t>(part));
       elements += parts.sizes()[next.parts.back()];
     }
-    refuse_if(begin[2] != elements && begin[2] != 0, state_errc::wrong_layout);
+    refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout);
     elements = static_cast<std::size_t>(begin[2]);
     next.elements = take_numbers<T>(rest, elements, refuse_if);
     elements_under_way += elements;
@@ -205,8 +204,8 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
       raise(std::invalid_argument("the saved drift holds NaN or infinity"));
     saved.all.launch();
   }
-  refuse_if(!rest.empty(), state_errc::trailing_bytes);
-  refuse_if(elements_under_way != header.elements, state_errc::wrong_layout);
+  refuse_if(!rest.empty(), errc::trailing_bytes);
+  refuse_if(elements_under_way != header.elements, errc::wrong_layout);
   return saved;
 }
 

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT
+// Several frames of a step, frames that may repeat an earlier step, and the caller's own bytes in a frame.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "catch.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/server.hpp"
+#include "lamina/worker.hpp"
+
+namespace {
+
+using bytes = std::vector<std::byte>;
+
+const lamina::layout model({{"a", {3}}, {"b", {2}}, {"nothing", {0}}, {"c", {4}}});
+
+std::vector<std::vector<float>> gradients(float of_all) {
+  std::vector<std::vector<float>> all;
+  for (const std::size_t elements : model.sizes()) all.emplace_back(elements, of_all);
+  return all;
+}
+
+lamina::selection of(std::initializer_list<std::size_t> layers) {
+  lamina::selection chosen(model);
+  for (const std::size_t l : layers) chosen.send(l);
+  return chosen;
+}
+
+std::uint64_t since_of(const bytes& frame) {
+  return lamina::decode<float>(frame, model).since();
+}
+
+// The first element of each layer's mean; 0 for one that did not arrive.
+std::vector<float> update(lamina::server<float>& server) {
+  std::vector<float> means(model.layers());
+  server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+    if (begin == 0) means[layer] = mean[0];
+  });
+  return means;
+}
+
+}  // namespace
+
+TEST_CASE("frames of a step: what is ready goes first, and the last frame ends the step") {
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  lamina::server<float> server(model);
+  auto step = worker.begin(of({0, 1, 3}));
+  step.add(3, std::vector<float>(4, 1.0F));
+  const bytes first = step.frame(of({3}), false).to_bytes();
+  REQUIRE_THROWS_AS(step.frame(of({0}), false), std::logic_error);  // it has no gradient yet
+  step.add(0, std::vector<float>(3, 2.0F));
+  step.add(1, std::vector<float>(2, 3.0F));
+  REQUIRE_THROWS_AS(step.frame(of({3}), false), std::logic_error);  // it was in a frame
+  const bytes second = step.frame(of({0, 1}), true).to_bytes();
+  step.commit();
+
+  const auto view = lamina::decode<float>(first, model);
+  CHECK((view.sequence() == 0 && !view.is_last() && view.sent_elements() == 4));
+  REQUIRE(server.add(second) == lamina::errc::unexpected_sequence);
+  REQUIRE_FALSE(server.add(first));
+  REQUIRE_FALSE(server.complete());
+  REQUIRE_THROWS_AS(update(server), std::logic_error);
+  REQUIRE(server.add(first) == lamina::errc::duplicate_frame);
+  REQUIRE_FALSE(server.add(second));
+  REQUIRE(server.complete());
+  CHECK(update(server) == std::vector<float>{2, 3, 0, 1});
+}
+
+TEST_CASE("frames of a step: a layer that was in a frame takes no further gradient") {
+  lamina::worker<float> worker(model);
+  auto step = worker.begin(of({0, 3}));
+  step.add(3, std::vector<float>(4, 1.0F));
+  (void)step.frame(of({3}), false);
+  REQUIRE_THROWS_AS(step.add(3, std::vector<float>(4, 1.0F)), std::logic_error);
+  REQUIRE_THROWS_AS(step.add(gradients(1)), std::logic_error);
+  step.add(0, std::vector<float>(3, 1.0F));
+  step.add(0, std::vector<float>(3, 1.0F));  // not sent yet
+  step.skip(1);
+  const bytes last = step.frame(of({0}), true).to_bytes();
+  CHECK(lamina::decode<float>(last, model).layer(0)[0] == 2);
+}
+
+TEST_CASE("frames of a step: a layer in two frames of a step is refused") {
+  lamina::server<float> server(model);
+  lamina::frame_encoder<float> encoder(model);
+  const auto all = gradients(1);
+  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
+  REQUIRE_FALSE(server.add(encoder.encode({.is_last = false}, of({0, 1}), layer).to_bytes()));
+  REQUIRE(server.add(encoder.encode({.sequence = 1}, of({1, 3}), layer).to_bytes()) ==
+          lamina::errc::duplicate_layer);
+  REQUIRE_FALSE(server.add(encoder.encode({.sequence = 1}, of({3}), layer).to_bytes()));
+  CHECK(update(server) == std::vector<float>{1, 1, 0, 1});
+}
+
+TEST_CASE("frames of a step: an update without a sender's last frame takes none of its frames") {
+  lamina::server<float> server(model, {.workers = 2});
+  lamina::frame_encoder<float> encoder(model);
+  const auto all = gradients(1);
+  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
+  REQUIRE_FALSE(server.add(encoder.encode({.sender = 0, .is_last = false}, of({0, 1}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(encoder.encode({.sender = 1}, of({3}), layer).to_bytes()));
+  CHECK(update(server) == std::vector<float>{0, 0, 0, 1});
+  // Sender 0 has not committed, and comes with the next step.
+  REQUIRE(server.add(encoder.encode({.sender = 0, .sequence = 1}, of({3}), layer).to_bytes()) ==
+          lamina::errc::unexpected_step);
+  REQUIRE_FALSE(server.add(encoder.encode({.step = 2, .sender = 0, .since = 1}, of({0}), layer).to_bytes()));
+}
+
+TEST_CASE("frames of a step: asynchronous, a step that is not complete waits for its last frame") {
+  lamina::server<float> server(model, {.workers = 2, .asynchronous = true});
+  lamina::frame_encoder<float> encoder(model);
+  const auto all = gradients(2);
+  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
+  REQUIRE_FALSE(
+      server.add(encoder.encode({.step = 5, .sender = 0, .is_last = false}, of({0}), layer).to_bytes()));
+  REQUIRE_FALSE(server.complete());
+  REQUIRE_FALSE(server.add(encoder.encode({.step = 9, .sender = 1}, of({3}), layer).to_bytes()));
+  CHECK(update(server) == std::vector<float>{0, 0, 0, 1});
+  REQUIRE_FALSE(server.complete());
+  REQUIRE_FALSE(
+      server.add(encoder.encode({.step = 5, .sender = 0, .sequence = 1}, of({1}), layer).to_bytes()));
+  CHECK(update(server) == std::vector<float>{1, 1, 0, 0});
+}
+
+TEST_CASE("since: a server that has a frame refuses a later one that repeats its gradients") {
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  lamina::server<float> server(model, {.asynchronous = true});
+  bytes lost_or_not;
+  {
+    auto step = worker.add(gradients(1));
+    lost_or_not = step.frame().to_bytes();
+  }  // nobody knows whether it has arrived
+  bytes both;
+  {
+    auto step = worker.add(gradients(2));
+    both = step.frame().to_bytes();
+    CHECK(since_of(both) == 1);
+    CHECK(lamina::decode<float>(both, model).layer(0)[0] == 3);
+  }
+  SECTION("it has: 1 and 3 of 3 would count 4") {
+    REQUIRE_FALSE(server.add(lost_or_not));
+    REQUIRE(server.add(both) == lamina::errc::overlapping_step);
+    CHECK(update(server)[0] == 1);
+  }
+  SECTION("it has not") {
+    REQUIRE_FALSE(server.add(both));
+    REQUIRE(server.add(lost_or_not) == lamina::errc::unexpected_step);
+    CHECK(update(server)[0] == 3);
+  }
+  SECTION("once a later frame is committed, all is settled") {
+    auto step = worker.add(gradients(4));
+    CHECK(since_of(step.frame().to_bytes()) == 1);
+    step.commit();
+    auto next = worker.add(gradients(8));
+    CHECK(since_of(next.frame().to_bytes()) == 4);
+  }
+  SECTION("a step of which no frame was made leaves nothing unsettled") {
+    lamina::worker<float> other(model, {.drop_ratio = 0});
+    (void)other.add(gradients(1));
+    auto step = other.add(gradients(2));
+    CHECK(since_of(step.frame().to_bytes()) == 2);
+  }
+}
+
+TEST_CASE("user bytes travel in a frame, up to 64 of them") {
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  auto step = worker.add(gradients(1));
+  const double loss = 0.25;
+  const bytes frame = step.frame(std::as_bytes(std::span(&loss, 1))).to_bytes();
+  const auto view = lamina::decode<float>(frame, model);
+  REQUIRE(view.user().size() == sizeof loss);
+  CHECK(std::memcmp(view.user().data(), &loss, sizeof loss) == 0);
+  CHECK(view.layer(3)[3] == 1);
+  CHECK(step.frame(bytes(63, std::byte{7})).size_bytes() ==
+        64 + 64 + 9 * sizeof(float));  // and a byte of presence
+  CHECK(step.frame(bytes(64, std::byte{7})).size_bytes() == 64 + 128 + 9 * sizeof(float));
+  REQUIRE_THROWS_AS(step.frame(bytes(65)), std::invalid_argument);
+  REQUIRE_FALSE(lamina::server<float>(model).add(frame));
+}
