@@ -95,7 +95,7 @@ TEST_CASE(
       if (below(random, 3) == 0) updated.send(l);
     }
     for (std::uint32_t w = 0; w < workers; ++w) {
-      const auto& frame = encoder.encode(lamina::frame_kind::gradients, step, w, updated, layer);
+      const auto& frame = encoder.encode({.step = step, .sender = w}, updated, layer);
       REQUIRE_FALSE(server.add(frame.to_bytes()));
     }
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {

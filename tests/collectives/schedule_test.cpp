@@ -146,7 +146,7 @@ TEST_CASE("sum: pairwise is the mean of the server, bit for bit") {
   lamina::selection all(model);
   all.send_all();
   for (std::size_t r = 0; r < ranks; ++r) {
-    const auto& frame = encoder.encode(lamina::frame_kind::gradients, 1, static_cast<std::uint32_t>(r), all,
+    const auto& frame = encoder.encode({.sender = static_cast<std::uint32_t>(r)}, all,
                                        [&](std::size_t) { return std::span(inputs[r]); });
     REQUIRE_FALSE(server.add(frame.to_bytes()));
   }

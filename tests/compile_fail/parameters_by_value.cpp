@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lamina/encoder.hpp"
+#include "lamina/codec.hpp"
 
 int main() {
   const std::vector<std::vector<float>> parameters = {{1, 2, 3}};

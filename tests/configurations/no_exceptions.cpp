@@ -40,12 +40,12 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
   check(!decoded(bytes, model), "a whole frame is decoded");
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    check(decoded(std::span(bytes).first(size), model) == lamina::frame_errc::truncated, "a frame cut short");
+    check(decoded(std::span(bytes).first(size), model) == lamina::errc::truncated, "a frame cut short");
   }
   std::error_code error;
   for (std::size_t size = 0; size < lamina::peek_bytes; ++size) {
     (void)lamina::peek(std::span(bytes).first(size), error);
-    check(error == lamina::frame_errc::truncated, "a look at a header cut short");
+    check(error == lamina::errc::truncated, "a look at a header cut short");
   }
   check(lamina::peek(bytes, error).size_bytes == bytes.size() && !error, "a look at a header");
   for (std::size_t at = 0; at < bytes.size(); ++at) {
@@ -55,7 +55,7 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
     // Without a checksum only the header and the bitmap can tell; sender and step may be any.
     if (lamina::checksums_available) check(is_refused, "a bit changed on the way");
   }
-  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::frame_errc::wrong_layout,
+  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::errc::wrong_layout,
         "another model");
 }
 
@@ -136,11 +136,11 @@ void frames_reach_a_server(const lamina::layout& model) {
   std::error_code error;
   const auto frame = lamina::decode<float>(bytes, model, error);
   lamina::expect(frame, lamina::frame_kind::parameters, 1, error);
-  check(error == lamina::frame_errc::unexpected_kind, "a frame of another kind");
+  check(error == lamina::errc::unexpected_kind, "a frame of another kind");
   lamina::expect(frame, lamina::frame_kind::gradients, 2, error);
-  check(error == lamina::frame_errc::unexpected_step, "a frame of another step");
+  check(error == lamina::errc::unexpected_step, "a frame of another step");
   check(!server.add(bytes), "the first frame");
-  check(server.add(bytes) == lamina::frame_errc::duplicate_sender, "the same once more");
+  check(server.add(bytes) == lamina::errc::duplicate_frame, "the same once more");
   std::size_t right = 0;
   server.update([&](std::size_t, std::size_t, std::span<const float> mean) {
     for (const float each : mean) right += each == 0.5f;

@@ -12,7 +12,7 @@
 #include "support.hpp"
 
 using namespace lamina_test;
-using lamina::frame_errc;
+using lamina::errc;
 
 namespace {
 
@@ -91,7 +91,7 @@ bytes resealed(bytes frame) {
 // What both forms of decode say; they must agree, and give no layers on error.
 template <class T>
 std::error_code verdict(std::span<const std::byte> frame, const lamina::layout& model) {
-  std::error_code quiet = make_error_code(frame_errc::bad_magic);
+  std::error_code quiet = make_error_code(errc::bad_magic);
   const auto view = lamina::decode<T>(frame, model, quiet);
   if (quiet) {
     REQUIRE(view.layers() == 0);
@@ -273,7 +273,7 @@ TEMPLATE_TEST_CASE("codec: every truncation is refused as truncated", "", float,
   for (std::size_t length = 0; length < small.frame.size(); ++length) {
     CAPTURE(length);
     const bytes shorter(small.frame.begin(), small.frame.begin() + static_cast<std::ptrdiff_t>(length));
-    REQUIRE(verdict<TestType>(shorter, small.model) == frame_errc::truncated);
+    REQUIRE(verdict<TestType>(shorter, small.model) == errc::truncated);
   }
 }
 
@@ -282,8 +282,8 @@ TEMPLATE_TEST_CASE("codec: trailing bytes are refused", "", float, double) {
   for (const std::size_t more : {1, 4, 64, 1000}) {
     bytes longer = small.frame;
     longer.resize(longer.size() + more);
-    REQUIRE(verdict<TestType>(longer, small.model) == frame_errc::trailing_bytes);
-    REQUIRE(verdict<TestType>(resealed(longer), small.model) == frame_errc::trailing_bytes);
+    REQUIRE(verdict<TestType>(longer, small.model) == errc::trailing_bytes);
+    REQUIRE(verdict<TestType>(resealed(longer), small.model) == errc::trailing_bytes);
   }
 }
 
@@ -307,7 +307,7 @@ TEMPLATE_TEST_CASE("codec: damage in what only the checksum covers is a checksum
   for (const std::size_t at : {std::size_t{sender}, std::size_t{step}, std::size_t{run},
                                std::size_t{checksum}, std::size_t{128}, small.frame.size() - 1}) {
     const bytes damaged = patched(small.frame, at, std::uint8_t(read<std::uint8_t>(small.frame, at) ^ 0x40));
-    CHECK(verdict<TestType>(damaged, small.model) == frame_errc::checksum_mismatch);
+    CHECK(verdict<TestType>(damaged, small.model) == errc::checksum_mismatch);
   }
   // Two layers of one size change places in the bitmap: every size still fits.
   const lamina::layout model = model_of({2, 2});
@@ -315,7 +315,7 @@ TEMPLATE_TEST_CASE("codec: damage in what only the checksum covers is a checksum
   chosen.send(0);
   const bytes first = encode<TestType>(model, chosen, {{1, 2}, {3, 4}});
   const bytes moved = patched(first, bitmap, std::uint8_t{0b10});
-  CHECK(verdict<TestType>(moved, model) == frame_errc::checksum_mismatch);
+  CHECK(verdict<TestType>(moved, model) == errc::checksum_mismatch);
   CHECK_FALSE(verdict<TestType>(resealed(moved), model));
 }
 
@@ -328,48 +328,48 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
     return as_is;
   };
   const std::uint8_t other_type = sizeof(TestType) == 4 ? 2 : 1;
-  CHECK(refused(magic, std::uint32_t{0}) == frame_errc::bad_magic);
-  CHECK(refused(magic, std::uint32_t{0x4d414cf5}) == frame_errc::bad_magic);
-  CHECK(refused(magic, std::uint32_t{0xf44c414d}) == frame_errc::bad_magic);  // another byte order
+  CHECK(refused(magic, std::uint32_t{0}) == errc::bad_magic);
+  CHECK(refused(magic, std::uint32_t{0x4d414cf5}) == errc::bad_magic);
+  CHECK(refused(magic, std::uint32_t{0xf44c414d}) == errc::bad_magic);  // another byte order
   for (const int number : {0, 2, 256, 65535}) {
-    CHECK(refused(version, static_cast<std::uint16_t>(number)) == frame_errc::unsupported_version);
+    CHECK(refused(version, static_cast<std::uint16_t>(number)) == errc::unsupported_version);
   }
   for (const std::uint8_t number : {std::uint8_t{0}, other_type, std::uint8_t{3}, std::uint8_t{255}}) {
-    CHECK(refused(element_type, number) == frame_errc::wrong_element_type);
+    CHECK(refused(element_type, number) == errc::wrong_element_type);
   }
   for (const int number : {0, 3, 5, 255}) {
-    CHECK(refused(kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_kind);
+    CHECK(refused(kind, static_cast<std::uint8_t>(number)) == errc::unknown_kind);
   }
   for (const std::uint32_t number : {4U, 5U, 8U, 0x80000001U}) {
-    CHECK(refused(flags, number) == frame_errc::nonzero_reserved);
+    CHECK(refused(flags, number) == errc::nonzero_reserved);
   }
   for (const std::uint32_t number : {2U, 3U, 6U, 7U}) {  // a part, which has decided nothing
-    CHECK(refused(flags, number) == frame_errc::bad_decided);
+    CHECK(refused(flags, number) == errc::bad_decided);
   }
   constexpr std::size_t payload_kind = 48;
-  CHECK(refused(payload_kind, std::uint8_t{1}) == frame_errc::bad_payload_size);  // float16, of another size
+  CHECK(refused(payload_kind, std::uint8_t{1}) == errc::bad_payload_size);  // float16, of another size
   for (const int number : {5, 255}) {
-    CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_payload_type);
+    CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == errc::unknown_payload_type);
   }
   for (std::size_t byte = 1; byte < 4; ++byte) {
-    CHECK(refused(reserved + byte, std::uint8_t{1}) == frame_errc::nonzero_reserved);
+    CHECK(refused(reserved + byte, std::uint8_t{1}) == errc::nonzero_reserved);
   }
-  CHECK(refused(fingerprint, small.model.fingerprint() + 1) == frame_errc::wrong_layout);
+  CHECK(refused(fingerprint, small.model.fingerprint() + 1) == errc::wrong_layout);
   for (const std::uint64_t number :
        {std::uint64_t{0}, std::uint64_t{3}, std::uint64_t{5}, ~std::uint64_t{0}}) {
-    CHECK(refused(layer_count, number) == frame_errc::wrong_layout);
+    CHECK(refused(layer_count, number) == errc::wrong_layout);
   }
   const std::uint64_t right = 5 * sizeof(TestType);
   for (const std::uint64_t number : {std::uint64_t{0}, right - 1, right + 1, right + sizeof(TestType),
                                      right + (std::uint64_t{1} << 32), ~std::uint64_t{0}}) {
-    CHECK(refused(payload_bytes, number) == frame_errc::bad_payload_size);
+    CHECK(refused(payload_bytes, number) == errc::bad_payload_size);
   }
-  CHECK(refused(bitmap, std::uint8_t{0b111}) == frame_errc::bad_payload_size);
-  CHECK(refused(bitmap, std::uint8_t{0b001}) == frame_errc::bad_payload_size);
-  CHECK(refused(bitmap, std::uint8_t{0b1101}) == frame_errc::bad_presence);   // the empty layer
-  CHECK(refused(bitmap, std::uint8_t{0b10101}) == frame_errc::bad_presence);  // beyond the last layer
-  CHECK(refused(bitmap + 1, std::uint8_t{1}) == frame_errc::bad_presence);
-  CHECK(refused(bitmap + 63, std::uint8_t{0x80}) == frame_errc::bad_presence);
+  CHECK(refused(bitmap, std::uint8_t{0b111}) == errc::bad_payload_size);
+  CHECK(refused(bitmap, std::uint8_t{0b001}) == errc::bad_payload_size);
+  CHECK(refused(bitmap, std::uint8_t{0b1101}) == errc::bad_presence);   // the empty layer
+  CHECK(refused(bitmap, std::uint8_t{0b10101}) == errc::bad_presence);  // beyond the last layer
+  CHECK(refused(bitmap + 1, std::uint8_t{1}) == errc::bad_presence);
+  CHECK(refused(bitmap + 63, std::uint8_t{0x80}) == errc::bad_presence);
 }
 
 TEMPLATE_TEST_CASE("codec: a payload claim that matches the presence but not the bytes is truncated", "",
@@ -377,10 +377,10 @@ TEMPLATE_TEST_CASE("codec: a payload claim that matches the presence but not the
   const small_frame<TestType> small;
   const bytes more_present = patched(patched(small.frame, bitmap, std::uint8_t{0b111}), payload_bytes,
                                      std::uint64_t{9 * sizeof(TestType)});
-  CHECK(verdict<TestType>(resealed(more_present), small.model) == frame_errc::truncated);
+  CHECK(verdict<TestType>(resealed(more_present), small.model) == errc::truncated);
   const bytes less_present = patched(patched(small.frame, bitmap, std::uint8_t{0b001}), payload_bytes,
                                      std::uint64_t{3 * sizeof(TestType)});
-  CHECK(verdict<TestType>(resealed(less_present), small.model) == frame_errc::trailing_bytes);
+  CHECK(verdict<TestType>(resealed(less_present), small.model) == errc::trailing_bytes);
 }
 
 TEMPLATE_TEST_CASE("codec: a frame may go without a checksum, but then the field is zero", "", float,
@@ -389,24 +389,24 @@ TEMPLATE_TEST_CASE("codec: a frame may go without a checksum, but then the field
   const bytes bare = patched(patched(small.frame, flags, std::uint32_t{0}), checksum, std::uint64_t{0});
   CHECK_FALSE(verdict<TestType>(bare, small.model));
   CHECK(verdict<TestType>(patched(bare, checksum, std::uint64_t{1}), small.model) ==
-        frame_errc::checksum_mismatch);
+        errc::checksum_mismatch);
 }
 
 TEST_CASE("codec: the frame of one element type is refused as the other") {
   const small_frame<float> single;
   const small_frame<double> twice;
-  CHECK(verdict<double>(single.frame, single.model) == frame_errc::wrong_element_type);
-  CHECK(verdict<float>(twice.frame, twice.model) == frame_errc::wrong_element_type);
+  CHECK(verdict<double>(single.frame, single.model) == errc::wrong_element_type);
+  CHECK(verdict<float>(twice.frame, twice.model) == errc::wrong_element_type);
 }
 
 TEMPLATE_TEST_CASE("codec: the frame of another model is refused", "", float, double) {
   const small_frame<TestType> small;
   const lamina::layout renamed({{"layer0", {3}}, {"layer1", {4}}, {"other", {2}}, {"layer3", {0}}});
   const lamina::layout reshaped({{"layer0", {3, 1}}, {"layer1", {4}}, {"layer2", {2}}, {"layer3", {0}}});
-  CHECK(verdict<TestType>(small.frame, renamed) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, reshaped) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, model_of({3, 4})) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, model_of({})) == frame_errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, renamed) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, reshaped) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, model_of({3, 4})) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, model_of({})) == errc::wrong_layout);
   CHECK_FALSE(verdict<TestType>(small.frame, model_of({3, 4, 2, 0})));  // equal, though another object
 }
 
@@ -419,7 +419,7 @@ TEMPLATE_TEST_CASE("codec: a buffer that is not aligned for the element is refus
     const std::error_code error =
         verdict<TestType>(std::span(buffer).subspan(shift, small.frame.size()), small.model);
     REQUIRE(error == (shift % alignof(TestType) == 0 ? std::error_code{}
-                                                     : make_error_code(frame_errc::misaligned_buffer)));
+                                                     : make_error_code(errc::misaligned_buffer)));
   }
 }
 
@@ -568,7 +568,7 @@ TEST_CASE("codec: bytes that are gone when decode returns do not compile; none a
   std::error_code error;
   const lamina::layout model = model_of({1});
   CHECK(lamina::decode<float>({}, model, error).layers() == 0);
-  CHECK(error == frame_errc::truncated);
+  CHECK(error == errc::truncated);
   CHECK(decodes<bytes&>);
   CHECK(decodes<const bytes&, std::error_code>);
   CHECK(decodes<std::span<const std::byte>>);
@@ -739,7 +739,7 @@ TEST_CASE("codec: any bytes give a frame or a named error") {
     std::error_code error;
     const auto view = lamina::decode<float>(damaged, small.model, error);
     refused += error ? 1 : 0;
-    REQUIRE((error ? view.layers() == 0 && error.category() == lamina::frame_category()
+    REQUIRE((error ? view.layers() == 0 && error.category() == lamina::category()
                    : view.layers() == 4 && view.sent_elements() * 4 + 128 == damaged.size()));
   }
   CHECK(refused > 10000);
@@ -748,8 +748,8 @@ TEST_CASE("codec: any bytes give a frame or a named error") {
 
 TEST_CASE("codec: every error has a name of its own") {
   std::vector<std::string> messages;
-  for (int code = 1; code <= static_cast<int>(frame_errc::other_run); ++code) {
-    const std::error_code error = static_cast<frame_errc>(code);
+  for (int code = 1; code <= static_cast<int>(errc::other_run); ++code) {
+    const std::error_code error = static_cast<errc>(code);
     CHECK(error);
     CHECK(std::string(error.category().name()) == "lamina.frame");
     CHECK(error.message() != "unknown frame error");
@@ -757,7 +757,7 @@ TEST_CASE("codec: every error has a name of its own") {
   }
   std::ranges::sort(messages);
   CHECK(std::ranges::adjacent_find(messages) == messages.end());
-  CHECK(lamina::frame_category().message(1000) == "unknown frame error");
+  CHECK(lamina::category().message(1000) == "unknown frame error");
 }
 
 namespace {
@@ -776,16 +776,16 @@ TEST_CASE("codec: an error is what its category is called, whichever object that
   const category_of_a_plugin frames("lamina.frame");
   const category_of_a_plugin calls("lamina");
   const category_of_a_plugin others("frame");
-  const int truncated = static_cast<int>(frame_errc::truncated);
-  CHECK(std::error_code(truncated, frames) == frame_errc::truncated);
-  CHECK(frame_errc::truncated == std::error_code(truncated, frames));
-  CHECK(std::error_code(truncated, frames) != frame_errc::bad_magic);
-  CHECK(std::error_code(truncated, others) != frame_errc::truncated);
-  CHECK(std::error_code(truncated, calls) != frame_errc::truncated);
+  const int truncated = static_cast<int>(errc::truncated);
+  CHECK(std::error_code(truncated, frames) == errc::truncated);
+  CHECK(errc::truncated == std::error_code(truncated, frames));
+  CHECK(std::error_code(truncated, frames) != errc::bad_magic);
+  CHECK(std::error_code(truncated, others) != errc::truncated);
+  CHECK(std::error_code(truncated, calls) != errc::truncated);
   CHECK(std::error_code(truncated, calls) == lamina::errc::no_such_layer);
   CHECK(std::error_code(truncated, frames) != lamina::errc::no_such_layer);
-  CHECK(std::error_code() != frame_errc::truncated);
-  CHECK(std::error_code(frame_errc::truncated) == frame_errc::truncated);
+  CHECK(std::error_code() != errc::truncated);
+  CHECK(std::error_code(errc::truncated) == errc::truncated);
 }
 
 TEST_CASE("codec: every mistake of a caller has a name of its own") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Frames made by hand: numbers at the limits of their fields, flipped bits that no checksum covers, models whose bytes
 // cannot be counted, and output that lies over the frame.
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include "lamina/server.hpp"
 #include "support.hpp"
 
-using lamina::frame_errc;
+using lamina::errc;
 using lamina::payload_type;
 using lamina::detail::wire_header;
 using namespace lamina_test;
@@ -80,7 +80,7 @@ std::error_code verdict(std::span<const std::byte> frame, const lamina::layout& 
   std::error_code error;
   const auto view = lamina::decode<T>(frame, model, error);
   if (error) {
-    REQUIRE(error.category() == lamina::frame_category());
+    REQUIRE(error.category() == lamina::category());
     REQUIRE(view.layers() == 0);
   }
   return error;
@@ -129,9 +129,9 @@ TEMPLATE_TEST_CASE("decoder: sizes at the limits of their fields are refused by 
         CHECK(verdict<TestType>(changed(frame, on_top), model) == error);
         return error;
       };
-      CHECK(refused(&wire_header::layers) == frame_errc::wrong_layout);
-      CHECK(refused(&wire_header::fingerprint) == frame_errc::wrong_layout);
-      CHECK(refused(&wire_header::payload_bytes) == frame_errc::bad_payload_size);
+      CHECK(refused(&wire_header::layers) == errc::wrong_layout);
+      CHECK(refused(&wire_header::fingerprint) == errc::wrong_layout);
+      CHECK(refused(&wire_header::payload_bytes) == errc::bad_payload_size);
     }
   }
 }
@@ -149,8 +149,8 @@ TEMPLATE_TEST_CASE("decoder: any step and sender is read, and it is for the rece
       CHECK(late.step() == number);
       CHECK(foreign.sender() == static_cast<std::uint32_t>(number));
       lamina::server<TestType> server(model, {.workers = 2, .first_step = 7});
-      CHECK(server.add(in_step) == frame_errc::unexpected_step);
-      CHECK(server.add(from) == (foreign.sender() < 2 ? std::error_code{} : frame_errc::unknown_sender));
+      CHECK(server.add(in_step) == errc::unexpected_step);
+      CHECK(server.add(from) == (foreign.sender() < 2 ? std::error_code{} : errc::unknown_sender));
     }
   }
 }
@@ -164,14 +164,14 @@ TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refuse
     for (unsigned bit = 1; bit < 32; ++bit) {
       const auto flag = [&](wire_header& header) { header.flags |= 1U << bit; };
       REQUIRE(verdict<TestType>(changed(frame, flag), model) ==
-              (bit == 1 ? frame_errc::bad_decided : frame_errc::nonzero_reserved));
+              (bit == 1 ? errc::bad_decided : errc::nonzero_reserved));
     }
     for (unsigned bit = 0; bit < 24; ++bit) {
       const auto reserved = [&](wire_header& header) {
         if (bit < 8) header.reserved = static_cast<std::uint8_t>(1U << bit);
         if (bit >= 8) header.part = static_cast<std::uint16_t>(1U << (bit - 8));
       };
-      REQUIRE(verdict<TestType>(changed(frame, reserved), model) == frame_errc::nonzero_reserved);
+      REQUIRE(verdict<TestType>(changed(frame, reserved), model) == errc::nonzero_reserved);
     }
   }
 }
@@ -199,7 +199,7 @@ TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or chan
       const bool is_nobodys = type == payload_type::int4 && place == payload_at + 2 && bit % 8 >= 4;
       REQUIRE(!error == (is_sender || is_step || is_run || is_element));
       if (error) {
-        REQUIRE(error.category() == lamina::frame_category());
+        REQUIRE(error.category() == lamina::category());
         REQUIRE(view.layers() == 0);
       } else {
         REQUIRE((view.sender() != 1) == is_sender);
@@ -227,7 +227,7 @@ TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame 
       const std::size_t wrapped = bytes_of(type, elements);
       const std::size_t claim = wrapped < 1000 ? wrapped : 0;
       CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{1}, claim), model) ==
-            frame_errc::bad_payload_size);
+            errc::bad_payload_size);
       CHECK_FALSE(verdict<TestType>(claiming<TestType>(model, type, std::byte{0}, 0), model));
     }
     // Layers whose bytes can be counted, but not their sum.
@@ -236,7 +236,7 @@ TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame 
     const std::size_t wrapped = 4 * bytes_of(type, half) + bytes_of(type, 1);
     const std::size_t claim = wrapped < 1000 ? wrapped : 0;
     CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{0b11111}, claim), model) ==
-          frame_errc::bad_payload_size);
+          errc::bad_payload_size);
     CHECK_FALSE(
         verdict<TestType>(claiming<TestType>(model, type, std::byte{0b100}, bytes_of(type, 1)), model));
   }
@@ -248,7 +248,7 @@ TEST_CASE("decoder: what is too large for memory is refused as truncated, and no
     bytes frame = claiming<float>(model, type, std::byte{0b11}, 8);
     wire_header header = header_of(frame);
     header.payload_bytes = 2 * lamina::payload_bytes<float>(type, std::size_t{1} << 40);
-    CHECK(verdict<float>(sealed(frame, header), model) == frame_errc::truncated);
+    CHECK(verdict<float>(sealed(frame, header), model) == errc::truncated);
   }
 }
 
@@ -292,7 +292,7 @@ namespace {
 
 // What both forms of peek say; they must agree, and give nothing on error.
 std::error_code verdict_of_peek(std::span<const std::byte> first_bytes) {
-  std::error_code error = make_error_code(frame_errc::bad_magic);
+  std::error_code error = make_error_code(errc::bad_magic);
   const lamina::frame_info info = lamina::peek(first_bytes, error);
   std::error_code thrown;
   try {
@@ -332,7 +332,7 @@ TEMPLATE_TEST_CASE("peek: the first 64 bytes tell the frame's size and what it s
       CHECK(lamina::peek(frame) == expected);
       CHECK_FALSE(verdict_of_peek(frame));
       for (std::size_t length = 0; length < lamina::peek_bytes; ++length) {
-        CHECK(verdict_of_peek(std::span(frame).first(length)) == frame_errc::truncated);
+        CHECK(verdict_of_peek(std::span(frame).first(length)) == errc::truncated);
       }
     }
   }
@@ -353,11 +353,11 @@ TEST_CASE("peek: refuses a header as decode does, and knows nothing of the layou
       const lamina::frame_info info = lamina::peek(damaged);
       CHECK((decoded || info.size_bytes == frame.size()));
     }
-    if (bit / 8 == 6) CHECK(peeked == frame_errc::wrong_element_type);  // 1 and 2 are two bits apart
+    if (bit / 8 == 6) CHECK(peeked == errc::wrong_element_type);  // 1 and 2 are two bits apart
   }
   const bytes doubles = frame_of<double>(payload_type::as_is);
   CHECK_FALSE(verdict_of_peek(doubles));
-  CHECK(verdict<float>(doubles, model) == frame_errc::wrong_element_type);
+  CHECK(verdict<float>(doubles, model) == errc::wrong_element_type);
 }
 
 TEST_CASE("peek: a size that cannot be counted is refused") {
@@ -379,9 +379,9 @@ TEST_CASE("peek: a size that cannot be counted is refused") {
   CHECK_FALSE(verdict_of_peek(with(4, most - 128)));
   CHECK(lamina::peek(with(4, most - 128)).size_bytes == most);
   for (const std::uint64_t payload : {most - 127, most - 1, most}) {
-    CHECK(verdict_of_peek(with(4, payload)) == frame_errc::bad_payload_size);
+    CHECK(verdict_of_peek(with(4, payload)) == errc::bad_payload_size);
   }
-  CHECK(verdict_of_peek(with(most, most)) == frame_errc::bad_payload_size);
-  CHECK(verdict_of_peek(with(most, most - (most / 8 + 1) - 63)) == frame_errc::bad_payload_size);
+  CHECK(verdict_of_peek(with(most, most)) == errc::bad_payload_size);
+  CHECK(verdict_of_peek(with(most, most - (most / 8 + 1) - 63)) == errc::bad_payload_size);
   CHECK_FALSE(verdict_of_peek(with(most, most - (most / 8 + 1) - 64)));
 }

@@ -223,12 +223,12 @@ TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where
       lamina::decode<TestType>(of, model, error);
       return error;
     };
-    CHECK(refusal(bytes.first(bytes.size() - 1)) == lamina::frame_errc::truncated);
-    CHECK(refusal(memory.first(bytes.size() + 1)) == lamina::frame_errc::trailing_bytes);
+    CHECK(refusal(bytes.first(bytes.size() - 1)) == lamina::errc::truncated);
+    CHECK(refusal(memory.first(bytes.size() + 1)) == lamina::errc::trailing_bytes);
     // As a writer that counts in 32 bits has it; in 31 where the elements are smaller.
     header.payload_bytes = begins[3] % (begins[3] < two_32 ? two_31 : two_32);
     lamina::detail::write_header(memory.first(64), header);
-    CHECK(refusal(memory.first(128 + header.payload_bytes % 4096)) == lamina::frame_errc::bad_payload_size);
+    CHECK(refusal(memory.first(128 + header.payload_bytes % 4096)) == lamina::errc::bad_payload_size);
   }
 }
 
