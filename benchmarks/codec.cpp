@@ -48,9 +48,7 @@ struct encoded {
     encode();
   }
 
-  const lamina::encoded_frame& encode() {
-    return encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type);
-  }
+  const lamina::encoded_frame& encode() { return encoder.encode({.payload = type}, chosen, layer); }
 
   lamina::selection chosen;
   lamina::payload_type type;
@@ -109,9 +107,10 @@ void publish(benchmark::State& state) {
     state.PauseTiming();
     const std::size_t worker = turn % workers;
     const auto step = static_cast<std::uint64_t>(++turn);
-    const auto& frame =
-        encoder.encode(lamina::frame_kind::gradients, step, static_cast<std::uint32_t>(worker), chosen, layer,
-                       as_is, lamina::frame_checksum::none);
+    const auto& frame = encoder.encode({.step = step,
+                                        .sender = static_cast<std::uint32_t>(worker),
+                                        .checksum = lamina::frame_checksum::none},
+                                       chosen, layer);
     benchmark::DoNotOptimize(server.add(frame.to_bytes()));
     server.update([](std::size_t, std::size_t, std::span<const float>) {});
     state.ResumeTiming();

@@ -11,10 +11,9 @@ int main() {
   lamina::frame_encoder<float> encoder(model);
   const lamina::selection none(model);
 #ifdef LAMINA_SHOULD_FAIL
-  encoder.encode(lamina::frame_kind::parameters, 1, 0, none, [&](std::size_t l) { return parameters[l]; });
+  encoder.encode({}, none, [&](std::size_t l) { return parameters[l]; });
 #else
   encoder.encode(
-      lamina::frame_kind::parameters, 1, 0,
-      none, [&](std::size_t l) -> const auto& { return parameters[l]; });
+      {}, none, [&](std::size_t l) -> const auto& { return parameters[l]; });
 #endif
 }

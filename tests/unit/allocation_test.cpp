@@ -113,7 +113,7 @@ TEST_CASE("allocation: a server allocates nothing after its first steps") {
     for (std::uint32_t s = 0; s < 2; ++s) {
       frames.push_back(encoder
                            .encode(
-                               lamina::frame_kind::gradients, step, s,
+                               {.step = step, .sender = s},
                                all, [&](std::size_t l) -> const auto& { return parameters[l]; })
                            .to_bytes());
     }

@@ -83,18 +83,18 @@ TEST_CASE("sizes: the decision counts elements beyond 2^32") {
   const std::vector<double> values = {3, 1, 5, 4, 2};
   const lamina::layout model = model_of(sizes);
   for (const double ratio : {0.05, 0.1, 0.2, 0.3, 0.5, 0.9}) {
-    lamina::layer_selector selector(model, {.drop_ratio = ratio});
-    const lamina::selection& chosen = selector.decide(1, values, values);
+    const lamina::partition cut(model);
+    lamina::selector selector(cut, {.drop_ratio = ratio});
+    const lamina::selection& chosen = selector.decide(1, values);
     CHECK(selector.threshold() == literal_algorithm_1(values, sizes, ratio));
     CHECK(static_cast<double>(model.elements() - chosen.sent_elements()) <=
           ratio * static_cast<double>(model.elements()));
   }
-  lamina::compressor_options options;
-  options.byte_budget = 0.61;
-  lamina::layer_selector by_budget(model, options);
-  CHECK(by_budget.decide(1, values, values).sent_elements() == 3 * two_32 + 10);
+  const lamina::partition cut(model);
+  lamina::selector by_budget(cut, {.send_budget = 0.61});
+  CHECK(by_budget.decide(1, values).sent_elements() == 3 * two_32 + 10);
   by_budget.commit(1);
-  CHECK(by_budget.remember().allowance ==
+  CHECK(by_budget.remember(1).allowance ==
         Approx(0.61 * static_cast<double>(model.elements()) - 3.0 * 4294967296.0 - 10));
 }
 
@@ -167,12 +167,13 @@ TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where
     lamina::detail::wire_header header;
     header.element_type = lamina::detail::element_code<TestType>;
     header.kind = 1;
+    header.flags = lamina::detail::flag_last;
     header.step = 1;
     header.fingerprint = model.fingerprint();
     header.layers = 3;
     header.payload_type = static_cast<std::uint8_t>(type);
     header.payload_bytes = begins[3];
-    lamina::detail::write_header(memory.first(64), header);
+    std::memcpy(memory.data(), &header, sizeof header);
     memory.data()[64] = std::byte{7};
 
     // A stretch of a block at each place where a number of 31 or 32 bits ends, written as a layer of its own.
@@ -227,7 +228,7 @@ TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where
     CHECK(refusal(memory.first(bytes.size() + 1)) == lamina::errc::trailing_bytes);
     // As a writer that counts in 32 bits has it; in 31 where the elements are smaller.
     header.payload_bytes = begins[3] % (begins[3] < two_32 ? two_31 : two_32);
-    lamina::detail::write_header(memory.first(64), header);
+    std::memcpy(memory.data(), &header, sizeof header);
     CHECK(refusal(memory.first(128 + header.payload_bytes % 4096)) == lamina::errc::bad_payload_size);
   }
 }
@@ -245,7 +246,7 @@ TEST_CASE("sizes: a layer beyond 2^31 elements is written with all of its bytes 
   lamina::selection all(model);
   all.send_all();
   lamina::frame_encoder<float> encoder(model);
-  const auto& frame = encoder.encode(lamina::frame_kind::gradients, 1, 0, all, [&](std::size_t l) {
+  const auto& frame = encoder.encode({}, all, [&](std::size_t l) {
     return l == 1 ? huge : std::span<const float>(others).first(model.sizes()[l]);
   });
   CHECK(frame.size_bytes() == 128 + (elements + 73) * 4);
