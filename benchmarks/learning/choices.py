@@ -34,11 +34,11 @@ class OneByOne:
     """As many parts in every step as the bytes allow, those of the largest priority first. Subclasses have memory, an array;
     priorities(step, y, shared), (P,) float64; and note(step, chosen), after which it is another memory."""
 
-    def __init__(self, row, parts, value_bytes=0, max_age=0):
+    def __init__(self, row, parts, value_bytes=0, at_least_every=0):
         self.parts, self.value_bytes = parts, value_bytes
         share = share_within(row, parts, value_bytes)
         self.period = 1 / share
-        self.selector = parts.selector(byte_budget=share, max_age=max_age)
+        self.selector = parts.selector(send_budget=share, at_least_every=at_least_every)
 
     def decide(self, step, y, shared, is_held):
         chosen = list(self.selector.decide(step, self.priorities(step, y, shared), is_held))
@@ -62,7 +62,7 @@ class ByValue(OneByOne):
 
     def __init__(self, row, parts):
         self.value, self.age_power = named(VALUES, row, "value"), row.age_power
-        super().__init__(row, parts, parts.value_bytes, row.max_age)
+        super().__init__(row, parts, parts.value_bytes, row.at_least_every)
         self.memory = np.zeros(len(parts.sizes))  # the step in which each was last sent
 
     def priorities(self, step, y, shared):

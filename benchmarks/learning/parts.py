@@ -12,9 +12,9 @@ from rows import named
 class Parts:
     def __init__(self, shapes: dict[str, tuple[int, ...]], row):
         self.layout = lamina.Layout(shapes)
-        self.part_elements = row.part
+        self.fragment_elements = row.part
         self.payload = named(PAYLOADS, row, "payload")
-        self.sizes = [int(size) for size in self.selector().parts.sizes]
+        self.sizes = [int(size) for size in self.selector().fragments.sizes]
         self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self.elements = sum(self.sizes)
         self.overhead_bytes = -(-(64 + -(-len(self.sizes) // 8)) // 64) * 64  # of a frame: header, bitmap, padding
@@ -22,7 +22,7 @@ class Parts:
 
     def selector(self, **options) -> lamina.Selector:
         """The library's own choice."""
-        return lamina.Selector(self.layout, part_elements=self.part_elements, **options)
+        return lamina.Selector(self.layout, fragment_elements=self.fragment_elements, **options)
 
     def frame_bytes(self, chosen) -> int:
         """Of a frame with these parts; nothing is sent where none is chosen."""

@@ -148,7 +148,7 @@ def title(row: Row) -> str:
     if row.scheme == "local":
         words += [row.value] if row.choice == "value" and row.value != Row.value else []
         words += [f"× waiting^{row.age_power:g}".removesuffix("^1")] if row.age_power else []
-        words += [f"at least every {row.max_age} steps"] if row.max_age else []
+        words += [f"at least every {row.at_least_every} steps"] if row.at_least_every else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
         words += [f"{row.drift_kept:g} of a drift kept"] if row.drift_kept != Row.drift_kept else []

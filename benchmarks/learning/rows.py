@@ -38,7 +38,7 @@ class Row:
     choice: str = "value"  #: of local, of choices.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
     value: str = "mean_abs"  #: of choice=value, of choices.VALUES
     age_power: float = 0.0  #: of choice=value: it is multiplied by the steps that a part has waited, to this power
-    max_age: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
+    at_least_every: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
     delay: int = 0  #: of local: steps between a part's sending and its arrival
     drift_kept: float = 1.0  #: of local: of a drift, what is left after each step; 1: all of it
@@ -49,7 +49,7 @@ class Row:
     def __post_init__(self):
         for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096),
                              ("rank", 1), ("dense_steps", 0), ("ramp_steps", 0), ("interval", 1), ("top", 1),
-                             ("max_age", 0), ("age_power", 0)):
+                             ("at_least_every", 0), ("age_power", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
         if self.part % 4096:

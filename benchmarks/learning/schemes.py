@@ -207,7 +207,7 @@ SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": P
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row, beside its first fields.
 READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload part choice value age_power max_age traffic delay drift_kept outer_rate outer_momentum outer_clock",
+         "local": "optimizer payload part choice value age_power at_least_every traffic delay drift_kept outer_rate outer_momentum outer_clock",
          "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged left_kept unsent sends share answer outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}

@@ -64,12 +64,12 @@ def trained(steps, decision, ratio, seed):
     model = initialised(seed)
     parameters = list(model.parameters())
     layout = lamina.Layout({str(index): tuple(each.shape) for index, each in enumerate(parameters)})
-    workers = [lamina.Compressor(layout, drop_ratio=ratio, part_elements=PART_ELEMENTS) for _ in range(WORKERS)]
-    sizes = workers[0].parts.sizes
+    workers = [lamina.Worker(layout, drop_ratio=ratio, fragment_elements=PART_ELEMENTS) for _ in range(WORKERS)]
+    sizes = workers[0].fragments.sizes
     optimizer = torch.optim.SGD(parameters, LEARNING_RATE, momentum=0.9)
-    losses, shares, predicted = [], [], np.ones(len(sizes))  # all alike: all go out
+    losses, shares, left = [], [], np.ones(len(sizes))  # all alike: all are sent
     for step in range(steps):
-        fresh, packed = np.zeros(len(sizes)), 0
+        steps_of_workers, packed = [], 0
         for index, worker in enumerate(workers):
             optimizer.zero_grad()
             pictures, labels = images.drawn((1 + seed) * 10**6 + step * WORKERS + index, BATCH)
@@ -77,25 +77,22 @@ def trained(steps, decision, ratio, seed):
             loss.backward()
             losses.append(loss.item())
             gradients = [each.grad.flatten() for each in parameters]
-            fresh += mean_abs(torch.cat(gradients).split(sizes)) / WORKERS
-            worker.accumulate_all(gradients)
-        values = sum(np.array(worker.values()) for worker in workers) / WORKERS
-        for worker in workers:
-            sent = worker.select(values if decision == "at_end" else predicted)
-            own = torch.empty(worker.sent_elements)
-            worker.pack(own, WORKERS)
+            steps_of_workers.append(worker.add(gradients))
+        values = sum(np.array(each.values()) for each in steps_of_workers) / WORKERS
+        for each in steps_of_workers:
+            sent = each.select(values if decision == "at_end" else left)
+            own = torch.empty(each.sent_elements)
+            each.pack(own, 1 / WORKERS)
             packed = packed + own
-            worker.commit()
+            each.commit()
         mean = [torch.empty(each.numel()) for each in parameters]
-        workers[0].scatter(packed, mean)
+        steps_of_workers[0].unpack(packed, mean)
         for parameter, each in zip(parameters, mean):
             parameter.grad = each.view_as(parameter)
         optimizer.step()
         shares.append(len(packed) / layout.elements)
-        predicted = values.copy()
-        predicted[sent] = 0
-        if decision == "ahead":
-            predicted += fresh
+        left = values.copy()  # what the step has left in the residuals
+        left[sent] = 0
     return losses, shares, accuracy(model)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trains a small network by numpy with layer dropping, one worker, and draws which layers went out in which step:
+"""Trains a small network by numpy with layer dropping, one worker, and draws which layers were sent in which step:
 python3 examples/python/which_layers.py [FILE.png]. Needs numpy and matplotlib."""
 
 import sys
@@ -17,10 +17,10 @@ draw = np.random.default_rng(0)
 weights = [draw.standard_normal((i, o)).astype(np.float32) / np.sqrt(i) for i, o in zip(WIDTHS, WIDTHS[1:])]
 layout = lamina.Layout({f"weight {l} {w.shape}": w.shape for l, w in enumerate(weights)})
 teacher = draw.standard_normal((WIDTHS[0], WIDTHS[-1]))
-worker = lamina.Compressor(layout, byte_budget=0.3)
+worker = lamina.Worker(layout, send_budget=0.3)
 
 sent_in, losses = np.zeros((len(layout), STEPS)), []
-for step in range(STEPS):
+for number in range(STEPS):
     # Forward and backward through layers of tanh, towards a linear teacher.
     activations = [draw.standard_normal((64, WIDTHS[0])).astype(np.float32)]
     for weight in weights:
@@ -33,14 +33,14 @@ for step in range(STEPS):
         gradients.insert(0, np.ascontiguousarray(inputs.T @ back, dtype=np.float32))
         back = back @ weight.T
 
-    worker.accumulate_all(gradients)
-    frame = lamina.decode(worker.encode(), layout)  # what a server would get
-    worker.commit()
+    step = worker.add(gradients)
+    frame = lamina.decode(step.frame(), layout)  # what a server would get
+    step.commit()
     for layer in frame.sent:
         mean = np.empty(weights[layer].size, np.float32)
         frame.restore(layer, mean)
         weights[layer] -= 2.0 * mean.reshape(weights[layer].shape)
-        sent_in[layer, step] = 1
+        sent_in[layer, number] = 1
 
 share = float((sent_in * np.array(layout.sizes)[:, None]).sum() / (layout.elements * STEPS))
 figure, (above, below) = plt.subplots(2, sharex=True, figsize=(9, 5), height_ratios=[3, 2], layout="constrained")

@@ -58,7 +58,7 @@ def main():
     if given.dense:
         trained = DDP(model)
     elif not given.alone:
-        local = optimizer = lamina.torch.LocalUpdates(optimizer, byte_budget=given.byte_budget, part_elements=4096, payload=given.payload,
+        local = optimizer = lamina.torch.LocalUpdates(optimizer, send_budget=given.send_budget, fragment_elements=4096, payload=given.payload,
                                                       delay=given.delay, outer_rate=given.outer_rate,
                                                       outer_momentum=given.outer_momentum)
     for step in range(given.steps):

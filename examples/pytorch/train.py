@@ -113,7 +113,7 @@ def main():
     scaler = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)(enabled=given.amp and device.type == "cuda")
     state = None
     if given.drop_ratio is not None:
-        state = lamina.torch.register(ddp, drop_ratio=given.drop_ratio, part_elements=given.part_elements,
+        state = lamina.torch.register(ddp, drop_ratio=given.drop_ratio, fragment_elements=given.fragment_elements,
                                       warm_up_steps=given.warm_up, overlap=given.overlap, scaler=scaler)
 
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, **({} if state is None else {"dropping": state})}

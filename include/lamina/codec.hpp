@@ -58,7 +58,6 @@ struct frame_header {
   lamina::frame_checksum checksum = lamina::frame_checksum::xxh3;
   std::uint16_t sequence = 0;            ///< of several frames of a step: 0, 1, 2, ...
   bool is_last = true;                   ///< of them
-  std::uint64_t since = 0;               ///< see frame_view::since(); 0: step
   std::span<const std::byte> user = {};  ///< up to 64 bytes of the caller's
 };
 
@@ -97,7 +96,7 @@ class frame_encoder {
   ///                        made of; called for the layers sent, in order
   /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  a selection of another layout; a span of another size than its layer; parameters to be written as
-  ///                                int8 or int4 that hold NaN or infinity; more than 64 user bytes; `since` after the step
+  ///                                int8 or int4 that hold NaN or infinity; more than 64 user bytes
   ///
   /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a buffer of the
   /// encoder.
@@ -112,9 +111,6 @@ class frame_encoder {
       detail::raise(std::invalid_argument("a frame takes up to 64 user bytes, got " +
                                           std::to_string(says.user.size())));
     }
-    const std::uint64_t since = says.since == 0 ? says.step : says.since;
-    if (since > says.step)
-      detail::raise(std::invalid_argument("a frame cannot hold what comes after its step"));
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
@@ -148,7 +144,6 @@ class frame_encoder {
     header.user_bytes = static_cast<std::uint8_t>(says.user.size());
     header.payload_bytes = payload_bytes;
     header.run = run_;
-    header.unsettled = static_cast<std::uint32_t>((std::min<std::uint64_t>)(says.step - since, 0xffffffffU));
     const auto bitmap = std::as_bytes(sent.bitmap());
     std::ranges::copy(says.user, std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes).out);
     std::memcpy(prefix_.data(), &header, sizeof header);
@@ -254,7 +249,6 @@ struct frame_decoder {
                .sender = header.sender,
                .run = header.run,
                .step = header.step,
-               .since = header.step - header.unsettled,
                .sequence = header.sequence,
                .is_last = (header.flags & flag_last) != 0,
                .user = user,
@@ -322,8 +316,7 @@ struct frame_decoder {
     }
     if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4))
       return errc::unknown_payload_type;
-    if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes ||
-        header.unsettled > header.step)
+    if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
       return errc::nonzero_reserved;
     return {};
   }

@@ -38,9 +38,8 @@ enum class errc {
   duplicate_frame,      ///< its sender has sent this frame before
   unexpected_sequence,  ///< not the next frame of its sender's step
   duplicate_layer,      ///< a layer that an earlier frame of the step has
-  overlapping_step,  ///< it may hold gradients that were in a frame which has been taken: its sender must commit that step
-  other_momentum,  ///< a state with velocity where there is no momentum, or the other way round
-  impossible_age,  ///< a state in which a fragment was sent in a later step than the state's
+  other_momentum,       ///< a state with velocity where there is no momentum, or the other way round
+  impossible_age,       ///< a state in which a fragment was sent in a later step than the state's
 };
 
 namespace detail {
@@ -92,8 +91,6 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
         return "frame is not the next of its sender's step";
       case errc::duplicate_layer:
         return "frame holds a layer that an earlier frame of the step has";
-      case errc::overlapping_step:
-        return "frame holds gradients of a step that has been taken";
       case errc::other_momentum:
         return "state holds velocity where there is no momentum, or none where there is";
       case errc::impossible_age:

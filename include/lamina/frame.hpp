@@ -147,9 +147,6 @@ class frame_view {
   /// Its number among the frames of its sender and step: 0, 1, 2, ...; and whether it is the last of them.
   [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.sequence; }
   [[nodiscard]] bool is_last() const noexcept { return is_.is_last; }
-  /// The first step whose gradients it may hold that were in a frame before, of which the sender does not know that it has arrived;
-  /// step() if there is none.
-  [[nodiscard]] std::uint64_t since() const noexcept { return is_.since; }
   /// What the sender has added: up to 64 bytes.
   [[nodiscard]] std::span<const std::byte> user() const noexcept { return is_.user; }
 
@@ -271,7 +268,6 @@ class frame_view {
     std::uint32_t sender = 0;
     std::uint32_t run = 0;
     std::uint64_t step = 0;
-    std::uint64_t since = 0;
     std::uint16_t sequence = 0;
     bool is_last = true;
     std::span<const std::byte> user;

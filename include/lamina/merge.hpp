@@ -82,6 +82,18 @@ selector::memory merge_memories(std::span<const View> states) {
   return merged;
 }
 
+// None, unless all states have them. Infinite ones, of workers before their first step, stay so.
+inline std::vector<double> mean_expected(std::span<const state_view> states) {
+  std::vector<double> means(states[0].expected.size() / sizeof(double));
+  for (const state_view& state : states) {
+    if (state.expected.size() != states[0].expected.size()) return {};
+  }
+  for (std::size_t f = 0; f < means.size(); ++f)
+    means[f] =
+        mean_over(states.size(), [&](std::size_t w) { return value_at<double>(states[w].expected, f); });
+  return means;
+}
+
 // Ranges of bytes that outlive the loop over them.
 template <class States>
 concept saved_states = some_range<const States> && requires(const States& states) {
@@ -95,7 +107,7 @@ concept saved_states = some_range<const States> && requires(const States& states
 /// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W
 /// that were saved, what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
 ///
-/// Residual, velocity, allowance and threshold are the means, summed in the order of the workers, the first two in T. What
+/// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T. What
 /// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
 /// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
@@ -126,7 +138,8 @@ std::vector<std::byte> merge_states(const States& states, const layout& parts) {
   return detail::write_state<T>(parts, detail::merge_memories(std::span<const detail::state_view>(views)),
                                 detail::mean_over<T>(views, &detail::state_view::elements),
                                 detail::mean_over<T>(views, &detail::state_view::velocity),
-                                views[0].header.step);
+                                views[0].header.step,
+                                detail::mean_expected(std::span<const detail::state_view>(views)));
 }
 
 }  // namespace lamina::inline LAMINA_ABI

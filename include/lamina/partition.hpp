@@ -69,7 +69,7 @@ class partition {
  private:
   static layout cut(const layout& model, std::size_t part_elements, std::vector<std::size_t>& first) {
     if (part_elements % detail::block_elements != 0) {
-      detail::raise(std::invalid_argument("part_elements must be a multiple of " +
+      detail::raise(std::invalid_argument("fragment_elements must be a multiple of " +
                                           std::to_string(detail::block_elements) + ", got " +
                                           std::to_string(part_elements)));
     }

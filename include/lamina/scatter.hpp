@@ -12,7 +12,6 @@
 #include "lamina/half.hpp"
 #include "lamina/partition.hpp"
 #include "lamina/residual/gradient.hpp"
-#include "lamina/residual/inspect.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 

@@ -115,6 +115,11 @@ class server {
     std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
 
+  server(const server&) = delete;
+  server& operator=(const server&) = delete;
+  server(server&&) = default;
+  server& operator=(server&&) = default;
+
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
@@ -329,8 +334,6 @@ class server {
             : view.step() == step_;
     if (!is_expected || from.in_progress) return errc::unexpected_step;
     if (view.sequence() != 0) return errc::unexpected_sequence;
-    if (from.taken != 0 && view.since() < view.step() && view.since() <= from.taken)
-      return errc::overlapping_step;
     return {};
   }
   bool repeats_a_layer(const frame_view<T>& view) const noexcept {

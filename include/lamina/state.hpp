@@ -31,6 +31,7 @@ inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M
 
 inline constexpr std::uint8_t state_flag_checksum = 1;
 inline constexpr std::uint8_t state_flag_velocity = 2;
+inline constexpr std::uint8_t state_flag_expected = 4;
 
 struct state_header {
   std::uint32_t magic = state_magic;
@@ -95,14 +96,16 @@ void seal_state(std::vector<std::byte>& bytes, state_header header, const layout
 template <element T>
 std::vector<std::byte> write_state(const layout& model, const selector::memory& memory,
                                    std::span<const T> elements, std::span<const T> velocity,
-                                   std::uint64_t step) {
+                                   std::uint64_t step, std::span<const double> expected) {
   std::vector<std::byte> bytes(sizeof(state_header));
   append(bytes, std::span<const std::uint64_t>(memory.sent_in));
+  append(bytes, expected);
   append(bytes, elements);
   append(bytes, velocity);
 
   state_header header;
-  header.flags = velocity.empty() ? std::uint8_t{0} : state_flag_velocity;
+  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : state_flag_velocity) |
+                                           (expected.empty() ? 0 : state_flag_expected));
   header.elements = model.elements();
   seal_state<T>(bytes, header, model, memory, step);
   return bytes;
@@ -112,6 +115,7 @@ std::vector<std::byte> write_state(const layout& model, const selector::memory& 
 struct state_view {
   state_header header;
   std::span<const std::byte> sent_in;
+  std::span<const std::byte> expected;
   std::span<const std::byte> elements;
   std::span<const std::byte> velocity;
 
@@ -163,13 +167,15 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model, std
   state_view view;
   state_header& header = view.header;
   header = read_state_header(bytes, state_magic, element_code<T>, model, refuse_if);
-  constexpr unsigned known_state_flags = state_flag_checksum | state_flag_velocity;
+  constexpr unsigned known_state_flags = state_flag_checksum | state_flag_velocity | state_flag_expected;
   refuse_if((header.flags & ~known_state_flags) != 0, errc::nonzero_reserved);
   refuse_if(header.elements != model.elements(), errc::wrong_layout);
   refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum);
 
   const auto body = bytes.subspan(sizeof header);
-  const std::size_t ages_bytes = model.layers() * sizeof(std::uint64_t);
+  const bool has_expected = (header.flags & state_flag_expected) != 0;
+  const std::size_t number_bytes = model.layers() * sizeof(std::uint64_t);
+  const std::size_t ages_bytes = (has_expected ? 2 : 1) * number_bytes;
   const std::size_t elements_bytes = model.elements() * sizeof(T);
   const std::size_t body_bytes = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
   // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
@@ -177,7 +183,8 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model, std
   refuse_if(body.size() > body_bytes, errc::trailing_bytes);
   check_state_checksum(header, body, refuse_if);
   check_selector_numbers(header, name);
-  view.sent_in = body.first(ages_bytes);
+  view.sent_in = body.first(number_bytes);
+  view.expected = body.subspan(number_bytes, ages_bytes - number_bytes);
   for (std::size_t l = 0; l < model.layers(); ++l)
     refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age);
   view.elements = body.subspan(ages_bytes, elements_bytes);
@@ -201,21 +208,23 @@ void check_savable(const layout& model, std::span<const T> numbers, const char* 
 
 namespace lamina::inline LAMINA_ABI {
 
-/// The memory of a worker after step `step`, as bytes: 64, 8 a fragment, and the residual and velocity in T.
+/// The memory of a worker after step `step`, as bytes: 64, 8 or 16 a fragment, and the residual and velocity in T.
 ///
 /// \param fragments  what the worker decides on
 /// \param memory     of its selector
 /// \param residual   flat, fragments.elements() elements
 /// \param velocity   as many, or none
+/// \param expected   the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
 template <element T>
 std::vector<std::byte> save_state(const layout& fragments, const selector::memory& memory,
                                   std::span<const T> residual, std::span<const T> velocity,
-                                  std::uint64_t step) {
+                                  std::uint64_t step, std::span<const double> expected = {}) {
   if (residual.size() != fragments.elements() ||
       (!velocity.empty() && velocity.size() != fragments.elements()) ||
-      memory.sent_in.size() != fragments.layers()) {
+      memory.sent_in.size() != fragments.layers() ||
+      (!expected.empty() && expected.size() != fragments.layers())) {
     detail::raise(std::invalid_argument(
         "save_state: a residual of " + std::to_string(residual.size()) + " elements, a velocity of " +
         std::to_string(velocity.size()) + " and ages of " + std::to_string(memory.sent_in.size()) +
@@ -224,7 +233,7 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
   }
   detail::check_savable(fragments, residual, "residual");
   detail::check_savable(fragments, velocity, "velocity");
-  return detail::write_state<T>(fragments, memory, residual, velocity, step);
+  return detail::write_state<T>(fragments, memory, residual, velocity, step, expected);
 }
 
 /// What such bytes hold.
@@ -234,6 +243,7 @@ struct saved_state {
   std::vector<T> residual;
   std::vector<T> velocity;  ///< empty without momentum
   std::uint64_t step = 0;
+  std::vector<double> expected;  ///< may be empty
 };
 
 /// Reads them; `with_momentum` says whether they must hold velocity, or must not. Throws decode_error with the errc that says why they
@@ -243,7 +253,8 @@ template <element T>
                                         bool with_momentum) {
   const detail::state_view state = detail::read_state<T>(bytes, fragments, with_momentum, "saved state");
   saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
-                       detail::values_of<T>(state.velocity), state.header.step};
+                       detail::values_of<T>(state.velocity), state.header.step,
+                       detail::values_of<double>(state.expected)};
   for (const std::vector<T>* numbers : {&saved.residual, &saved.velocity}) {
     if (!detail::is_finite_magnitude(
             detail::largest_magnitude<T>(numbers->size(), detail::read_only<T>{numbers->data()})))

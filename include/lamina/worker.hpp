@@ -110,29 +110,27 @@ class worker {
     return step(*state_, std::nullopt);
   }
 
-  /// Between steps: the representative value of what each fragment's residual holds, 0 where it was sent. Writable: agreed values
-  /// take the place of a worker's own, and plan() decides by them. Cost: a read of fragments of which a step has sent some, if any.
+  /// Between steps: the representative values to expect in the next step, as selector::forecast() has them after a commit; infinite
+  /// before the first. Writable: agreed values, the mean over the workers, take the place of a worker's own, and plan() decides by them.
   [[nodiscard]] std::span<double> values() {
     state_->require_closed("values");
-    return state_->residual_values();
+    return state_->expected;
   }
-  /// Between steps: selects what the next step sends, by values(). Before the first gradient everything is sent. The selection is
-  /// valid until the worker decides again.
+  /// Between steps: selects what the next step sends, by values(). Before the first step everything is sent. The selection is valid until
+  /// the worker decides again.
   [[nodiscard]] const selection& plan() {
     state_->require_closed("plan");
-    state& s = *state_;
-    s.residual_values();
-    s.has_decision_values = s.is_selected = false;
-    return s.decisions.decide(s.number + 1, s.decision_values);
+    state_->is_selected = false;
+    return state_->decisions.decide(state_->number + 1, state_->expected);
   }
 
-  /// Everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance. Throws
+  /// Everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values(). Throws
   /// std::logic_error while a step is open.
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");
     const state& s = *state_;
     return save_state<T>(fragments(), s.decisions.remember(s.number), s.residual.elements(),
-                         s.residual.velocity(), s.number);
+                         s.residual.velocity(), s.number, s.expected);
   }
   /// Goes on where a worker of the same model and options was saved; both then do the same, bitwise. Bytes that are damaged or
   /// of another model throw decode_error, and change nothing.
@@ -141,7 +139,17 @@ class worker {
     state_->load(bytes);
   }
 
-  /// The steps that have begun.
+  /// The next step is number `next`: for a worker that a server went on without. Throws std::invalid_argument for one that is over.
+  void skip_to(std::uint64_t next) {
+    state_->require_closed("skip_to");
+    if (next <= state_->number) {
+      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) + " is over: the last was " +
+                                          std::to_string(state_->number)));
+    }
+    state_->number = next - 1;
+  }
+
+  /// The steps that were committed, or skipped, and the one that is open.
   [[nodiscard]] std::uint64_t steps() const noexcept { return state_->number; }
   /// λ of the last decision.
   [[nodiscard]] double threshold() const noexcept { return state_->decisions.threshold(); }
@@ -158,7 +166,8 @@ class worker {
 };
 
 /// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
-/// uncommitted, with its lifetime: what was added then stays in the residual. After commit() what was selected can be read, and
+/// uncommitted, with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which
+/// has got a frame of it after all refuses a second one. After commit() what was selected can be read, and
 /// unpack() called, until the next step begins or is planned. Must not outlive the worker.
 template <element T, class Representative>
 class worker<T, Representative>::step {
@@ -243,8 +252,7 @@ class worker<T, Representative>::step {
   }
 
   /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
-  /// called again, for a send that is tried again, gives the same bytes. Until the fate of a frame is known, send it again: a later
-  /// step's frame holds its gradients, too, and says so, and a server that has taken this one refuses it with errc::overlapping_step.
+  /// called again, for a send that is tried again, gives the same bytes.
   ///
   /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
   const encoded_frame& frame(std::span<const std::byte> user = {}) {
@@ -264,14 +272,12 @@ class worker<T, Representative>::step {
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
-  /// agreed on the selection. Resizes `to`. Throws std::logic_error before the step is selected.
-  std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
-    state& s = selected("pack");
-    require_open("pack");
-    s.require_all("pack");
+  /// agreed on the selection. Throws std::logic_error before the step is selected, and std::invalid_argument unless `to` has
+  /// sent().sent_elements() elements; a std::vector is resized.
+  std::span<T> pack(std::span<T> to, T scale = T(1)) {
+    state& s = packable(to.size());
     if (!detail::is_finite(static_cast<double>(scale)))
       detail::raise(std::invalid_argument("pack: the scale must be finite"));
-    to.resize(s.decisions.sent().sent_elements());
     T* out = to.data();
     for (const std::size_t f : s.decisions.sent().sent()) {
       const std::span<const T> from = s.residual[f];
@@ -281,19 +287,20 @@ class worker<T, Representative>::step {
     s.leave(true);
     return to;
   }
+  std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
+    to.resize(sent().sent_elements());
+    return pack(std::span(to), scale);
+  }
   /// The same in half the bytes, rounded as options.payload says, which must be that type; commit() leaves in the residual what
   /// this rounding took away. Divide by the number of workers after the sum.
   template <half_element Half>
-  std::span<Half> pack(std::vector<Half>& to) {
-    state& s = selected("pack");
-    require_open("pack");
-    s.require_all("pack");
+  std::span<Half> pack(std::span<Half> to) {
+    state& s = packable(to.size());
     constexpr payload_type written =
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
     if (s.options.payload != written)
       detail::raise(
           std::invalid_argument("pack: options.payload is another type than the elements to write"));
-    to.resize(s.decisions.sent().sent_elements());
     auto* out = reinterpret_cast<std::byte*>(to.data());
     for (const std::size_t f : s.decisions.sent().sent()) {
       detail::encode_payload<T>(written, s.residual[f], out);
@@ -301,6 +308,11 @@ class worker<T, Representative>::step {
     }
     s.leave(false);
     return to;
+  }
+  template <half_element Half>
+  std::span<Half> pack(std::vector<Half>& to) {
+    to.resize(sent().sent_elements());
+    return pack(std::span(to));
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. `gradients` has a
   /// tensor to write for each layer. Also after commit().
@@ -311,7 +323,8 @@ class worker<T, Representative>::step {
   }
 
   /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. Throws
-  /// std::logic_error before it is selected, and with a rounded payload before frame() or pack().
+  /// std::logic_error before it is selected, and with a rounded payload before frame() or pack(), unless the selection was given to
+  /// begin(): what fragment() gave is then taken for written in that payload.
   void commit() {
     state& s = committable();
     s.make_room_for_written();
@@ -319,8 +332,9 @@ class worker<T, Representative>::step {
       s.write(f);
       s.take_out(f, 0, s.cut.parts().sizes()[f]);
     }
+    s.expect_after_commit();
     s.decisions.commit(number_);
-    s.settle();
+    s.close();
   }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
   /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
@@ -334,8 +348,9 @@ class worker<T, Representative>::step {
       s.write(f);
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
     }
+    s.expect_after_commit();
     s.decisions.commit(number_, arrived);
-    s.settle();
+    s.close();
   }
 
  private:
@@ -373,11 +388,22 @@ class worker<T, Representative>::step {
     }
     return *state_;
   }
+  state& packable(std::size_t room) const {
+    state& s = selected("pack");
+    require_open("pack");
+    s.require_all("pack");
+    if (room != s.decisions.sent().sent_elements()) {
+      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(room) +
+                                          " elements, and " +
+                                          std::to_string(s.decisions.sent().sent_elements()) + " are sent"));
+    }
+    return s;
+  }
   state& committable() const {
     state& s = open("commit");
     (void)selected("commit");
     s.require_all("commit");
-    if (s.options.payload != payload_type::as_is && !s.has_left)
+    if (s.options.payload != payload_type::as_is && !s.has_left && !s.is_given)
       detail::raise(std::logic_error("commit: nothing was written yet: call frame() or pack() first"));
     return s;
   }
@@ -400,6 +426,7 @@ struct worker<T, Representative>::state {
         in_next(cut.parts()),
         values(cut.parts().layers()),
         decision_values(cut.parts().layers()),
+        expected(cut.parts().layers(), detail::infinite_value),
         marks(cut.parts().layers()),
         is_stale(cut.parts().layers()) {
     if (model.layers() == 0)
@@ -449,16 +476,11 @@ struct worker<T, Representative>::state {
     sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
-  void settle() noexcept {
-    close();
-    unsettled = 0;
-  }
-  // A step of which no layer has a gradient has not begun. What has left of another may have arrived all the same.
+  // Its number is that of the next step: whoever has got a frame of it refuses another.
   void abandon() noexcept {
     close();
-    if (has_left && unsettled == 0) unsettled = number;
     is_selected = false;
-    if (std::all_of(marks.begin(), marks.end(), [](mark each) { return each == mark::none; })) --number;
+    --number;
   }
   void leave(bool exactly) noexcept {
     has_left = true;
@@ -476,7 +498,6 @@ struct worker<T, Representative>::state {
                                     .checksum = options.frame_checksum,
                                     .sequence = sequence,
                                     .is_last = is_last,
-                                    .since = unsettled,
                                     .user = user},
                                    sent, [this](std::size_t f) { return residual[f]; });
     leave(options.payload == payload_type::as_is);
@@ -587,17 +608,9 @@ struct worker<T, Representative>::state {
     std::copy(values.begin(), values.end(), decision_values.begin());
     has_decision_values = true;
   }
-  // Of a worker that had no gradient yet everything counts as infinite: what is not known is sent.
-  std::span<double> residual_values() {
-    if (has_decision_values) return decision_values;
-    if (number == 0) {
-      std::fill(decision_values.begin(), decision_values.end(), detail::infinite_value);
-    } else {
-      for (std::size_t f = 0; f < values.size(); ++f) refresh(f);
-      std::copy(values.begin(), values.end(), decision_values.begin());
-    }
-    has_decision_values = true;
-    return decision_values;
+  // With values that are this worker's own, whatever was agreed for the step that ends.
+  void expect_after_commit() {
+    decisions.forecast(number, values, expected);
   }
 
   bool is_rounded() const noexcept {
@@ -628,6 +641,8 @@ struct worker<T, Representative>::state {
     residual.restore(saved.residual, saved.velocity);
     decisions.restore(std::move(saved.memory));
     number = saved.step;
+    if (saved.expected.empty()) saved.expected.assign(expected.size(), detail::infinite_value);
+    expected = std::move(saved.expected);
     std::fill(is_stale.begin(), is_stale.end(), char{1});
     is_selected = has_decision_values = false;
   }
@@ -641,9 +656,9 @@ struct worker<T, Representative>::state {
   selection in_frames;  // what has left in frames of which the last is to come
   selection in_next;
   std::uint16_t sequence = 0;           // of the next frame
-  std::uint64_t unsettled = 0;          // the first step whose frame has left and was not committed; 0: none
   std::vector<double> values;           // of the residual, where it is not stale
   std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
+  std::vector<double> expected;         // of the next step
   std::vector<mark> marks;
   std::vector<char> is_stale;
   std::vector<std::byte> written;  // of a fragment that is committed

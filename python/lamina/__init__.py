@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: MIT
-"""Layer dropping for distributed training: the layers of a gradient that matter go out whole, the others wait in a residual
+"""Layer dropping for distributed training: the layers of a gradient that matter are sent whole, the others stay in a residual
 and lose nothing.
 
 `lamina.torch` is a communication hook for PyTorch's DistributedDataParallel. What is here works over arrays of numpy, jax,
 torch or whatever else speaks DLPack or the buffer protocol, and needs none of them:
 
     layout = lamina.Layout({"weight": (512, 256), "bias": (512,)})
-    worker = lamina.Compressor(layout, drop_ratio=0.95)
-    worker.accumulate_all([weight_gradient, bias_gradient])
-    send(worker.encode())          # bytes
-    worker.commit()
+    worker = lamina.Worker(layout, drop_ratio=0.95)
+    step = worker.add([weight_gradient, bias_gradient])
+    send(step.frame())             # bytes
+    step.commit()
 """
 
 import dataclasses
 import operator
 
-from lamina._core import (Aggregator, Compressor, DecodeError, DriftCompressor, Frame, Gradients, Layout, OuterStep, Publisher,
-                          Selector, Slices, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states,
-                          payload_bytes, version as __version__)
+from lamina._core import (DecodeError, DriftCompressor, Frame, Gradients, Layout, OuterStep, Reply, Selector, Server, Slices, Step,
+                          Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
+                          version as __version__)
 
-__all__ = ["Aggregator", "Compressor", "DecodeError", "DriftCompressor", "Frame", "Gradients", "Layout", "Options", "OuterStep",
-           "Publisher", "Selector", "Slices", "decode", "decode_payload", "encode_payload", "largest_frame_bytes",
-           "merge_states", "payload_bytes", "__version__"]
+__all__ = ["DecodeError", "DriftCompressor", "Frame", "Gradients", "Layout", "Options", "OuterStep", "Reply", "Selector", "Server",
+           "Slices", "Step", "Worker", "decode", "decode_payload", "encode_payload", "largest_frame_bytes", "merge_states",
+           "payload_bytes", "__version__"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """How layers are chosen, where all workers choose the same. ValueError, naming the option, for one outside its range."""
 
-    drop_ratio: float = 0.95  #: R in [0, 1): the share of the elements to hold back in a step; 0 sends everything
+    drop_ratio: float = 0.95  #: R in [0, 1): the share of the elements to drop in a step; 0 sends everything
     warm_up_steps: int = 0  #: steps in which R grows to drop_ratio
-    refresh_every: int = 1  #: steps between searches of the threshold, at least 1
-    byte_budget: "float | None" = None  #: in place of R the share to send, in (0, 1], as a mean over the steps
-    #: A layer goes out at least every so many steps; 0: it may wait for ever. In lamina.torch a layer whose gradient is zero on
-    #: all ranks waits all the same: DDP would throw away what is sent for it.
-    max_age: int = 0
-    part_elements: int = 0  #: larger layers are decided in parts of so many elements, a multiple of 4,096; 0: whole
+    search_every: int = 1  #: steps between searches of the threshold, at least 1
+    send_budget: "float | None" = None  #: in place of R the share to send, in (0, 1], as a mean over the steps
+    #: A layer is sent at least every so many steps; 0: no limit. In lamina.torch a layer whose gradient is zero on all ranks is
+    #: dropped all the same: DDP would throw away what is sent for it.
+    at_least_every: int = 0
+    fragment_elements: int = 0  #: larger layers are cut into fragments of this size, a multiple of 4,096; 0: whole layers
     momentum: float = 0.0  #: momentum correction in the residual, in [0, 1); the optimizer is then plain SGD
-    value: str = "mean_abs"  #: what stands for a layer: mean_abs, l1_norm, l2_norm, root_mean_square or max_abs
+    value: str = "mean_abs"  #: the representative value: mean_abs, l1_norm, l2_norm, root_mean_square or max_abs
 
     def __post_init__(self) -> None:
         # As Python's own numbers, which checkpoints hold: numpy's scalars do not load with weights_only.
@@ -46,7 +46,7 @@ class Options:
             try:
                 if field.type is int:
                     object.__setattr__(self, field.name, operator.index(given))
-                elif field.type is float or (field.name == "byte_budget" and given is not None):
+                elif field.type is float or (field.name == "send_budget" and given is not None):
                     if isinstance(given, str):
                         raise TypeError("a string")
                     object.__setattr__(self, field.name, float(given))
@@ -56,8 +56,6 @@ class Options:
                 raise ValueError(f"{field.name} must lie in [0, 2^63), got {given}")
         if not 0 <= self.drop_ratio < 1:
             raise ValueError(f"drop_ratio must be a share in [0, 1), got {self.drop_ratio:g}")
-        if self.byte_budget is not None and not 0 < self.byte_budget <= 1:
-            raise ValueError(f"byte_budget must be a share in (0, 1], got {self.byte_budget:g}")
-        if self.value == "signed_mean":
-            raise ValueError("value 'signed_mean' has a sign, and values of that kind are not agreed on; take 'mean_abs'")
-        Compressor(Layout({"a": (1,)}), **dataclasses.asdict(self))
+        if self.send_budget is not None and not 0 < self.send_budget <= 1:
+            raise ValueError(f"send_budget must be a share in (0, 1], got {self.send_budget:g}")
+        Worker(Layout({"a": (1,)}), **dataclasses.asdict(self))

@@ -60,7 +60,7 @@ struct outer {
 }  // namespace
 
 void bind_drift(nb::module_& m) {
-  const lamina::compressor_options defaults;
+  const lamina::worker_options defaults;
   nb::class_<drift>(
       m, "DriftCompressor",
       "A worker's side of local updates, over float32: what its own optimizer did that the others have not "
@@ -73,16 +73,12 @@ void bind_drift(nb::module_& m) {
       .def(
           "__init__",
           [](drift* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
-             std::uint64_t refresh_every, std::optional<double> byte_budget, std::uint64_t max_age,
-             std::size_t part_elements, const std::string& value, const std::string& priority,
+             std::uint64_t search_every, std::optional<double> send_budget, std::uint64_t at_least_every,
+             bool by_score, std::size_t fragment_elements, const std::string& value,
              const std::string& payload, std::uint32_t sender, std::uint32_t run,
              std::vector<std::size_t> always_sent) {
-            lamina::compressor_options options =
-                options_of(drop_ratio, warm_up_steps, refresh_every, byte_budget, max_age, part_elements, 0);
-            options.priority = named<lamina::priority_rule>(
-                "priority", priority,
-                {{"value", lamina::priority_rule::value},
-                 {"value_times_waiting", lamina::priority_rule::value_times_waiting}});
+            lamina::worker_options options = options_of(drop_ratio, warm_up_steps, search_every, send_budget,
+                                                        at_least_every, by_score, fragment_elements);
             options.payload = payload_of(payload);
             options.sender = sender;
             options.run = run;
@@ -98,12 +94,11 @@ void bind_drift(nb::module_& m) {
             }
           },
           "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
-          "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
-          "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements, "value"_a = "mean_abs",
-          "priority"_a = "value", "payload"_a = "as_is", "sender"_a = defaults.sender, "run"_a = defaults.run,
-          "always_sent"_a = std::vector<std::size_t>(),
-          "value: mean_abs, root_mean_square or l2_norm. priority: value, or value_times_waiting, by which a "
-          "value counts for the steps since its part was sent. The others as of Compressor.")
+          "warm_up_steps"_a = defaults.warm_up_steps, "search_every"_a = 1, "send_budget"_a = nb::none(),
+          "at_least_every"_a = defaults.at_least_every, "by_score"_a = defaults.by_score,
+          "fragment_elements"_a = defaults.fragment_elements, "value"_a = "mean_abs", "payload"_a = "as_is",
+          "sender"_a = defaults.sender, "run"_a = defaults.run, "always_sent"_a = std::vector<std::size_t>(),
+          "value: mean_abs, root_mean_square or l2_norm. The others as of Worker.")
       .def(
           "observe_all",
           [](drift& self, const arrays_to_read& shared, const arrays_to_read& local) {
@@ -139,7 +134,7 @@ void bind_drift(nb::module_& m) {
           "agreed"_a.noconvert(), "held"_a.noconvert() = nb::none(),
           "The same by values that all workers agreed on, float64, one a part: mostly the mean of values().")
       .def_prop_ro(
-          "sent_parts", [](const drift& self) { return indices_of(self.chosen()); },
+          "sent", [](const drift& self) { return indices_of(self.chosen()); },
           "Indices of the parts that the last select() chose.")
       .def_prop_ro(
           "sent_elements", [](const drift& self) { return self.chosen().sent_elements(); },
@@ -239,7 +234,7 @@ void bind_drift(nb::module_& m) {
           },
           "Steps that were committed and whose update is to come.")
       .def_prop_ro("layout", &drift::model, nb::rv_policy::copy, "The model.")
-      .def_prop_ro("parts", &drift::parts, nb::rv_policy::copy,
+      .def_prop_ro("fragments", &drift::parts, nb::rv_policy::copy,
                    "What is decided on, and what frames are of.");
 
   const lamina::outer_options outer_defaults;

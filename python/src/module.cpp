@@ -70,7 +70,7 @@ NB_MODULE(_core, m) {
   m.attr("version") = std::to_string(LAMINA_VERSION_MAJOR) + "." + std::to_string(LAMINA_VERSION_MINOR) +
                       "." + std::to_string(LAMINA_VERSION_PATCH);
   bind_layout(m);
-  bind_compressor(m);
+  bind_worker(m);
   bind_drift(m);
   bind_selector(m);
   bind_server(m);

@@ -3,57 +3,48 @@
 #include <lamina/codec.hpp>
 #include <lamina/merge.hpp>
 #include <lamina/server.hpp>
-#include <variant>
 
 #include "arrays.hpp"
+#include "options.hpp"
 
 namespace lamina_python {
 
 namespace {
 
-// The element type of a frame's or a server's class is known at run time.
-template <template <class> class Class>
-using of_either = std::variant<Class<float>, Class<double>>;
-template <class Of>
-struct element_of;
-template <template <class> class Class, class T>
-struct element_of<Class<T>> : std::type_identity<T> {};
-template <class Of>
-using element_of_t = typename element_of<std::remove_cvref_t<Of>>::type;
-
 struct frame {
-  of_either<lamina::frame_view> view;
+  lamina::frame_view<float> view;
   lamina::layout model;
   bytes_like bytes;  // what the view points into
 };
 
-struct aggregator {
-  of_either<lamina::gradient_aggregator> of;
-  lamina::layout model;
-  std::vector<bytes_like> bytes;  // of the frames of this step
+struct reply {
+  nb::bytes bytes;
+  std::uint64_t clock;
 };
 
-struct publisher {
-  of_either<lamina::parameter_publisher> of;
-  lamina::layout model;
-};
-
-template <template <class> class Class, class... Arguments>
-of_either<Class> made(const std::string& dtype, const auto& make) {
-  if (residual_type(dtype) == lamina::element_type::float64) return make.template operator()<double>();
-  return make.template operator()<float>();
+void refuse_if(const std::error_code& error) {
+  if (error) throw lamina::decode_error(error);
 }
 
-template <class T>
-std::vector<std::span<const T>> parameters_of(const std::vector<std::optional<readable>>& arrays,
-                                              const lamina::layout& model) {
-  const tensors<readable> found = tensors_of(arrays, model);
+const char* kind_of(lamina::frame_kind kind) {
+  return kind == lamina::frame_kind::gradients    ? "gradients"
+         : kind == lamina::frame_kind::parameters ? "parameters"
+                                                  : "updates";
+}
+
+template <class Number, class Array>
+std::vector<std::span<Number>> layers_of(const std::vector<std::optional<Array>>& arrays,
+                                         const lamina::layout& model) {
+  const tensors<Array> found = tensors_of(arrays, model);
   if (arrays.size() != model.layers() || found.arrays.size() != arrays.size())
     throw std::invalid_argument("there must be an array for each of the " + std::to_string(model.layers()) +
                                 " layers");
-  std::vector<std::span<const T>> spans;
+  std::vector<std::span<Number>> spans;
   for (std::size_t layer = 0; layer < model.layers(); ++layer) {
-    spans.push_back(numbers_of<const T>(name_of(model, layer), found.each[layer]));
+    if (!std::is_const_v<Number> && !found.each[layer].is_writable())
+      throw std::invalid_argument(name_of(model, layer) + " is read-only and would be written to");
+    spans.push_back(numbers_of<Number>(name_of(model, layer), found.each[layer]));
+    model.check_size(layer, spans.back().size());
   }
   return spans;
 }
@@ -62,35 +53,26 @@ std::vector<std::span<const T>> parameters_of(const std::vector<std::optional<re
 void bind_server(nb::module_& m) {
   nb::class_<frame>(m, "Frame", "What decode() read: a view into the bytes, which it keeps.")
       .def_prop_ro(
-          "kind",
-          [](const frame& self) {
-            return std::visit(
-                [](const auto& view) {
-                  return view.kind() == lamina::frame_kind::gradients    ? "gradients"
-                         : view.kind() == lamina::frame_kind::parameters ? "parameters"
-                                                                         : "updates";
-                },
-                self.view);
-          },
+          "kind", [](const frame& self) { return kind_of(self.view.kind()); },
           "'gradients', 'parameters' or 'updates'.")
       .def_prop_ro(
-          "step",
-          [](const frame& self) { return std::visit([](const auto& v) { return v.step(); }, self.view); },
-          "Of the sender, counted from 1.")
+          "step", [](const frame& self) { return self.view.step(); }, "Of the sender, counted from 1.")
+      .def_prop_ro("sender", [](const frame& self) { return self.view.sender(); })
       .def_prop_ro(
-          "sender",
-          [](const frame& self) { return std::visit([](const auto& v) { return v.sender(); }, self.view); })
+          "run", [](const frame& self) { return self.view.run(); }, "0: none.")
       .def_prop_ro(
-          "run",
-          [](const frame& self) { return std::visit([](const auto& v) { return v.run(); }, self.view); },
-          "0: none.")
+          "sequence", [](const frame& self) { return self.view.sequence(); },
+          "Its number among the frames of its sender and step.")
+      .def_prop_ro(
+          "is_last", [](const frame& self) { return self.view.is_last(); }, "Of them.")
+      .def_prop_ro(
+          "user", [](const frame& self) { return bytes_of(self.view.user()); }, "The sender's own bytes.")
       .def_prop_ro(
           "sent",
           [](const frame& self) {
             std::vector<std::size_t> sent;
             for (std::size_t l = 0; l < self.model.layers(); ++l) {
-              if (!std::visit([l](const auto& view) { return view.is_dropped(l); }, self.view))
-                sent.push_back(l);
+              if (!self.view.is_dropped(l)) sent.push_back(l);
             }
             return sent;
           },
@@ -99,20 +81,15 @@ void bind_server(nb::module_& m) {
           "restore",
           [](const frame& self, std::size_t layer, const writable& out) {
             self.model.check_layer(layer);
-            std::visit(
-                [&](const auto& view) { view.restore(layer, tensor_of(out, name_of(self.model, layer))); },
-                self.view);
+            self.view.restore(layer, tensor_of(out, name_of(self.model, layer)));
           },
-          "layer"_a, "out"_a.noconvert(), "A layer of gradients into `out`; one held back becomes zeros.")
+          "layer"_a, "out"_a.noconvert(),
+          "A layer of gradients into `out`; one that was dropped becomes zeros.")
       .def(
           "apply_to",
           [](const frame& self, std::size_t layer, const writable& out) {
             self.model.check_layer(layer);
-            return std::visit(
-                [&](const auto& view) {
-                  return view.apply_to(layer, tensor_of(out, name_of(self.model, layer)));
-                },
-                self.view);
+            return self.view.apply_to(layer, tensor_of(out, name_of(self.model, layer)));
           },
           "layer"_a, "out"_a.noconvert(),
           "Overwrites `out` with the layer if it was sent, and leaves it as it is otherwise: how a worker "
@@ -121,187 +98,125 @@ void bind_server(nb::module_& m) {
   m.def(
       "decode",
       [](bytes_like bytes, const lamina::layout& layout) {
-        const auto data = bytes_in(bytes);
-        if (lamina::peek(data).element_bytes == sizeof(double))
-          return frame{lamina::decode<double>(data, layout), layout, std::move(bytes)};
-        return frame{lamina::decode<float>(data, layout), layout, std::move(bytes)};
+        return frame{lamina::decode<float>(bytes_in(bytes), layout), layout, std::move(bytes)};
       },
       "bytes"_a.noconvert(), "layout"_a,
-      "Bytes to a frame of this layout: a Compressor's `parts`, or a Publisher's layout. Any bytes whatever "
-      "are safe: "
-      "DecodeError says why they are refused.");
+      "Bytes to a frame of this layout: a Worker's `fragments`. Any bytes whatever are safe: DecodeError "
+      "says why they are refused.");
   m.def(
       "largest_frame_bytes",
-      [](const lamina::layout& layout, const std::string& dtype) {
-        return residual_type(dtype) == lamina::element_type::float64
-                   ? lamina::largest_frame_bytes<double>(layout)
-                   : lamina::largest_frame_bytes<float>(layout);
-      },
-      "layout"_a, "dtype"_a = "float32",
+      [](const lamina::layout& layout) { return lamina::largest_frame_bytes<float>(layout); }, "layout"_a,
       "What a receiver need not exceed: the frame in which every layer is sent.");
   m.def(
       "merge_states",
-      [](const std::vector<bytes_like>& states, const lamina::layout& parts, const std::string& dtype) {
+      [](const std::vector<bytes_like>& states, const lamina::layout& fragments) {
         std::vector<std::span<const std::byte>> all;
         for (const bytes_like& each : states) all.push_back(bytes_in(each));
-        return bytes_of(residual_type(dtype) == lamina::element_type::float64
-                            ? lamina::merge_states<double>(all, parts)
-                            : lamina::merge_states<float>(all, parts));
+        return bytes_of(lamina::merge_states<float>(all, fragments));
       },
-      "states"_a.noconvert(), "parts"_a, "dtype"_a = "float32",
-      "What Compressor.save gave on each of the workers, as one state for a run with another number of "
-      "workers: each loads it.");
+      "states"_a.noconvert(), "fragments"_a,
+      "What Worker.save gave on each of the workers, as one state for a run with another number of workers: "
+      "each loads it.");
 
-  nb::class_<aggregator>(
-      m, "Aggregator",
-      "A parameter server's receiving side: the mean of the workers' gradients in one step, from one frame "
-      "of each. Summed in the order of the workers: deterministic.")
+  nb::class_<reply>(m, "Reply", "A frame for one worker, and what Server.commit needs to hear of.")
+      .def_prop_ro(
+          "bytes", [](const reply& self) { return self.bytes; }, "The frame, a copy.")
+      .def_prop_ro("clock", [](const reply& self) { return self.clock; });
+
+  using server = lamina::server<float>;
+  nb::class_<server>(m, "Server",
+                     "A parameter server, over float32, without the parameters: frames of gradients in, "
+                     "their mean out, and to each worker the layers "
+                     "that were updated since its last reply.\n\n"
+                     "    server.add(frame)                          # of each worker\n"
+                     "    for layer in server.update(mean):          # the layers that arrived\n"
+                     "        parameters[layer] -= rate * mean[layer]\n"
+                     "    for worker in server.workers:\n"
+                     "        reply = server.reply(worker, parameters)\n"
+                     "        send(worker, reply.bytes)\n"
+                     "        server.commit(worker, reply.clock)")
       .def(
           "__init__",
-          [](aggregator* self, const lamina::layout& layout, std::size_t workers, const std::string& dtype,
-             std::uint64_t first_step, std::uint32_t run, const std::string& kind) {
-            const lamina::aggregator_options options{
-                .first_step = first_step,
-                .run = run,
-                .kind = named<lamina::frame_kind>("kind", kind,
-                                                  {{"gradients", lamina::frame_kind::gradients},
-                                                   {"updates", lamina::frame_kind::updates}})};
-            new (self) aggregator{
-                made<lamina::gradient_aggregator>(dtype,
-                                                  [&]<class T>() {
-                                                    return lamina::gradient_aggregator<T>::of_workers(
-                                                        layout, workers, options);
-                                                  }),
-                layout,
-                {}};
+          [](server* self, const lamina::layout& layout, std::size_t workers, std::vector<std::size_t> nodes,
+             bool asynchronous, const std::string& kind, std::size_t fragment_elements,
+             std::uint64_t first_step, std::uint32_t run, const std::string& payload) {
+            new (self) server(
+                layout, {.workers = workers,
+                         .nodes = std::move(nodes),
+                         .asynchronous = asynchronous,
+                         .kind = named<lamina::frame_kind>("kind", kind,
+                                                           {{"gradients", lamina::frame_kind::gradients},
+                                                            {"updates", lamina::frame_kind::updates}}),
+                         .fragment_elements = fragment_elements,
+                         .first_step = first_step,
+                         .run = run,
+                         .payload = payload_of(payload)});
           },
-          "layout"_a, "workers"_a, nb::kw_only(), "dtype"_a = "float32", "first_step"_a = 1, "run"_a = 0,
-          "kind"_a = "gradients",
-          "layout: the Compressors' `parts`. first_step: whose frames are taken first. kind: of what they "
-          "are, "
-          "gradients, or the updates of DriftCompressors.")
+          "layout"_a, "workers"_a = 1, nb::kw_only(), "nodes"_a = std::vector<std::size_t>(),
+          "asynchronous"_a = false, "kind"_a = "gradients", "fragment_elements"_a = 0, "first_step"_a = 1,
+          "run"_a = 0, "payload"_a = "as_is",
+          "layout: the model. nodes: for each sender the workers whose sum it sends. asynchronous: each "
+          "frame is a step of its own. kind: "
+          "of what the frames are, gradients, or the updates of DriftCompressors. fragment_elements: as of "
+          "the workers.")
       .def(
           "add",
-          [](aggregator& self, const frame& of) {
-            std::visit(
-                [&](auto& each) {
-                  using view = lamina::frame_view<element_of_t<decltype(each)>>;
-                  if (!std::holds_alternative<view>(of.view))
-                    throw nb::value_error("the frame is of another dtype");
-                  each.add(std::get<view>(of.view));
-                },
-                self.of);
-            self.bytes.push_back(of.bytes);
+          [](server& self, const bytes_like& bytes) {
+            const auto data = bytes_in(bytes);
+            refuse_if(self.add(std::vector<std::byte>(data.begin(), data.end())));
           },
-          "frame"_a,
-          "Takes one worker's frame. DecodeError for a frame of another step, run, or kind, or a second one "
-          "of a worker; nothing "
-          "is changed then.")
-      .def(
-          "close", [](aggregator& self) { std::visit([](auto& each) { each.close(); }, self.of); },
-          "Goes on without the workers that have not come; those must not commit.")
+          "bytes"_a.noconvert(),
+          "Takes the bytes of a worker's frame. DecodeError says why they are refused; nothing has changed "
+          "then.")
       .def_prop_ro(
-          "is_complete",
-          [](const aggregator& self) {
-            return std::visit([](auto& each) { return each.is_complete(); }, self.of);
-          },
-          "Whether the frames of all workers are there.")
+          "complete", [](const server& self) { return self.complete(); },
+          "Whether every worker's frame is there; asynchronous, whether one is.")
       .def_prop_ro(
-          "arrived",
-          [](const aggregator& self) {
-            return std::visit([](auto& each) { return indices_of(each.arrived()); }, self.of);
-          },
-          "The layers that at least one worker sent: to be updated and published.")
-      .def(
-          "mean",
-          [](const aggregator& self, std::size_t layer, const writable& out) {
-            self.model.check_layer(layer);
-            const lamina::any_tensor tensor = tensor_of(out, name_of(self.model, layer));
-            self.model.check_size(layer, tensor.elements());
-            return std::visit(
-                [&](const auto& each) {
-                  using T = element_of_t<decltype(each)>;
-                  const std::span<T> to = numbers_of<T>(name_of(self.model, layer), tensor);
-                  each.mean(layer, [&](std::size_t begin, std::span<const T> block) {
-                    std::copy(block.begin(), block.end(), to.begin() + static_cast<std::ptrdiff_t>(begin));
-                  });
-                  return each.arrived().is_sent(layer);
-                },
-                self.of);
-          },
-          "layer"_a, "out"_a.noconvert(),
-          "The mean over the workers into `out`, those that held the layer back counting as zeros. Returns "
-          "whether the layer "
-          "arrived; if not, `out` is as it was.")
-      .def(
-          "next_step",
-          [](aggregator& self) {
-            std::visit([](auto& each) { each.next_step(); }, self.of);
-            self.bytes.clear();
-          },
-          "Forgets the frames and waits for those of the next step.")
-      .def_prop_ro("step", [](const aggregator& self) {
-        return std::visit([](auto& each) { return each.step(); }, self.of);
-      });
-
-  nb::class_<publisher>(
-      m, "Publisher",
-      "A parameter server's sending side: to each worker the layers that were updated since its last frame. "
-      "A worker's first frame holds every layer.")
-      .def(
-          "__init__",
-          [](publisher* self, const lamina::layout& layout, std::size_t workers, const std::string& dtype,
-             std::uint32_t run) {
-            new (self) publisher{
-                made<lamina::parameter_publisher>(
-                    dtype,
-                    [&]<class T>() { return lamina::parameter_publisher<T>(layout, workers, {.run = run}); }),
-                layout};
-          },
-          "layout"_a, "workers"_a, nb::kw_only(), "dtype"_a = "float32", "run"_a = 0)
+          "arrived", [](const server& self) { return indices_of(self.arrived()); },
+          "Indices of the fragments that the frames hold which are there.")
       .def(
           "update",
-          [](publisher& self, const std::vector<std::size_t>& layers) {
-            lamina::selection changed(self.model);
-            for (const std::size_t layer : layers) changed.send(layer);
-            std::visit([&](auto& each) { each.update(changed); }, self.of);
+          [](server& self, const std::vector<std::optional<writable>>& mean) {
+            const auto layers = layers_of<float>(mean, self.model());
+            std::vector<char> arrived(layers.size());
+            self.update([&](std::size_t layer, std::size_t begin, std::span<const float> block) {
+              if (std::exchange(arrived[layer], char{1}) == 0) std::ranges::fill(layers[layer], 0.0F);
+              for (std::size_t i = 0; i < block.size(); ++i) layers[layer][begin + i] += block[i];
+            });
+            std::vector<std::size_t> indices;
+            for (std::size_t layer = 0; layer < arrived.size(); ++layer) {
+              if (arrived[layer] != 0) indices.push_back(layer);
+            }
+            return indices;
           },
-          "layers"_a, "These layers have changed: Aggregator.arrived, mostly.")
-      .def(
-          "encode",
-          [](publisher& self, std::size_t worker, std::uint64_t step,
-             const std::vector<std::optional<readable>>& parameters) {
-            return std::visit(
-                [&](auto& each) {
-                  const auto spans = parameters_of<element_of_t<decltype(each)>>(parameters, self.model);
-                  return bytes_of(
-                      each.encode(worker, step, [&](std::size_t l) { return spans[l]; }).to_bytes());
-                },
-                self.of);
+          "mean"_a.noconvert(),
+          "Writes the mean gradient of each layer that arrived into its array of `mean`, zeros where "
+          "fragments of it did not, leaves the "
+          "others, begins the next step, and returns the layers that arrived. RuntimeError if no frame is "
+          "there.")
+      .def_prop_ro(
+          "workers",
+          [](const server& self) {
+            return std::vector<std::size_t>(self.workers().begin(), self.workers().end());
           },
-          "worker"_a, "step"_a, "parameters"_a.noconvert(),
-          "The frame for one worker, a copy; an array for each layer.")
+          "Who waits for a reply.")
       .def(
-          "encode_for_all",
-          [](publisher& self, std::uint64_t step, const std::vector<std::optional<readable>>& parameters) {
-            return std::visit(
-                [&](auto& each) {
-                  const auto spans = parameters_of<element_of_t<decltype(each)>>(parameters, self.model);
-                  return bytes_of(
-                      each.encode_for_all(step, [&](std::size_t l) { return spans[l]; }).to_bytes());
-                },
-                self.of);
+          "reply",
+          [](server& self, std::size_t worker, const std::vector<std::optional<readable>>& parameters) {
+            const auto of = self.reply(worker, layers_of<const float>(parameters, self.model()));
+            return reply{bytes_of(of.to_bytes()), of.clock()};
           },
-          "step"_a, "parameters"_a.noconvert(),
-          "One frame for all: every layer that at least one worker has not seen.")
+          "worker"_a, "parameters"_a.noconvert(),
+          "The layers that were updated since the last reply to this worker that was committed; the first "
+          "holds every layer.")
       .def(
-          "commit",
-          [](publisher& self, std::size_t w) { std::visit([w](auto& each) { each.commit(w); }, self.of); },
-          "worker"_a, "The last frame for this worker has reached it.")
-      .def("commit_all", [](publisher& self) { std::visit([](auto& each) { each.commit_all(); }, self.of); })
-      .def(
-          "forget",
-          [](publisher& self, std::size_t w) { std::visit([w](auto& each) { each.forget(w); }, self.of); },
-          "worker"_a, "The worker was restarted: its next frame holds every layer.");
+          "commit", [](server& self, std::size_t worker, std::uint64_t clock) { self.commit(worker, clock); },
+          "worker"_a, "clock"_a, "The reply of this clock has reached the worker.")
+      .def("forget", &server::forget, "worker"_a,
+           "The worker was restarted: its next reply holds every layer.")
+      .def_prop_ro(
+          "step", [](const server& self) { return self.step(); }, "Whose frames are accepted.")
+      .def_prop_ro(
+          "fragments", [](const server& self) { return self.fragments(); }, "What frames are of.");
 }
 }  // namespace lamina_python

@@ -98,7 +98,8 @@ void bind_slices(nb::module_& m) {
           [](lamina::part_slices* self, const lamina::layout& parts, std::size_t owners) {
             new (self) lamina::part_slices(parts, owners, lamina::payload_block_elements);
           },
-          "parts"_a, "owners"_a, "parts: a Compressor's or a DriftCompressor's. ValueError without owners.")
+          "parts"_a, "owners"_a,
+          "parts: the fragments of a Worker or a DriftCompressor. ValueError without owners.")
       .def_prop_ro("owners", &lamina::part_slices::owners)
       .def(
           "of", [](const lamina::part_slices& self, std::size_t owner) { return self.of(owner); }, "owner"_a,

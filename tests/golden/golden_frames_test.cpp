@@ -96,7 +96,6 @@ bytes encoded(const golden_frame& row) {
                              .payload = row.payload,
                              .sequence = row.sequence,
                              .is_last = row.is_last,
-                             .since = row.since,
                              .user = row.user},
                             selection_of(model, row.present), layer)
                     .to_bytes();
@@ -186,7 +185,6 @@ void check_decoded(const golden_frame& row) {
   CHECK(info.layers == model.layers());
   CHECK((view.sequence() == row.sequence && info.sequence == row.sequence));
   CHECK((view.is_last() == row.is_last && info.is_last == row.is_last));
-  CHECK(view.since() == row.since);
   CHECK(std::ranges::equal(view.user(), row.user));
   const lamina::selection chosen = selection_of(model, row.present);
   bool all_same = true;

@@ -36,7 +36,6 @@ struct golden_frame {
   std::uint32_t run;
   std::uint16_t sequence = 0;
   bool is_last = true;
-  std::uint64_t since = 0;
   std::vector<std::byte> user{};
 };
 
@@ -129,13 +128,11 @@ inline golden_table read_golden_table(const std::string& directory) {
                               std::stoul(w.at(10)), std::stoull(w.at(11), nullptr, 16),
                               w.size() > 12 ? static_cast<std::uint32_t>(std::stoul(w[12])) : 0});
       golden_frame& frame = table.frames.back();
-      frame.since = frame.step;
       if (w.size() > 13) {
         frame.sequence = static_cast<std::uint16_t>(std::stoul(w[13]));
         frame.is_last = meaning_of(w.at(14), {"more", "last"}) == 1;
-        frame.since = std::stoull(w.at(15));
-        for (std::size_t i = 0; w.at(16) != "-" && i < w[16].size(); i += 2)
-          frame.user.push_back(static_cast<std::byte>(std::stoul(w[16].substr(i, 2), nullptr, 16)));
+        for (std::size_t i = 0; w.at(15) != "-" && i < w[15].size(); i += 2)
+          frame.user.push_back(static_cast<std::byte>(std::stoul(w[15].substr(i, 2), nullptr, 16)));
       }
     } else if (w[0] == "special") {
       table.specials.push_back(

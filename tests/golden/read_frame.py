@@ -80,7 +80,6 @@ class Frame:
     sender: int
     run: int
     step: int
-    since: int
     sequence: int
     is_last: bool
     user: bytes
@@ -102,14 +101,14 @@ def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Fr
     """Raises FrameError. `element_type` is the reader's own, "float" or "double"; without one, the frame's will do."""
     refuse_if(len(data) < HEADER.size, "truncated")
     (magic, version, element_code, kind, flags, sender, step, fingerprint, layers, sequence, payload_code, user_bytes,
-     payload_bytes, run, unsettled, checksum) = HEADER.unpack_from(data)
+     payload_bytes, run, reserved, checksum) = HEADER.unpack_from(data)
     refuse_if(magic != b"\xf4LAM", "bad_magic")
     refuse_if(version != 2, "unsupported_version")
     own_type = ELEMENTS.get(element_code)
     refuse_if(own_type is None or own_type != (element_type or own_type), "wrong_element_type")
     refuse_if(kind not in KINDS, "unknown_kind")
     refuse_if(payload_code not in PAYLOADS, "unknown_payload_type")
-    refuse_if(flags & ~(HAS_CHECKSUM | IS_LAST) != 0 or user_bytes > 64 or unsettled > step, "nonzero_reserved")
+    refuse_if(flags & ~(HAS_CHECKSUM | IS_LAST) != 0 or user_bytes > 64 or reserved != 0, "nonzero_reserved")
     refuse_if(fingerprint != model.fingerprint or layers != len(model), "wrong_layout")
 
     begin = bytes_before_payload(layers, user_bytes)
@@ -126,7 +125,7 @@ def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Fr
     expected = xxh3_64(data[:CHECKSUM_AT] + data[HEADER.size:]) if flags & HAS_CHECKSUM else 0
     refuse_if(checksum != expected, "checksum_mismatch")
     user = data[HEADER.size + bitmap:HEADER.size + bitmap + user_bytes]
-    return Frame(KINDS[kind], own_type, payload_type, bool(flags & HAS_CHECKSUM), sender, run, step, step - unsettled, sequence,
+    return Frame(KINDS[kind], own_type, payload_type, bool(flags & HAS_CHECKSUM), sender, run, step, sequence,
                  bool(flags & IS_LAST), user, model, bits[:layers], data[begin:])
 
 

@@ -22,10 +22,10 @@ def mean_abs(part):
 class Workers:
     """All workers of a run in one place: residuals, agreed selection, mean."""
 
-    def __init__(self, world, sizes, drop_ratio, part_elements=0):
+    def __init__(self, world, sizes, drop_ratio, fragment_elements=0):
         self.sizes, self.drop_ratio = sizes, drop_ratio
         self.residuals = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
-        self.cuts = [list(range(0, size, part_elements or max(size, 1))) or [0] for size in sizes]
+        self.cuts = [list(range(0, size, fragment_elements or max(size, 1))) or [0] for size in sizes]
 
     def step(self, gradients):
         """gradients[w][l]; returns the mean of what is sent, zeros elsewhere, of each layer, and the parts sent."""

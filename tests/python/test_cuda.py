@@ -45,7 +45,7 @@ def test_what_it_is_given_is_checked_before(cuda):
     with pytest.raises(ValueError, match="payload must be one of .* got 'int2'"):
         cuda.GradientCompressor({"weight": (3, 4)}, payload="int2")
     with pytest.raises(ValueError, match="refresh period"):
-        cuda.GradientCompressor({"weight": (3, 4)}, refresh_every=0)
+        cuda.GradientCompressor({"weight": (3, 4)}, search_every=0)
     with pytest.raises(TypeError, match="names and shapes"):
         cuda.GradientCompressor({"weight": "12"})
     with pytest.raises(TypeError):

@@ -51,7 +51,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
     sizes = [64, 64, 64, 64, 64, 64, 64, 64]
     layout = lamina.Layout({str(l): (size,) for l, size in enumerate(sizes)})
     oracle = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
-    workers = [lamina.DriftCompressor(layout, byte_budget=0.25, priority="value_times_waiting" if waits else "value")
+    workers = [lamina.DriftCompressor(layout, send_budget=0.25, by_score=waits)
                for _ in range(world)]
     outers = [lamina.OuterStep(layout, rate=0.7, momentum=0.9, period=4) for _ in range(world)]
     x = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
@@ -90,7 +90,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
 
 def drifting(payload="as_is", **options):
     layout = lamina.Layout({"a": (5000,), "b": (70,)})
-    worker = lamina.DriftCompressor(layout, part_elements=4096, payload=payload, **options)
+    worker = lamina.DriftCompressor(layout, fragment_elements=4096, payload=payload, **options)
     draw = np.random.default_rng(1)
     x = [np.zeros(size, np.float32) for size in layout.sizes]
     y = [draw.standard_normal(size).astype(np.float32) for size in layout.sizes]
@@ -112,23 +112,20 @@ def test_frames_say_what_is_packed(payload, value):
     assert 0 < len(sent) <= 3
     packed = np.empty(worker.sent_elements, np.float32)
     worker.pack(x, y, packed)
-    frame = lamina.decode(worker.encode(x, y), worker.parts)
+    data = worker.encode(x, y)
+    frame = lamina.decode(data, worker.fragments)
     assert (frame.kind, frame.step, frame.sent) == ("updates", 1, sent)
-    server = lamina.Aggregator(worker.parts, 1, kind="updates")
-    server.add(frame)
-    begin = 0
-    for part in sent:
-        size = worker.parts.sizes[part]
-        mean = np.empty(size, np.float32)
-        assert server.mean(part, mean)
-        np.testing.assert_array_equal(mean, packed[begin:begin + size])
-        begin += size
+    server = lamina.Server(worker.fragments, kind="updates")
+    server.add(data)
+    means = [np.empty(size, np.float32) for size in worker.fragments.sizes]
+    assert server.update(means) == sent
+    np.testing.assert_array_equal(np.concatenate([means[fragment] for fragment in sent]), packed)
     with pytest.raises(lamina.DecodeError):
-        lamina.Aggregator(worker.parts, 1).add(frame)
+        lamina.Server(worker.fragments).add(data)
 
 
 def test_saved_and_resumed_with_a_step_under_way():
-    worker, x, y = drifting(byte_budget=0.9, priority="value_times_waiting")
+    worker, x, y = drifting(send_budget=0.9, by_score=True)
 
     def step(worker, x, y, outer):
         worker.observe_all(x, y)
@@ -139,12 +136,12 @@ def test_saved_and_resumed_with_a_step_under_way():
         outer(sent, packed, worker.step)
         return packed
 
-    outer = lamina.OuterStep(worker.parts, rate=0.7, momentum=0.9, period=1.5, payload="int8")
+    outer = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, period=1.5, payload="int8")
     first = step(worker, x, y, outer)
-    again, copies = drifting(byte_budget=0.9, priority="value_times_waiting")[0], ([a.copy() for a in x], [a.copy() for a in y])
+    again, copies = drifting(send_budget=0.9, by_score=True)[0], ([a.copy() for a in x], [a.copy() for a in y])
     again.load(worker.save())
     assert again.steps_under_way == 1
-    resumed = lamina.OuterStep(worker.parts, rate=0.7, momentum=0.9, period=1.5, payload="int8")
+    resumed = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, period=1.5, payload="int8")
     resumed.restore(outer.momentum(), outer.rounding(), outer.came())
     for each, (own_x, own_y), own_outer in ((worker, (x, y), outer), (again, copies, resumed)):
         for each_y in own_y:
@@ -181,10 +178,9 @@ def test_one_that_joins_or_loses_a_step_holds_the_same_parts():
 def test_what_does_not_fit_is_named():
     worker, x, y = drifting()
     refused = [
-        (ValueError, "priority must be one of value, value_times_waiting, got 'age'", lambda: drifting(priority="age")),
         (ValueError, "value must be one of mean_abs, root_mean_square, l2_norm", lambda: drifting(value="max_abs")),
         (ValueError, "payload must be one of", lambda: drifting("int5")),
-        (ValueError, "byte budget", lambda: drifting(byte_budget=2)),
+        (ValueError, "send_budget", lambda: drifting(send_budget=2)),
         (TypeError, "local: the array of layer 1 'b' must be of float32", lambda: worker.observe_all(x, [y[0], y[1].astype("f8")])),
         (TypeError, "shared: the array of layer 0 'a' is not contiguous", lambda: worker.observe_all([x[0][::2], x[1]], y)),
         (ValueError, "2 layers, got 1", lambda: worker.observe_all(x[:1], y)),
@@ -192,11 +188,11 @@ def test_what_does_not_fit_is_named():
         (RuntimeError, "nothing to commit", lambda: worker.commit()),
         (RuntimeError, "not under way", lambda: worker.forget(3)),
         (lamina.DecodeError, "saved drift", lambda: worker.load(b"xxx")),
-        (ValueError, "outer rate", lambda: lamina.OuterStep(worker.parts, rate=0)),
-        (ValueError, "outer momentum", lambda: lamina.OuterStep(worker.parts, momentum=1)),
-        (ValueError, "outer period must be 0, or lie in", lambda: lamina.OuterStep(worker.parts, momentum=0.5, period=0.5)),
-        (ValueError, "nesterov must be true", lambda: lamina.OuterStep(worker.parts, momentum=0.5, period=2, nesterov=False)),
-        (ValueError, "kind must be one of gradients, updates", lambda: lamina.Aggregator(worker.parts, 1, kind="parameters")),
+        (ValueError, "outer rate", lambda: lamina.OuterStep(worker.fragments, rate=0)),
+        (ValueError, "outer momentum", lambda: lamina.OuterStep(worker.fragments, momentum=1)),
+        (ValueError, "outer period must be 0, or lie in", lambda: lamina.OuterStep(worker.fragments, momentum=0.5, period=0.5)),
+        (ValueError, "nesterov must be true", lambda: lamina.OuterStep(worker.fragments, momentum=0.5, period=2, nesterov=False)),
+        (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")),
     ]
     for error, message, call in refused:
         with pytest.raises(error, match=message.replace("(", r"\(")):
@@ -205,7 +201,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="'b'.*not finite"):
         worker.observe_all(x, y)
     assert worker.step == 0
-    outer = lamina.OuterStep(worker.parts, momentum=0.5, period=2)
+    outer = lamina.OuterStep(worker.fragments, momentum=0.5, period=2)
     with pytest.raises(ValueError, match="mean has 3 elements, the parts 70"):
         outer([2], np.zeros(3, np.float32), 1)
     with pytest.raises(IndexError):

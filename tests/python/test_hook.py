@@ -89,7 +89,7 @@ def against_oracle(world_gradients, options, backend):
     model = models.Weights(*shapes)
     ddp, state = models.dropping(model, {"bucket_cap_mb": 0.01}, backend=backend, **options)
     paper = oracle.Workers(world, [int(np.prod(shape)) for shape in shapes], options["drop_ratio"],
-                           options.get("part_elements", 0))
+                           options.get("fragment_elements", 0))
     kept = 0
     for step in range(1, 31):
         given = [world_gradients(shapes, step, each) for each in range(world)]
@@ -98,15 +98,15 @@ def against_oracle(world_gradients, options, backend):
         means, sent = paper.step([[each.flatten().numpy() for each in own] for own in given])
         for parameter, mean in zip(model.all, means):
             np.testing.assert_array_equal(parameter.grad.flatten().numpy(), mean)
-        assert (state.last.step, state.last.sent_parts) == (step, len(sent))
+        assert (state.last.step, state.last.sent_fragments) == (step, len(sent))
         kept += len(sent)
         for layer in range(len(shapes)):
             np.testing.assert_array_equal(state.residual(f"all.{layer}").flatten().numpy(), paper.residuals[rank][layer])
-    assert 0 < kept < 30 * len(state.backend.parts)  # some waited, some did not
+    assert 0 < kept < 30 * len(state.backend.fragments)  # some waited, some did not
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "part_elements": 4096}], ids=["whole", "parts"])
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096}], ids=["whole", "parts"])
 def test_every_gradient_is_the_oracles(options, backend):
     ranks.run(2, against_oracle, models.whole_numbers, options, backend)
 
@@ -143,8 +143,8 @@ def replicas(options):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "part_elements": 4096},
-                                     {"byte_budget": 0.1, "max_age": 20, "part_elements": 4096, "momentum": 0.5}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "fragment_elements": 4096},
+                                     {"send_budget": 0.1, "at_least_every": 20, "fragment_elements": 4096, "momentum": 0.5}],
                          ids=["ratio", "budget"])
 def test_replicas_stay_identical_and_learn(world, options):
     ranks.run(world, replicas, options)
@@ -162,7 +162,7 @@ def parted():
         state.backend.select = swapped
     given = [torch.full((5000,), 1.0), torch.full((5000,), 2.0), torch.full((10,), 0.5)]
     ddp(given).backward()
-    with pytest.raises(RuntimeError, match="the ranks chose different parts in step 1"):
+    with pytest.raises(RuntimeError, match="the ranks selected different fragments in step 1"):
         ddp.zero_grad()
         ddp(given).backward()
 
@@ -213,14 +213,14 @@ def not_in_odd_steps(layer, step, rank):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("uses", [all_used, not_by_rank_0, not_in_odd_steps])
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"byte_budget": 0.3}, {"drop_ratio": 0.9, "max_age": 3}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"send_budget": 0.3}, {"drop_ratio": 0.9, "at_least_every": 3}],
                          ids=["ratio", "budget", "age"])
 def test_what_is_returned_and_what_waits_is_what_was_given(options, uses, backend):
     ranks.run(2, conserved, options, uses, backend, True)
 
 
 def test_without_holding_parameters_that_nobody_used_gradients_are_lost():
-    ranks.run(2, conserved, {"drop_ratio": 0.9, "max_age": 3}, not_in_odd_steps, "cpu", False)
+    ranks.run(2, conserved, {"drop_ratio": 0.9, "at_least_every": 3}, not_in_odd_steps, "cpu", False)
 
 
 # --- DDP's own ways ---
@@ -239,8 +239,8 @@ def test_the_layout_of_buckets_does_not_matter():
 
 
 def backends():
-    for options in ({"drop_ratio": 0.8}, {"drop_ratio": 0.5, "part_elements": 4096, "momentum": 0.5},
-                    {"byte_budget": 0.2, "max_age": 7}, {"drop_ratio": 0.8, "value": "max_abs"},
+    for options in ({"drop_ratio": 0.8}, {"drop_ratio": 0.5, "fragment_elements": 4096, "momentum": 0.5},
+                    {"send_budget": 0.2, "at_least_every": 7}, {"drop_ratio": 0.8, "value": "max_abs"},
                     {"drop_ratio": 0.8, "value": "root_mean_square"}, {"drop_ratio": 0.8, "value": "l2_norm"},
                     {"drop_ratio": 0.8, "value": "l1_norm"}):
         both = []
@@ -309,7 +309,7 @@ def test_a_compiled_model():
 
 def bytes_counted(forgets):
     model = models.small()
-    ddp, state = models.dropping(model, drop_ratio=0.9, part_elements=4096)
+    ddp, state = models.dropping(model, drop_ratio=0.9, fragment_elements=4096)
     seen, all_reduce = [], dist.all_reduce
 
     def counting(tensor, *arguments, **options):
@@ -323,7 +323,7 @@ def bytes_counted(forgets):
     finally:
         dist.all_reduce = all_reduce
     assert (sum(seen) == state.last.sent_bytes) != forgets
-    parts, layers = state.last.parts, len(state.names)
+    parts, layers = state.last.fragments, len(state.names)
     assert state.last.dense_bytes == 4 * state.last.elements
     assert state.last.sent_bytes <= 0.1 * state.last.dense_bytes + 4 * 4096 + 8 * (parts + layers + 2) + 4
 

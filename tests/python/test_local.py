@@ -45,24 +45,24 @@ def agree(optimizer):
 
 # --- L1 to L5 ---
 
-def one_shared_model(delay, payload, byte_budget):
+def one_shared_model(delay, payload, send_budget):
     torch.manual_seed(dist.get_rank())  # rank 0's parameters are everyone's
     model = models.small(seed=dist.get_rank())
-    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, byte_budget=byte_budget,
-                             part_elements=4096, outer_rate=0.7, outer_momentum=0.9)
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, send_budget=send_budget,
+                             fragment_elements=4096, outer_rate=0.7, outer_momentum=0.9)
     assert len(set(ranks.gathered(models.bits(model)))) == 1
     begin = shared_bits(optimizer)
     chosen = set()
     for step in range(1, 13):
         train(model, optimizer, 1, step)
         assert agree(optimizer)
-        chosen.update(optimizer.backend.sent_parts)
+        chosen.update(optimizer.backend.sent)
     assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own drift
     assert shared_bits(optimizer) != begin and len(chosen) > 3
     saved = optimizer.state_dict()["local_updates"]
-    assert saved["told"]["outer_period"] == pytest.approx(1 / byte_budget)  # what is not said follows from the share
+    assert saved["told"]["outer_period"] == pytest.approx(1 / send_budget)  # what is not said follows from the share
     assert max(saved["came"]) == 12 - delay or max(saved["came"]) == 11 - delay
-    assert optimizer.totals.ratio == pytest.approx(byte_budget * (0.27 if payload == "int8" else 1), rel=0.4)
+    assert optimizer.totals.ratio == pytest.approx(send_budget * (0.27 if payload == "int8" else 1), rel=0.4)
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -91,7 +91,7 @@ def test_with_everything_sent_nobody_differs(payload):
 
 def owners_rounding(optimizer):
     """What rounding took of the answers, at each element of the model: each has one owner."""
-    parts, world = optimizer.backend.parts, dist.get_world_size()
+    parts, world = optimizer.backend.fragments, dist.get_world_size()
     slices, rounding = lamina.Slices(parts, world), torch.zeros(parts.elements)
     own, begin, first = optimizer._owned.rounding, 0, 0
     for part, size in enumerate(parts.sizes):
@@ -107,7 +107,7 @@ def owners_rounding(optimizer):
 def nothing_lost(payload, delay, steps_alone):
     rank = dist.get_rank()
     model = models.Weights(*SHAPES)
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.4, part_elements=4096, payload=payload,
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), send_budget=0.4, fragment_elements=4096, payload=payload,
                              delay=delay)
     did, rounded = [torch.zeros(shape) for shape in SHAPES], 0
     for step in range(1, 13):
@@ -192,9 +192,9 @@ def one_server(payload, delay):
     """What one server would make of what all send, by the same arithmetic on whole parts."""
     model = models.small(seed=0)
     world, outer = dist.get_world_size(), {"rate": 0.7, "momentum": 0.9, "period": 1 / 0.3}
-    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, byte_budget=0.3,
-                             part_elements=4096, outer_rate=0.7, outer_momentum=0.9)
-    parts = optimizer.backend.parts
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, send_budget=0.3,
+                             fragment_elements=4096, outer_rate=0.7, outer_momentum=0.9)
+    parts = optimizer.backend.fragments
     server, shared = lamina.OuterStep(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer._shared])
     sent, send = [], optimizer._owned.send
 
@@ -237,7 +237,7 @@ def bytes_moved(payload):
     finally:
         dist.all_to_all_single = kept
     world = dist.get_world_size()  # which divides every part into equal slices
-    way = (world - 1) * lamina.payload_bytes(optimizer.backend.parts, [0, 1], payload) // world
+    way = (world - 1) * lamina.payload_bytes(optimizer.backend.fragments, [0, 1], payload) // world
     assert moved == [(way, way), (way + world - 1, way + world - 1)]  # and a byte of each owner says that it is well
     assert optimizer.last.sent_bytes == way * world // (world - 1) + 8 * (2 + 3)
 
@@ -280,7 +280,7 @@ def as_if_alone(delay, payload):
     model = models.Weights(*SHAPES)
     alone = copy.deepcopy(model)
     inside, plain = (torch.optim.SGD(each.parameters(), 0.5, momentum=0.5) for each in (model, alone))
-    optimizer = LocalUpdates(inside, byte_budget=0.3, delay=delay, payload=payload)
+    optimizer = LocalUpdates(inside, send_budget=0.3, delay=delay, payload=payload)
     for step in range(1, 9):
         for each, its in ((model, optimizer), (alone, plain)):
             its.zero_grad()
@@ -302,7 +302,7 @@ def timing_changes_nothing():
     results = []
     for slow in (False, True):
         model = models.small()
-        optimizer = LocalUpdates(torch.optim.Adam(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096, delay=2,
+        optimizer = LocalUpdates(torch.optim.Adam(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, delay=2,
                                  outer_rate=0.7, outer_momentum=0.9)
         for step in range(1, 9):
             train(model, optimizer, 1, step)
@@ -319,15 +319,15 @@ def test_when_something_arrives_changes_nothing():
 
 def by_value_and_by_waiting():
     """Of two parts, one of which changes by 10 in a step and the other by 4, one goes out in each step."""
-    for options, expected in (({"priority": "value"}, [0, 0, 1, 0, 0, 1]), ({}, [0, 1, 0, 1, 0, 1])):
+    for options, expected in (({"by_score": False}, [0, 0, 1, 0, 0, 1]), ({}, [0, 1, 0, 1, 0, 1])):
         model = models.Weights((64,), (64,))
-        optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), byte_budget=0.5, **options)
+        optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), send_budget=0.5, **options)
         sent = []
         for _ in range(6):
             optimizer.zero_grad()
             model([torch.full((64,), 10.0), torch.full((64,), 4.0)]).backward()
             optimizer.step()
-            sent += optimizer.backend.sent_parts
+            sent += optimizer.backend.sent
         assert sent == expected, sent
 
 
@@ -341,7 +341,7 @@ def resumed(delay, payload):
     def fresh():
         model = models.small()
         inside = torch.optim.AdamW(model.parameters(), 0.01)
-        optimizer = LocalUpdates(inside, byte_budget=0.3, part_elements=4096, delay=delay, payload=payload, outer_rate=0.7,
+        optimizer = LocalUpdates(inside, send_budget=0.3, fragment_elements=4096, delay=delay, payload=payload, outer_rate=0.7,
                                  outer_momentum=0.9)
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
@@ -373,7 +373,7 @@ def in_another_default_type(payload):
     torch.set_default_dtype(torch.float64)
     try:
         model = models.small().float()
-        optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096, payload=payload,
+        optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload=payload,
                                  delay=1, outer_momentum=0.5)
         for step in range(1, 6):
             optimizer.zero_grad()
@@ -392,7 +392,7 @@ def test_whatever_the_default_type_is(payload):
 
 def any_optimizer(name, options):
     model = models.small()
-    optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), byte_budget=0.3, part_elements=4096)
+    optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), send_budget=0.3, fragment_elements=4096)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
     losses = []
     for step in range(1, 31):
@@ -471,7 +471,7 @@ def test_a_scaler_steps_the_optimizer_and_all_exchange(tmp_path):
 def evaluated():
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096)
     train(model, optimizer, 6)
     own = {name: value.clone() for name, value in model.state_dict().items()}
     saved = optimizer.state_dict()
@@ -507,7 +507,7 @@ def test_evaluation_swaps_in_what_all_share():
 def not_finite():
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), send_budget=0.3, delay=2, fragment_elements=4096)
     train(model, optimizer, 3)
     before, own = shared_bits(optimizer), copy.deepcopy(model.state_dict())
     loss_of(model, 4).backward()
@@ -602,10 +602,9 @@ def refusals():
             (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
             (ValueError, "outer rate", lambda: made(outer_rate=0)),
             (ValueError, "outer period", lambda: made(outer_momentum=0.5, outer_period=0.5)),
-            (ValueError, "byte_budget must be a share in", lambda: made(byte_budget=0.0)),
-            (ValueError, "LocalUpdates: byte_budget stands in place of drop_ratio", lambda: made(byte_budget=0.5, drop_ratio=0.5)),
+            (ValueError, "send_budget must be a share in", lambda: made(send_budget=0.0)),
+            (ValueError, "LocalUpdates: send_budget stands in place of drop_ratio", lambda: made(send_budget=0.5, drop_ratio=0.5)),
             (ValueError, "payload must be one of", lambda: made(payload="int5")),
-            (ValueError, "priority must be one of", lambda: made(priority="age")),
             (ValueError, "value must be one of", lambda: made(value="max_abs")),
             (TypeError, "LocalUpdates has no option 'drop'", lambda: made(drop=0.5)),
             (RuntimeError, "LocalUpdates: delay is 0 on rank 0 and 1 on rank 1", lambda: made(delay=rank)),
@@ -635,7 +634,7 @@ def test_what_is_refused_and_named():
 def damaged():
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, part_elements=4096,
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, fragment_elements=4096,
                              outer_momentum=0.5, payload="int8")
     train(model, optimizer, 4)
     good = copy.deepcopy(optimizer.state_dict())
@@ -660,7 +659,7 @@ def damaged():
         return put(under_way=[third, {**fourth, **changes}])
 
     def answer_bytes(parts):
-        return lamina.payload_bytes(lamina.Slices(optimizer.backend.parts, 2).of(rank), parts, "int8") + 1
+        return lamina.payload_bytes(lamina.Slices(optimizer.backend.fragments, 2).of(rank), parts, "int8") + 1
 
     before = bits()
     for message, change in [
@@ -713,7 +712,7 @@ def damaged():
             ("of step 3 has another size", under_way(answer=fourth["answer"])),
             ("of step 3 is at another point of its way", under_way(update=None, answer=torch.zeros(answer_bytes(parts), dtype=torch.uint8))),
             ("of step 4 is at another point of its way",
-             last(answer=None, update=torch.zeros(sum(optimizer.backend.parts.sizes[part] for part in fourth["parts"])))),
+             last(answer=None, update=torch.zeros(sum(optimizer.backend.fragments.sizes[part] for part in fourth["parts"])))),
             ("of step 4 has another size", last(answer=fourth["answer"][1:])),
             ("of step 4 has another size, or cannot be", last(answer=torch.full_like(fourth["answer"], 255))),
             ("of step 4 has another size, or cannot be", last(answer=torch.cat([fourth["answer"][:-1], torch.tensor([2]).byte()]))),
@@ -744,7 +743,7 @@ def loaded_before_wrapping():
     rank = dist.get_rank()
 
     def wrapped(model):
-        return LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), byte_budget=0.3, part_elements=4096)
+        return LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096)
 
     model = models.small()
     optimizer = wrapped(model)
@@ -835,7 +834,7 @@ def test_the_order_in_memory_is_one():
 def losing_a_rank():
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=1, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), send_budget=0.3, delay=1, fragment_elements=4096)
     train(model, optimizer, 3)
     if rank == 1:
         return
@@ -876,7 +875,7 @@ def failing(where):
     """Whatever fails, the drift has all that was under way, and the outer step is as it was before."""
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, part_elements=4096,
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, fragment_elements=4096,
                              payload="int8", outer_momentum=0.5)
     train(model, optimizer, 4)
     assert [(going.handed_on, going.work is not None) for going in optimizer._under_way] == [(True, True), (False, True)]
@@ -922,7 +921,7 @@ def dying():
     """A program of two ranks, the second of which ends with a step half sent."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=2, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), send_budget=0.3, delay=2, fragment_elements=4096)
     train(model, optimizer, 2)
     if dist.get_rank() == 1:
         optimizer._send = lambda: os._exit(0)
@@ -945,7 +944,7 @@ def one_alone(delay):
     """Interrupted while it waits for what the others apply."""
     rank = dist.get_rank()
     model = models.small()
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), byte_budget=0.3, delay=delay, part_elements=4096)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), send_budget=0.3, delay=delay, fragment_elements=4096)
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 

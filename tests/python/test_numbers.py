@@ -217,7 +217,7 @@ def beyond(backend):
     ddp.zero_grad()
     ddp([torch.full((100,), 60000.0).half(), torch.ones(100).half()]).backward()
     assert state.last.left_out_elements == 0
-    state.backend.accumulate, accumulate = lambda scale: (accumulate(scale / 2), accumulate(scale)), state.backend.accumulate
+    state.backend.add_all, add_all = lambda scale: (state.backend.add_more(scale / 2), state.backend.add_more(scale)), state.backend.add_all
     ddp.zero_grad()
     ddp([torch.full((100,), 60000.0).half(), torch.ones(100).half()]).backward()
     assert state.last.left_out_elements == 100 and model.all[0].grad[0] == 65504

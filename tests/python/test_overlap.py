@@ -29,30 +29,28 @@ def backward(ddp, model, given):
 
 
 class Workers:
-    """All workers in one place by lamina.Compressor, decided ahead, without pack_ahead(): each accumulates its whole gradient
-    before anything is packed."""
+    """All workers in one place by lamina.Worker, whose steps begin with a selection made in the step before."""
 
     def __init__(self, world, **options):
         layout = lamina.Layout({f"all.{layer}": shape for layer, shape in enumerate(SHAPES)})
-        self.workers = [lamina.Compressor(layout, decide="ahead", check="each_element", **options) for _ in range(world)]
+        self.workers = [lamina.Worker(layout, check="each_element", **options) for _ in range(world)]
 
     def step(self, gradients):
         """gradients[w][l]; the mean of what is sent and zeros elsewhere, of each layer."""
         world = len(self.workers)
+        agreed = sum(torch.frombuffer(worker.values(), dtype=torch.float64) for worker in self.workers) / world
+        total, steps = None, []
         for worker, own in zip(self.workers, gradients):
-            worker.accumulate_all([each.flatten() for each in own])
-        agreed = sum(torch.frombuffer(worker.predicted_values(), dtype=torch.float64) for worker in self.workers) / world
-        total = None
-        for worker in self.workers:
-            worker.plan_next(agreed)
-            worker.select()
-            packed = torch.empty(worker.sent_elements)
-            worker.pack(packed, world)
+            step = worker.begin(worker.plan(agreed) if worker.steps else list(range(len(worker.fragments))))
+            steps.append(step)
+            step.add_all([each.flatten() for each in own])
+            packed = torch.empty(step.sent_elements)
+            step.pack(packed, 1 / world)
             total = packed if total is None else total + packed
-        for worker in self.workers:
-            worker.commit()
+        for step in steps:
+            step.commit()
         means = [torch.zeros(shape).flatten() for shape in SHAPES]
-        self.workers[0].scatter(total, means)
+        steps[0].unpack(total, means)
         return means
 
 
@@ -68,16 +66,16 @@ def against_workers(options, backend):
         for one, other in zip(gradients, others.step(given)):
             assert torch.equal(one.flatten(), other)
         assert state.last.step == step == state.step
-        if step == 1 and "byte_budget" not in options:
-            assert state.last.sent_parts == len(state.backend.parts)  # nothing is known yet
-        kept += state.last.sent_parts
+        if step == 1:
+            assert state.last.sent_fragments == len(state.backend.fragments)  # nothing is known yet
+        kept += state.last.sent_fragments
         assert torch.equal(state.residual("all.2"), torch.frombuffer(others.workers[rank].residual(2), dtype=torch.float32))
-    assert 0 < kept < 30 * len(state.backend.parts)  # some waited, some did not
+    assert 0 < kept < 30 * len(state.backend.fragments)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "part_elements": 4096},
-                                     {"drop_ratio": 0.8, "momentum": 0.5}, {"byte_budget": 0.2, "max_age": 7}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096},
+                                     {"drop_ratio": 0.8, "momentum": 0.5}, {"send_budget": 0.2, "at_least_every": 7}],
                          ids=["whole", "parts", "momentum", "budget"])
 def test_every_gradient_is_that_of_workers_that_wait_for_the_end(options, backend):
     ranks.run(2, against_workers, options, backend)
@@ -145,15 +143,15 @@ def test_allreduces_start_before_the_last_bucket_is_there(overlap):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "part_elements": 4096},
-                                     {"byte_budget": 0.1, "max_age": 20, "part_elements": 4096, "momentum": 0.5}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "fragment_elements": 4096},
+                                     {"send_budget": 0.1, "at_least_every": 20, "fragment_elements": 4096, "momentum": 0.5}],
                          ids=["ratio", "budget"])
 def test_replicas_stay_identical_and_learn(world, options):
     ranks.run(world, test_hook.replicas, {**options, "overlap": True})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"byte_budget": 0.3}], ids=["ratio", "budget"])
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8}, {"send_budget": 0.3}], ids=["ratio", "budget"])
 def test_what_is_returned_and_what_waits_is_what_was_given(options, backend):
     ranks.run(2, conserved, options, backend)
 
@@ -176,27 +174,30 @@ def conserved(options, backend):
 
 
 def bad_batch(policy, backend, bad, layer):
-    """A batch with one bad number on one rank leaves no trace."""
+    """Of a batch with one bad number on one rank nothing is delivered, and what was finite stays in the residuals."""
     rank = dist.get_rank()
-    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
-    options = {"backend": backend, "overlap": True, "drop_ratio": 0.6}
-    ddp, state = models.dropping(model, BUCKETS, nonfinite=policy, **options)
-    other, other_state = models.dropping(twin, BUCKETS, **options)
-    for step in (1, 2):
-        for each, of in ((ddp, model), (other, twin)):
-            backward(each, of, models.whole_numbers(SHAPES, step, rank))
-    before = state.state_dict()["memory"]  # what waits, the plan, allowance, ages and the step
-    given = models.whole_numbers(SHAPES, 3, rank)
-    if rank == 1:
-        given[layer].view(-1)[-1] = bad
-    for gradient in backward(ddp, model, given):
-        assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
-    assert state.last.skipped and state.last.step == state.step == 2 and state.totals.skipped == 1
-    assert torch.equal(before, state.state_dict()["memory"])
-    given = models.whole_numbers(SHAPES, 4, rank)
-    assert all(torch.equal(*pair) for pair in zip(backward(ddp, model, given), backward(other, twin, given)))
-    assert not state.last.skipped and state.step == 3 == other_state.step
-    assert torch.equal(state.state_dict()["memory"], other_state.state_dict()["memory"])
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, nonfinite=policy, backend=backend, overlap=True, drop_ratio=0.6)
+    given, returned = [torch.zeros(shape) for shape in SHAPES], [torch.zeros(shape) for shape in SHAPES]
+    for step in range(1, 6):
+        own = models.whole_numbers(SHAPES, step, rank)
+        is_bad = torch.zeros(())
+        if step == 3 and rank == 1:
+            own[layer].view(-1)[-1] = bad
+        gradients = backward(ddp, model, own)
+        if step == 3:
+            for gradient in gradients:
+                assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
+            assert state.last.skipped and state.totals.skipped == 1
+        for to, each in zip(given, own):
+            to += torch.where(torch.isfinite(each), each, is_bad)
+        if step != 3:
+            assert not state.last.skipped
+            for to, each in zip(returned, gradients):
+                to += each
+    for number in range(len(SHAPES)):
+        waits = sum(ranks.gathered(state.residual(f"all.{number}"))) / 2
+        assert torch.equal(returned[number] + waits, sum(ranks.gathered(given[number])) / 2)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -223,8 +224,8 @@ def test_bad_elements_can_be_left_out(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "part_elements": 4096},
-                                     {"byte_budget": 0.2, "max_age": 9, "warm_up_steps": 20}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "fragment_elements": 4096},
+                                     {"send_budget": 0.2, "at_least_every": 9, "warm_up_steps": 20}],
                          ids=["ratio", "momentum", "budget"])
 def test_a_resumed_run_is_the_same_bit_for_bit(options, backend):
     ranks.run(2, test_state.resumed, {**options, "overlap": True}, torch.float32, backend, "load")
@@ -298,23 +299,24 @@ def test_a_change_of_the_scale_does_not_change_what_waits():
 
 
 def interrupted(backend):
-    """A backward pass that ends between two buckets, on all ranks: nothing of it was sent, and the next one goes on."""
+    """A backward pass that ends between two buckets, on all ranks: nothing of it is delivered, what was added stays, and the next goes on."""
     rank = dist.get_rank()
-    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
-    other, _ = models.dropping(twin, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
+    model = models.Weights(*SHAPES)
+    ddp, state = models.dropping(model, BUCKETS, backend=backend, drop_ratio=0.0, overlap=True)
     for step in (1, 2):
-        for each, of in ((ddp, model), (other, twin)):
-            backward(each, of, models.whole_numbers(SHAPES, step, rank))
+        backward(ddp, model, models.whole_numbers(SHAPES, step, rank))
     state._finish_overlapped = failing
+    third = models.whole_numbers(SHAPES, 3, rank)
     with pytest.raises(RuntimeError, match="somebody pressed a key"):
-        backward(ddp, model, models.whole_numbers(SHAPES, 3, rank))
+        backward(ddp, model, third)
     # DDP's reducer wants a new DDP after an exception in a hook.
     fresh = models.Weights(*SHAPES)
-    second, again = models.dropping(fresh, BUCKETS, backend=backend, drop_ratio=0.6, overlap=True)
+    second, again = models.dropping(fresh, BUCKETS, backend=backend, drop_ratio=0.0, overlap=True)
     again.load_state_dict(state.state_dict())
     given = models.whole_numbers(SHAPES, 4, rank)
-    assert all(torch.equal(*pair) for pair in zip(backward(second, fresh, given), backward(other, twin, given)))
+    sums = [one + other for one, other in zip(third, given)]
+    expected = [sum(ranks.gathered(each)) / 2 for each in sums]
+    assert all(torch.equal(*pair) for pair in zip(backward(second, fresh, given), expected))
 
 
 def failing(buckets):
@@ -322,13 +324,13 @@ def failing(buckets):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_interrupted_backward_leaves_nothing_behind(backend):
+def test_an_interrupted_backward_loses_nothing(backend):
     ranks.run(2, interrupted, backend)
 
 
 def one_begins(backend):
     """The forward pass of rank 1 fails, when rank 0 is in its backward pass already: their states load together."""
-    rank, options = dist.get_rank(), {"backend": backend, "byte_budget": 0.3, "max_age": 5, "overlap": True}
+    rank, options = dist.get_rank(), {"backend": backend, "send_budget": 0.3, "at_least_every": 5, "overlap": True}
     model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
     ddp, state = models.dropping(model, BUCKETS, **options)
     other, other_state = models.dropping(twin, BUCKETS, **options)
@@ -393,16 +395,16 @@ def a_rank_dies():
             counted.fails_at = fails_at
             with pytest.raises(RuntimeError, match="closed by peer"):
                 ddp(given).backward()
-            # All of the gradient once all ranks knew that it is finite, and nothing before.
+            # What was added stays; nothing was delivered.
             for layer, each in enumerate(given):
                 waits = state.residual(f"all.{layer}")
-                assert torch.equal(waits, each if fails_at == collectives else torch.zeros(SHAPES[layer]))
+                assert torch.equal(waits, each) or not waits.any()
             state.state_dict()
     finally:
         dist.all_reduce = all_reduce
 
 
-def test_when_a_collective_fails_the_residual_has_all_or_nothing():
+def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing():
     ranks.run(2, a_rank_dies)
 
 
@@ -415,7 +417,10 @@ def saved_midway():
     model.all[1].register_hook(lambda gradient: state.state_dict() and None)
     with pytest.raises(RuntimeError, match="given up between two buckets"):
         ddp(models.whole_numbers(SHAPES, 3, dist.get_rank())).backward()
-    assert not any(state.residual(f"all.{layer}").any() for layer in range(len(SHAPES)))  # nothing was added
+    whole = models.whole_numbers(SHAPES, 3, dist.get_rank())
+    for layer, each in enumerate(whole):
+        waits = state.residual(f"all.{layer}")
+        assert torch.equal(waits, each) or not waits.any()
 
 
 def test_a_state_saved_in_the_middle_of_a_backward_pass_says_so():
@@ -495,28 +500,25 @@ def test_passes_without_synchronisation_and_batches_that_end_early():
 
 
 @pytest.mark.parametrize("kind", [CpuBackend, TorchBackend])
-def test_what_is_packed_ahead_lacks_what_is_left_out(kind):
-    """It moves neither velocity nor residual, and the layer is packed before either is written."""
+def test_what_is_sent_lacks_what_is_left_out(kind):
+    """It moves neither velocity nor residual."""
     backend = kind(lamina.Layout({"a": (4,), "b": (6,)}), lamina.Options(drop_ratio=0.5, momentum=0.5), "float32",
-                   torch.device("cpu"), "ahead")
+                   torch.device("cpu"))
     # All in the first step, then the second layer, then the first.
-    for step, next_values in ((1, [0.0, 9.0]), (2, [9.0, 0.0]), (3, [0.0, 9.0])):
+    for step, sent in ((1, None), (2, [1]), (3, [0])):
         buffer = torch.full((10,), float(step))
         if step == 3:
             buffer[1] = float("inf")
         backend.take([buffer], [(0, 0), (0, 4)])
-        sent = backend.begin()
-        assert sent == [[0, 1], [1], [0]][step - 1]
-        ahead = [torch.empty(4), torch.empty(6)]
-        for layer in sent:
-            backend.pack_ahead(layer, buffer[[0, 4][layer]:[4, 10][layer]], ahead[layer], 1, 1.0)
-        backend.accumulate(1.0)
-        for layer in sent:
-            assert torch.equal(ahead[layer], backend.residual(layer))
+        assert backend.begin(sent) == [[0, 1], [1], [0]][step - 1]
+        packed = [torch.empty(4), torch.empty(6)]
+        for layer in (0, 1):
+            backend.add(layer, buffer[[0, 4][layer]:[4, 10][layer]], 1.0)
+            if sent is None or layer in sent:
+                backend.pack_layer(layer, packed[layer], 1.0)
+                assert torch.equal(packed[layer], backend.residual(layer))
         if step == 3:
-            assert ahead[0].tolist() == [2.0 + 4.0, 2.0, 6.0, 6.0]
-        backend.predicted_values()
-        backend.plan(torch.tensor(next_values, dtype=torch.float64))
-        backend.use_ahead()
+            assert packed[0].tolist() == [2.0 + 4.0, 2.0, 6.0, 6.0]
         backend.commit()
         backend.release()
+        backend.plan(torch.zeros(2, dtype=torch.float64))

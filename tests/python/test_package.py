@@ -50,8 +50,8 @@ def test_the_wheel_has_types_and_works_without_torch(dist, tmp_path):
     def ran(code):
         return subprocess.run([python, "-c", code], env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True)
 
-    done = ran("import array, lamina; w = lamina.Compressor(lamina.Layout({'a': (3,)})); "
-               "print(w.accumulate(0, memoryview(array.array('f', [1, 2, 6]))), lamina.__version__)")
+    done = ran("import array, lamina; w = lamina.Worker(lamina.Layout({'a': (3,)})); "
+               "print(w.add([memoryview(array.array('f', [1, 2, 6]))]).values()[0], lamina.__version__)")
     assert done.stdout.split() == ["3.0", lamina.__version__], done.stderr
     done = ran("import lamina.torch")
     assert "ImportError: lamina.torch needs PyTorch: pip install torch" in done.stderr
@@ -93,8 +93,8 @@ def test_the_package_keeps_its_types(mypy):
 
 def test_a_users_types_are_known(mypy):
     user = mypy.folder / "user.py"
-    user.write_text("import array\nimport numpy as np\nimport lamina\nworker = lamina.Compressor(lamina.Layout({'a': (3,)}))\n"
-                    "worker.accumulate(0, array.array('f', [1, 2, 3]))\nworker.accumulate(0, np.zeros(3, np.float32))\n"
-                    "value: float = worker.values()[0]\nlamina.decode(worker.encode(), worker.parts)\n"
-                    "wrong: str = worker.step\nlamina.Compressor(3)\nworker.accumulate(0, [1.0, 2.0, 3.0])\n")
-    assert [line.split(":")[1] for line in mypy(user)] == ["9", "10", "11"]
+    user.write_text("import array\nimport numpy as np\nimport lamina\nworker = lamina.Worker(lamina.Layout({'a': (3,)}))\n"
+                    "step = worker.begin()\nstep.add(0, array.array('f', [1, 2, 3]))\nstep.add(0, np.zeros(3, np.float32))\n"
+                    "value: float = step.values()[0]\nlamina.decode(step.frame(), worker.fragments)\n"
+                    "wrong: str = worker.steps\nlamina.Worker(3)\nstep.add(0, [1.0, 2.0, 3.0])\n")
+    assert [line.split(":")[1] for line in mypy(user)] == ["10", "11", "12"]

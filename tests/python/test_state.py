@@ -75,8 +75,8 @@ def resumed(options, dtype, backend, way):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "part_elements": 4096},
-                                     {"byte_budget": 0.2, "max_age": 9, "warm_up_steps": 20}],
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.9, "momentum": 0.9, "fragment_elements": 4096},
+                                     {"send_budget": 0.2, "at_least_every": 9, "warm_up_steps": 20}],
                          ids=["ratio", "momentum", "budget"])
 def test_a_resumed_run_is_the_same_bit_for_bit(options, backend):
     ranks.run(2, resumed, options, torch.float32, backend, "load")
@@ -161,7 +161,7 @@ def refused_states():
                           ({"shapes": [[5000], [300], [4096]]}, r"shapes\[2\]"), ({"strides": [[1], [1], [1, 64]]}, r"strides\[2\]"),
                           ({"names": good["names"][:2]}, "there are 3 names here and 2"), ({"world_size": 3}, "saved by one of 3 ranks"),
                           ({"rank": 1 - dist.get_rank()}, "saved by rank [01], and this is rank [01]: each rank's residual"),
-                          ({"options": {**good["options"], "part_elements": 4096}}, "part_elements was 4096 and is 0"),
+                          ({"options": {**good["options"], "fragment_elements": 4096}}, "fragment_elements was 4096 and is 0"),
                           ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
                           ({"memory": damaged}, "checksum|damaged"), ({"memory": damaged[:70]}, "truncated")):
         with pytest.raises(ValueError, match=text):
@@ -275,8 +275,8 @@ def refused():
         lamina.torch.register(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="register has no option 'drop_rate'; how layers are chosen say drop_ratio, warm_up_steps"):
         lamina.torch.register(DDP(nn.Linear(2, 2)), drop_rate=0.5)
-    with pytest.raises(ValueError, match="register: byte_budget stands in place of drop_ratio"):
-        lamina.torch.register(DDP(nn.Linear(2, 2)), drop_ratio=0.95, byte_budget=0.05)
+    with pytest.raises(ValueError, match="register: send_budget stands in place of drop_ratio"):
+        lamina.torch.register(DDP(nn.Linear(2, 2)), drop_ratio=0.95, send_budget=0.05)
     frozen = DDP(models.Weights((3,), (4,)))
     frozen.module.all[1].requires_grad_(False)
     with pytest.raises(ValueError, match="1 parameters require a gradient, and 2 did.*requires_grad was changed after it"):
@@ -418,7 +418,7 @@ def reported():
     assert ("'all.1' on rank 1" if dist.get_rank() == 1 else "another rank") in messages(records)[-1]
     writer = Writer()
     state.add_scalars(writer, 7)
-    assert set(writer.scalars) == {"lamina/sent_bytes_ratio", "lamina/sent_parts", "lamina/threshold", "lamina/skipped",
+    assert set(writer.scalars) == {"lamina/sent_bytes_ratio", "lamina/sent_fragments", "lamina/threshold", "lamina/skipped",
                                    *(f"lamina/seconds/{part}" for part in state.last.seconds)}
     assert writer.scalars["lamina/skipped"] == (1, 7)
 
@@ -439,19 +439,19 @@ def told_of_large_layers():
     uneven = lambda: models.Weights((8193,), (1807,))  # 82 and 18 % of the elements
     whole = warnings(uneven(), drop_ratio=0.8)
     assert whole == by_rank("layer 'all.0' has 82 % of the elements and goes out whole or not at all, where 20 % of them are to go out in a "
-                            "step; part_elements=4096 decides it in smaller parts")
+                            "step; fragment_elements=4096 decides it in smaller parts")
     assert warnings(uneven(), drop_ratio=0.75) == []  # four times the share
-    assert warnings(uneven(), byte_budget=0.25) == [] and len(warnings(uneven(), byte_budget=0.2)) == len(by_rank(0))
-    parts = warnings(uneven(), drop_ratio=0.9, part_elements=8192)
+    assert warnings(uneven(), send_budget=0.25) == [] and len(warnings(uneven(), send_budget=0.2)) == len(by_rank(0))
+    parts = warnings(uneven(), drop_ratio=0.9, fragment_elements=8192)
     assert [line.split(" and goes")[0] for line in parts] == by_rank("a part of 'all.0' has 82 % of the elements")
-    assert warnings(uneven(), drop_ratio=0.99, part_elements=4096) == []  # there is no smaller one
+    assert warnings(uneven(), drop_ratio=0.99, fragment_elements=4096) == []  # there is no smaller one
     assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
     large = warnings(models.Weights((200_000,), (461_000,)), drop_ratio=0.9)  # 66,100 elements are to go out
-    assert [line.split("; ")[1] for line in large] == by_rank("part_elements=65536 decides it in smaller parts")
+    assert [line.split("; ")[1] for line in large] == by_rank("fragment_elements=65536 decides it in smaller parts")
     assert warnings(models.Weights((4,), (5_000,), (5_000,), (5_000,)), drop_ratio=0.9) == []
     assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
     records = recorded()
-    lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), byte_budget=0.2)
+    lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), send_budget=0.2)
     assert [record.getMessage().split(" has")[0] for record in records] == by_rank("layer 'group 0, parameter 0'")
 
 
@@ -579,6 +579,6 @@ def goes_on_after_a_failure(options, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.8, "refresh_every": 5}, {"byte_budget": 0.2}], ids=["ratio", "budget"])
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.8, "search_every": 5}, {"send_budget": 0.2}], ids=["ratio", "budget"])
 def test_ranks_agree_after_a_collective_failed_and_all_resumed(options, backend):
     ranks.run(2, goes_on_after_a_failure, options, backend)

@@ -45,7 +45,7 @@ struct wire_header {
   std::uint8_t user_bytes = 0;
   std::uint64_t payload_bytes = 0;
   std::uint32_t run = 0;        // 0: none
-  std::uint32_t unsettled = 0;  // steps before this one whose frames may have arrived without the sender's knowledge
+  std::uint32_t reserved = 0;
   std::uint64_t checksum = 0;
 };
 static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, layers) == 32 &&

@@ -10,7 +10,6 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/partition.hpp"
-#include "lamina/residual/inspect.hpp"
 #include "lamina/tensor.hpp"
 
 /// x, the parameters that all share, and y, those that a worker computes with, as the caller has them: a tensor of each for each layer.
@@ -36,7 +35,8 @@ parameter_pair<const T> pair_of(const layout& model, std::size_t layer, const Sh
 template <element T, class Shared, class Local>
 auto pairs_of(const layout& model, const Shared& shared, const Local& local) {
   return [&](std::size_t layer) {
-    return pair_of<T>(model, layer, tensor_at(shared, layer), tensor_at(local, layer));
+    return pair_of<T>(model, layer, std::begin(shared)[static_cast<std::ptrdiff_t>(layer)],
+                      std::begin(local)[static_cast<std::ptrdiff_t>(layer)]);
   };
 }
 

@@ -5,7 +5,7 @@
 
 and local updates, for any optimizer and without DDP:
 
-    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096)
+    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
 """
 
 from typing import Any, cast
@@ -36,7 +36,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
              wire: str = "float32", backend: str = "auto", overlap: bool = False, log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
-    DDP or for an unknown option, ValueError for drop_ratio beside byte_budget."""
+    DDP or for an unknown option, ValueError for drop_ratio beside send_budget."""
     if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
         ddp = cast(DistributedDataParallel, ddp._orig_mod)
     if not isinstance(ddp, DistributedDataParallel):

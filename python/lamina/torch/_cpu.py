@@ -12,15 +12,19 @@ Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its b
 class CpuBackend:
     """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device, decide: str) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         self._layout = layout
         self._wire = getattr(torch, wire)
         # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
-        self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
-                                       decide=decide, **dataclasses.asdict(options))
+        self._worker = lamina.Worker(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
+                                     **dataclasses.asdict(options))
         self._taken: Optional[lamina.Gradients] = None
-        self.parts = self._core.parts
-        self.parts_of = self._core.parts_of
+        self._open: Optional[lamina.Step] = None
+        self.fragments = self._worker.fragments
+        self.fragments_of = self._worker.fragments_of
+        self._sent: List[int] = []
+        self.sent_elements = 0
+        self.sent_bitmap = b""
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
         """The gradients of this step: layer l is `places[l]`."""
@@ -32,87 +36,93 @@ class CpuBackend:
             raise RuntimeError("there are no gradients between steps")
         return self._taken
 
+    @property
+    def _step(self) -> lamina.Step:
+        if self._open is None:
+            raise RuntimeError("there is no step between steps")
+        return self._open
+
     def first_non_finite(self) -> Optional[int]:
-        return self._core.first_non_finite(self._gradients)
+        return self._worker.first_non_finite(self._gradients)
 
     def find_zero(self) -> bytes:
-        return self._core.find_zero(self._gradients)
+        return self._worker.find_zero(self._gradients)
 
-    def accumulate(self, scale: float) -> None:
-        self._core.accumulate_all(self._gradients, scale)
+    def add_all(self, scale: float) -> None:
+        """Begins a step with the gradients that were taken."""
+        self._open = self._worker.add(self._gradients, scale)
 
     def values(self) -> torch.Tensor:
-        return torch.frombuffer(self._core.values(), dtype=torch.float64)
+        return torch.frombuffer(self._step.values(), dtype=torch.float64)
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
-        return self._core.select(agreed, held)
+        return self._selected(self._step.select(agreed, held))
 
-    def begin(self) -> List[int]:
-        """Begins a step that was decided ahead; returns the parts that go out."""
-        self._core.begin_step()
-        return self._core.sent_parts
+    def _selected(self, sent: List[int]) -> List[int]:
+        self._sent, self.sent_elements, self.sent_bitmap = sent, self._step.sent_elements, self._step.sent_bitmap
+        return sent
 
-    def pack_ahead(self, layer: int, gradient: torch.Tensor, to: torch.Tensor, divisor: int, scale: float) -> None:
-        self._core.pack_ahead(layer, gradient, to, divisor, scale)
+    def begin(self, sent: Optional[List[int]]) -> List[int]:
+        """Begins a step that sends these fragments, or everything."""
+        self._open = self._worker.begin(list(range(len(self.fragments))) if sent is None else sent)
+        return self._selected(self._step.sent)
 
-    def predicted_values(self) -> torch.Tensor:
-        return torch.frombuffer(self._core.predicted_values(), dtype=torch.float64)
+    def add(self, layer: int, gradient: torch.Tensor, scale: float) -> None:
+        self._step.add(layer, gradient, scale)
 
-    def plan(self, agreed: torch.Tensor) -> None:
-        self._core.plan_next(agreed)
-        self._core.select()
+    def pack_layer(self, layer: int, to: torch.Tensor, scale: float) -> None:
+        """What is sent of a layer that has its gradient."""
+        self._step.pack_layer(layer, to, scale)
+
+    def expected_values(self) -> torch.Tensor:
+        """After commit(): the values to expect in the next step."""
+        self._open = None
+        return torch.frombuffer(self._worker.values(), dtype=torch.float64)
+
+    def plan(self, agreed: torch.Tensor) -> List[int]:
+        """What the next step sends, by agreed values."""
+        return self._worker.plan(agreed)
 
     @property
     def step(self) -> int:
-        return self._core.step
+        return self._worker.steps
 
     @property
     def threshold(self) -> float:
-        return self._core.threshold
-
-    @property
-    def sent_elements(self) -> int:
-        return self._core.sent_elements
-
-    @property
-    def sent_bitmap(self) -> bytes:
-        return self._core.sent_bitmap
+        return self._worker.threshold
 
     @property
     def left_out_elements(self) -> int:
-        return self._core.left_out_elements
+        return self._worker.left_out_elements
 
     def pack(self, world_size: int) -> torch.Tensor:
         packed = torch.empty(self.sent_elements, dtype=self._wire)
-        self._core.pack(packed, world_size if self._wire is torch.float32 else 1)
+        self._step.pack(packed, 1 / world_size if self._wire is torch.float32 else 1)
         return packed
 
-    def use_ahead(self) -> None:
-        """In place of pack(), where pack_ahead() has written all that is sent."""
-        self._core.use_ahead()
-
     def commit(self) -> None:
-        self._core.commit()
+        self._step.commit()
 
     def unpack(self, mean: torch.Tensor) -> None:
-        self._core.scatter(mean, self._gradients)
+        self._step.unpack(mean, self._gradients)
 
     def release(self) -> None:
         """The buckets are DDP's again."""
         self._taken = None
 
     def abandon(self) -> None:
-        """The step ends here; what was accumulated stays in the residual. A step that nothing was accumulated in has not begun."""
-        self._core.abandon()
+        """The step ends here; what was added stays in the residual, and the next step has the same number."""
+        self._open = None
         self.release()
 
     def save(self) -> bytes:
-        return self._core.save()
+        return self._worker.save()
 
     def load(self, memory: memoryview) -> None:
-        self._core.load(memory)
+        self._open = None
+        self._worker.load(memory)
 
     def residual(self, layer: int) -> torch.Tensor:
         if self._layout.sizes[layer] == 0:
             return torch.empty(0)
-        return torch.frombuffer(self._core.residual(layer), dtype=torch.float32)
+        return torch.frombuffer(self._worker.residual(layer), dtype=torch.float32)

@@ -24,7 +24,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     others have not seen, its drift, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
     DDP:
 
-        optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), byte_budget=0.04, part_elements=4096)
+        optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
         loss.backward(); optimizer.step(); optimizer.zero_grad()
 
     `step()` is the optimizer's step and `exchange()`, in which all ranks take part: each calls it as often as the others. Schedulers
@@ -36,7 +36,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
                  outer_rate: float = 1.0, outer_momentum: float = 0.0, outer_period: Optional[float] = None,
-                 payload: str = "as_is", priority: str = "value_times_waiting", log_every: int = 0, **options: Any) -> None:
+                 payload: str = "as_is", by_score: bool = True, log_every: int = 0, **options: Any) -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
         optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
@@ -51,7 +51,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
             send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the drift, and of
             an answer with its owner.
-        priority: value_times_waiting, or value.
+        by_score: whether fragments are selected by their value times the steps since they were last sent, or by the value.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
@@ -78,7 +78,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         self.delay, self.log_every = delay, log_every
         self._outer_options: Dict[str, Any] = {"rate": float(outer_rate), "momentum": float(outer_momentum), "period": float(outer_period)}
-        self._payload, self._priority = payload, priority
+        self._payload, self._by_score = payload, bool(by_score)
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
                       for p in range(len(group["params"]))]
@@ -87,8 +87,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.strides = [_strides_of(parameter) for parameter in self._parameters]
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
         kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
-        self.backend = lamina.DriftCompressor(self._layout, priority=priority, payload=payload, sender=self.rank, **kept)
-        self._parts = self.backend.parts
+        self.backend = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
+        self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
         self._owned = OwnedSlices(self._parts, process_group, payload, self._outer_options)
         self.last: Optional[StepReport] = None
@@ -133,7 +133,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def _told(self) -> Dict[str, Any]:
         return {"names": self.names, "shapes": self.shapes,
                 **{f"the stride of {name}": strides for name, strides in zip(self.names, self.strides)},
-                "delay": self.delay, "payload": self._payload, "priority": self._priority,
+                "delay": self.delay, "payload": self._payload, "by_score": self._by_score,
                 **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
     def _agree_on_the_run(self) -> None:
@@ -176,7 +176,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.optimizer.zero_grad(*arguments, **named)
 
     def exchange(self) -> None:
-        """What follows each step of the optimizer: parts of the drifts are brought together. All ranks call it as often, also one
+        """What follows each step of the optimizer: fragments of the local deltas are brought together. All ranks call it as often, also one
         whose optimizer has left out its step.
 
         Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
@@ -260,7 +260,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         core = self.backend
         packed = torch.empty(core.sent_elements, dtype=torch.float32)
         core.pack(self._shared, self._local(), packed)
-        going, sent_bytes = self._owned.send(core.step, core.sent_parts, packed)
+        going, sent_bytes = self._owned.send(core.step, core.sent, packed)
         core.commit()
         self._under_way.append(going)
         self.last_choice = _step.choice_of(core.sent_bitmap)
@@ -283,7 +283,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def _finish(self, sent_bytes: int) -> None:
         core = self.backend
-        self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent_parts), self._parts.elements,
+        self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent), self._parts.elements,
                                core.sent_elements, 4 * self._parts.elements, sent_bytes, 0, {})
         self.totals = self.totals.and_of(self.last)
         _report.log(self.last, self.log_every)
@@ -426,7 +426,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
         _require(isinstance(came, list) and all(_is_count(each) and each <= step for each in came),
                  f"'came' has other than steps up to {step}")
-        again = lamina.DriftCompressor(self._layout, part_elements=self.options.part_elements)
+        again = lamina.DriftCompressor(self._layout, fragment_elements=self.options.fragment_elements)
         again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
         _require(isinstance(shared, list) and all(_is_flat(each, torch.float32) for each in shared)

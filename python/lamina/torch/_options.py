@@ -16,26 +16,26 @@ def given_options(caller: str, given: Dict[str, Any]) -> lamina.Options:
     for name in given:
         if name not in known:
             raise TypeError(f"{caller} has no option {name!r}; how layers are chosen say {', '.join(known)}")
-    if "drop_ratio" in given and given.get("byte_budget") is not None:
-        raise ValueError(f"{caller}: byte_budget stands in place of drop_ratio; give one of them")
+    if "drop_ratio" in given and given.get("send_budget") is not None:
+        raise ValueError(f"{caller}: send_budget stands in place of drop_ratio; give one of them")
     return lamina.Options(**given)
 
 
 def share_to_send(options: lamina.Options) -> float:
     """Of the elements, in a step."""
-    return options.byte_budget if options.byte_budget is not None else 1 - options.drop_ratio
+    return options.send_budget if options.send_budget is not None else 1 - options.drop_ratio
 
 
 def warn_of_large_layers(names: Sequence[str], shapes: Sequence[Sequence[int]], options: lamina.Options) -> None:
-    """Says which layer, or part of one, is too large for the share that is to be sent."""
+    """Says which layer, or fragment of one, is too large for the share that is to be sent."""
     sizes = [math.prod(shape) for shape in shapes]
     largest = max(range(len(sizes)), key=sizes.__getitem__)
-    elements = min(sizes[largest], options.part_elements or sizes[largest])
+    elements = min(sizes[largest], options.fragment_elements or sizes[largest])
     of_all = elements / max(sum(sizes), 1)
     share = share_to_send(options)
     if elements <= _SMALLEST_PART or of_all <= _COARSE * share * (1 + 1e-9):
         return
     part = _USUAL_PART if _USUAL_PART <= share * sum(sizes) else _SMALLEST_PART
     logger.warning("%s '%s' has %.0f %% of the elements and goes out whole or not at all, where %.2g %% of them are to go out in a step; "
-                   "part_elements=%d decides it in smaller parts", "a part of" if elements < sizes[largest] else "layer", names[largest],
+                   "fragment_elements=%d decides it in smaller fragments", "a fragment of" if elements < sizes[largest] else "layer", names[largest],
                    100 * of_all, 100 * share, part)

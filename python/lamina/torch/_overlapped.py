@@ -9,26 +9,26 @@ from lamina.torch import _step
 if TYPE_CHECKING:
     from lamina.torch._state import LayerDropping
 
-Work = Tuple["dist.Work", torch.Tensor]  # an allreduce under way, and what it sums
+Work = Tuple["dist.Work", torch.Tensor]  # an all-reduce under way, and what it sums
 
 
 class OverlappedStep:
-    """One step whose parts were chosen in the step before, so that each bucket's allreduce starts while the backward pass goes
-    on. Nothing is added to the residual before all ranks know that the whole batch is finite: until then a step can be given up."""
+    """One step whose fragments were selected in the step before, so that each bucket's all-reduce is overlapped with backward. Of a
+    batch with NaN or infinity on any rank nothing is delivered: what the other gradients have added stays in the residuals."""
 
     def __init__(self, state: "LayerDropping", device: torch.device) -> None:
         self._state, self._watch = state, _step.Stopwatch()
-        self._sent = state.backend.begin()
+        self._sent = state.backend.begin(state.plan)
         self._scale = state.loss_scale()
         self._sent_bytes = 0
-        sizes, where = state.backend.parts.sizes, 0
+        sizes, where = state.backend.fragments.sizes, 0
         self._places: Dict[int, Tuple[int, int]] = {}  # of a layer in what is packed: where it begins, and its elements
         sent = set(self._sent)
         for layer in range(len(state.names)):
-            elements = sum(sizes[part] for part in range(*state.backend.parts_of(layer)) if part in sent)
+            elements = sum(sizes[fragment] for fragment in range(*state.backend.fragments_of(layer)) if fragment in sent)
             self._places[layer] = (where, elements)
             where += elements
-        # Ranks that have parted would start allreduces of different sizes; they notice before the first.
+        # Ranks that have parted would start all-reduces of different sizes; they notice before the first.
         state.last_choice = _step.choice_of(state.backend.sent_bitmap)
         self._past = self._start(_step.past_of(state).to(device))
         self._is_checked = False
@@ -45,21 +45,22 @@ class OverlappedStep:
             self._is_checked = True
 
     def add(self, bucket: _step.Bucket) -> None:
-        """Starts the allreduce of what is sent of a bucket, if there is something."""
+        """Adds the gradients of a bucket, and starts the all-reduce of what is sent of them, if there is something."""
         state = self._state
         wire = getattr(torch, state.wire)
+        with self._watch.time("add"):
+            for layer, flat in _flat_gradients(bucket):
+                state.backend.add(layer, flat, 1 / self._scale)
         layers = [layer for layer in bucket.layers if self._places[layer][1]]
         if not layers:
             return
         with self._watch.time("pack"):
             packed = torch.empty(sum(self._places[layer][1] for layer in layers), dtype=wire, device=bucket.buffer.device)
             begin = 0
-            for layer, flat in _flat_gradients(bucket):
+            for layer in layers:
                 elements = self._places[layer][1]
-                if elements:
-                    state.backend.pack_ahead(layer, flat, packed[begin:begin + elements],
-                                             state.world_size if wire is torch.float32 else 1, 1 / self._scale)
-                    begin += elements
+                state.backend.pack_layer(layer, packed[begin:begin + elements], 1 / state.world_size if wire is torch.float32 else 1)
+                begin += elements
         with self._watch.time("agree"):
             self._require_one_past()
         self.works.append((self._start(packed), layers))
@@ -78,23 +79,20 @@ class OverlappedStep:
             if is_bad:
                 _step.finish_skipped(state, buckets, self._sent_bytes, watch)
                 return
-        with watch.time("accumulate"):
-            backend.accumulate(1 / self._scale)
-        with watch.time("agree"):
-            sums = backend.predicted_values().to(buckets[0].buffer.device)
-            dist.all_reduce(sums, group=state.process_group)
-            self._sent_bytes += sums.numel() * sums.element_size()
-            backend.plan(sums.cpu() / state.world_size)
         with watch.time("pack"):
-            backend.use_ahead()
             packed = torch.empty(backend.sent_elements, dtype=getattr(torch, state.wire), device=buckets[0].buffer.device)
-            for (_, sums), layers in self.works:
+            for (_, delivered), layers in self.works:
                 begin = 0
                 for layer in layers:
                     where, elements = self._places[layer]
-                    packed[where:where + elements] = sums[begin:begin + elements]
+                    packed[where:where + elements] = delivered[begin:begin + elements]
                     begin += elements
-        _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes, watch)
+        value_bytes = 8 * len(backend.fragments)
+        _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes + value_bytes, watch)
+        with watch.time("agree"):
+            sums = backend.expected_values().to(buckets[0].buffer.device)
+            dist.all_reduce(sums, group=state.process_group)
+            state.plan = backend.plan(sums.cpu() / state.world_size)
 
 
 def _flat_gradients(bucket: _step.Bucket) -> List[Tuple[int, torch.Tensor]]:

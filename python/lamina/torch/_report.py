@@ -12,10 +12,10 @@ class StepReport:
     """One synchronised backward pass. The same on all ranks, but for `seconds` and `left_out_elements`."""
 
     step: int  #: counted from 1; a batch that is skipped does not count
-    skipped: bool  #: a gradient was not finite, and no residual has changed
-    threshold: float  #: -1: everything went out
-    parts: int
-    sent_parts: int
+    skipped: bool  #: a gradient was not finite, and nothing was delivered
+    threshold: float  #: -1: everything was sent
+    fragments: int
+    sent_fragments: int
     elements: int
     sent_elements: int
     dense_bytes: int  #: of the gradients in their own types: what DDP alone would have given to its allreduce
@@ -25,7 +25,7 @@ class StepReport:
     #: Of this rank so far: not finite under nonfinite="leave_out", sums that would overflow, and, counted on every rank, means
     #: beyond the range of float16 gradients, which are cut there.
     left_out_elements: int
-    seconds: Dict[str, float]  #: of this rank: check, agree, accumulate, pack, allreduce, unpack
+    seconds: Dict[str, float]  #: of this rank: check, agree, add, pack, allreduce, unpack
 
     @property
     def ratio(self) -> float:
@@ -54,14 +54,14 @@ class Totals:
 
 def log(report: StepReport, every: int) -> None:
     if every and report.step % every == 0 and not report.skipped:
-        logger.info("step %d: %d of %d parts, %.1f %% of the bytes, threshold %.1e", report.step, report.sent_parts,
-                    report.parts, 100 * report.ratio, report.threshold)
+        logger.info("step %d: %d of %d fragments, %.1f %% of the bytes, threshold %.1e", report.step, report.sent_fragments,
+                    report.fragments, 100 * report.ratio, report.threshold)
 
 
 def add_scalars(report: StepReport, writer: Any, global_step: int, prefix: str) -> None:
     """To whatever has TensorBoard's add_scalar(tag, value, step)."""
     writer.add_scalar(f"{prefix}/sent_bytes_ratio", report.ratio, global_step)
-    writer.add_scalar(f"{prefix}/sent_parts", report.sent_parts, global_step)
+    writer.add_scalar(f"{prefix}/sent_fragments", report.sent_fragments, global_step)
     writer.add_scalar(f"{prefix}/threshold", report.threshold, global_step)
     writer.add_scalar(f"{prefix}/skipped", int(report.skipped), global_step)
     for name, seconds in report.seconds.items():

@@ -56,8 +56,9 @@ class LayerDropping:
         wire: how kept elements travel: "float32", or "bfloat16" for half the bytes. What a rank's own rounding takes away stays in
             its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
-        overlap: whether the parts of a step are chosen at the end of the step before, so that a bucket's allreduce goes on
-            while the backward pass computes the next. Learns somewhat more slowly (docs/pytorch/training.md), sends everything in its
+        overlap: whether the fragments of a step are selected at the end of the step before, so that each bucket's all-reduce is
+            overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
+            Learns somewhat more slowly (docs/pytorch/training.md), sends everything in its
             first step, and needs every parameter to be used in every step.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """
@@ -75,6 +76,7 @@ class LayerDropping:
         self.last: Optional[StepReport] = None
         self.totals = Totals()
         self.last_choice = 0
+        self.plan: Optional[List[int]] = None  # with overlap: what the next step sends; None: everything
         self.passes = 0  # synchronised backward passes of this object, skipped ones too
         self.cut_elements = 0
         self._scaler = scaler
@@ -153,15 +155,13 @@ class LayerDropping:
             except RuntimeError as error:
                 raise TypeError(f"bind: wire 'bfloat16' is not added by this process group of PyTorch {torch.__version__}: "
                                 f"{error}") from error
-        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device,
-                                                                "ahead" if self.overlap else "at_end")
-        self.layer_of_part = [layer for layer in range(len(layout))
-                                 for _ in range(*self.backend.parts_of(layer))]
+        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device)
+        self.layer_of_fragment = [layer for layer in range(len(layout)) for _ in range(*self.backend.fragments_of(layer))]
         self._is_bound = True
         if self._pending is not None:
             self.load_state_dict(self._pending)
             self._pending = None
-        logger.info("%d layers in %d parts, %d elements, rank %d of %d, %s", len(layout), len(self.backend.parts),
+        logger.info("%d layers in %d fragments, %d elements, rank %d of %d, %s", len(layout), len(self.backend.fragments),
                     layout.elements, self.rank, self.world_size, self.options)
         if self.rank == 0:
             warn_of_large_layers(self.names, self.shapes, self.options)
@@ -291,7 +291,7 @@ class LayerDropping:
     def _held(self) -> List[int]:
         if self.last is None:
             return []
-        arrived = {self.layer_of_part[part] for part in self._sent}
+        arrived = {self.layer_of_fragment[fragment] for fragment in self._sent}
         return [layer for layer in range(len(self.names)) if layer not in arrived]
 
     def residual(self, name: str) -> torch.Tensor:
@@ -320,7 +320,7 @@ class LayerDropping:
         return {"format": FORMAT, "lamina": lamina.__version__, "options": dataclasses.asdict(self.options),
                 "world_size": self.world_size, "rank": self.rank, "names": list(self.names), "shapes": self.shapes,
                 "strides": self.strides, "step": self.step, "totals": dataclasses.asdict(self.totals),
-                "last_choice": self.last_choice, "overlap": self.overlap,
+                "last_choice": self.last_choice, "overlap": self.overlap, "plan": self.plan,
                 "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ class LayerDropping:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"load_state_dict: the format is {found}, this version reads {FORMAT}")
         missing = [field for field in ("names", "shapes", "strides", "world_size", "rank", "options", "totals", "last_choice",
-                                       "memory") if field not in state]
+                                       "plan", "memory") if field not in state]
         if missing:
             raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
         totals = Totals(**state["totals"])
@@ -348,9 +348,9 @@ class LayerDropping:
         if state.get("overlap", False) != self.overlap:
             raise ValueError(f"load_state_dict: overlap was {not self.overlap} and is {self.overlap}")
         own = dataclasses.asdict(self.options)
-        for field in ("part_elements", "momentum"):
+        for field in ("fragment_elements", "momentum"):
             saved, now = state["options"][field], own[field]
-            if saved != now and (field == "part_elements" or (saved == 0) != (now == 0)):
+            if saved != now and (field == "fragment_elements" or (saved == 0) != (now == 0)):
                 raise ValueError(f"load_state_dict: {field} was {saved} and is {now}")
         if self._overlapped is not None:  # of an interrupted backward
             self._give_up()
@@ -362,6 +362,7 @@ class LayerDropping:
         for name, (saved, now) in changed.items():
             logger.warning("%s was %s in the saved state and is %s now", name, saved, now)
         self.last_choice = state["last_choice"]
+        self.plan = state["plan"]
         self.totals = totals
         self.last, self._sent = None, []
 
@@ -388,14 +389,14 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in states)
     if not states or ranks != list(range(states[0]["world_size"])):
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
-    for field in ("format", "names", "shapes", "strides", "step", "options", "overlap"):
+    for field in ("format", "names", "shapes", "strides", "step", "options", "overlap", "plan"):
         for state in states:
             if state.get(field, False) != states[0].get(field, False):
                 raise ValueError(f"merge_states: {_difference(field, states[0].get(field), state.get(field), state['rank'])}")
     in_order = sorted(states, key=lambda state: state["rank"])
     layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
-    parts = lamina.Selector(layout, part_elements=in_order[0]["options"]["part_elements"]).parts
-    memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], parts)
+    fragments = lamina.Selector(layout, fragment_elements=in_order[0]["options"]["fragment_elements"]).fragments
+    memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], fragments)
     return {**in_order[0], "world_size": world_size, "rank": None, "last_choice": 0,
             "memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)}
 

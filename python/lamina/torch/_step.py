@@ -38,7 +38,7 @@ class Past(Protocol):
 
 class Stopwatch:
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("check", "agree", "accumulate", "pack", "allreduce", "unpack"), 0.0)
+        self.seconds = dict.fromkeys(("check", "agree", "add", "pack", "allreduce", "unpack"), 0.0)
 
     @contextlib.contextmanager
     def time(self, what: str) -> Iterator[None]:
@@ -70,9 +70,9 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
             return
 
     scale = state.loss_scale()
-    with watch.time("accumulate"):
+    with watch.time("add"):
         is_zero = backend.find_zero()
-        backend.accumulate(1 / scale)
+        backend.add_all(1 / scale)
 
     with watch.time("agree"):
         # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
@@ -82,14 +82,14 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         dist.all_reduce(sums, group=group)
         sent_bytes += sums.numel() * sums.element_size()
         sums = sums.cpu()
-        parts = len(backend.parts)
+        fragments = len(backend.fragments)
         require_one_past(state, sums[-2:])
         # A parameter that no rank used keeps its .grad, and DDP throws away what the hook gives for it: nothing of it goes out.
-        held = bytearray(parts)
-        for layer in torch.nonzero(sums[parts:-2] == 0).flatten().tolist():
-            first, last = backend.parts_of(layer)
+        held = bytearray(fragments)
+        for layer in torch.nonzero(sums[fragments:-2] == 0).flatten().tolist():
+            first, last = backend.fragments_of(layer)
             held[first:last] = b"\1" * (last - first)
-        sent = backend.select(sums[:parts] / world, bytes(held))
+        sent = backend.select(sums[:fragments] / world, bytes(held))
 
     with watch.time("pack"):
         packed = backend.pack(world)
@@ -109,7 +109,7 @@ def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
 
 
 def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
-    """Raises the same on all ranks if they would choose different parts, or differ in `more`."""
+    """Raises the same on all ranks if they would select different fragments, or differ in `more`."""
     if state.world_size * int(sums[1]) != int(sums[0]) ** 2:
         raise RuntimeError(_parted(state, more or {}))
 
@@ -133,7 +133,7 @@ def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stop
 
 def finish_skipped(state: "LayerDropping", buckets: List[Bucket], sent_bytes: int, watch: Stopwatch) -> None:
     backend = state.backend
-    state.finish(StepReport(state.step, True, backend.threshold, len(backend.parts), 0, backend.parts.elements, 0,
+    state.finish(StepReport(state.step, True, backend.threshold, len(backend.fragments), 0, backend.fragments.elements, 0,
                             _dense_bytes(buckets), sent_bytes, state.left_out_elements, watch.seconds), [])
 
 
@@ -154,7 +154,7 @@ def deliver(state: "LayerDropping", buckets: List[Bucket], packed: torch.Tensor,
         backend.unpack(mean)
         backend.release()
     state.last_choice = choice_of(backend.sent_bitmap)
-    state.finish(StepReport(backend.step, False, backend.threshold, len(backend.parts), len(sent), backend.parts.elements,
+    state.finish(StepReport(backend.step, False, backend.threshold, len(backend.fragments), len(sent), backend.fragments.elements,
                             backend.sent_elements, _dense_bytes(buckets), sent_bytes, state.left_out_elements, watch.seconds),
                  sent)
 
@@ -172,16 +172,16 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
     layers = {layer for bucket in buckets if bucket.buffer.dtype is torch.float16 for layer in bucket.layers}
     if not layers:
         return 0
-    cut, begin, sizes = 0, 0, state.backend.parts.sizes
-    for part in sent:
-        if state.layer_of_part[part] in layers:
-            cut += int((mean[begin:begin + sizes[part]].abs() > torch.finfo(torch.float16).max).sum())
-        begin += sizes[part]
+    cut, begin, sizes = 0, 0, state.backend.fragments.sizes
+    for fragment in sent:
+        if state.layer_of_fragment[fragment] in layers:
+            cut += int((mean[begin:begin + sizes[fragment]].abs() > torch.finfo(torch.float16).max).sum())
+        begin += sizes[fragment]
     return cut
 
 
 def _parted(state: Past, more: Dict[str, Any]) -> str:
-    """Why the ranks would choose different parts. All of them have seen that they would, so they can talk about it."""
+    """Why the ranks would select different fragments. All of them have seen that they would, so they can talk about it."""
     own = {"step": state.backend.step, "threshold": state.backend.threshold, **more}
     theirs: List[Dict[str, Any]] = [{}] * state.world_size
     dist.all_gather_object(theirs, own, group=state.process_group)
@@ -190,7 +190,7 @@ def _parted(state: Past, more: Dict[str, Any]) -> str:
             if each[field] != theirs[0][field]:
                 return (f"the ranks have parted: {field} is {theirs[0][field]} on rank 0 and {each[field]} on rank {rank}; was a "
                         "state loaded, or did a step fail, on one of them alone?")
-    return f"the ranks chose different parts in step {state.backend.step - 1}"
+    return f"the ranks selected different fragments in step {state.backend.step - 1}"
 
 
 def places_of(state: "LayerDropping", buckets: List[Bucket]) -> List["tuple[int, int]"]:

@@ -28,16 +28,16 @@ def beside_the_study(text, outer_period):
         return [each.reshape(shape) for each, shape in zip(torch.split(numbers, [torch.Size(shape).numel() for shape in shapes]), shapes)]
 
     parameters = [torch.nn.Parameter(each.clone()) for each in cut(scheme.task.begin)]
-    local = LocalUpdates(torch.optim.SGD(parameters, RATE), byte_budget=1 / scheme.choice.period, part_elements=row.part,
+    local = LocalUpdates(torch.optim.SGD(parameters, RATE), send_budget=1 / scheme.choice.period, fragment_elements=row.part,
                          payload=row.payload, delay=row.delay, outer_rate=row.outer_rate, outer_momentum=row.outer_momentum,
-                         outer_period=outer_period, priority="value_times_waiting" if row.age_power else "value")
+                         outer_period=outer_period, by_score=bool(row.age_power))
     sent = 0
     for step in range(1, row.steps + 1):
         scheme.step(step, RATE)
         for parameter, gradient in zip(parameters, cut(scheme.task.drawn[step - 1, rank])):
             parameter.grad = gradient.clone()
         local.step()
-        sent += len(local.backend.sent_parts)
+        sent += len(local.backend.sent)
         own = torch.cat([each.detach().flatten() for each in parameters])
         with local.evaluation_parameters():
             shared = torch.cat([each.detach().flatten() for each in parameters])

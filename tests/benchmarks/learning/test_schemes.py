@@ -49,7 +49,7 @@ def is_conserved(scheme):
     return True
 
 
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=2", "turn", "all"])
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value at_least_every=2", "turn", "all"])
 @pytest.mark.parametrize("payload", ["as_is", "int8", "int4", "top4"])
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_nothing_is_lost(choice, payload, delay):
@@ -212,34 +212,34 @@ def test_a_part_under_way_is_not_chosen_again():
 
 @pytest.mark.parametrize("correction", [0, 0.5])
 def test_dropped_gradients_are_the_librarys_own(correction):
-    """Choice, residual, momentum, rounding and bytes of W compressors."""
+    """Choice, residual, momentum, rounding and bytes of W workers."""
     scheme = made(f"scheme=gradients payload=int8 drop_ratio=0.6 workers=2 outer_rate=0.7 outer_momentum=0.9 correction={correction}")
     scheme.task.drawn *= 1.37  # so that rounding leaves something
     layout = lamina.Layout(scheme.task.shapes())
-    workers = [lamina.Compressor(layout, drop_ratio=0.6, payload="int8", momentum=correction) for _ in range(2)]
+    workers = [lamina.Worker(layout, drop_ratio=0.6, payload="int8", momentum=correction) for _ in range(2)]
     splits = np.cumsum([64, 130, 70])
     for step in range(1, 10):
         result = scheme.step(step, RATE)
-        for worker, gradient in zip(workers, scheme.task.drawn[step - 1].numpy()):
-            worker.accumulate_all([np.ascontiguousarray(each).reshape(shape)
-                                   for each, shape in zip(np.split(gradient, splits), scheme.task.shapes().values())])
-        agreed = np.mean([worker.values() for worker in workers], axis=0)
-        for worker, residual in zip(workers, scheme.residual.numpy()):
-            worker.select(np.ascontiguousarray(agreed, np.float64))
-            assert result.up_bytes == len(worker.encode()) + scheme.parts.value_bytes
-            worker.commit()
+        steps = [worker.add([np.ascontiguousarray(each).reshape(shape)
+                             for each, shape in zip(np.split(gradient, splits), scheme.task.shapes().values())])
+                 for worker, gradient in zip(workers, scheme.task.drawn[step - 1].numpy())]
+        agreed = np.mean([each.values() for each in steps], axis=0)
+        for worker, each, residual in zip(workers, steps, scheme.residual.numpy()):
+            each.select(np.ascontiguousarray(agreed, np.float64))
+            assert result.up_bytes == len(each.frame()) + scheme.parts.value_bytes
+            each.commit()
             assert np.array_equal(np.concatenate([worker.residual(layer) for layer in range(4)]), residual)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("priority, power", [("value", 0), ("value_times_waiting", 1)])
+@pytest.mark.parametrize("by_score, power", [(False, 0), (True, 1)])
 @pytest.mark.parametrize("clock", ["sends", "steps"])
-def test_local_updates_are_the_librarys_own(delay, priority, power, clock):
+def test_local_updates_are_the_librarys_own(delay, by_score, power, clock):
     """Choice, outer step and shift of W drift compressors."""
     scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock={clock} outer_rate=0.7 outer_momentum=0.9 "
                   "traffic=0.2 steps=40")
     period = scheme.choice.period
-    workers = [lamina.DriftCompressor(scheme.parts.layout, byte_budget=1 / period, payload="int8", priority=priority) for _ in range(4)]
+    workers = [lamina.DriftCompressor(scheme.parts.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
     outer = lamina.OuterStep(scheme.parts.layout, rate=0.7, momentum=0.9, period=period if clock == "steps" else 0, payload="int8")
     cut = np.cumsum(scheme.parts.sizes)[:-1]
     x, y = scheme.task.begin.numpy().copy(), np.repeat(scheme.task.begin.numpy()[None], 4, 0)
@@ -279,9 +279,8 @@ def test_local_updates_are_the_librarys_own(delay, priority, power, clock):
 def test_bytes_and_roundings_are_the_librarys_own(payload):
     parts = Parts(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))
     numbers = torch.randn(330, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 330)
-    worker = lamina.Compressor(parts.layout, drop_ratio=0.0, payload=payload)
-    worker.accumulate_all([np.ascontiguousarray(each) for each in np.split(numbers.numpy(), np.cumsum(parts.sizes)[:-1])])
-    frame = worker.encode()
+    worker = lamina.Worker(parts.layout, drop_ratio=0.0, payload=payload)
+    frame = worker.add([np.ascontiguousarray(each) for each in np.split(numbers.numpy(), np.cumsum(parts.sizes)[:-1])]).frame()
     everything = list(range(4))
     assert parts.frame_bytes(everything) == len(frame)
     assert parts.frame_bytes([]) == 0
@@ -376,7 +375,7 @@ def test_waiting_counts_as_asked():
         ratios[text] = len(came[-1]) / len(came[0])
     assert ratios["age_power=0"] > 4 * ratios["age_power=1"] > 16
     assert ratios["choice=turn"] == pytest.approx(1, abs=0.01)
-    came, _ = followed("max_age=20")
+    came, _ = followed("at_least_every=20")
     assert max(np.diff(came[0])) == 20 and max(np.diff(came[-1])) < 5
 
 
@@ -463,7 +462,7 @@ def test_gradients_are_clipped_before_they_add_up():
     assert not takes_off_what_was_clipped("arrived")
 
 
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value max_age=9", "turn", "all"])
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value at_least_every=9", "turn", "all"])
 @pytest.mark.parametrize("payload, traffic", [("as_is", 0.5), ("int8", 0.3), ("int4", 0.2)])
 def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     scheme = made(f"scheme=local choice={choice} payload={payload} traffic={traffic} steps=60")

@@ -154,7 +154,7 @@ def test_rows_are_their_names():
     assert Row(rate=1.0).name().endswith("rate=1")
     for text, said in (("steps", "'steps' is not FIELD=VALUE"), ("step=3", "fields are scheme"), ("steps=many", "steps must be of type int"),
                        ("workers=0", "workers must be at least 1"), ("part=5000", "part must be a multiple of 4,096"),
-                       ("max_age=-1", "max_age must be at least 0"), ("age_power=-1", "age_power must be at least 0"),
+                       ("at_least_every=-1", "at_least_every must be at least 0"), ("age_power=-1", "age_power must be at least 0"),
                        ("rank=0", "rank must be at least 1"), ("top=0", "top must be at least 1"),
                        ("interval=0", "interval must be at least 1"),
                        ("correction=1", r"correction must lie in \[0, 1\)"), ("drop_ratio=1", r"drop_ratio must lie in \[0, 1\)"), ("traffic=0", "traffic must be greater than 0")):
