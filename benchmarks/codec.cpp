@@ -16,6 +16,8 @@
 
 namespace {
 
+using enum lamina::payload_type;
+
 const lamina::layout model = lamina_benchmark::read_model("resnet50");
 const std::vector<float> elements = lamina_benchmark::gradient_of_step(model, 1);
 
@@ -46,9 +48,7 @@ struct encoded {
     encode();
   }
 
-  const lamina::encoded_frame& encode() {
-    return encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type);
-  }
+  const lamina::encoded_frame& encode() { return encoder.encode({.payload = type}, chosen, layer); }
 
   lamina::selection chosen;
   lamina::payload_type type;
@@ -97,18 +97,26 @@ void restore(benchmark::State& state, lamina::payload_type type) {
 void publish(benchmark::State& state) {
   constexpr std::size_t workers = 16;
   const lamina::selection chosen = layers_of(static_cast<std::size_t>(state.range(0)));
-  lamina::parameter_publisher<float> publisher(model, workers);
-  for (std::size_t w = 0; w < workers; ++w) {
-    benchmark::DoNotOptimize(publisher.encode(w, 1, layer).size_bytes());
-    publisher.commit(w);
-  }
-  std::size_t turn = 0;
+  std::vector<std::span<const float>> parameters;
+  for (std::size_t l = 0; l < model.layers(); ++l) parameters.push_back(layer(l));
+  lamina::frame_encoder<float> encoder(model);
+  lamina::server<float> server(model, {.workers = workers, .asynchronous = true});
+  for (std::size_t w = 0; w < workers; ++w) server.commit(w, server.reply(w, parameters).clock());
   std::size_t bytes = 0;
-  for (auto _ : state) {
+  for (std::size_t turn = 0; auto _ : state) {
+    state.PauseTiming();
     const std::size_t worker = turn % workers;
-    publisher.update(chosen);
-    bytes = publisher.encode(worker, ++turn, layer).size_bytes();
-    publisher.commit(worker);
+    const auto step = static_cast<std::uint64_t>(++turn);
+    const auto& frame = encoder.encode({.step = step,
+                                        .sender = static_cast<std::uint32_t>(worker),
+                                        .checksum = lamina::frame_checksum::none},
+                                       chosen, layer);
+    benchmark::DoNotOptimize(server.add(frame.to_bytes()));
+    server.update([](std::size_t, std::size_t, std::span<const float>) {});
+    state.ResumeTiming();
+    const auto reply = server.reply(worker, parameters);
+    bytes = reply.size_bytes();
+    server.commit(worker, reply.clock());
   }
   set_bytes(state, bytes);
 }
@@ -132,7 +140,6 @@ void shares(benchmark::internal::Benchmark* each) {
   each->Arg(5)->Arg(100)->Unit(benchmark::kMillisecond);
 }
 
-using enum lamina::payload_type;
 BENCHMARK(copy)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, as_is, as_is)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, fp16, float16)->Apply(shares);

@@ -50,22 +50,18 @@ void set_counters(benchmark::State& state, const std::vector<frames_of_step>& st
 void aggregate(benchmark::State& state, senders& from) {
   const auto workers = static_cast<std::size_t>(state.range(0));
   const std::vector<frames_of_step> steps = from.in_turn(workers);
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
   std::size_t turn = 0;
   for (auto _ : state) {
     state.PauseTiming();
     // Which waits for step 1, as the frames are.
-    aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
+    lamina::server<float> server(model, {.workers = workers});
     state.ResumeTiming();
-    for (const auto& bytes : steps[turn++ % steps.size()].frames) {
-      aggregator.add(lamina::decode<float>(bytes, model));
-    }
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      aggregator.mean(l, [](std::size_t, std::span<const float> mean) {
-        float* to = parameters.next(mean.size());
-        for (std::size_t i = 0; i < mean.size(); ++i) to[i] -= learning_rate * mean[i];
-      });
-    }
+    for (const auto& bytes : steps[turn++ % steps.size()].frames)
+      benchmark::DoNotOptimize(server.add_view(bytes));
+    server.update([](std::size_t, std::size_t, std::span<const float> mean) {
+      float* to = parameters.next(mean.size());
+      for (std::size_t i = 0; i < mean.size(); ++i) to[i] -= learning_rate * mean[i];
+    });
     benchmark::ClobberMemory();
   }
   set_counters(state, steps);

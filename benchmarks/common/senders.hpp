@@ -80,14 +80,14 @@ class senders {
       gradient_.resize(model_.elements());
       write_gradient(model_, 1, gradient_, octaves);
     }
-    lamina::gradient_compressor<float> compressor(
-        model_, {.drop_ratio = drop_ratio_, .sender = static_cast<std::uint32_t>(worker)});
+    lamina::worker<float> sender(model_,
+                                 {.drop_ratio = drop_ratio_, .sender = static_cast<std::uint32_t>(worker)});
     const std::uint64_t seed = scrambled(scrambled(worker) + turn);
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      compressor.accumulate(l, layer_of(std::as_const(gradient_), model_, l), noise(seed + l));
-    }
-    sent result{compressor.encode().to_bytes(), std::vector<bool>(model_.layers())};
-    for (std::size_t l = 0; l < model_.layers(); ++l) result.layers[l] = compressor.is_sent(l);
+    auto step = sender.begin();
+    for (std::size_t l = 0; l < model_.layers(); ++l)
+      step.add(l, layer_of(std::as_const(gradient_), model_, l), noise(seed + l));
+    sent result{step.frame().to_bytes(), std::vector<bool>(model_.layers())};
+    for (std::size_t l = 0; l < model_.layers(); ++l) result.layers[l] = step.is_sent(l);
     return result;
   }
 

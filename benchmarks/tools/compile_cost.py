@@ -14,25 +14,20 @@ from ratios import Ratio
 MOST_OF_INCLUDES = 2.8  # for lamina.hpp beyond <vector> and <string>, in the time that those take: 0.7 s where they take 0.25 s
 
 WORKER = """#include <lamina/lamina.hpp>
-std::size_t step(const lamina::layout& model, std::span<const float> gradient, lamina::gradient_compressor<float>& worker) {
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    worker.accumulate(l, gradient.subspan(model.offset(l), model.sizes()[l]));
-  }
-  const std::size_t bytes = worker.encode().size_bytes();
-  worker.commit();
+std::size_t step(lamina::worker<float>& worker, const std::vector<std::vector<float>>& gradients) {
+  auto step = worker.add(gradients);
+  const std::size_t bytes = step.frame().size_bytes();
+  step.commit();
   return bytes;
 }
 """
 SERVER = """#include <lamina/lamina.hpp>
-void step(const lamina::layout& model, std::span<const std::byte> bytes, lamina::gradient_aggregator<float>& server,
-          float* parameters) {
-  server.add(lamina::decode<float>(bytes, model));
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    server.mean(l, [&](std::size_t begin, std::span<const float> mean) {
-      for (const float each : mean) parameters[model.offset(l) + begin++] -= each;
-    });
-  }
-  server.next_step();
+std::size_t step(lamina::server<float>& server, std::vector<std::byte> bytes, std::vector<std::vector<float>>& parameters) {
+  if (server.add(std::move(bytes))) return 0;
+  server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+    for (const float each : mean) parameters[layer][begin++] -= each;
+  });
+  return server.reply(0, parameters).size_bytes();
 }
 """
 SOURCES = {

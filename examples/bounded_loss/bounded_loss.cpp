@@ -98,46 +98,46 @@ int main() try {
   one_way up(1, 0, lamina::frame_kind::gradients);
   one_way down(0, 1, lamina::frame_kind::parameters);
   constexpr auto none = lamina::frame_checksum::none;  // packets have one
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0.5, .frame_checksum = none});
-  lamina::parameter_publisher<float> publisher(model, 1, {.frame_checksum = none});
+  lamina::worker<float> worker(model, {.drop_ratio = 0.5, .frame_checksum = none});
+  lamina::server<float> server(model, {.frame_checksum = none});
   bounded::loss_memory memory(grid);
-  tensors server;
-  for (const std::size_t size : model.sizes()) server.emplace_back(size);
-  tensors replica = server;
-  const auto parameters = [&](std::size_t l) { return std::span<const float>(server[l]); };
+  tensors parameters;
+  for (const std::size_t size : model.sizes()) parameters.emplace_back(size);
+  tensors replica = parameters;
 
-  for (std::uint64_t step = 1; step <= steps + 1; ++step) {
+  for (;;) {
     // Down. The last transfer loses nothing, so that the replicas end equal; each brings what was lost in the one before.
-    const auto& published = publisher.encode_for_all(step, parameters);
-    const std::uint32_t bound = step > steps ? 0 : bound_ppm;
-    const bounded::frame_chunks news(published, publisher.published_to_all(), grid, {.bound_ppm = bound});
-    const auto owed = bounded::owed<float>(news, publisher.pending(0), parameters);
+    const bool is_last = server.step() > steps;
+    const auto reply = server.reply(0, parameters);
+    const bounded::frame_chunks news(reply.frame(), reply.sent(), grid,
+                                     {.bound_ppm = is_last ? 0 : bound_ppm});
+    const auto owed = bounded::owed<float>(
+        news, server.pending(0), [&](std::size_t l) { return std::span<const float>(parameters[l]); });
     down.transfer(news, owed.all());
-    publisher.commit(0, down.sender.arrived());
+    server.commit(0, reply.clock(), down.sender.arrived());
     const auto pulled = lamina::decode<float>(down.receiver.frame(), model);
     for (std::size_t l = 0; l < model.layers(); ++l) pulled.restore(l, replica[l], down.receiver.arrived());
     down.receiver.for_each_repair([&](std::size_t l, std::size_t begin, std::span<const std::byte> bytes) {
       std::ranges::copy(bytes, std::as_writable_bytes(std::span(replica[l]).subspan(begin)).begin());
     });
-    if (step > steps) break;
+    if (is_last) break;
 
     // Up: the gradient of |parameters - 1|². What is lost stays in the residual, and must arrive after three losses in a row.
     tensors gradient = replica;
     for (auto& layer : gradient)
       for (float& each : layer) each = 2 * (each - 1);
-    worker.accumulate_all(gradient);
-    const bounded::frame_chunks chunks(worker.encode(), worker.chosen(), grid, {.bound_ppm = bound_ppm});
-    const auto required = memory.required(worker.chosen(), 3);
+    auto step = worker.add(gradient);
+    const lamina::encoded_frame& frame = step.frame();
+    const bounded::frame_chunks chunks(frame, step.sent(), grid, {.bound_ppm = bound_ppm});
+    const auto required = memory.required(step.sent(), 3);
     up.transfer(chunks, {.required = required});
-    worker.commit(up.sender.arrived());
+    step.commit(up.sender.arrived());
     memory.note(up.sender.arrived());
-    const auto pushed = lamina::decode<float>(up.receiver.frame(), model);  // holes are zeros
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      pushed.for_each_block(l, [&](std::size_t begin, std::span<const float> block) {
-        for (std::size_t i = 0; i < block.size(); ++i) server[l][begin + i] -= 0.05F * block[i];
-      });
-    }
-    publisher.update(up.receiver.arrived().sent());
+    // Holes are zeros.
+    if (const auto error = server.add_view(up.receiver.frame())) throw std::system_error(error);
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i) parameters[layer][begin + i] -= 0.05F * mean[i];
+    });
   }
 
   up.print("gradients");
@@ -146,8 +146,8 @@ int main() try {
   for (const auto& layer : replica)
     for (const float each : layer) loss = std::max(loss, (each - 1) * (each - 1));
   std::printf("loss %.4f at the end, replicas %s\n", static_cast<double>(loss),
-              replica == server ? "equal" : "DIFFER");
-  return replica == server && loss < 0.1F ? 0 : 1;
+              replica == parameters ? "equal" : "DIFFER");
+  return replica == parameters && loss < 0.1F ? 0 : 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bounded_loss: %s\n", error.what());
   return 1;

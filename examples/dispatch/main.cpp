@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "worker.hpp"
@@ -46,21 +47,19 @@ int main() try {
   constexpr std::array<layer_description, 3> model = {{{"embedding", 64'000}, {"head", 640}, {"bias", 10}}};
   const std::string instruction_set = best_instruction_set();
   const std::unique_ptr<worker> worker(load(instruction_set)(model, 0.995));
-  for (std::size_t l = 0; l < model.size(); ++l) {
-    worker->accumulate(l, std::vector<float>(model[l].elements, 0.125f * static_cast<float>(l + 1)));
-  }
-  const std::span<const std::byte> bytes = worker->encode();
+  const std::vector<float> embedding(64'000, 0.125f), head(640, 0.25f), bias(10, 0.375f);
+  const std::span<const std::byte> bytes =
+      worker->add(std::array<std::span<const float>, 3>{embedding, head, bias});
 
   std::vector<lamina::layer> layers;
   layers.reserve(model.size());
   for (const layer_description& each : model) layers.push_back({std::string(each.name), {each.elements}});
-  const lamina::layout layout(layers);
-  auto server = lamina::gradient_aggregator<float>::of_workers(layout, 1);
-  server.add(lamina::decode<float>(bytes, layout));
-  float mean = 0;
-  server.mean(1, [&](std::size_t, std::span<const float> gradient) { mean = gradient.back(); });
+  lamina::server<float> server((lamina::layout(layers)));
+  if (const auto error = server.add_view(bytes)) throw std::system_error(error);
   worker->commit();
-  std::printf("%s: %zu bytes, mean of the head %g\n", instruction_set.c_str(), bytes.size(),
+  float mean = 0;
+  server.update([&](std::size_t, std::size_t, std::span<const float> gradient) { mean = gradient.back(); });
+  std::printf("%s: %zu bytes, mean of the bias %g\n", instruction_set.c_str(), bytes.size(),
               static_cast<double>(mean));
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -3,6 +3,7 @@
 #include "worker.hpp"
 
 #include <lamina/lamina.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,19 +12,19 @@ namespace {
 class lamina_worker final : public worker {
  public:
   lamina_worker(const lamina::layout& model, double drop_ratio)
-      : compressor_(model, {.drop_ratio = drop_ratio}) {}
+      : worker_(model, {.drop_ratio = drop_ratio}) {}
 
-  void accumulate(std::size_t layer, std::span<const float> gradient) override {
-    compressor_.accumulate(layer, gradient);
-  }
-  std::span<const std::byte> encode() override {
-    bytes_ = compressor_.encode().to_bytes();
+  std::span<const std::byte> add(std::span<const std::span<const float>> gradients) override {
+    step_.reset();
+    step_ = worker_.add(gradients);
+    bytes_ = step_->frame().to_bytes();
     return bytes_;
   }
-  void commit() override { compressor_.commit(); }
+  void commit() override { step_->commit(); }
 
  private:
-  lamina::gradient_compressor<float> compressor_;
+  lamina::worker<float> worker_;
+  std::optional<lamina::worker<float>::step> step_;
   std::vector<std::byte> bytes_;
 };
 

@@ -15,9 +15,9 @@ struct layer_description {
 class worker {
  public:
   virtual ~worker() = default;
-  virtual void accumulate(std::size_t layer, std::span<const float> gradient) = 0;
-  /// The frame as one piece, valid until the next call.
-  virtual std::span<const std::byte> encode() = 0;
+  /// The frame of a step with these gradients, as one piece, valid until the next call.
+  virtual std::span<const std::byte> add(std::span<const std::span<const float>> gradients) = 0;
+  /// It has arrived.
   virtual void commit() = 0;
 };
 

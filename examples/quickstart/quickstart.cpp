@@ -6,21 +6,18 @@
 
 int main() {
   const lamina::layout model({{"embedding", {1000, 64}}, {"head.weight", {10, 64}}, {"head.bias", {10}}});
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0.995});
-  auto server = lamina::gradient_aggregator<float>::of_workers(model, 1);
+  lamina::worker<float> worker(model, {.drop_ratio = 0.995});
+  lamina::server<float> server(model);
 
-  const std::vector<std::vector<float>> gradients = {
-      std::vector<float>(64000, 0.001f), std::vector<float>(640, 0.1f), std::vector<float>(10, 0.2f)};
-  for (std::size_t l = 0; l < model.layers(); ++l) worker.accumulate(l, gradients[l]);
+  auto step =
+      worker.add(std::vector{std::vector(64000, 0.001f), std::vector(640, 0.1f), std::vector(10, 0.2f)});
+  std::vector<std::byte> bytes = step.frame().to_bytes();  // or send its segments() without a copy
+  step.commit();                                           // the send has completed
 
-  const std::vector<std::byte> bytes = worker.encode().to_bytes();  // or send its segments() without a copy
-  worker.commit();                                                  // the send has completed
-
-  server.add(lamina::decode<float>(bytes, model));
   std::printf("sent %zu of %zu bytes\n", bytes.size(), model.elements() * sizeof(float));
+  if (const auto error = server.add(std::move(bytes))) return error.value();
   for (std::size_t l = 0; l < model.layers(); ++l) {
     std::printf("%-12s %s, residual %g\n", model[l].name.c_str(),
-                server.arrived().is_sent(l) ? "sent whole" : "held back ",
-                lamina::mean_abs{}(worker.residual()[l]));
+                server.arrived().is_sent(l) ? "sent whole" : "dropped   ", worker.values()[l]);
   }
 }

@@ -80,9 +80,9 @@ void set_no_delay(const tcp_socket& connection) {
 }
 
 // All segments in one call, from where they lie. A call for each would make a packet of each.
-void send_frame(const tcp_socket& to, const lamina::encoded_frame& frame) {
+void send_frame(const tcp_socket& to, std::span<const std::span<const std::byte>> segments) {
   std::vector<iovec> rest;
-  for (const auto segment : frame.segments()) {
+  for (const auto segment : segments) {
     rest.push_back({const_cast<std::byte*>(segment.data()), segment.size()});  // sendmsg() only reads
   }
   for (std::size_t first = 0; first < rest.size();) {
@@ -131,21 +131,21 @@ tensors work(std::uint32_t worker, in_port_t port) {
   std::normal_distribution<float> noise(0, 0.1F);
   tensors parameters = zeros();
   tensors gradients = zeros();
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.9, .sender = worker});
-  for (std::uint64_t step = 1;; ++step) {
+  lamina::worker<float> compressor(model, {.drop_ratio = 0.9, .sender = worker});
+  for (;;) {
     const std::vector<std::byte> bytes = receive_frame(server);
-    const auto news = lamina::decode<float>(bytes, model);
-    lamina::expect(news, lamina::frame_kind::parameters, step);
-    for (std::size_t l = 0; l < model.layers(); ++l) news.apply_to(l, parameters[l]);
-    if (step > steps) return parameters;
+    const auto reply = lamina::decode<float>(bytes, model);
+    lamina::expect(reply, lamina::frame_kind::parameters, compressor.steps() + 1);
+    for (std::size_t l = 0; l < model.layers(); ++l) reply.apply_to(l, parameters[l]);
+    if (reply.step() > steps) return parameters;
 
     for (std::size_t l = 0; l < model.layers(); ++l) {
       for (std::size_t i = 0; i < gradients[l].size(); ++i)
         gradients[l][i] = parameters[l][i] - 1 + noise(random);
     }
-    compressor.accumulate_all(gradients);
-    send_frame(server, compressor.encode());
-    compressor.commit();  // the kernel has taken all: only now is what was sent cleared
+    auto step = compressor.add(gradients);
+    send_frame(server, step.frame().segments());
+    step.commit();  // the kernel has taken all: only now is what was sent cleared
   }
 }
 
@@ -157,35 +157,30 @@ double loss_of(const tensors& parameters) {
   return sum / static_cast<double>(model.elements());
 }
 
+// The workers have seen the same, so that it does not matter which connection is whose.
 tensors serve(const std::vector<tcp_socket>& connections) {
   tensors parameters = zeros();
-  const auto layer = [&](std::size_t l) -> const std::vector<float>& { return parameters[l]; };
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
-  lamina::parameter_publisher<float> publisher(model, workers);
+  lamina::server<float> server(model, {.workers = workers});
   double up = 0;
   double down = 0;
-  for (std::uint64_t step = 1;; ++step) {
-    // The whole model at first, later what has changed: the same frame for all workers.
-    const lamina::encoded_frame& news = publisher.encode_for_all(step, layer);
-    for (const tcp_socket& each : connections) send_frame(each, news);
-    publisher.commit_all();
+  for (;;) {
+    for (const std::size_t w : server.workers()) {
+      const auto reply = server.reply(w, parameters);  // the whole model at first, later what has changed
+      send_frame(connections[w], reply.segments());
+      server.commit(w, reply.clock());
+      down += static_cast<double>(reply.size_bytes());
+    }
+    const std::uint64_t step = server.step();
     if (step > steps) return parameters;
 
-    std::vector<std::vector<std::byte>> frames;  // the aggregator looks into them until next_step()
     for (const tcp_socket& each : connections) {
-      frames.push_back(receive_frame(each));
-      aggregator.add(lamina::decode<float>(frames.back(), model));  // the frame says which worker it is of
-      up += static_cast<double>(frames.back().size());
-      down += static_cast<double>(news.size_bytes());
+      std::vector<std::byte> frame = receive_frame(each);
+      up += static_cast<double>(frame.size());
+      if (const auto error = server.add(std::move(frame))) throw std::system_error(error);
     }
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> gradient) {
-        for (std::size_t i = 0; i < gradient.size(); ++i)
-          parameters[l][begin + i] -= learning_rate * gradient[i];
-      });
-    }
-    publisher.update(aggregator.arrived());
-    aggregator.next_step();
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i) parameters[layer][begin + i] -= learning_rate * mean[i];
+    });
     if (step != 1 && step % 20 != 0) continue;
     const double percent = static_cast<double>(step * model.elements() * sizeof(float) * workers) / 100;
     std::printf("step %3d: loss %.4f, so far %.1f %% of the dense bytes up and %.1f %% down\n",

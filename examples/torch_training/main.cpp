@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/lamina.hpp>
+#include <system_error>
 #include <vector>
 
 namespace {
@@ -37,10 +38,10 @@ struct worker {
         inputs(torch::randn({256, 64})),
         labels(inputs.matmul(teacher).argmax(1)) {}
 
-  void pull(const std::vector<std::byte>& bytes, std::uint64_t step) {
-    const auto news = lamina::decode<float>(bytes, compressor.model());
-    lamina::expect(news, lamina::frame_kind::parameters, step);
-    for (std::size_t l = 0; l < parameters.size(); ++l) news.apply_to(l, parameters[l]);
+  void pull(const std::vector<std::byte>& bytes) {
+    const auto reply = lamina::decode<float>(bytes, compressor.model());
+    lamina::expect(reply, lamina::frame_kind::parameters, compressor.steps() + 1);
+    for (std::size_t l = 0; l < parameters.size(); ++l) reply.apply_to(l, parameters[l]);
   }
 
   std::vector<std::byte> push() {
@@ -49,15 +50,15 @@ struct worker {
     loss.backward();
     std::vector<torch::Tensor> gradients;  // an undefined one: no gradient in this step
     for (const torch::Tensor& each : parameters) gradients.push_back(each.grad());
-    compressor.accumulate_all(gradients);
-    std::vector<std::byte> bytes = compressor.encode().to_bytes();
-    compressor.commit();  // the bytes stay in the process and arrive
+    auto step = compressor.add(gradients);
+    std::vector<std::byte> bytes = step.frame().to_bytes();
+    step.commit();  // the bytes stay in the process and arrive
     return bytes;
   }
 
   torch::nn::Sequential mlp = make_mlp();
   std::vector<torch::Tensor> parameters = mlp->parameters();
-  lamina::gradient_compressor<float> compressor;
+  lamina::worker<float> compressor;
   torch::Tensor inputs;
   torch::Tensor labels;
   torch::Tensor loss;
@@ -75,39 +76,34 @@ int main() {
   for (std::uint32_t w = 0; w < workers; ++w) replicas.emplace_back(model, w, teacher);
 
   torch::optim::Adam optimizer(parameters, 0.005);
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, workers);
-  lamina::parameter_publisher<float> publisher(model, workers);
-  const auto layer = [&](std::size_t l) { return lamina::elements_of<float>(parameters[l]); };
-  double loss = 0;
+  lamina::server<float> server(model, {.workers = workers});
   double up = 0;
   double down = 0;
-  for (std::uint64_t step = 1;; ++step) {
-    // The whole model at first, later what has changed: the same frame for all workers.
-    const std::vector<std::byte> news = publisher.encode_for_all(step, layer).to_bytes();
-    for (worker& each : replicas) each.pull(news, step);
-    publisher.commit_all();
+  for (;;) {
+    for (const std::size_t w : server.workers()) {
+      const auto reply = server.reply(w, parameters);  // the whole model at first, later what has changed
+      replicas[w].pull(reply.to_bytes());
+      server.commit(w, reply.clock());
+      down += static_cast<double>(reply.size_bytes());
+    }
+    const std::uint64_t step = server.step();
     if (step > steps) break;
 
-    loss = 0;
-    std::vector<std::vector<std::byte>> frames;  // the aggregator looks into them until next_step()
+    double loss = 0;
     for (worker& each : replicas) {
-      frames.push_back(each.push());
-      aggregator.add(lamina::decode<float>(frames.back(), model));
+      std::vector<std::byte> frame = each.push();
       loss += each.loss.item<double>() / workers;
-      up += static_cast<double>(frames.back().size());
-      down += static_cast<double>(news.size());
+      up += static_cast<double>(frame.size());
+      if (const auto error = server.add(std::move(frame))) throw std::system_error(error);
     }
     // torch passes over a parameter without a gradient: a layer that did not arrive stays as it is, state included.
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      torch::Tensor& gradient = parameters[l].mutable_grad();
-      gradient = aggregator.arrived().is_sent(l) ? torch::empty_like(parameters[l]) : torch::Tensor();
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> mean) {
-        std::copy(mean.begin(), mean.end(), gradient.data_ptr<float>() + begin);
-      });
-    }
+    for (const torch::Tensor& each : parameters) each.mutable_grad() = torch::Tensor();
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      torch::Tensor& gradient = parameters[layer].mutable_grad();
+      if (!gradient.defined()) gradient = torch::empty_like(parameters[layer]);
+      std::copy(mean.begin(), mean.end(), gradient.data_ptr<float>() + begin);
+    });
     optimizer.step();
-    publisher.update(aggregator.arrived());
-    aggregator.next_step();
     if (step != 1 && step % 25 != 0) continue;
     const double percent = static_cast<double>(step * model.elements() * sizeof(float) * workers) / 100;
     std::printf("step %3d: loss %.4f, so far %.1f %% of the dense bytes up and %.1f %% down\n",
@@ -115,6 +111,8 @@ int main() {
   }
   bool is_equal = true;
   for (worker& each : replicas) is_equal &= std::ranges::equal(each.parameters, parameters, torch::equal);
+  double loss = 0;
+  for (const worker& each : replicas) loss += each.loss.item<double>() / workers;
   std::printf("loss %.4f at the end, replicas %s\n", loss, is_equal ? "equal" : "DIFFER");
   return is_equal && loss < 0.1 ? 0 : 1;
 }

@@ -224,7 +224,8 @@ struct frame_decoder {
     if (!is_canonical(bitmap, model) || !is_zero(padding)) return errc::bad_presence;
 
     const auto type = static_cast<payload_type>(header.payload_type);
-    std::vector<std::size_t> begins(model.layers() + 1);
+    std::vector<std::size_t> begins = std::move(out.is_.begins);  // for its memory
+    begins.assign(model.layers() + 1, 0);
     std::size_t sent_elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
@@ -256,6 +257,21 @@ struct frame_decoder {
                .bytes = payload,
                .begins = std::move(begins)};
     return {};
+  }
+
+  // Into a view that is used again, which keeps its memory. On an error the view is not to be read.
+  template <element T>
+  static std::error_code decode_into(std::span<const std::byte> bytes, const layout& model,
+                                     frame_view<T>& out) noexcept {
+#if LAMINA_HAS_EXCEPTIONS
+    try {
+      return decode(bytes, model, out);
+    } catch (const std::bad_alloc&) {
+      return std::make_error_code(std::errc::not_enough_memory);
+    }
+#else
+    return decode(bytes, model, out);  // without memory the program ends in `new`
+#endif
   }
 
   static std::error_code peek(std::span<const std::byte> bytes, frame_info& out) noexcept {
@@ -347,15 +363,7 @@ struct frame_decoder {
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;
-#if LAMINA_HAS_EXCEPTIONS
-  try {
-    error = detail::frame_decoder::decode(bytes, model, view);
-  } catch (const std::bad_alloc&) {
-    error = std::make_error_code(std::errc::not_enough_memory);
-  }
-#else
-  error = detail::frame_decoder::decode(bytes, model, view);  // without memory the program ends in `new`
-#endif
+  error = detail::frame_decoder::decode_into(bytes, model, view);
   return view;
 }
 

@@ -14,7 +14,7 @@
 #include "bounded/ledger.hpp"
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
-#include "lamina/aggregator.hpp"
+#include "lamina/server.hpp"
 #include "lamina/slices.hpp"
 #include "lamina/worker.hpp"
 
@@ -112,7 +112,7 @@ class group {
         slices_(parts_, workers, chunk_elements) {
     for (std::uint32_t w = 0; w < workers; ++w) {
       workers_.push_back(std::make_unique<worker<T>>(of, w));
-      aggregators_.push_back(lamina::gradient_aggregator<T>::of_workers(slices_.of(w), workers));
+      owners_.emplace_back(slices_.of(w), lamina::server_options{.workers = workers});
       for (std::uint32_t to = 0; to < workers; ++to) {
         const bounded::channel_options data{
             .seed = 1000 + 16 * w + to, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms};
@@ -128,12 +128,10 @@ class group {
     compute();
     agree();
     std::vector<delivery> arrived(workers, delivery(chosen(), chunk_elements));
-    std::vector<std::vector<std::byte>> kept;  // that the aggregators look at
     for (std::size_t w = 0; w < workers; ++w) {
       workers_[w]->step->frame();
       for (std::size_t owner = 0; owner < workers; ++owner) {
-        kept.push_back(send(w, owner, arrived[w]));
-        aggregators_[owner].add(lamina::decode<T>(kept.back(), slices_.of(owner)));
+        REQUIRE_FALSE(owners_[owner].add(send(w, owner, arrived[w])));
       }
     }
     for (std::size_t w = 0; w < workers; ++w) {
@@ -206,7 +204,7 @@ class group {
     }
   }
 
-  // What one worker has for an owner, and what the owner then adds; as bytes, which its aggregator looks at.
+  // What one worker has for an owner, and what the owner then adds; as bytes.
   std::vector<std::byte> send(std::size_t from, std::size_t owner, delivery& arrived) {
     const lamina::layout& slices = slices_.of(owner);
     const selection sent = slices_.cut(chosen(), owner);
@@ -282,21 +280,18 @@ class group {
   // The mean of a slice, to all, whole.
   void hand_on(std::size_t owner) {
     const lamina::layout& slices = slices_.of(owner);
-    auto& aggregator = aggregators_[owner];
+    const selection sent = owners_[owner].arrived();
+    const std::uint64_t step = owners_[owner].step();
     std::vector<std::vector<T>> means;
     for (const std::size_t size : slices.sizes()) means.emplace_back(size);
-    for (std::size_t part = 0; part < parts_.layers(); ++part) {
-      aggregator.mean(part, [&](std::size_t begin, std::span<const T> block) {
-        std::ranges::copy(block, means[part].begin() + static_cast<std::ptrdiff_t>(begin));
-      });
-    }
-    const selection sent = aggregator.arrived();
+    owners_[owner].update([&](std::size_t part, std::size_t begin, std::span<const T> block) {
+      std::ranges::copy(block, means[part].begin() + static_cast<std::ptrdiff_t>(begin));
+    });
     lamina::frame_encoder<T> encoder(slices);
     const auto& frame = encoder.encode(
-        lamina::frame_kind::gradients, aggregator.step(), static_cast<std::uint32_t>(owner), sent,
+        lamina::frame_kind::gradients, step, static_cast<std::uint32_t>(owner), sent,
         [&](std::size_t part) { return std::span<const T>(means[part]); }, payload_type::as_is,
         lamina::frame_checksum::none);
-    aggregator.next_step();
     for (std::size_t w = 0; w < workers; ++w) {
       std::vector<std::byte> bytes = frame.to_bytes();
       if (w != owner && of_.sends_sums) {
@@ -319,8 +314,8 @@ class group {
   lamina::layout parts_;
   part_slices slices_;
   std::vector<std::unique_ptr<worker<T>>> workers_;
-  std::vector<lamina::gradient_aggregator<T>> aggregators_;  // of each owner
-  std::vector<std::unique_ptr<way<T>>> up_, down_;           // from each to each
+  std::vector<lamina::server<T>> owners_;
+  std::vector<std::unique_ptr<way<T>>> up_, down_;  // from each to each
 };
 
 // Gives how many packets came when their transfer had ended.

@@ -79,11 +79,11 @@ TEST_CASE(
   std::mt19937 random(131);
   constexpr std::size_t workers = 3;
   const auto grid = chunk_grid::of<float>(model(), payload_type::as_is, chunk_elements);
-  lamina::parameter_publisher<float> publisher(model(), workers,
-                                               {.frame_checksum = lamina::frame_checksum::none});
-  parameters server = zeros();
+  lamina::server<float> server(model(), {.workers = workers, .frame_checksum = lamina::frame_checksum::none});
+  lamina::frame_encoder<float> encoder(model());
+  parameters values = zeros();
   const auto layer = [&](std::size_t l) -> const auto& {
-    return server[l];
+    return values[l];
   };
   std::vector<std::unique_ptr<replica>> replicas;
   for (std::size_t w = 0; w < workers; ++w) replicas.push_back(std::make_unique<replica>(grid, 77 + w));
@@ -94,17 +94,20 @@ TEST_CASE(
     for (std::size_t l = 0; l < model().layers(); ++l) {
       if (below(random, 3) == 0) updated.send(l);
     }
-    for (const std::size_t l : updated.sent()) {
-      for (std::size_t i = 0; i < server[l].size(); ++i)
-        server[l][i] = static_cast<float>(step) + static_cast<float>(i) / 2048;
+    for (std::uint32_t w = 0; w < workers; ++w) {
+      const auto& frame = encoder.encode({.step = step, .sender = w}, updated, layer);
+      REQUIRE_FALSE(server.add(frame.to_bytes()));
     }
-    publisher.update(updated);
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = begin; i < begin + mean.size(); ++i)
+        values[l][i] = static_cast<float>(step) + static_cast<float>(i) / 2048;
+    });
     const std::uint32_t bound_ppm = step % 10 == 0 ? 0 : 300'000;
-    const lamina::encoded_frame& frame = publisher.encode_for_all(step, layer);
-    const frame_chunks chunks(frame, publisher.published_to_all(), grid, {.bound_ppm = bound_ppm});
     for (std::size_t w = 0; w < workers; ++w) {
       replica& at = *replicas[w];
-      const bounded::owed_parameters owed = bounded::owed<float>(chunks, publisher.pending(w), layer);
+      const auto reply = server.reply(w, values);
+      const frame_chunks chunks(reply.frame(), reply.sent(), grid, {.bound_ppm = bound_ppm});
+      const bounded::owed_parameters owed = bounded::owed<float>(chunks, server.pending(w), layer);
       required += owed.required.size();
       repairs += owed.repairs.size();
       at.link.transfer(chunks, owed.all());
@@ -113,13 +116,13 @@ TEST_CASE(
       at.take();
       // What was repaired was pending, and nothing else was.
       for (const auto& each : at.repaired) {
-        REQUIRE(std::ranges::any_of(publisher.pending(w), [&](const lamina::element_range& lost) {
+        REQUIRE(std::ranges::any_of(server.pending(w), [&](const lamina::element_range& lost) {
           return lost.layer == each.layer && lost.begin <= each.begin && each.end <= lost.end;
         }));
       }
-      publisher.commit(w, at.link.sender.arrived());
-      REQUIRE(at.heals(server));
-      if (bound_ppm == 0) REQUIRE(at.values() == server);
+      server.commit(w, reply.clock(), at.link.sender.arrived());
+      REQUIRE(at.heals(values));
+      if (bound_ppm == 0) REQUIRE(at.values() == values);
     }
   }
   CHECK(required > 100);

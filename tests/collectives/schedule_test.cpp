@@ -136,26 +136,23 @@ TEST_CASE("sum: integers add up alike in every order, and as the server adds the
   }
 }
 
-TEST_CASE("sum: pairwise is the mean of the server's aggregator, bit for bit") {
+TEST_CASE("sum: pairwise is the mean of the server, bit for bit") {
   std::mt19937 random(1905);
   const std::size_t ranks = 5;
   const rank_vectors inputs = random_ranks(random, ranks, 777);
   const lamina::layout model = model_of({777});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, ranks);
-  std::vector<std::vector<std::byte>> frames;
+  lamina::server<float> server(model, {.workers = ranks});
+  lamina::frame_encoder<float> encoder(model);
+  lamina::selection all(model);
+  all.send_all();
   for (std::size_t r = 0; r < ranks; ++r) {
-    lamina::selection all(model);
-    all.send(0);
-    lamina::frame_encoder<float> encoder(model);
-    frames.push_back(encoder
-                         .encode(lamina::frame_kind::gradients, 1, static_cast<std::uint32_t>(r), all,
-                                 [&](std::size_t) { return std::span(inputs[r]); })
-                         .to_bytes());
+    const auto& frame = encoder.encode({.sender = static_cast<std::uint32_t>(r)}, all,
+                                       [&](std::size_t) { return std::span(inputs[r]); });
+    REQUIRE_FALSE(server.add(frame.to_bytes()));
   }
-  for (const auto& each : frames) aggregator.add(lamina::decode<float>(each, model));
   std::vector<float> mean(777);
-  aggregator.mean(0, [&](std::size_t begin, std::span<const float> part) {
-    std::ranges::copy(part, mean.begin() + static_cast<std::ptrdiff_t>(begin));
+  server.update([&](std::size_t, std::size_t begin, std::span<const float> block) {
+    std::ranges::copy(block, mean.begin() + static_cast<std::ptrdiff_t>(begin));
   });
   std::vector<float> expected = collectives::reference_sum(algorithm::pairwise, inputs);
   for (float& each : expected) each /= static_cast<float>(ranks);

@@ -3,14 +3,17 @@
 
 #include <vector>
 
-#include "lamina/publisher.hpp"
+#include "lamina/codec.hpp"
 
 int main() {
   const std::vector<std::vector<float>> parameters = {{1, 2, 3}};
-  lamina::parameter_publisher<float> publisher(lamina::layout({{"a", {3}}}), 1);
+  const lamina::layout model({{"a", {3}}});
+  lamina::frame_encoder<float> encoder(model);
+  const lamina::selection none(model);
 #ifdef LAMINA_SHOULD_FAIL
-  (void)publisher.encode(0, 1, [&](std::size_t l) { return parameters[l]; });
+  encoder.encode({}, none, [&](std::size_t l) { return parameters[l]; });
 #else
-  (void)publisher.encode(0, 1, [&](std::size_t l) -> const std::vector<float>& { return parameters[l]; });
+  encoder.encode(
+      {}, none, [&](std::size_t l) -> const auto& { return parameters[l]; });
 #endif
 }

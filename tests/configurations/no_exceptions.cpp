@@ -39,12 +39,12 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
   check(!decoded(bytes, model), "a whole frame is decoded");
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    check(decoded(std::span(bytes).first(size), model) == lamina::frame_errc::truncated, "a frame cut short");
+    check(decoded(std::span(bytes).first(size), model) == lamina::errc::truncated, "a frame cut short");
   }
   std::error_code error;
   for (std::size_t size = 0; size < lamina::peek_bytes; ++size) {
     (void)lamina::peek(std::span(bytes).first(size), error);
-    check(error == lamina::frame_errc::truncated, "a look at a header cut short");
+    check(error == lamina::errc::truncated, "a look at a header cut short");
   }
   check(lamina::peek(bytes, error).size_bytes == bytes.size() && !error, "a look at a header");
   for (std::size_t at = 0; at < bytes.size(); ++at) {
@@ -54,7 +54,7 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
     // Without a checksum only the header and the bitmap can tell; sender and step may be any.
     if (lamina::checksums_available) check(is_refused, "a bit changed on the way");
   }
-  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::frame_errc::wrong_layout,
+  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::errc::wrong_layout,
         "another model");
 }
 
@@ -100,11 +100,11 @@ void what_was_lost_stays(const lamina::layout& model) {
 void frames_reach_a_server(const lamina::layout& model) {
   const std::vector<std::byte> bytes = a_frame(model);
   lamina::server<float> late(model, {.first_step = 2});
-  check(late.add(bytes) == lamina::frame_errc::unexpected_step, "a frame of another step");
+  check(late.add(bytes) == lamina::errc::unexpected_step, "a frame of another step");
   lamina::server<float> server(model);
-  check(server.add({}) == lamina::frame_errc::truncated, "no bytes");
+  check(server.add({}) == lamina::errc::truncated, "no bytes");
   check(!server.add(bytes), "the first frame");
-  check(server.add(bytes) == lamina::frame_errc::duplicate_sender, "the same once more");
+  check(server.add(bytes) == lamina::errc::duplicate_frame, "the same once more");
   std::size_t right = 0;
   server.update([&](std::size_t, std::size_t, std::span<const float> mean) {
     for (const float each : mean) right += each == 0.5f;

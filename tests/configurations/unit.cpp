@@ -19,18 +19,19 @@ bool works() {
   const lamina::layout model({{"a", {5000}}, {"b", {5000}}, {"c", {9000}}, {"d", {9000}}});
   lamina::worker<element> worker(model, {.drop_ratio = 0.4});
   lamina::server<element> server(model);
+  std::vector<std::vector<element>> gradients;
+  for (std::size_t l = 0; l < model.layers(); ++l)
+    gradients.emplace_back(model.sizes()[l], static_cast<element>(l * l) / 16);
   for (int t = 1; t <= 2; ++t) {
-    const auto gradient = [](std::size_t l) { return static_cast<element>(l * l) / 16; };
-    auto step = worker.begin();
-    for (std::size_t l = 0; l < model.layers(); ++l)
-      if (!step.add(l, std::vector<element>(model.sizes()[l], gradient(l)))) return false;
+    auto step = worker.add(gradients);
     if (server.add(step.frame().to_bytes())) return false;
     step.commit();
     std::size_t right = 0;
     server.update([&](std::size_t l, std::size_t, std::span<const element> mean) {
-      for (const element each : mean) right += each == gradient(l);
+      for (const element each : mean) right += each == gradients[l][0];
     });
-    if (right != 18'000 || worker.residual()[1][4999] != gradient(1) * static_cast<element>(t)) return false;
+    if (right != 18'000 || worker.residual()[1][4999] != gradients[1][0] * static_cast<element>(t))
+      return false;
   }
   return true;
 }

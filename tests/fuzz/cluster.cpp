@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A synchronous server and its workers, driven by the bytes as commands in any order: steps in parts and whole, sends that fail, frames that are
-// damaged, doubled, late or of strangers, steps without some workers, replies that are lost, workers that restart. With
-// integers for gradients sums are exact: nothing is lost, every replica is the server's, and what is refused is refused by
-// name and changes nothing.
+// A server, synchronous or not, and its workers, driven by the bytes as commands in any order: sends that fail, frames that are
+// damaged, doubled, late or of strangers, steps without some workers, replies that are lost or acknowledged out of order, workers that
+// restart. With integers for gradients sums are exact: nothing is lost, a reply that arrives makes the replica the server's, and what is
+// refused is refused by name and changes nothing.
 #include <algorithm>
 #include <optional>
 
@@ -13,9 +13,12 @@
 namespace lamina_fuzz {
 namespace {
 
-using lamina::frame_errc;
+using lamina::errc;
 using lamina::frame_kind;
 using tensors = std::vector<std::vector<float>>;
+using counts = std::vector<std::size_t>;
+
+constexpr std::size_t unknown = ~std::size_t{0};
 
 tensors filled(const lamina::layout& model, float value) {
   tensors values;
@@ -27,30 +30,33 @@ bool same_tensors(const tensors& a, const tensors& b) {
   return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return lamina_test::same_bits(x, y); });
 }
 
-enum class phase { idle, accumulating, encoded };
+struct reply {
+  bytes frame;
+  std::uint64_t clock;
+  tensors parameters;  // the server's, then
+  counts updates;      // of each layer, then
+};
 
-struct worker {
-  worker(const lamina::layout& model, const lamina::compressor_options& options)
-      : compressor(model, options),
+struct node {
+  node(const lamina::layout& model, const lamina::worker_options& options)
+      : worker(model, options),
         computed(filled(model, 0)),
-        sent(filled(model, 0)),
+        sent(computed),
         replica(filled(model, -777)),
-        is_stale(model.layers(), true),
-        is_stale_after(model.layers(), true) {}
+        known(model.layers(), unknown) {}
 
-  lamina::gradient_compressor<float> compressor;
-  phase at = phase::idle;
-  std::vector<bool> has_gradient;  // in the step under way
-  std::vector<bytes> parts;        // of the step under way
-  std::vector<bytes> frames;       // of the last step: one, or its parts
-  bool may_arrive = false;         // neither committed nor given up
+  lamina::worker<float> worker;
+  std::optional<lamina::worker<float>::step> step;
+  std::vector<char> has_gradient;  // in the step that is open
+  bytes frame;                     // of the last step that had one
+  std::uint64_t frame_of = 0;      // that step
   tensors computed;                // the sum of all gradients
   tensors sent;                    // the sum of all that was committed
   tensors replica;
-  std::vector<bool> is_stale;        // layers that the replica has not heard of
-  std::vector<bytes> reply;          // under way, if there is one: a frame, or its parts
-  tensors replied;                   // the server's model in it
-  std::vector<bool> is_stale_after;  // layers updated since it was encoded
+  std::optional<reply> under_way;
+  std::vector<reply> arrived;  // that are not acknowledged, or may be again
+  counts known;                // the updates in the newest that was acknowledged
+  std::uint64_t taken = 0;     // the step of its last frame that the server took
 };
 
 lamina::layout small_model(input& in) {
@@ -61,14 +67,12 @@ lamina::layout small_model(input& in) {
   return lamina_test::model_of(sizes);
 }
 
-lamina::compressor_options options_of(input& in) {
-  lamina::compressor_options options;
+lamina::worker_options options_of(input& in) {
+  lamina::worker_options options;
   options.drop_ratio = in.one_of<double, 5>({0.5, 0.9, 0.99, 0, 1});
-  options.max_age = in.below(4);
-  if (in.below(4) == 3) options.byte_budget = 0.3;
-  if (in.below(4) == 3) options.refresh = lamina::refresh_schedule::fixed(4);
+  options.at_least_every = in.below(4);
+  if (in.below(4) == 3) options.send_budget = 0.3;
   options.payload = static_cast<lamina::payload_type>(in.below(5));
-  if (in.below(3) == 2) options.decide = lamina::decision_timing::as_ready;
   return options;
 }
 
@@ -79,19 +83,17 @@ class cluster {
         random_(in.random()),
         model_(small_model(in)),
         options_(options_of(in)),
-        accepted_(1 + in.below(3)),
-        aggregator_(lamina::gradient_aggregator<float>::of_workers(model_, accepted_.size())),
-        publisher_(model_, accepted_.size()),
-        encoder_(model_),
-        encoder_of_another_run_(model_, 5),
+        count_(1 + in.below(3)),
+        is_asynchronous_(in.flag()),
+        server_(model_, {.workers = count_, .asynchronous = is_asynchronous_}),
         parameters_(filled(model_, 0)),
-        expected_(parameters_) {
-    for (options_.sender = 0; options_.sender < accepted_.size(); ++options_.sender)
-      workers_.emplace_back(model_, options_);
+        updates_(model_.layers(), 0) {
+    for (options_.sender = 0; options_.sender < count_; ++options_.sender)
+      nodes_.emplace_back(model_, options_);
   }
 
   void command() {
-    const std::size_t w = in_.below(workers_.size());
+    const std::size_t w = in_.below(count_);
     switch (in_.below(16)) {
       case 0:
         accumulate(w, in_.below(model_.layers()));
@@ -107,8 +109,10 @@ class cluster {
         break;
       case 6:
       case 7:
-      case 8:
         arrive(w);
+        break;
+      case 8:
+        nodes_[w].step.reset();  // given up
         break;
       case 9:
         damage(w);
@@ -120,319 +124,237 @@ class cluster {
         restart(w);
         break;
       case 12:
+        update();
+        break;
       case 13:
-        finish_step();
+        acknowledge(w);
         break;
       case 14:
-        publish(w);
+        make_reply(w);
         break;
       default:
-        publish_to_all();
+        reply_arrives(nodes_[w]);
     }
     if (model_.elements() < 500) check_conservation(w);  // else at the end alone, to try more
   }
 
-  void check_all() {
-    for (std::size_t w = 0; w < workers_.size(); ++w) check_conservation(w);
+  void check_all() const {
+    for (std::size_t w = 0; w < count_; ++w) check_conservation(w);
   }
 
  private:
   // A worker mostly waits for the server's step.
   void accumulate(std::size_t w, std::size_t l) {
-    worker& one = workers_[w];
-    if (one.at != phase::accumulating) {
-      if (one.compressor.step() >= aggregator_.step() && in_.below(8) != 7) return;
-      one.at = phase::accumulating;
-      one.has_gradient.assign(model_.layers(), false);
-      one.may_arrive = false;  // what was not sent yet is given up
-      one.parts.clear();
-    }
-    if (is_as_ready() && one.has_gradient[l]) {  // it is decided
-      if (model_.sizes()[l] == 0) return;
-      check(throws<std::logic_error>(
-                [&] { one.compressor.accumulate(l, std::vector<float>(model_.sizes()[l])); }),
-            "nothing comes to a layer that is decided");
-      return;
+    node& one = nodes_[w];
+    if (!one.step || has_frame(one)) {
+      if (one.worker.steps() >= server_.step(w) && in_.below(8) != 7) return;
+      one.step.reset();
+      one.step = one.worker.begin();
+      one.has_gradient.assign(model_.layers(), 0);
     }
     const auto gradient = lamina_test::random_integers<float>(random_, model_.sizes()[l], 1 + in_.below(8));
-    one.compressor.accumulate(l, gradient);
-    one.has_gradient[l] = true;
+    check(one.step->add(l, gradient), "integers are taken");
+    one.has_gradient[l] = 1;
     for (std::size_t i = 0; i < gradient.size(); ++i) one.computed[l][i] += gradient[i];
-    if (is_as_ready() && in_.below(4) == 3) one.parts.push_back(one.compressor.encode_ready().to_bytes());
   }
 
-  bool is_as_ready() const { return options_.decide == lamina::decision_timing::as_ready; }
+  static bool has_frame(const node& one) { return one.step && one.frame_of == one.step->number(); }
 
   void encode(std::size_t w) {
-    worker& one = workers_[w];
-    bool is_ready = one.at != phase::idle;
-    for (std::size_t l = 0; is_ready && l < model_.layers(); ++l)
-      is_ready = one.has_gradient[l] || model_.sizes()[l] == 0;
-    // Of a step that has begun in parts the rest; encoded again, all of it, whole or in parts.
-    const bool is_rest = one.at == phase::accumulating && !one.parts.empty();
-    const bool is_in_parts = is_rest || (is_as_ready() && in_.flag());
-    std::vector<bytes> frames;
-    if (is_rest) frames = one.parts;
-    const bool refused = throws<std::logic_error>([&] {
-      if (is_in_parts && one.at == phase::encoded && in_.flag())
-        frames.push_back(one.compressor.encode_ready().to_bytes());
-      frames.push_back((is_in_parts ? one.compressor.encode_rest() : one.compressor.encode()).to_bytes());
-    });
+    node& one = nodes_[w];
+    if (!one.step) return;
+    bool is_ready = true;
+    for (std::size_t l = 0; l < model_.layers(); ++l)
+      is_ready &= one.has_gradient[l] != 0 || model_.sizes()[l] == 0;
+    const bool refused = throws<std::logic_error>([&] { one.frame = one.step->frame().to_bytes(); });
     check(refused != is_ready, "a frame has the gradients of all layers");
-    if (refused) return;
-    one.frames = std::move(frames);
-    one.at = phase::encoded;
-    one.may_arrive = true;
+    if (!refused) one.frame_of = one.step->number();
   }
 
+  // Frames of steps that were given up may have been sent, and are not here: a server could not tell them from what holds them, too.
   void arrive(std::size_t w) {
-    worker& one = workers_[w];
-    if (one.frames.empty()) return;
-    std::vector<bytes> frames = one.frames;
-    for (std::size_t k = 0; k < frames.size(); ++k) {
-      if (!add(lamina::decode<float>(frames[k], model_), one.may_arrive)) {
-        check(k == 0, "of a step all parts are taken or none");
-        return;
-      }
-      if (k == 0) accepted_[w].emplace();
-      accepted_[w]->push_back(std::move(frames[k]));  // the view goes with it
-      check(!add(lamina::decode<float>(one.frames[k], model_), true), "no part is taken twice");
-    }
-    {
-      one.compressor.commit();
-      one.may_arrive = false;
-      one.at = phase::idle;
-      for (const bytes& frame : *accepted_[w]) receive(one.sent, lamina::decode<float>(frame, model_), true);
-    }
+    node& one = nodes_[w];
+    if (one.frame.empty()) return;
+    const bool may_arrive = has_frame(one);
+    if (!add(one.frame, may_arrive)) return;
+    check(!add(one.frame, true), "no frame is taken twice");
+    receive(one.sent, lamina::decode<float>(one.frame, model_));
+    one.step->commit();
+    one.step.reset();
   }
 
   // Adds a frame and checks what becomes of it. A good one that nobody may send is not added.
-  bool add(const lamina::frame_view<float>& frame, bool may_arrive) {
-    std::optional<frame_errc> expected;
-    if (frame.kind() != frame_kind::gradients) {
-      expected = frame_errc::unexpected_kind;
-    } else if (frame.run() != 0) {
-      expected = frame_errc::other_run;
-    } else if (frame.step() != aggregator_.step()) {
-      expected = frame_errc::unexpected_step;
-    } else if (frame.sender() >= workers_.size()) {
-      expected = frame_errc::unknown_sender;
-    } else if (const auto& taken = accepted_[frame.sender()]) {
-      const bool are_whole = !frame.is_part() && !lamina::decode<float>(taken->front(), model_).is_part();
-      // The last part that was taken is one that is not expected, and so is any other but the next.
-      if (are_whole || frame.part() != taken->size() || !frame.is_part())
-        expected = are_whole ? frame_errc::duplicate_sender : frame_errc::unexpected_part;
-      else if (lamina::decode<float>(taken->back(), model_).ends_step())
-        expected = frame_errc::unexpected_part;
-    } else if (!may_arrive) {
+  bool add(const bytes& frame, bool may_arrive) {
+    const auto view = lamina::decode<float>(frame, model_);
+    std::error_code expected;
+    if (view.kind() != frame_kind::gradients) {
+      expected = errc::unexpected_kind;
+    } else if (view.run() != 0) {
+      expected = errc::other_run;
+    } else if (view.sender() >= count_) {
+      expected = errc::unknown_sender;
+    } else {
+      const std::uint64_t taken = nodes_[view.sender()].taken;
+      if (taken != 0 && view.step() == taken) {
+        expected = errc::duplicate_frame;
+      } else if (is_asynchronous_ ? view.step() <= taken : view.step() != server_.step()) {
+        expected = errc::unexpected_step;
+      }
+    }
+    if (!expected && !may_arrive) return false;
+    const lamina::selection arrived = server_.arrived();
+    const counts missing = server_.missing();
+    check(server_.add(frame) == expected, "a frame is taken, or refused for its own reason");
+    if (expected) {
+      check(std::ranges::equal(arrived.bitmap(), server_.arrived().bitmap()) && missing == server_.missing(),
+            "a refused frame changes nothing");
       return false;
     }
-    const std::vector<std::uint8_t> arrived(aggregator_.arrived().bitmap().begin(),
-                                            aggregator_.arrived().bitmap().end());
-    const std::size_t present = aggregator_.workers_present();
-    std::error_code code;
-    const bool is_done = outcome_of([&] { aggregator_.add(frame); }, &code) == outcome::done;
-    check(is_done != expected.has_value(), "a frame is refused for a reason");
-    if (is_done) return true;
-    check(code == *expected, "a frame is refused for its own reason");
-    check(std::ranges::equal(arrived, aggregator_.arrived().bitmap()) &&
-              present == aggregator_.workers_present(),
-          "a refused frame changes nothing");
-    return false;
+    accepted_.push_back(frame);
+    nodes_[view.sender()].taken = view.step();
+    return true;
   }
+  std::uint32_t sender_of(const bytes& frame) const { return lamina::decode<float>(frame, model_).sender(); }
 
   void damage(std::size_t w) {
-    if (workers_[w].frames.empty() || !lamina::checksums_available) return;
-    bytes frame = workers_[w].frames[in_.below(256) % workers_[w].frames.size()];
+    if (nodes_[w].frame.empty() || !lamina::checksums_available) return;
+    bytes frame = nodes_[w].frame;
     frame[in_.value<std::uint16_t>() % frame.size()] ^= static_cast<std::byte>(1 + in_.below(255));
-    std::error_code code;
-    lamina::decode<float>(frame, model_, code);
-    check(code && code.category() == lamina::frame_category(), "damage is seen");
+    const counts missing = server_.missing();
+    const std::error_code error = server_.add(std::move(frame));
+    check(error && error.category() == lamina::category(), "damage is seen");
+    check(missing == server_.missing(), "damage changes nothing");
   }
 
   // A frame that decodes but is nobody's.
   void stranger() {
     const auto kind = in_.flag() ? frame_kind::gradients : frame_kind::parameters;
-    const std::uint64_t step = aggregator_.step() + in_.below(4) - 1;
-    const bytes frame =
-        (in_.below(4) == 3 ? encoder_of_another_run_ : encoder_)
-            .encode(kind, step, static_cast<std::uint32_t>(in_.below(6)), lamina::selection(model_),
+    const auto sender = static_cast<std::uint32_t>(in_.below(6));
+    const std::uint64_t step = server_.step(sender % count_) + in_.below(4) - 1;
+    lamina::frame_encoder<float> encoder(model_, in_.below(4) == 3 ? 5 : 0);
+    add(encoder
+            .encode({.kind = kind, .step = step, .sender = sender}, lamina::selection(model_),
                     [](std::size_t) { return std::span<const float>(); })
-            .to_bytes();
-    add(lamina::decode<float>(frame, model_), false);
+            .to_bytes(),
+        false);
   }
 
   void restart(std::size_t w) {
-    worker& one = workers_[w];
+    node& one = nodes_[w];
     bytes saved;
-    const bool refused = throws<std::logic_error>([&] { saved = one.compressor.save(); });
-    check(refused == (one.at == phase::accumulating), "a state is saved between steps");
+    const bool refused = throws<std::logic_error>([&] { saved = one.worker.save(); });
+    check(refused == one.step.has_value(), "a state is saved between steps");
     if (refused) return;
     options_.sender = static_cast<std::uint32_t>(w);
-    one.compressor = lamina::gradient_compressor<float>(model_, options_);
-    one.compressor.load(saved);
-    one.at = phase::idle;
-    one.may_arrive = false;
+    one.worker = lamina::worker<float>(model_, options_);
+    one.worker.load(saved);
     if (in_.flag()) return;
-    // The replica is lost too, and a reply under way.
-    publisher_.forget(w);
+    // The replica is lost too, and a reply under way. Acknowledgements from before still come.
+    server_.forget(w);
+    one.taken = 0;
+    std::erase_if(accepted_, [&](const bytes& each) { return sender_of(each) == w; });
     one.replica = filled(model_, -777);
-    one.reply.clear();
-    one.is_stale.assign(model_.layers(), true);
+    one.under_way.reset();
+    for (const reply& each : one.arrived) server_.commit(w, each.clock);
+    one.arrived.clear();
+    one.known.assign(model_.layers(), unknown);
   }
 
-  void finish_step() {
-    const auto present = static_cast<std::size_t>(
-        std::ranges::count_if(accepted_, [](const auto& each) { return each.has_value(); }));
-    check(aggregator_.is_complete() == (present == workers_.size()), "a step has a frame of each");
-    if (!aggregator_.is_complete()) {
-      check(throws<std::logic_error>([&] { aggregator_.mean(0, [](std::size_t, auto) {}); }),
-            "there is no mean of a part");
-      if (present > 0 && in_.below(4) != 3) return;  // mostly waits
-      check(throws<std::logic_error>([&] { aggregator_.close(); }) == (present == 0),
-            "a step closes with a frame, and not without");
-    }
-    if (present > 0) update(present);
-    aggregator_.next_step();
-    std::ranges::fill(accepted_, std::nullopt);
-  }
+  void update() {
+    const std::size_t present = accepted_.size();
+    check(server_.complete() == (is_asynchronous_ ? present > 0 : present == count_),
+          "a step has a frame of each");
+    const auto descend = [&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i) parameters_[l][begin + i] -= mean[i];
+    };
+    if (present == 0)
+      return check(throws<std::logic_error>([&] { server_.update(descend); }), "nothing has arrived");
+    if (!server_.complete() && in_.below(4) != 3) return;  // mostly waits
 
-  void update(std::size_t present) {
-    lamina::selection arrived(model_);
+    tensors expected = parameters_;
     tensors sum = filled(model_, 0);
-    for (const auto& frames : accepted_) {
-      if (!frames) continue;
-      for (const bytes& frame : *frames) {
-        const auto view = lamina::decode<float>(frame, model_);
-        receive(sum, view, true);
-        for (std::size_t l = 0; l < model_.layers(); ++l) {
-          if (!view.is_dropped(l)) arrived.send(l);
+    std::vector<char> has_come(model_.layers(), 0);
+    for (const bytes& each : accepted_) {
+      const auto view = lamina::decode<float>(each, model_);
+      receive(sum, view);
+      for (std::size_t l = 0; l < model_.layers(); ++l)
+        if (!view.is_dropped(l)) has_come[l] = 1;
+      if (!is_asynchronous_ && &each != &accepted_.back()) continue;
+      for (std::size_t l = 0; l < model_.layers(); ++l) {
+        for (std::size_t i = 0; i < sum[l].size(); ++i) {
+          const volatile float mean = sum[l][i] / static_cast<float>(is_asynchronous_ ? count_ : present);
+          expected[l][i] -= mean;
         }
       }
+      sum = filled(model_, 0);
     }
-    check(std::ranges::equal(arrived.bitmap(), aggregator_.arrived().bitmap()), "what was sent has arrived");
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      aggregator_.mean(l, [&](std::size_t begin, std::span<const float> mean) {
-        for (std::size_t i = 0; i < mean.size(); ++i) parameters_[l][begin + i] -= mean[i];
-      });
-      if (arrived.is_dropped(l)) continue;
-      for (std::size_t i = 0; i < sum[l].size(); ++i) {
-        const volatile float mean = sum[l][i] / static_cast<float>(present);
-        expected_[l][i] -= mean;
-      }
-      for (worker& each : workers_) each.is_stale[l] = each.is_stale_after[l] = true;
+      check(server_.arrived().is_sent(l) == (has_come[l] != 0), "what was sent has arrived");
+      updates_[l] += has_come[l] != 0 ? 1 : 0;
     }
-    check(same_tensors(parameters_, expected_), "the mean is over the workers that are there");
-    publisher_.update(aggregator_.arrived());
+    server_.update(descend);
+    check(same_tensors(parameters_, expected), "the mean is over the workers that are there");
+    accepted_.clear();
   }
 
-  // A reply arrives at once, later, when there are other updates, or not at all.
-  void publish(std::size_t w) {
-    worker& one = workers_[w];
-    if (!one.reply.empty() && in_.flag()) {
-      publisher_.commit(w);
-      return reply_arrives(one);
-    }
-    encode_reply(one,
-                 {publisher_
-                      .encode(
-                          w, aggregator_.step(), [&](std::size_t l) -> const auto& { return parameters_[l]; })
-                      .to_bytes()});
-    check_published(publisher_.published(w), [&](std::size_t l) { return one.is_stale[l]; });
-    if (in_.flag()) return;
-    publisher_.commit(w);
-    reply_arrives(one);
-  }
-
-  void publish_to_all() {
-    const auto layer = [&](std::size_t l) -> const auto& {
-      return parameters_[l];
-    };
-    std::vector<bytes> frames;
-    if (in_.flag()) {
-      frames.push_back(publisher_.encode_for_all(aggregator_.step(), layer).to_bytes());
-    } else {
-      lamina::selection decided(model_);
-      while (in_.flag() && frames.size() < 4) {
-        decided.send(in_.below(model_.layers()));
-        frames.push_back(publisher_.encode_ready_for_all(aggregator_.step(), decided, layer).to_bytes());
-      }
-      frames.push_back(publisher_.encode_rest_for_all(aggregator_.step(), layer).to_bytes());
-    }
-    for (worker& each : workers_) encode_reply(each, frames);
-    check_published(publisher_.published_to_all(), [&](std::size_t l) {
-      return std::ranges::any_of(workers_, [&](const worker& each) { return each.is_stale[l]; });
-    });
-    const bool all_arrive = in_.flag();
-    for (std::size_t w = 0; w < workers_.size(); ++w) {
-      if (!all_arrive && in_.flag()) continue;
-      if (!all_arrive) publisher_.commit(w);
-      reply_arrives(workers_[w]);
-    }
-    if (all_arrive) publisher_.commit_all();
-  }
-
-  void encode_reply(worker& one, std::vector<bytes> frames) {
-    one.reply = std::move(frames);
-    one.replied = parameters_;
-    one.is_stale_after.assign(model_.layers(), false);
-  }
-
-  template <class IsStale>
-  void check_published(const lamina::selection& published, const IsStale& is_stale) const {
+  void make_reply(std::size_t w) {
+    node& one = nodes_[w];
+    const auto made = server_.reply(w, parameters_);
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      check(published.is_sent(l) == (is_stale(l) && model_.sizes()[l] > 0),
-            "a worker gets what it has not heard of, and no more");
+      check(made.sent().is_sent(l) == (one.known[l] != updates_[l] && model_.sizes()[l] > 0),
+            "a worker gets what it is not known to have, and no more");
+    }
+    one.under_way = {made.to_bytes(), made.clock(), parameters_,
+                     updates_};  // one that has not arrived is lost
+  }
+
+  void reply_arrives(node& one) {
+    if (!one.under_way) return;
+    const auto frame = lamina::decode<float>(one.under_way->frame, model_);
+    for (std::size_t l = 0; l < model_.layers(); ++l) frame.apply_to(l, one.replica[l]);
+    check(same_tensors(one.replica, one.under_way->parameters), "a replica is the server's model");
+    one.arrived.push_back(*std::move(one.under_way));
+    one.under_way.reset();
+  }
+
+  void acknowledge(std::size_t w) {
+    node& one = nodes_[w];
+    if (one.arrived.empty()) return;
+    const reply& any = one.arrived[in_.below(256) % one.arrived.size()];
+    server_.commit(w, any.clock);
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (one.known[l] == unknown || one.known[l] < any.updates[l]) one.known[l] = any.updates[l];
     }
   }
 
-  void reply_arrives(worker& one) {
-    lamina::step_parts parts(model_);
-    for (const bytes& frame : one.reply) {
-      const auto view = lamina::decode<float>(frame, model_);
-      parts.add(view);
-      receive(one.replica, view, false);
-    }
-    check(parts.is_complete(), "a reply has its last part");
-    one.reply.clear();
-    one.is_stale = one.is_stale_after;
-    check(same_tensors(one.replica, one.replied), "a replica is the server's model");
-  }
-
-  static void receive(tensors& to, const lamina::frame_view<float>& frame, bool adds) {
+  static void receive(tensors& to, const lamina::frame_view<float>& frame) {
     for (std::size_t l = 0; l < to.size(); ++l) {
       frame.for_each_block(l, [&](std::size_t begin, std::span<const float> block) {
-        for (std::size_t i = 0; i < block.size(); ++i) {
-          float& element = to[l][begin + i];
-          element = adds ? element + block[i] : block[i];
-        }
+        for (std::size_t i = 0; i < block.size(); ++i) to[l][begin + i] += block[i];
       });
     }
   }
 
   void check_conservation(std::size_t w) const {
-    const worker& one = workers_[w];
+    const node& one = nodes_[w];
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      const auto residual = one.compressor.residual()[l];
-      for (std::size_t i = 0; i < residual.size(); ++i) {
+      const auto residual = one.worker.residual()[l];
+      for (std::size_t i = 0; i < residual.size(); ++i)
         check(one.sent[l][i] + residual[i] == one.computed[l][i], "no gradient is lost or counted twice");
-      }
     }
   }
 
   input& in_;
   std::mt19937 random_;
   lamina::layout model_;
-  lamina::compressor_options options_;
-  std::vector<std::optional<std::vector<bytes>>>
-      accepted_;  // in the server's step, of each worker: its frame, or parts
-  lamina::gradient_aggregator<float> aggregator_;
-  lamina::parameter_publisher<float> publisher_;
-  lamina::frame_encoder<float> encoder_;
-  lamina::frame_encoder<float> encoder_of_another_run_;
+  lamina::worker_options options_;
+  std::size_t count_;
+  bool is_asynchronous_;
+  lamina::server<float> server_;
+  std::vector<bytes> accepted_;  // in this step, in the order of arrival
   tensors parameters_;
-  tensors expected_;
-  std::vector<worker> workers_;
+  counts updates_;  // of each layer
+  std::vector<node> nodes_;
 };
 
 }  // namespace

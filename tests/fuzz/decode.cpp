@@ -11,7 +11,7 @@
 namespace lamina_fuzz {
 namespace {
 
-using lamina::frame_errc;
+using lamina::errc;
 using lamina::frame_view;
 using lamina::payload_type;
 
@@ -25,7 +25,7 @@ void mend_frame(bytes& frame, const lamina::layout& model, std::size_t how) {
   lamina::detail::wire_header good;
   good.element_type = lamina::detail::element_code<T>;
   good.fingerprint = model.fingerprint();
-  good.layers = model.layers();
+  good.layers = static_cast<std::uint32_t>(model.layers());
   mend(frame, good, how, [](const auto& header, std::span<const std::byte> body) {
     if ((header.flags & lamina::detail::flag_checksum) == 0) return std::uint64_t{0};
     lamina::detail::checksum sum;
@@ -45,11 +45,7 @@ void read_layer(const frame_view<T>& frame, std::size_t l, std::size_t elements,
         "apply_to refuses another size");
   std::vector<T> restored = untouched;
   const bool is_restored = !throws<std::logic_error>([&] { frame.restore(l, restored); });
-  const bool may_be_restored =
-      frame.kind() != lamina::frame_kind::parameters && !(frame.is_part() && frame.is_dropped(l));
-  check(is_restored == may_be_restored, "parameters, and what is not in a part, are not restored");
-  check(frame.is_decided(l) || (frame.is_part() && frame.is_dropped(l) && !frame.ends_step()),
-        "a layer is decided, unless a part before the last leaves it");
+  check(is_restored == (frame.kind() != lamina::frame_kind::parameters), "parameters are not restored");
   check(throws<std::logic_error>([&] { frame.restore(l, std::vector<T>(elements + 1)); }),
         "restore refuses another size");
   std::size_t seen = 0;
@@ -97,17 +93,16 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
   }
   check(chosen.sent_elements() == frame.sent_elements(), "the view counts what was sent");
   lamina::frame_encoder<T> encoder(model, frame.run());
-  lamina::selection decided(model);
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    if (frame.is_decided(l)) decided.send(l);
-  }
-  std::optional<lamina::frame_part> part;
-  if (frame.is_part()) part = lamina::frame_part{frame.part(), frame.ends_step(), &decided};
+  if (frame.since() == 0 && frame.step() != 0) return;  // an encoder counts steps from 1
   bytes written = encoder
-                      .encode(
-                          frame.kind(), frame.step(), frame.sender(), chosen,
-                          [&](std::size_t l) { return frame.layer(l); }, payload_type::as_is,
-                          lamina::frame_checksum::xxh3, part)
+                      .encode({.kind = frame.kind(),
+                               .step = frame.step(),
+                               .sender = frame.sender(),
+                               .sequence = frame.sequence(),
+                               .is_last = frame.is_last(),
+                               .since = frame.since(),
+                               .user = frame.user()},
+                              chosen, [&](std::size_t l) { return frame.layer(l); })
                       .to_bytes();
   bytes read(given.begin(), given.end());
   check(read.size() == written.size(), "a frame has one size");
@@ -119,47 +114,44 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
 }
 
 template <class T>
-void aggregate(const frame_view<T>& frame, const lamina::layout& model) {
-  auto aggregator = lamina::gradient_aggregator<T>::of_workers(
-      model, 3, {.first_step = frame.step(), .run = frame.run() % 16});
-  std::error_code quiet;
-  auto other = aggregator;
-  other.add(frame, quiet);
-  std::error_code code;
-  const outcome added = outcome_of([&] { aggregator.add(frame); }, &code);
-  check(quiet == code, "both forms of add say the same");
+void serve(const frame_view<T>& frame, std::span<const std::byte> given, const lamina::layout& model) {
+  lamina::server<T> server(
+      model, {.workers = 3, .first_step = std::max<std::uint64_t>(1, frame.step()), .run = frame.run() % 16});
+  const std::error_code code = server.add_view(given);
+  std::error_code expected;
   if (frame.kind() != lamina::frame_kind::gradients) {
-    check(added == outcome::refused && code == frame_errc::unexpected_kind, "parameters are no gradients");
+    expected = errc::unexpected_kind;
   } else if (frame.run() >= 16) {
-    check(added == outcome::refused && code == frame_errc::other_run, "a run is the server's");
+    expected = errc::other_run;
   } else if (frame.sender() >= 3) {
-    check(added == outcome::refused && code == frame_errc::unknown_sender, "a sender is known");
-  } else if (frame.part() != 0) {
-    check(added == outcome::refused && code == frame_errc::unexpected_part, "parts come from the first on");
-  } else {
-    check(added == outcome::done, "a good frame is taken");
-    check(outcome_of([&] { aggregator.add(frame); }, &code) == outcome::refused &&
-              code == (frame.is_part() ? frame_errc::unexpected_part : frame_errc::duplicate_sender),
-          "a frame is taken once");
-    check(throws<std::logic_error>([&] { aggregator.close(); }) != frame.ends_step(),
-          "a step is not closed over a part");
-    if (!frame.ends_step()) return;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      check(aggregator.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
-      std::vector<T> expected(model.sizes()[l]);
-      frame.apply_to(l, expected);
-      aggregator.mean(l, [&](std::size_t begin, std::span<const T> mean) {
-        check(same_numbers(mean, std::span<const T>(expected).subspan(begin, mean.size())),
-              "the mean of one frame is the frame");
-      });
-    }
-    aggregator.next_step();
-    check(outcome_of([&] { aggregator.add(frame); }, &code) == outcome::refused &&
-              code == frame_errc::unexpected_step,
-          "a frame of the step before is refused");
+    expected = errc::unknown_sender;
+  } else if (frame.step() == 0) {
+    expected = errc::unexpected_step;
+  } else if (frame.sequence() != 0) {
+    expected = errc::unexpected_sequence;
+  }
+  check(code == expected, "a frame is refused for its own reason");
+  if (code) {
+    check(server.missing().size() == 3 && server.arrived().sent_layers() == 0,
+          "a refused frame changes nothing");
     return;
   }
-  check(aggregator.arrived().sent_layers() == 0, "a refused frame changes nothing");
+  check(server.add({given.begin(), given.end()}) == errc::duplicate_frame, "a frame is taken once");
+  check((server.missing().size() == 2) == frame.is_last(), "the last frame ends a step");
+  std::vector<std::vector<T>> expected_mean;
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    check(server.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
+    frame.apply_to(l, expected_mean.emplace_back(model.sizes()[l]));
+  }
+  if (!frame.is_last()) return;
+  std::size_t elements = 0;
+  server.update([&](std::size_t l, std::size_t begin, std::span<const T> mean) {
+    check(same_numbers(mean, std::span<const T>(expected_mean[l]).subspan(begin, mean.size())),
+          "the mean of one frame is the frame");
+    elements += mean.size();
+  });
+  check(elements == frame.sent_elements(), "each element is given once");
+  check(server.add_view(given) == errc::duplicate_frame, "a frame of the step before is refused");
 }
 
 // The first bytes of any frame, whatever follows them: what they say is what decode says.
@@ -173,20 +165,18 @@ void peek_at(std::span<const std::byte> given, const frame_view<T>& view, const 
   outcome_of([&] { thrown_info = lamina::peek(given); }, &thrown);
   check(thrown == error && thrown_info == info, "both forms of peek, and any number of bytes, give the same");
   if (error) {
-    check(error.category() == lamina::frame_category() && decoded, "what peek refuses, decode refuses");
+    check(error.category() == lamina::category() && decoded, "what peek refuses, decode refuses");
     check(info == lamina::frame_info{}, "a refused header says nothing");
     return;
   }
   check(info.size_bytes >= lamina::peek_bytes, "a frame has a header");
-  check(decoded != frame_errc::truncated || given.size() < info.size_bytes,
-        "the size is no more than is needed");
-  check(decoded != frame_errc::trailing_bytes || given.size() > info.size_bytes,
-        "the size is all that is needed");
+  check(decoded != errc::truncated || given.size() < info.size_bytes, "the size is no more than is needed");
+  check(decoded != errc::trailing_bytes || given.size() > info.size_bytes, "the size is all that is needed");
   if (decoded) return;
   check(info.size_bytes == given.size() && info.element_bytes == sizeof(T) && info.kind == view.kind() &&
             info.payload == view.payload() && info.sender == view.sender() && info.run == view.run() &&
-            info.step == view.step() && info.layers == view.layers() && info.is_part == view.is_part() &&
-            info.part == view.part() && info.ends_step == view.ends_step(),
+            info.step == view.step() && info.layers == view.layers() && info.sequence == view.sequence() &&
+            info.is_last == view.is_last(),
         "peek says what decode says");
 }
 
@@ -208,19 +198,20 @@ void decode_and_use(input& in) {
   check(thrown == error, "both decode give the same error");
   peek_at(given, view, error);
   if (error) {
-    check(error.category() == lamina::frame_category(), "a refusal has a name");
+    check(error.category() == lamina::category(), "a refusal has a name");
     check(view.layers() == 0 && !view.is_of(model), "a refused frame has no layers");
     return;
   }
   check(view.layers() == model.layers() && view.is_of(model), "a frame is of its model");
-  check(given.size() <= lamina::largest_frame_bytes<T>(model, view.payload(), view.is_part()),
-        "no frame is larger than the largest");
+  check(
+      given.size() <= lamina::largest_frame_bytes<T>(model, view.payload()) + lamina::detail::most_user_bytes,
+      "no frame is larger than the largest");
   input choices(given);
   for (std::size_t l = 0; l < model.layers(); ++l) read_layer(view, l, model.sizes()[l], choices);
   check(throws<std::out_of_range>([&] { std::ignore = view.is_dropped(model.layers()); }),
         "there are no more layers");
   if (view.payload() == payload_type::as_is) check_canonical(view, model, given);
-  aggregate(view, model);
+  serve(view, given, model);
 }
 
 }  // namespace

@@ -123,8 +123,8 @@ outcome outcome_of(const Call& call, std::error_code* code = nullptr) {
     call();
     return outcome::done;
   } catch (const lamina::decode_error& error) {
-    check(error.code().category() == lamina::frame_category() ||
-              error.code().category() == lamina::state_category(),
+    check(error.code().category() == lamina::category() ||
+              error.code().category() == lamina::category(),
           "a refusal has a name");
     if (code != nullptr) *code = error.code();
     return outcome::refused;

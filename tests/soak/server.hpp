@@ -13,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -49,10 +50,12 @@ class server {
         checkpoints_(checkpoints),
         progress_pipe_(progress_pipe),
         model_(model()),
-        partition_(model_, run.options.part_elements),
+        server_(model_, {.workers = run.workers,
+                         .asynchronous = !run.is_synchronous,
+                         .fragment_elements = run.options.part_elements,
+                         .first_step = checkpoints.newest() + 1}),
         parameters_(first_parameters(model_)),
         books_(run, model_),
-        publisher_(parts(), run.workers),
         replied_(run.workers),
         packets_(run.workers) {
     if (opened) uplink_.emplace(run, parts(), 0, *std::move(opened));
@@ -65,15 +68,15 @@ class server {
     if (round > 0) load(round);
     audit(round, round > 0);
     for (std::size_t w = 0; w < run_.workers; ++w) reply(w, round);
-    auto aggregator =
-        lamina::gradient_aggregator<float>::of_workers(parts(), run_.workers, {.first_step = round + 1});
     while (round < run_.rounds) {
       const std::uint64_t next =
           std::min(run_.rounds, (round / run_.checkpoint_every + 1) * run_.checkpoint_every);
       if (run_.is_synchronous) {
         while (round < next) {
           ++round;
-          serve_round(aggregator, round);
+          for (std::size_t w = 0; w < run_.workers; ++w) receive_gradients(w, round);
+          update();
+          for (std::size_t w = 0; w < run_.workers; ++w) reply(w, round);
           report(round);
         }
       } else {
@@ -85,25 +88,21 @@ class server {
   }
 
  private:
-  const lamina::layout& parts() const { return partition_.parts(); }
-
-  std::span<float> parameters_of(std::size_t part) {
-    return std::span(parameters_).subspan(parts().offset(part), parts().sizes()[part]);
-  }
+  const lamina::layout& parts() const { return server_.fragments(); }
 
   void require_replica(std::size_t worker, const message_header& header) const {
     if (header.replica != replied_[worker])
       throw std::runtime_error("the replica of worker " + std::to_string(worker) + " differs");
   }
 
-  // The frame of a worker in a round, booked; a view without layers if the send was lost.
-  lamina::frame_view<float> receive_gradients(std::size_t worker, std::uint64_t round) {
+  // The frame of a worker in a round, booked, unless the send was lost.
+  void receive_gradients(std::size_t worker, std::uint64_t round) {
     auto [header, bytes] = workers_[worker].receive();
     require_replica(worker, header);
     if (header.round != round)
       throw std::runtime_error("a message of another round from " + workers_[worker].peer());
     books_.add_gradient(worker, round);
-    if (header.kind == message_kind::lost_send) return {};
+    if (header.kind == message_kind::lost_send) return;
     if (header.kind != message_kind::gradients)
       throw std::runtime_error("no gradients from " + workers_[worker].peer());
     const lamina::delivery* arrived = nullptr;
@@ -113,34 +112,20 @@ class server {
       arrived = &packets_[worker].transfer->arrived;
       done_.missing_elements += arrived->lost_elements();
     }
-    auto frame = lamina::decode<float>(bytes, parts());
-    lamina::expect(frame, lamina::frame_kind::gradients, round);
+    const auto frame = lamina::decode<float>(bytes, parts());
     if (frame.sender() != worker)
       throw std::runtime_error("the frame of another sender from " + workers_[worker].peer());
     books_.take(worker, frame, parts(), arrived);
     ++done_.frames;
     done_.bytes += bytes.size();
-    return frame;
+    if (const auto error = server_.add({bytes.begin(), bytes.end()})) throw std::system_error(error);
   }
 
-  void serve_round(lamina::gradient_aggregator<float>& aggregator, std::uint64_t round) {
-    for (std::size_t w = 0; w < run_.workers; ++w) {
-      if (auto frame = receive_gradients(w, round); frame.layers() > 0) aggregator.add(std::move(frame));
-    }
-    if (!aggregator.is_complete()) aggregator.close();
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
-      aggregator.mean(part, [&](std::size_t begin, std::span<const float> mean) {
-        update(parameters_of(part).subspan(begin), mean, 1);
-      });
-    }
-    publisher_.update(aggregator.arrived());
-    aggregator.next_step();
-    const auto parameters = [this](std::size_t part) { return parameters_of(part); };
-    // One that does not arrive.
-    if (reply_fails(run_, 0, round)) std::ignore = publisher_.encode_for_all(round, parameters);
-    const lamina::encoded_frame& frame = publisher_.encode_for_all(round, parameters);
-    for (std::size_t w = 0; w < run_.workers; ++w) send(w, round, frame);
-    publisher_.commit_all();
+  void update() {
+    server_.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      float* to = parameters_.data() + model_.offset(layer) + begin;
+      for (const float each : mean) *to++ -= learning_rate * each;
+    });
   }
 
   // Each worker goes through the rounds up to `last` at its own pace; nobody waits for anybody.
@@ -157,7 +142,8 @@ class server {
       if (ready == 0) throw std::runtime_error("nothing from any worker within the deadline");
       for (std::size_t w = 0; ready > 0 && w < run_.workers; ++w) {
         if (waiting[w].revents == 0) continue;
-        apply(receive_gradients(w, next[w]));
+        receive_gradients(w, next[w]);
+        if (server_.complete()) update();
         reply(w, next[w]);
         ++next[w];
       }
@@ -166,31 +152,17 @@ class server {
     }
   }
 
-  void apply(const lamina::frame_view<float>& frame) {
-    lamina::selection layers(parts());
-    for (std::size_t part = 0; part < frame.layers(); ++part) {
-      if (frame.is_dropped(part)) continue;
-      layers.send(part);
-      frame.for_each_block(part, [&](std::size_t begin, std::span<const float> gradient) {
-        update(parameters_of(part).subspan(begin), gradient, static_cast<float>(run_.workers));
-      });
-    }
-    publisher_.update(layers);
-  }
-
-  static void update(std::span<float> parameters, std::span<const float> gradient, float workers) {
-    for (std::size_t i = 0; i < gradient.size(); ++i)
-      parameters[i] -= learning_rate * (gradient[i] / workers);
-  }
-
   // What this worker has not seen.
   void reply(std::size_t worker, std::uint64_t round) {
-    const auto parameters = [this](std::size_t part) { return parameters_of(part); };
+    std::vector<std::span<const float>> layers;
+    for (std::size_t l = 0; l < model_.layers(); ++l)
+      layers.push_back(std::span(parameters_).subspan(model_.offset(l), model_.sizes()[l]));
     const std::size_t seen_by = run_.fault == "server-wide" && round > 0 ? 0 : worker;
-    // One that does not arrive.
-    if (reply_fails(run_, worker, round)) std::ignore = publisher_.encode(seen_by, round, parameters);
-    send(worker, round, publisher_.encode(seen_by, round, parameters));
-    publisher_.commit(seen_by);
+    if (reply_fails(run_, worker, round))
+      std::ignore = server_.reply(seen_by, layers);  // one that does not arrive
+    const auto reply = server_.reply(seen_by, layers);
+    send(worker, round, reply.frame());
+    server_.commit(seen_by, reply.clock());
   }
 
   void send(std::size_t worker, std::uint64_t round, const lamina::encoded_frame& frame) {
@@ -258,10 +230,9 @@ class server {
   checkpoint_directory checkpoints_;
   int progress_pipe_;
   lamina::layout model_;
-  lamina::partition partition_;
+  lamina::server<float> server_;
   std::vector<float> parameters_;
   books books_;
-  lamina::parameter_publisher<float> publisher_;
   std::vector<std::uint64_t> replied_;  // the hash of what each worker should hold
   std::optional<uplink> uplink_;
   std::vector<lab::message> packets_;  // what came of each worker's last frame

@@ -114,6 +114,37 @@ TEST_CASE("allocation: without memory a step stays as it is, and goes on when th
   CHECK(worker.save() == expected.save());
 }
 
+TEST_CASE("allocation: a server allocates nothing after its first steps") {
+  const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
+  const bool asynchronous = GENERATE(false, true);
+  const lamina::layout model = model_of(std::vector<std::size_t>(20, 5000));
+  const std::vector<std::vector<float>> parameters(20, std::vector<float>(5000, 1));
+  lamina::selection all(model);
+  all.send_all();
+  lamina::frame_encoder<float> encoder(model);
+  lamina::server<float> server(model, {.workers = 2, .asynchronous = asynchronous, .payload = payload});
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    std::vector<std::vector<std::byte>> frames;
+    for (std::uint32_t s = 0; s < 2; ++s) {
+      frames.push_back(encoder
+                           .encode(
+                               {.step = step, .sender = s},
+                               all, [&](std::size_t l) -> const auto& { return parameters[l]; })
+                           .to_bytes());
+    }
+    const long count = allocations_of([&] {
+      for (auto& each : frames) std::ignore = server.add(std::move(each));
+      server.update([](std::size_t, std::size_t, std::span<const float>) {});
+      for (const std::size_t w : server.workers()) {
+        const auto reply = server.reply(w, parameters);
+        if (w == 0) server.commit(w, reply.clock());  // the other's is lost
+      }
+    });
+    if (step > 2) CHECK(count == 0);
+    CHECK(server.step(0) == step + 1);
+  }
+}
+
 // Of docs/guide/threads-and-memory.md: once everything has been sent, in bytes an element.
 TEST_CASE("allocation: what workers keep") {
   constexpr std::size_t elements = 1 << 20;

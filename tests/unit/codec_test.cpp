@@ -12,7 +12,7 @@
 #include "support.hpp"
 
 using namespace lamina_test;
-using lamina::frame_errc;
+using lamina::errc;
 
 namespace {
 
@@ -29,9 +29,12 @@ enum field : std::size_t {
   step = 16,
   fingerprint = 24,
   layer_count = 32,
+  sequence = 36,
+  payload_kind = 38,
+  user_bytes = 39,
   payload_bytes = 40,
-  reserved = 48,
-  run = 52,
+  run = 48,
+  unsettled = 52,
   checksum = 56,
   bitmap = 64
 };
@@ -52,7 +55,7 @@ bytes encode(const lamina::layout& model, const lamina::selection& chosen, const
              lamina::frame_kind of_kind = lamina::frame_kind::gradients) {
   lamina::frame_encoder<T> encoder(model);
   const auto layer = [&](std::size_t l) { return std::span<const T>(values[l]); };
-  return encoder.encode(of_kind, in_step, from, chosen, layer).to_bytes();
+  return encoder.encode({.kind = of_kind, .step = in_step, .sender = from}, chosen, layer).to_bytes();
 }
 
 template <class Number>
@@ -91,7 +94,7 @@ bytes resealed(bytes frame) {
 // What both forms of decode say; they must agree, and give no layers on error.
 template <class T>
 std::error_code verdict(std::span<const std::byte> frame, const lamina::layout& model) {
-  std::error_code quiet = make_error_code(frame_errc::bad_magic);
+  std::error_code quiet = make_error_code(errc::bad_magic);
   const auto view = lamina::decode<T>(frame, model, quiet);
   if (quiet) {
     REQUIRE(view.layers() == 0);
@@ -187,16 +190,17 @@ TEMPLATE_TEST_CASE("codec: the header's fields stand where the format says", "",
   const bytes& frame = small.frame;
   CHECK(frame[0] == std::byte{0xf4});
   CHECK(std::memcmp(frame.data() + 1, "LAM", 3) == 0);
-  CHECK(read<std::uint16_t>(frame, version) == 1);
+  CHECK(read<std::uint16_t>(frame, version) == 2);
   CHECK(read<std::uint8_t>(frame, element_type) == (sizeof(TestType) == 4 ? 1 : 2));
   CHECK(read<std::uint8_t>(frame, kind) == 1);
-  CHECK(read<std::uint32_t>(frame, flags) == (lamina::checksums_available ? 1U : 0U));
+  CHECK(read<std::uint32_t>(frame, flags) == (lamina::checksums_available ? 3U : 2U));
   CHECK(read<std::uint32_t>(frame, sender) == 3);
   CHECK(read<std::uint64_t>(frame, step) == 7);
   CHECK(read<std::uint64_t>(frame, fingerprint) == small.model.fingerprint());
-  CHECK(read<std::uint64_t>(frame, layer_count) == 4);
+  CHECK(read<std::uint32_t>(frame, layer_count) == 4);
   CHECK(read<std::uint64_t>(frame, payload_bytes) == 5 * sizeof(TestType));
-  CHECK(read<std::uint32_t>(frame, reserved) == 0);
+  CHECK(read<std::uint32_t>(frame, sequence) == 0);  // with payload_kind and user_bytes
+  CHECK(read<std::uint32_t>(frame, unsettled) == 0);
   CHECK(read<std::uint32_t>(frame, run) == 0);
   CHECK(read<std::uint64_t>(frame, checksum) == checksum_of(frame));
   CHECK(read<std::uint8_t>(frame, bitmap) == 0b101);
@@ -213,7 +217,7 @@ TEMPLATE_TEST_CASE("codec: the segments are the header and then the layers where
   lamina::frame_encoder<TestType> encoder(model);
   std::vector<std::size_t> asked;
   const auto& frame = encoder.encode(
-      lamina::frame_kind::gradients, 1, 0, chosen, [&](std::size_t l) -> const auto& {
+      {}, chosen, [&](std::size_t l) -> const auto& {
         asked.push_back(l);
         return values[l];
       });
@@ -239,8 +243,7 @@ TEST_CASE("codec: copy_to refuses a buffer of another size, with both sizes, and
   const std::vector<float> values = {1, 2};
   lamina::frame_encoder<float> encoder(model);
   const auto& frame = encoder.encode(
-      lamina::frame_kind::gradients, 1, 0,
-      everything(model), [&](std::size_t) -> const auto& { return values; });
+      {}, everything(model), [&](std::size_t) -> const auto& { return values; });
   for (const std::size_t size : {0, 135, 137, 1000}) {
     bytes buffer(size, std::byte{0x55});
     const std::string message = message_of<std::invalid_argument>([&] { frame.copy_to(buffer); });
@@ -261,8 +264,7 @@ TEMPLATE_TEST_CASE("codec: an encoder is as good as new for every frame", "", fl
       if (random() % 2 == 0) chosen.send(l);
     }
     const auto& frame = encoder.encode(
-        lamina::frame_kind::gradients, in_step, 1,
-        chosen, [&](std::size_t l) -> const auto& { return values[l]; });
+        {.step = in_step, .sender = 1}, chosen, [&](std::size_t l) -> const auto& { return values[l]; });
     REQUIRE(frame.to_bytes() == encode(model, chosen, values, in_step, 1));
   }
 }
@@ -273,7 +275,7 @@ TEMPLATE_TEST_CASE("codec: every truncation is refused as truncated", "", float,
   for (std::size_t length = 0; length < small.frame.size(); ++length) {
     CAPTURE(length);
     const bytes shorter(small.frame.begin(), small.frame.begin() + static_cast<std::ptrdiff_t>(length));
-    REQUIRE(verdict<TestType>(shorter, small.model) == frame_errc::truncated);
+    REQUIRE(verdict<TestType>(shorter, small.model) == errc::truncated);
   }
 }
 
@@ -282,8 +284,8 @@ TEMPLATE_TEST_CASE("codec: trailing bytes are refused", "", float, double) {
   for (const std::size_t more : {1, 4, 64, 1000}) {
     bytes longer = small.frame;
     longer.resize(longer.size() + more);
-    REQUIRE(verdict<TestType>(longer, small.model) == frame_errc::trailing_bytes);
-    REQUIRE(verdict<TestType>(resealed(longer), small.model) == frame_errc::trailing_bytes);
+    REQUIRE(verdict<TestType>(longer, small.model) == errc::trailing_bytes);
+    REQUIRE(verdict<TestType>(resealed(longer), small.model) == errc::trailing_bytes);
   }
 }
 
@@ -307,7 +309,7 @@ TEMPLATE_TEST_CASE("codec: damage in what only the checksum covers is a checksum
   for (const std::size_t at : {std::size_t{sender}, std::size_t{step}, std::size_t{run},
                                std::size_t{checksum}, std::size_t{128}, small.frame.size() - 1}) {
     const bytes damaged = patched(small.frame, at, std::uint8_t(read<std::uint8_t>(small.frame, at) ^ 0x40));
-    CHECK(verdict<TestType>(damaged, small.model) == frame_errc::checksum_mismatch);
+    CHECK(verdict<TestType>(damaged, small.model) == errc::checksum_mismatch);
   }
   // Two layers of one size change places in the bitmap: every size still fits.
   const lamina::layout model = model_of({2, 2});
@@ -315,7 +317,7 @@ TEMPLATE_TEST_CASE("codec: damage in what only the checksum covers is a checksum
   chosen.send(0);
   const bytes first = encode<TestType>(model, chosen, {{1, 2}, {3, 4}});
   const bytes moved = patched(first, bitmap, std::uint8_t{0b10});
-  CHECK(verdict<TestType>(moved, model) == frame_errc::checksum_mismatch);
+  CHECK(verdict<TestType>(moved, model) == errc::checksum_mismatch);
   CHECK_FALSE(verdict<TestType>(resealed(moved), model));
 }
 
@@ -328,48 +330,44 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
     return as_is;
   };
   const std::uint8_t other_type = sizeof(TestType) == 4 ? 2 : 1;
-  CHECK(refused(magic, std::uint32_t{0}) == frame_errc::bad_magic);
-  CHECK(refused(magic, std::uint32_t{0x4d414cf5}) == frame_errc::bad_magic);
-  CHECK(refused(magic, std::uint32_t{0xf44c414d}) == frame_errc::bad_magic);  // another byte order
-  for (const int number : {0, 2, 256, 65535}) {
-    CHECK(refused(version, static_cast<std::uint16_t>(number)) == frame_errc::unsupported_version);
+  CHECK(refused(magic, std::uint32_t{0}) == errc::bad_magic);
+  CHECK(refused(magic, std::uint32_t{0x4d414cf5}) == errc::bad_magic);
+  CHECK(refused(magic, std::uint32_t{0xf44c414d}) == errc::bad_magic);  // another byte order
+  for (const int number : {0, 1, 3, 256, 65535}) {
+    CHECK(refused(version, static_cast<std::uint16_t>(number)) == errc::unsupported_version);
   }
   for (const std::uint8_t number : {std::uint8_t{0}, other_type, std::uint8_t{3}, std::uint8_t{255}}) {
-    CHECK(refused(element_type, number) == frame_errc::wrong_element_type);
+    CHECK(refused(element_type, number) == errc::wrong_element_type);
   }
   for (const int number : {0, 3, 5, 255}) {
-    CHECK(refused(kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_kind);
+    CHECK(refused(kind, static_cast<std::uint8_t>(number)) == errc::unknown_kind);
   }
   for (const std::uint32_t number : {4U, 5U, 8U, 0x80000001U}) {
-    CHECK(refused(flags, number) == frame_errc::nonzero_reserved);
+    CHECK(refused(flags, number) == errc::nonzero_reserved);
   }
-  for (const std::uint32_t number : {2U, 3U, 6U, 7U}) {  // a part, which has decided nothing
-    CHECK(refused(flags, number) == frame_errc::bad_decided);
-  }
-  constexpr std::size_t payload_kind = 48;
-  CHECK(refused(payload_kind, std::uint8_t{1}) == frame_errc::bad_payload_size);  // float16, of another size
+  CHECK(refused(payload_kind, std::uint8_t{1}) == errc::bad_payload_size);  // float16, of another size
   for (const int number : {5, 255}) {
-    CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == frame_errc::unknown_payload_type);
+    CHECK(refused(payload_kind, static_cast<std::uint8_t>(number)) == errc::unknown_payload_type);
   }
-  for (std::size_t byte = 1; byte < 4; ++byte) {
-    CHECK(refused(reserved + byte, std::uint8_t{1}) == frame_errc::nonzero_reserved);
+  for (const int number : {65, 255}) {
+    CHECK(refused(user_bytes, static_cast<std::uint8_t>(number)) == errc::nonzero_reserved);
   }
-  CHECK(refused(fingerprint, small.model.fingerprint() + 1) == frame_errc::wrong_layout);
-  for (const std::uint64_t number :
-       {std::uint64_t{0}, std::uint64_t{3}, std::uint64_t{5}, ~std::uint64_t{0}}) {
-    CHECK(refused(layer_count, number) == frame_errc::wrong_layout);
+  CHECK(refused(unsettled, std::uint32_t{8}) == errc::nonzero_reserved);  // before the first of 7 steps
+  CHECK(refused(fingerprint, small.model.fingerprint() + 1) == errc::wrong_layout);
+  for (const std::uint32_t number : {0U, 3U, 5U, ~0U}) {
+    CHECK(refused(layer_count, number) == errc::wrong_layout);
   }
   const std::uint64_t right = 5 * sizeof(TestType);
   for (const std::uint64_t number : {std::uint64_t{0}, right - 1, right + 1, right + sizeof(TestType),
                                      right + (std::uint64_t{1} << 32), ~std::uint64_t{0}}) {
-    CHECK(refused(payload_bytes, number) == frame_errc::bad_payload_size);
+    CHECK(refused(payload_bytes, number) == errc::bad_payload_size);
   }
-  CHECK(refused(bitmap, std::uint8_t{0b111}) == frame_errc::bad_payload_size);
-  CHECK(refused(bitmap, std::uint8_t{0b001}) == frame_errc::bad_payload_size);
-  CHECK(refused(bitmap, std::uint8_t{0b1101}) == frame_errc::bad_presence);   // the empty layer
-  CHECK(refused(bitmap, std::uint8_t{0b10101}) == frame_errc::bad_presence);  // beyond the last layer
-  CHECK(refused(bitmap + 1, std::uint8_t{1}) == frame_errc::bad_presence);
-  CHECK(refused(bitmap + 63, std::uint8_t{0x80}) == frame_errc::bad_presence);
+  CHECK(refused(bitmap, std::uint8_t{0b111}) == errc::bad_payload_size);
+  CHECK(refused(bitmap, std::uint8_t{0b001}) == errc::bad_payload_size);
+  CHECK(refused(bitmap, std::uint8_t{0b1101}) == errc::bad_presence);   // the empty layer
+  CHECK(refused(bitmap, std::uint8_t{0b10101}) == errc::bad_presence);  // beyond the last layer
+  CHECK(refused(bitmap + 1, std::uint8_t{1}) == errc::bad_presence);
+  CHECK(refused(bitmap + 63, std::uint8_t{0x80}) == errc::bad_presence);
 }
 
 TEMPLATE_TEST_CASE("codec: a payload claim that matches the presence but not the bytes is truncated", "",
@@ -377,36 +375,36 @@ TEMPLATE_TEST_CASE("codec: a payload claim that matches the presence but not the
   const small_frame<TestType> small;
   const bytes more_present = patched(patched(small.frame, bitmap, std::uint8_t{0b111}), payload_bytes,
                                      std::uint64_t{9 * sizeof(TestType)});
-  CHECK(verdict<TestType>(resealed(more_present), small.model) == frame_errc::truncated);
+  CHECK(verdict<TestType>(resealed(more_present), small.model) == errc::truncated);
   const bytes less_present = patched(patched(small.frame, bitmap, std::uint8_t{0b001}), payload_bytes,
                                      std::uint64_t{3 * sizeof(TestType)});
-  CHECK(verdict<TestType>(resealed(less_present), small.model) == frame_errc::trailing_bytes);
+  CHECK(verdict<TestType>(resealed(less_present), small.model) == errc::trailing_bytes);
 }
 
 TEMPLATE_TEST_CASE("codec: a frame may go without a checksum, but then the field is zero", "", float,
                    double) {
   const small_frame<TestType> small;
-  const bytes bare = patched(patched(small.frame, flags, std::uint32_t{0}), checksum, std::uint64_t{0});
+  const bytes bare =
+      patched(patched(small.frame, flags, lamina::detail::flag_last), checksum, std::uint64_t{0});
   CHECK_FALSE(verdict<TestType>(bare, small.model));
-  CHECK(verdict<TestType>(patched(bare, checksum, std::uint64_t{1}), small.model) ==
-        frame_errc::checksum_mismatch);
+  CHECK(verdict<TestType>(patched(bare, checksum, std::uint64_t{1}), small.model) == errc::checksum_mismatch);
 }
 
 TEST_CASE("codec: the frame of one element type is refused as the other") {
   const small_frame<float> single;
   const small_frame<double> twice;
-  CHECK(verdict<double>(single.frame, single.model) == frame_errc::wrong_element_type);
-  CHECK(verdict<float>(twice.frame, twice.model) == frame_errc::wrong_element_type);
+  CHECK(verdict<double>(single.frame, single.model) == errc::wrong_element_type);
+  CHECK(verdict<float>(twice.frame, twice.model) == errc::wrong_element_type);
 }
 
 TEMPLATE_TEST_CASE("codec: the frame of another model is refused", "", float, double) {
   const small_frame<TestType> small;
   const lamina::layout renamed({{"layer0", {3}}, {"layer1", {4}}, {"other", {2}}, {"layer3", {0}}});
   const lamina::layout reshaped({{"layer0", {3, 1}}, {"layer1", {4}}, {"layer2", {2}}, {"layer3", {0}}});
-  CHECK(verdict<TestType>(small.frame, renamed) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, reshaped) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, model_of({3, 4})) == frame_errc::wrong_layout);
-  CHECK(verdict<TestType>(small.frame, model_of({})) == frame_errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, renamed) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, reshaped) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, model_of({3, 4})) == errc::wrong_layout);
+  CHECK(verdict<TestType>(small.frame, model_of({})) == errc::wrong_layout);
   CHECK_FALSE(verdict<TestType>(small.frame, model_of({3, 4, 2, 0})));  // equal, though another object
 }
 
@@ -418,8 +416,8 @@ TEMPLATE_TEST_CASE("codec: a buffer that is not aligned for the element is refus
     std::ranges::copy(small.frame, buffer.begin() + static_cast<std::ptrdiff_t>(shift));
     const std::error_code error =
         verdict<TestType>(std::span(buffer).subspan(shift, small.frame.size()), small.model);
-    REQUIRE(error == (shift % alignof(TestType) == 0 ? std::error_code{}
-                                                     : make_error_code(frame_errc::misaligned_buffer)));
+    REQUIRE(error ==
+            (shift % alignof(TestType) == 0 ? std::error_code{} : make_error_code(errc::misaligned_buffer)));
   }
 }
 
@@ -512,11 +510,11 @@ TEMPLATE_TEST_CASE("codec: of a frame that arrived in part restore writes what d
     for (const auto payload :
          {lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
           lamina::payload_type::int8, lamina::payload_type::int4}) {
-      const bytes frame =
-          encoder
-              .encode(
-                  kind, 1, 0, chosen, [&](std::size_t l) -> const auto& { return values[l]; }, payload)
-              .to_bytes();
+      const bytes frame = encoder
+                              .encode(
+                                  {.kind = kind, .payload = payload},
+                                  chosen, [&](std::size_t l) -> const auto& { return values[l]; })
+                              .to_bytes();
       const auto view = lamina::decode<TestType>(frame, model);
       tensors<TestType> out;
       for (std::size_t l = 0; l < 3; ++l) {
@@ -551,16 +549,13 @@ TEMPLATE_TEST_CASE("codec: an encoder writes no checksum where it is told so, an
   const auto layer = [&](std::size_t l) -> const auto& {
     return small.values[l];
   };
-  const auto encoded = [&](auto... checksum_or_not) {
-    return encoder
-        .encode(lamina::frame_kind::gradients, 7, 3, small.chosen, layer, lamina::payload_type::as_is,
-                checksum_or_not...)
-        .to_bytes();
+  const auto encoded = [&](lamina::frame_checksum which) {
+    return encoder.encode({.step = 7, .sender = 3, .checksum = which}, small.chosen, layer).to_bytes();
   };
-  const bytes bare = patched(patched(small.frame, flags, std::uint32_t{0}), checksum, std::uint64_t{0});
+  const bytes bare =
+      patched(patched(small.frame, flags, lamina::detail::flag_last), checksum, std::uint64_t{0});
   CHECK(encoded(lamina::frame_checksum::none) == bare);
   CHECK_FALSE(verdict<TestType>(bare, small.model));
-  CHECK(encoded() == small.frame);
   CHECK(encoded(lamina::frame_checksum::xxh3) == small.frame);
 }
 
@@ -568,7 +563,7 @@ TEST_CASE("codec: bytes that are gone when decode returns do not compile; none a
   std::error_code error;
   const lamina::layout model = model_of({1});
   CHECK(lamina::decode<float>({}, model, error).layers() == 0);
-  CHECK(error == frame_errc::truncated);
+  CHECK(error == errc::truncated);
   CHECK(decodes<bytes&>);
   CHECK(decodes<const bytes&, std::error_code>);
   CHECK(decodes<std::span<const std::byte>>);
@@ -584,7 +579,7 @@ TEMPLATE_TEST_CASE("codec: a run id is written and read, and is no other frame's
     lamina::frame_encoder<TestType> encoder(small.model, id);
     const auto copy = encoder;
     for (auto each : {encoder, copy}) {
-      const bytes frame = each.encode(lamina::frame_kind::gradients, 7, 3, small.chosen, layer).to_bytes();
+      const bytes frame = each.encode({.step = 7, .sender = 3}, small.chosen, layer).to_bytes();
       CHECK(read<std::uint32_t>(frame, run) == id);
       CHECK(lamina::decode<TestType>(frame, small.model).run() == id);
       CHECK((frame == small.frame) == (id == 0));
@@ -604,9 +599,9 @@ TEMPLATE_TEST_CASE("codec: the largest frame of a layout is a bound, and one is 
       lamina::frame_encoder<TestType> encoder(model);
       lamina::selection chosen(model);
       const std::size_t most = lamina::largest_frame_bytes<TestType>(model, type);
-      CHECK(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type).size_bytes() <= most);
+      CHECK(encoder.encode({.payload = type}, chosen, layer).size_bytes() <= most);
       chosen.send_all();
-      CHECK(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer, type).size_bytes() == most);
+      CHECK(encoder.encode({.payload = type}, chosen, layer).size_bytes() == most);
     }
   }
   // Many small layers, whose bits take more than a constant.
@@ -662,7 +657,7 @@ TEST_CASE("codec: a span of another size than its layer is refused") {
   const auto layer = [&](std::size_t) -> const auto& {
     return three;
   };
-  CHECK_THROWS_AS(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer), std::invalid_argument);
+  CHECK_THROWS_AS(encoder.encode({}, chosen, layer), std::invalid_argument);
 }
 
 TEST_CASE("codec: a selection of another model is refused") {
@@ -675,8 +670,7 @@ TEST_CASE("codec: a selection of another model is refused") {
   for (const auto& other : {model_of({3}), model_of(std::vector<std::size_t>(2000, 1))}) {
     lamina::selection chosen(other);
     chosen.send(0);
-    CHECK_THROWS_AS(encoder.encode(lamina::frame_kind::gradients, 1, 0, chosen, layer),
-                    std::invalid_argument);
+    CHECK_THROWS_AS(encoder.encode({}, chosen, layer), std::invalid_argument);
   }
 }
 
@@ -691,8 +685,7 @@ TEST_CASE("codec: a view outlives the layout it was decoded for, and has no laye
     lamina::frame_encoder<float> encoder(model);
     frame = encoder
                 .encode(
-                    lamina::frame_kind::gradients, 1, 0,
-                    chosen, [&](std::size_t) -> const auto& { return values; })
+                    {}, chosen, [&](std::size_t) -> const auto& { return values; })
                 .to_bytes();
     view = lamina::decode<float>(frame, model_of({2}));
   }
@@ -739,7 +732,7 @@ TEST_CASE("codec: any bytes give a frame or a named error") {
     std::error_code error;
     const auto view = lamina::decode<float>(damaged, small.model, error);
     refused += error ? 1 : 0;
-    REQUIRE((error ? view.layers() == 0 && error.category() == lamina::frame_category()
+    REQUIRE((error ? view.layers() == 0 && error.category() == lamina::category()
                    : view.layers() == 4 && view.sent_elements() * 4 + 128 == damaged.size()));
   }
   CHECK(refused > 10000);
@@ -748,16 +741,16 @@ TEST_CASE("codec: any bytes give a frame or a named error") {
 
 TEST_CASE("codec: every error has a name of its own") {
   std::vector<std::string> messages;
-  for (int code = 1; code <= static_cast<int>(frame_errc::other_run); ++code) {
-    const std::error_code error = static_cast<frame_errc>(code);
+  for (int code = 1; code <= static_cast<int>(errc::impossible_age); ++code) {
+    const std::error_code error = static_cast<errc>(code);
     CHECK(error);
-    CHECK(std::string(error.category().name()) == "lamina.frame");
-    CHECK(error.message() != "unknown frame error");
+    CHECK(std::string(error.category().name()) == "lamina");
+    CHECK(error.message() != "unknown error");
     messages.push_back(error.message());
   }
   std::ranges::sort(messages);
   CHECK(std::ranges::adjacent_find(messages) == messages.end());
-  CHECK(lamina::frame_category().message(1000) == "unknown frame error");
+  CHECK(lamina::category().message(1000) == "unknown error");
 }
 
 namespace {
@@ -773,33 +766,15 @@ struct category_of_a_plugin : std::error_category {
 }  // namespace
 
 TEST_CASE("codec: an error is what its category is called, whichever object that is") {
-  const category_of_a_plugin frames("lamina.frame");
-  const category_of_a_plugin calls("lamina");
-  const category_of_a_plugin others("frame");
-  const int truncated = static_cast<int>(frame_errc::truncated);
-  CHECK(std::error_code(truncated, frames) == frame_errc::truncated);
-  CHECK(frame_errc::truncated == std::error_code(truncated, frames));
-  CHECK(std::error_code(truncated, frames) != frame_errc::bad_magic);
-  CHECK(std::error_code(truncated, others) != frame_errc::truncated);
-  CHECK(std::error_code(truncated, calls) != frame_errc::truncated);
-  CHECK(std::error_code(truncated, calls) == lamina::errc::no_such_layer);
-  CHECK(std::error_code(truncated, frames) != lamina::errc::no_such_layer);
-  CHECK(std::error_code() != frame_errc::truncated);
-  CHECK(std::error_code(frame_errc::truncated) == frame_errc::truncated);
-}
-
-TEST_CASE("codec: every mistake of a caller has a name of its own") {
-  std::vector<std::string> messages;
-  for (int code = 1; code <= static_cast<int>(lamina::errc::bad_argument); ++code) {
-    const std::error_code error = static_cast<lamina::errc>(code);
-    CHECK(error);
-    CHECK(std::string(error.category().name()) == "lamina");
-    CHECK(error.message() != "unknown error");
-    messages.push_back(error.message());
-  }
-  std::ranges::sort(messages);
-  CHECK(std::ranges::adjacent_find(messages) == messages.end());
-  CHECK(lamina::category().message(1000) == "unknown error");
+  const category_of_a_plugin same("lamina");
+  const category_of_a_plugin others("lamina.other");
+  const int truncated = static_cast<int>(errc::truncated);
+  CHECK(std::error_code(truncated, same) == errc::truncated);
+  CHECK(errc::truncated == std::error_code(truncated, same));
+  CHECK(std::error_code(truncated, same) != errc::bad_magic);
+  CHECK(std::error_code(truncated, others) != errc::truncated);
+  CHECK(std::error_code() != errc::truncated);
+  CHECK(std::error_code(errc::truncated) == errc::truncated);
 }
 
 namespace {
@@ -821,13 +796,10 @@ TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded be
   lamina::frame_encoder<float> encoder(model);
   const auto encode = [&](const lamina::selection& chosen,
                           std::size_t fails_at) -> const lamina::encoded_frame& {
-    return encoder.encode(
-        lamina::frame_kind::gradients, 1, 0, chosen,
-        [&](std::size_t l) {
-          if (l == fails_at) throw source_is_gone();
-          return std::span(elements).first(model.sizes()[l]);
-        },
-        type);
+    return encoder.encode({.payload = type}, chosen, [&](std::size_t l) {
+      if (l == fails_at) throw source_is_gone();
+      return std::span(elements).first(model.sizes()[l]);
+    });
   };
   const bytes expected = encode(all, 9).to_bytes();
   for (const std::size_t fails_at : {std::size_t{1}, std::size_t{2}}) {
@@ -838,26 +810,24 @@ TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded be
     CHECK(encoder.frame().to_bytes().empty());
     CHECK(encode(all, 9).to_bytes() == expected);
     const auto wrong_size = [&] {
-      (void)encoder.encode(
-          lamina::frame_kind::gradients, 1, 0, all, [&](std::size_t) { return std::span(elements); }, type);
+      (void)encoder.encode({.payload = type}, all, [&](std::size_t) { return std::span(elements); });
     };
     CHECK_THROWS_AS(wrong_size(), std::invalid_argument);
     CHECK(encoder.frame().to_bytes().empty());
   }
 }
 
-TEST_CASE("codec: the largest frame of a partition is that of its parts") {
+TEST_CASE("codec: the largest frame of fragments is that of their layout") {
   const lamina::layout model = model_of({4096 * 600, 5});
   const lamina::partition cut(model, 4096);
   for (const auto type :
        {lamina::payload_type::as_is, lamina::payload_type::int8, lamina::payload_type::int4}) {
-    lamina::gradient_compressor<float> compressor(model,
-                                                  {.drop_ratio = 0, .part_elements = 4096, .payload = type});
-    compressor.skip(0);
-    compressor.skip(1);
-    CHECK(compressor.encode().size_bytes() == lamina::largest_frame_bytes<float>(cut, type));
-    CHECK(lamina::largest_frame_bytes<float>(cut, type) ==
-          lamina::largest_frame_bytes<float>(cut.parts(), type));
-    CHECK(lamina::largest_frame_bytes<float>(cut, type) > lamina::largest_frame_bytes<float>(model, type));
+    lamina::worker<float> worker(model, {.drop_ratio = 0, .fragment_elements = 4096, .payload = type});
+    auto step = worker.begin();
+    step.skip(0);
+    step.skip(1);
+    CHECK(step.frame().size_bytes() == lamina::largest_frame_bytes<float>(cut.parts(), type));
+    CHECK(lamina::largest_frame_bytes<float>(cut.parts(), type) >
+          lamina::largest_frame_bytes<float>(model, type));
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Frames made by hand: numbers at the limits of their fields, flipped bits that no checksum covers, models whose bytes
 // cannot be counted, and output that lies over the frame.
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include "lamina/server.hpp"
 #include "support.hpp"
 
-using lamina::frame_errc;
+using lamina::errc;
 using lamina::payload_type;
 using lamina::detail::wire_header;
 using namespace lamina_test;
@@ -45,24 +45,27 @@ bytes frame_of(payload_type type, std::uint64_t step = 7, std::uint32_t sender =
   for (const std::size_t size : sizes) values.emplace_back(size, T(1.5));
   lamina::frame_encoder<T> encoder(model);
   const auto layer = [&](std::size_t l) { return std::span<const T>(values[l]); };
-  return encoder.encode(lamina::frame_kind::gradients, step, sender, chosen, layer, type).to_bytes();
+  return encoder.encode({.step = step, .sender = sender, .payload = type}, chosen, layer).to_bytes();
 }
 
 wire_header header_of(const bytes& frame) {
   return lamina::detail::read_header(frame);
+}
+void write_header(bytes& frame, const wire_header& header) {
+  std::memcpy(frame.data(), &header, sizeof header);
 }
 
 // The frame with another header, under a good checksum if it is to have one.
 bytes sealed(bytes frame, wire_header header) {
   header.checksum = 0;
   if ((header.flags & lamina::detail::flag_checksum) != 0) {
-    lamina::detail::write_header(frame, header);
+    write_header(frame, header);
     lamina::detail::checksum sum;
     sum.add(std::span(frame).first(lamina::detail::checksum_offset));
     sum.add(std::span(frame).subspan(bitmap_at));
     header.checksum = sum.value();
   }
-  lamina::detail::write_header(frame, header);
+  write_header(frame, header);
   return frame;
 }
 template <class Change>
@@ -72,7 +75,7 @@ bytes changed(const bytes& frame, const Change& change) {
   return sealed(frame, header);
 }
 bytes without_checksum(const bytes& frame) {
-  return changed(frame, [](wire_header& header) { header.flags = 0; });
+  return changed(frame, [](wire_header& header) { header.flags = lamina::detail::flag_last; });
 }
 
 template <class T>
@@ -80,7 +83,7 @@ std::error_code verdict(std::span<const std::byte> frame, const lamina::layout& 
   std::error_code error;
   const auto view = lamina::decode<T>(frame, model, error);
   if (error) {
-    REQUIRE(error.category() == lamina::frame_category());
+    REQUIRE(error.category() == lamina::category());
     REQUIRE(view.layers() == 0);
   }
   return error;
@@ -105,10 +108,11 @@ bytes claiming(const lamina::layout& model, payload_type type, std::byte presenc
   header.element_type = lamina::detail::element_code<T>;
   header.kind = static_cast<std::uint8_t>(lamina::frame_kind::gradients);
   header.fingerprint = model.fingerprint();
-  header.layers = model.layers();
+  header.layers = static_cast<std::uint32_t>(model.layers());
+  header.flags = lamina::detail::flag_last;
   header.payload_bytes = payload;
   header.payload_type = static_cast<std::uint8_t>(type);
-  lamina::detail::write_header(frame, header);
+  write_header(frame, header);
   frame[bitmap_at] = presence;
   return frame;
 }
@@ -122,16 +126,18 @@ TEMPLATE_TEST_CASE("decoder: sizes at the limits of their fields are refused by 
     REQUIRE_FALSE(verdict<TestType>(frame, model));
     for (const std::uint64_t number : limits) {
       CAPTURE(number);
-      const auto refused = [&](std::uint64_t wire_header::*field) {
-        const auto in_place = [&](wire_header& header) { header.*field = number; };
-        const auto on_top = [&](wire_header& header) { header.*field += std::max<std::uint64_t>(number, 1); };
+      const auto refused = [&]<class Field>(Field wire_header::*field) {
+        const auto in_place = [&](wire_header& header) { header.*field = static_cast<Field>(number); };
+        const auto on_top = [&](wire_header& header) {
+          header.*field = static_cast<Field>(header.*field + std::max<Field>(static_cast<Field>(number), 1));
+        };
         const std::error_code error = verdict<TestType>(changed(frame, in_place), model);
         CHECK(verdict<TestType>(changed(frame, on_top), model) == error);
         return error;
       };
-      CHECK(refused(&wire_header::layers) == frame_errc::wrong_layout);
-      CHECK(refused(&wire_header::fingerprint) == frame_errc::wrong_layout);
-      CHECK(refused(&wire_header::payload_bytes) == frame_errc::bad_payload_size);
+      CHECK(refused(&wire_header::layers) == errc::wrong_layout);
+      CHECK(refused(&wire_header::fingerprint) == errc::wrong_layout);
+      CHECK(refused(&wire_header::payload_bytes) == errc::bad_payload_size);
     }
   }
 }
@@ -148,46 +154,34 @@ TEMPLATE_TEST_CASE("decoder: any step and sender is read, and it is for the rece
       const auto foreign = lamina::decode<TestType>(from, model);
       CHECK(late.step() == number);
       CHECK(foreign.sender() == static_cast<std::uint32_t>(number));
-      auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, 2, {.first_step = 7});
-      const auto refusal_of = [&](const auto& view) {
-        try {
-          aggregator.add(view);
-        } catch (const lamina::decode_error& error) {
-          return error.code();
-        }
-        return std::error_code{};
-      };
-      CHECK(refusal_of(late) == frame_errc::unexpected_step);
-      const bool is_worker = foreign.sender() < 2;
-      CHECK(refusal_of(foreign) ==
-            (is_worker ? std::error_code{} : make_error_code(frame_errc::unknown_sender)));
+      lamina::server<TestType> server(model, {.workers = 2, .first_step = 7});
+      CHECK(server.add(in_step) == errc::unexpected_step);
+      CHECK(server.add(from) == (foreign.sender() < 2 ? std::error_code{} : errc::unknown_sender));
     }
   }
 }
 
-TEMPLATE_TEST_CASE("decoder: every unknown flag and every reserved bit is refused under a good checksum", "",
+TEMPLATE_TEST_CASE("decoder: every unknown flag and impossible number is refused under a good checksum", "",
                    float, double) {
   const lamina::layout model = model_of(sizes);
   for (const payload_type type : every_type) {
     const bytes frame = frame_of<TestType>(type);
-    // Bit 1 makes it a part, in which nothing is decided and something present; bit 2 is for a part alone.
-    for (unsigned bit = 1; bit < 32; ++bit) {
+    for (unsigned bit = 2; bit < 32; ++bit) {
       const auto flag = [&](wire_header& header) { header.flags |= 1U << bit; };
-      REQUIRE(verdict<TestType>(changed(frame, flag), model) ==
-              (bit == 1 ? frame_errc::bad_decided : frame_errc::nonzero_reserved));
+      REQUIRE(verdict<TestType>(changed(frame, flag), model) == errc::nonzero_reserved);
     }
-    for (unsigned bit = 0; bit < 24; ++bit) {
-      const auto reserved = [&](wire_header& header) {
-        if (bit < 8) header.reserved = static_cast<std::uint8_t>(1U << bit);
-        if (bit >= 8) header.part = static_cast<std::uint16_t>(1U << (bit - 8));
-      };
-      REQUIRE(verdict<TestType>(changed(frame, reserved), model) == frame_errc::nonzero_reserved);
+    const auto user = [](wire_header& header) { header.user_bytes = 65; };
+    REQUIRE(verdict<TestType>(changed(frame, user), model) == errc::nonzero_reserved);
+    for (const std::uint32_t steps : {8U, 0x80000000U, ~0U}) {
+      const auto unsettled = [&](wire_header& header) { header.unsettled = steps; };
+      REQUIRE(verdict<TestType>(changed(frame, unsettled), model) == errc::nonzero_reserved);
     }
   }
 }
 
-// What a bit may change where nothing covers it: the step, the sender, the run, the elements, and gradients for parameters, which
-// are 1 and 2 and so two bits apart. No size, and nothing of what the model says.
+// What a bit may change where nothing covers it: the step, its first one, the sender, the run, the number of the frame and whether it is
+// the last, the user's bytes, the elements, and gradients for parameters, which are 1 and 2 and so two bits apart. No size, and nothing
+// of what the model says.
 TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or changes one thing that was sent",
                    "", float, double) {
   const lamina::layout model = model_of(sizes);
@@ -203,18 +197,27 @@ TEMPLATE_TEST_CASE("decoder: without a checksum a flipped bit is refused or chan
       const auto view = lamina::decode<TestType>(frame, model, error);
       const bool is_sender = place >= 12 && place < 16;
       const bool is_step = place >= 16 && place < 24;
-      const bool is_run = place >= 52 && place < 56;
+      const bool is_run = place >= 48 && place < 52;
+      const bool is_sequence = place == 36 || place == 37;
+      const bool is_last = bit == 8 * 8 + 1;
+      const bool is_user = place == 39 && bit % 8 < 6;  // zeros that were padding, which are fewer than 64
+      const bool is_since = place == 52 && bit % 8 < 3;
       const bool is_element = place >= payload_at;
       // Layer 0 has three elements; the upper half of its second byte of int4 is nobody's.
       const bool is_nobodys = type == payload_type::int4 && place == payload_at + 2 && bit % 8 >= 4;
-      REQUIRE(!error == (is_sender || is_step || is_run || is_element));
+      REQUIRE(!error == (is_sender || is_step || is_run || is_sequence || is_last || is_user || is_since ||
+                         is_element));
       if (error) {
-        REQUIRE(error.category() == lamina::frame_category());
+        REQUIRE(error.category() == lamina::category());
         REQUIRE(view.layers() == 0);
       } else {
         REQUIRE((view.sender() != 1) == is_sender);
         REQUIRE((view.step() != 7) == is_step);
         REQUIRE((view.run() != 0) == is_run);
+        REQUIRE((view.sequence() != 0) == is_sequence);
+        REQUIRE(view.is_last() != is_last);
+        REQUIRE(view.user().empty() != is_user);
+        REQUIRE((view.since() != view.step()) == is_since);
         REQUIRE(same_bits(elements_of_frame(view), sent) != (is_element && !is_nobodys));
         REQUIRE(view.is_dropped(1));
       }
@@ -237,7 +240,7 @@ TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame 
       const std::size_t wrapped = bytes_of(type, elements);
       const std::size_t claim = wrapped < 1000 ? wrapped : 0;
       CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{1}, claim), model) ==
-            frame_errc::bad_payload_size);
+            errc::bad_payload_size);
       CHECK_FALSE(verdict<TestType>(claiming<TestType>(model, type, std::byte{0}, 0), model));
     }
     // Layers whose bytes can be counted, but not their sum.
@@ -246,7 +249,7 @@ TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame 
     const std::size_t wrapped = 4 * bytes_of(type, half) + bytes_of(type, 1);
     const std::size_t claim = wrapped < 1000 ? wrapped : 0;
     CHECK(verdict<TestType>(claiming<TestType>(model, type, std::byte{0b11111}, claim), model) ==
-          frame_errc::bad_payload_size);
+          errc::bad_payload_size);
     CHECK_FALSE(
         verdict<TestType>(claiming<TestType>(model, type, std::byte{0b100}, bytes_of(type, 1)), model));
   }
@@ -258,7 +261,7 @@ TEST_CASE("decoder: what is too large for memory is refused as truncated, and no
     bytes frame = claiming<float>(model, type, std::byte{0b11}, 8);
     wire_header header = header_of(frame);
     header.payload_bytes = 2 * lamina::payload_bytes<float>(type, std::size_t{1} << 40);
-    CHECK(verdict<float>(sealed(frame, header), model) == frame_errc::truncated);
+    CHECK(verdict<float>(sealed(frame, header), model) == errc::truncated);
   }
 }
 
@@ -302,7 +305,7 @@ namespace {
 
 // What both forms of peek say; they must agree, and give nothing on error.
 std::error_code verdict_of_peek(std::span<const std::byte> first_bytes) {
-  std::error_code error = make_error_code(frame_errc::bad_magic);
+  std::error_code error = make_error_code(errc::bad_magic);
   const lamina::frame_info info = lamina::peek(first_bytes, error);
   std::error_code thrown;
   try {
@@ -337,12 +340,12 @@ TEMPLATE_TEST_CASE("peek: the first 64 bytes tell the frame's size and what it s
                                            .step = 77,
                                            .fingerprint = model.fingerprint(),
                                            .layers = 4,
-                                           .ends_step = true};
+                                           .is_last = true};
       CHECK(lamina::peek(std::span(frame).first(lamina::peek_bytes)) == expected);
       CHECK(lamina::peek(frame) == expected);
       CHECK_FALSE(verdict_of_peek(frame));
       for (std::size_t length = 0; length < lamina::peek_bytes; ++length) {
-        CHECK(verdict_of_peek(std::span(frame).first(length)) == frame_errc::truncated);
+        CHECK(verdict_of_peek(std::span(frame).first(length)) == errc::truncated);
       }
     }
   }
@@ -363,35 +366,31 @@ TEST_CASE("peek: refuses a header as decode does, and knows nothing of the layou
       const lamina::frame_info info = lamina::peek(damaged);
       CHECK((decoded || info.size_bytes == frame.size()));
     }
-    if (bit / 8 == 6) CHECK(peeked == frame_errc::wrong_element_type);  // 1 and 2 are two bits apart
+    if (bit / 8 == 6) CHECK(peeked == errc::wrong_element_type);  // 1 and 2 are two bits apart
   }
   const bytes doubles = frame_of<double>(payload_type::as_is);
   CHECK_FALSE(verdict_of_peek(doubles));
-  CHECK(verdict<float>(doubles, model) == frame_errc::wrong_element_type);
+  CHECK(verdict<float>(doubles, model) == errc::wrong_element_type);
 }
 
 TEST_CASE("peek: a size that cannot be counted is refused") {
   const bytes frame = frame_of<float>(payload_type::as_is);
   constexpr std::uint64_t most = std::numeric_limits<std::size_t>::max();
-  const auto with = [&](std::uint64_t layers, std::uint64_t payload) {
+  const auto with = [&](std::uint32_t layers, std::uint64_t payload) {
     return changed(frame, [&](wire_header& header) {
       header.layers = layers;
       header.payload_bytes = payload;
     });
   };
-  for (const std::uint64_t number : limits) {
+  for (const std::uint32_t number : {0U, 1U, 0x7fffffffU, 0x80000000U, 0xffffffffU}) {
     CAPTURE(number);
     const bytes many_layers = with(number, 20);
+    const std::uint64_t bitmap = (number / 8 + (number % 8 != 0) + 63) / 64 * 64;
     CHECK_FALSE(verdict_of_peek(many_layers));
     CHECK(lamina::peek(many_layers).layers == number);
-    CHECK(lamina::peek(many_layers).size_bytes == 64 + (number / 8 + (number % 8 != 0) + 63) / 64 * 64 + 20);
+    CHECK(lamina::peek(many_layers).size_bytes == 64 + bitmap + 20);
+    CHECK(lamina::peek(with(number, most - 64 - bitmap)).size_bytes == most);
+    CHECK(verdict_of_peek(with(number, most - 63 - bitmap)) == errc::bad_payload_size);
+    CHECK(verdict_of_peek(with(number, most)) == errc::bad_payload_size);
   }
-  CHECK_FALSE(verdict_of_peek(with(4, most - 128)));
-  CHECK(lamina::peek(with(4, most - 128)).size_bytes == most);
-  for (const std::uint64_t payload : {most - 127, most - 1, most}) {
-    CHECK(verdict_of_peek(with(4, payload)) == frame_errc::bad_payload_size);
-  }
-  CHECK(verdict_of_peek(with(most, most)) == frame_errc::bad_payload_size);
-  CHECK(verdict_of_peek(with(most, most - (most / 8 + 1) - 63)) == frame_errc::bad_payload_size);
-  CHECK_FALSE(verdict_of_peek(with(most, most - (most / 8 + 1) - 64)));
 }

@@ -17,132 +17,100 @@ using lamina::element_range;
 
 namespace {
 
-const lamina::layout& model() {
-  static const lamina::layout model = model_of({100, 7, 0, 1, 64, 33});
-  return model;
-}
+using tensors = std::vector<std::vector<float>>;
+using ranges = std::vector<element_range>;
 constexpr std::size_t chunk_elements = 8;
 
-using parameters = std::vector<std::vector<float>>;
-
-/// A server, and frames that make it take some layers for updated.
-struct updated_server {
-  explicit updated_server(std::size_t workers, lamina::server_options options = {})
-      : server(model(), with(std::move(options), workers)) {
-    for (const std::size_t size : model().sizes()) values.emplace_back(size, 1.0F);
+// An asynchronous server whose parameters say when they were written, and where.
+struct serving {
+  explicit serving(std::size_t workers, lamina::payload_type payload = lamina::payload_type::as_is)
+      : server(model, {.workers = workers,
+                       .asynchronous = true,
+                       .payload = payload,
+                       .frame_checksum = lamina::frame_checksum::none}) {
+    for (const std::size_t size : model.sizes()) parameters.emplace_back(size);
   }
 
-  template <class Write>
-  void update(const lamina::selection& layers, const Write& write) {
-    lamina::frame_encoder<float> encoder(model());
-    const auto error =
-        server.add(encoder
-                       .encode(lamina::frame_kind::gradients, ++step_, 0, layers,
-                               [&](std::size_t l) { return std::span<const float>(values[l]); })
-                       .to_bytes());
-    REQUIRE_FALSE(error);
-    server.update([](std::size_t, std::size_t, std::span<const float>) {});
-    write();
+  void update(const lamina::selection& layers) {
+    const std::uint64_t step = server.step(0);
+    lamina::frame_encoder<float> encoder(model);
+    const auto& frame =
+        encoder.encode({.step = step}, layers, [&](std::size_t l) -> const auto& { return parameters[l]; });
+    REQUIRE_FALSE(server.add(frame.to_bytes()));
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = begin; i < begin + mean.size(); ++i)
+        parameters[l][i] = static_cast<float>(step) + static_cast<float>(i) / 128;
+    });
   }
-  void update_all() {
-    lamina::selection all(model());
+  lamina::selection all() const {
+    lamina::selection all(model);
     all.send_all();
-    update(all, [] {});
+    return all;
   }
-  /// A reply of which one chunk of layer 0 is lost.
-  void lose_one(std::size_t worker) {
-    update_all();
-    const auto reply = server.reply(worker, values);
-    lamina::delivery arrived(reply.sent(), chunk_elements);
-    arrived.lose(0, 12);
-    server.commit(worker, reply.clock(), arrived);
+  lamina::server_reply reply(std::size_t w) { return server.reply(w, parameters); }
+  bool is_pending(std::size_t w, const ranges& expected) const {
+    return std::ranges::equal(server.pending(w), expected);
   }
-
-  static lamina::server_options with(lamina::server_options options, std::size_t workers) {
-    options.workers = workers;
-    options.asynchronous = true;
-    return options;
+  // Worker w has lost these elements of layer 0, which is one chunk.
+  std::uint64_t lose(std::size_t w, std::size_t chunk) {
+    const auto lossy = reply(w);
+    lamina::delivery arrived(lossy.sent(), chunk_elements);
+    arrived.lose(0, chunk);
+    server.commit(w, lossy.clock(), arrived);
+    return lossy.clock();
   }
 
+  lamina::layout model = lamina_test::model_of({100, 7, 0, 1, 64, 33});
+  tensors parameters;
   lamina::server<float> server;
-  parameters values;
-
- private:
-  std::uint64_t step_ = 0;
 };
 
-const std::vector<element_range> the_lost_one = {{0, 96, 100}};
-
-/// Numbers that say when they were written, and where.
-void write(parameters& to, const lamina::selection& layers, float time) {
-  for (const std::size_t l : layers.sent()) {
-    for (std::size_t i = 0; i < to[l].size(); ++i) to[l][i] = time + static_cast<float>(i) / 128;
-  }
-}
-
-std::vector<element_range> lost_of(const lamina::delivery& arrived) {
-  std::vector<element_range> lost;
-  for (std::size_t l = 0; l < model().layers(); ++l) {
-    arrived.for_each_lost(l, [&](std::size_t begin, std::size_t end) { lost.push_back({l, begin, end}); });
-  }
-  return lost;
-}
-
-/// A worker at the other end of a way that loses up to 40 % of the chunks that it may lose.
-class replica {
- public:
-  replica() {
-    for (const std::size_t size : model().sizes()) {
-      values_.emplace_back(size, -777.0F);
-      is_wrong_.emplace_back(size, char{0});
-    }
+// A worker at the other end of a way that loses chunks, but none that it must bring.
+struct replica {
+  explicit replica(const tensors& like) : values(like), is_wrong(like) {
+    for (auto& layer : values) std::ranges::fill(layer, -777.0F);
+    for (auto& layer : is_wrong) std::ranges::fill(layer, 0.0F);
   }
 
-  /// Takes a frame, of which chunks in `required` are not lost, and repairs out of `server`. Gives what arrived.
-  lamina::delivery take(const std::vector<std::byte>& bytes, const lamina::selection& published,
-                        std::span<const element_range> required, const parameters& server,
-                        std::mt19937& random, std::size_t lost_of_10) {
-    lamina::delivery arrived(published, chunk_elements);
-    for (const std::size_t l : published.sent()) {
+  lamina::delivery take(const lamina::server_reply& reply, const lamina::layout& model,
+                        std::span<const element_range> required, const tensors& server, std::mt19937& random,
+                        std::size_t lost_of_10) {
+    lamina::delivery arrived(reply.sent(), chunk_elements);
+    for (const std::size_t l : reply.sent().sent()) {
       for (std::size_t chunk = 0; chunk < arrived.chunks(l); ++chunk) {
         const std::size_t begin = chunk * chunk_elements;
-        const bool is_required =
-            std::any_of(required.begin(), required.end(), [&](const element_range& each) {
-              return each.layer == l && each.begin <= begin && begin < each.end;
-            });
+        const bool is_required = std::ranges::any_of(required, [&](const element_range& each) {
+          return each.layer == l && each.begin <= begin && begin < each.end;
+        });
         if (!is_required && below(random, 10) < lost_of_10) arrived.lose(l, chunk);
       }
     }
-    const auto frame = lamina::decode<float>(bytes, model());
-    for (std::size_t l = 0; l < model().layers(); ++l) frame.restore(l, values_[l], arrived);
-    for (const element_range& each : required) {
-      if (published.is_sent(each.layer)) continue;
-      ++repairs_;
-      std::copy_n(server[each.layer].begin() + static_cast<std::ptrdiff_t>(each.begin), each.end - each.begin,
-                  values_[each.layer].begin() + static_cast<std::ptrdiff_t>(each.begin));
+    const auto bytes = reply.to_bytes();
+    const auto frame = lamina::decode<float>(bytes, model);
+    for (std::size_t l = 0; l < values.size(); ++l) frame.restore(l, values[l], arrived);
+    for (const auto& [layer, begin, end] : required) {
+      if (reply.sent().is_sent(layer)) continue;
+      ++repairs;
+      for (std::size_t i = begin; i < end; ++i) values[layer][i] = server[layer][i];
     }
     return arrived;
   }
-
-  /// Whether no value differs from the server's after this transfer and the one before.
-  bool heals(const parameters& server) {
-    bool each_is_right_in_time = true;
-    for (std::size_t l = 0; l < values_.size(); ++l) {
-      for (std::size_t i = 0; i < values_[l].size(); ++i) {
-        const bool is_wrong = values_[l][i] != server[l][i];
-        if (is_wrong && is_wrong_[l][i] != 0) each_is_right_in_time = false;
-        is_wrong_[l][i] = is_wrong ? 1 : 0;
+  // Whether no value differs from the server's after this transfer and the one before.
+  bool heals(const tensors& server) {
+    bool is_right_in_time = true;
+    for (std::size_t l = 0; l < values.size(); ++l) {
+      for (std::size_t i = 0; i < values[l].size(); ++i) {
+        const bool was_wrong = is_wrong[l][i] != 0;
+        is_wrong[l][i] = values[l][i] != server[l][i] ? 1.0F : 0.0F;
+        if (was_wrong && is_wrong[l][i] != 0) is_right_in_time = false;
       }
     }
-    return each_is_right_in_time;
+    return is_right_in_time;
   }
-  bool equals(const parameters& server) const { return values_ == server; }
-  std::size_t repairs() const { return repairs_; }
 
- private:
-  parameters values_;
-  std::vector<std::vector<char>> is_wrong_;  // after the last transfer
-  std::size_t repairs_ = 0;
+  tensors values;
+  tensors is_wrong;  // 1 after the last transfer
+  std::size_t repairs = 0;
 };
 
 }  // namespace
@@ -150,104 +118,87 @@ class replica {
 TEST_CASE("repair: a value that was lost is wrong for one transfer, and is repaired once") {
   std::mt19937 random(2400);
   constexpr std::size_t workers = 3;
-  updated_server of(workers, {.frame_checksum = lamina::frame_checksum::none});
-  std::vector<replica> replicas(workers);
-  std::vector<std::vector<element_range>> lost(workers);  // in the last transfer that was committed
-  for (int step = 1; step <= 1000; ++step) {
-    lamina::selection updated(model());
-    for (std::size_t l = 0; l < model().layers(); ++l) {
+  serving at(workers);
+  std::vector<replica> replicas(workers, replica(at.parameters));
+  for (std::uint64_t t = 1; t <= 1000; ++t) {
+    lamina::selection updated(at.model);
+    for (std::size_t l = 0; l < at.model.layers(); ++l) {
       if (below(random, 3) == 0) updated.send(l);
     }
-    of.update(updated, [&] { write(of.values, updated, static_cast<float>(step)); });
-
-    const bool is_reliable = step % 10 == 0;
-    const std::size_t lost_of_10 = is_reliable ? 0 : 1 + below(random, 4);
+    at.update(updated);
+    const bool is_reliable = t % 10 == 0;
     for (std::size_t w = 0; w < workers; ++w) {
-      if (!is_reliable && below(random, 3) == 0) continue;  // this worker is slower
-      const auto reply = of.server.reply(w, of.values);
+      if (!is_reliable && below(random, 2) == 0) continue;  // this worker is slower
+      const auto reply = at.reply(w);
       if (!is_reliable && below(random, 8) == 0) continue;  // the whole transfer failed
-      const auto pending = of.server.pending(w);
-      REQUIRE(std::ranges::equal(pending, lost[w]));
-      const lamina::delivery arrived =
-          replicas[w].take(reply.to_bytes(), reply.sent(), pending, of.values, random, lost_of_10);
-      of.server.commit(w, reply.clock(), arrived);
-      lost[w] = lost_of(arrived);
-      REQUIRE(replicas[w].heals(of.values));
-      if (is_reliable) REQUIRE(replicas[w].equals(of.values));
+      const auto arrived = replicas[w].take(reply, at.model, at.server.pending(w), at.parameters, random,
+                                            is_reliable ? 0 : 1 + below(random, 4));
+      at.server.commit(w, reply.clock(), arrived);
+      REQUIRE(replicas[w].heals(at.parameters));
+      if (is_reliable) REQUIRE(replicas[w].values == at.parameters);
     }
   }
-  for (std::size_t w = 0; w < workers; ++w) CHECK(replicas[w].repairs() > 50);
+  for (const replica& each : replicas) CHECK(each.repairs > 50);
 }
 
-TEST_CASE("repair: a reply that arrived whole leaves nothing pending, one that failed all that was") {
-  updated_server of(2);
-  const auto early = of.server.reply(1, of.values).clock();
-  of.lose_one(1);
-  CHECK(of.server.pending(0).empty());
-  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
-  (void)of.server.reply(1, of.values);  // and it is not committed
-  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
-  of.server.commit(1, early);  // late, of a transfer that did not bring the repairs
-  CHECK(std::ranges::equal(of.server.pending(1), the_lost_one));
-  // The reply holds no layer, but the repairs that are sent with it have arrived.
-  const auto reply = of.server.reply(1, of.values);
-  CHECK(reply.sent().sent_layers() == 0);
-  of.server.commit(1, reply.clock());
-  CHECK(of.server.pending(1).empty());
+TEST_CASE("repair: what is pending stays until a later reply has arrived") {
+  serving at(2);
+  const auto before = at.reply(1);
+  at.update(at.all());
+  at.lose(1, 12);
+  const ranges one = {{0, 96, 100}};
+  CHECK(at.is_pending(0, {}));
+  CHECK(at.is_pending(1, one));
+  at.server.commit(1, before.clock());  // late
+  CHECK(at.is_pending(1, one));
+  const auto empty = at.reply(1);
+  CHECK(empty.sent().sent_layers() == 0);
+  CHECK(at.is_pending(1, one));
+  at.server.commit(1, empty.clock());  // with the repairs that were sent with it
+  CHECK(at.is_pending(1, {}));
+
+  at.update(at.all());
+  const std::uint64_t clock = at.lose(1, 2);
+  at.update(at.all());
+  at.parameters[0].resize(3);
+  CHECK_THROWS_AS(at.reply(1), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.commit(1, clock, lamina::delivery(at.all(), 8)), std::invalid_argument);
+  at.parameters[0].resize(100);
+  CHECK(at.is_pending(1, {{0, 16, 24}}));
+  CHECK(at.reply(1).sent().is_sent(0));
 }
 
-TEST_CASE("repair: of replies from before a worker was forgotten nothing is committed any more") {
-  updated_server of(1);
-  of.lose_one(0);
-  const auto reply = of.server.reply(0, of.values);
-  const std::uint64_t clock = reply.clock();
-  const lamina::delivery arrived(reply.sent(), chunk_elements);
-  of.server.forget(0);
-  CHECK(of.server.pending(0).empty());
-  of.server.commit(0, clock);
-  CHECK(throws<std::invalid_argument>([&] { of.server.commit(0, clock, arrived); }));
-  const auto next = of.server.reply(0, of.values);
-  CHECK(next.sent().sent_elements() == model().elements());
-  of.server.commit(0, clock);
-  CHECK(of.server.reply(0, of.values).sent().sent_elements() == model().elements());
-  of.server.commit(0, next.clock());
-  CHECK(of.server.reply(0, of.values).sent().sent_elements() == 0);
+TEST_CASE("repair: of a worker that was forgotten nothing is pending, nor of a reply from before") {
+  serving at(1);
+  at.lose(0, 0);
+  at.update(at.all());
+  const auto before = at.reply(0);
+  const std::uint64_t clock = before.clock();
+  const lamina::selection sent = before.sent();
+  at.server.forget(0);
+  CHECK(at.is_pending(0, {}));
+  lamina::delivery arrived(sent, chunk_elements);
+  arrived.lose(0, 0);
+  at.server.commit(0, clock, arrived);
+  CHECK(at.is_pending(0, {}));
+  CHECK(at.reply(0).sent().sent_elements() == at.model.elements());
 }
 
 TEST_CASE("repair: the delivery of another reply is refused by name and changes nothing") {
-  updated_server of(2, {.payload = lamina::payload_type::int8});
-  lamina::selection all(model());
-  all.send_all();
-  const lamina::delivery right(all, 64);
-  CHECK(throws<std::out_of_range>([&] { of.server.commit(2, 1, right); }));
-  CHECK(throws<std::out_of_range>([&] { (void)of.server.pending(2); }));
-  CHECK(throws<std::invalid_argument>([&] { of.server.commit(1, 1, right); }));  // there was no reply
-  const std::uint64_t clock = of.server.reply(1, of.values).clock();
-  const auto refused = [&](std::size_t worker, std::uint64_t at, const lamina::delivery& arrived) {
-    return message_of<std::invalid_argument>([&] { of.server.commit(worker, at, arrived); });
-  };
-  lamina::selection some(model());
+  serving at(2, lamina::payload_type::int8);
+  const lamina::delivery right(at.all(), 64);
+  CHECK_THROWS_AS(at.server.commit(1, 1, right), std::invalid_argument);  // there was no reply
+  const std::uint64_t clock = at.reply(1).clock();
+  CHECK_THROWS_AS(at.server.commit(0, clock, right), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.commit(2, clock, right), std::out_of_range);
+  lamina::selection some(at.model);
   some.send(0);
-  CHECK(contains(refused(0, clock, right), "another clock"));
-  CHECK(contains(refused(1, clock + 1, right), "another clock"));
-  CHECK(contains(refused(1, clock, lamina::delivery(some, 64)), "the delivery is of another frame"));
-  CHECK(contains(refused(1, clock, lamina::delivery(all, 32)), "a multiple of 64 elements, these have 32"));
-  CHECK(of.server.reply(1, of.values).sent().sent_elements() == model().elements());  // nothing was committed
-  of.server.commit(1, clock, right);
-  CHECK(of.server.reply(1, of.values).sent().sent_elements() == 0);
-}
-
-TEST_CASE("repair: a reply that throws cannot be committed, and what is pending stays") {
-  updated_server of(1);
-  of.lose_one(0);
-  of.update_all();
-  const std::uint64_t clock = of.server.reply(0, of.values).clock();
-  of.update_all();
-  parameters too_short = of.values;
-  too_short[0].pop_back();
-  CHECK(throws<std::invalid_argument>([&] { (void)of.server.reply(0, too_short); }));
-  const lamina::delivery nothing(lamina::selection(model()), chunk_elements);
-  CHECK(throws<std::invalid_argument>([&] { of.server.commit(0, clock, nothing); }));
-  CHECK(std::ranges::equal(of.server.pending(0), the_lost_one));
-  CHECK(of.server.reply(0, of.values).sent().is_sent(0));
+  using Catch::Matchers::Contains;
+  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(some, 64)),
+                    Contains("the delivery is of another frame"));
+  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(at.all(), 32)),
+                    Contains("a multiple of 64 elements, these have 32"));
+  CHECK(at.reply(1).sent().sent_elements() == at.model.elements());  // nothing was committed
+  at.server.commit(1, clock, right);
+  CHECK(at.reply(1).sent().sent_elements() == 0);
 }

@@ -2,824 +2,587 @@
 #include "lamina/server.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
 #include <random>
+#include <stdexcept>
 #include <thread>
 #include <tuple>
 
 #include "catch.hpp"
+#include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
-using lamina::frame_errc;
+using lamina::errc;
+using lamina::frame_kind;
 
 namespace {
 
 using bytes = std::vector<std::byte>;
+using indices = std::vector<std::size_t>;
 template <class T>
 using tensors = std::vector<std::vector<T>>;
 
 // Layers that are empty vectors are not sent.
 template <class T>
 bytes frame_of(const lamina::layout& model, const tensors<T>& layers, std::uint32_t sender,
-               std::uint64_t step = 1, lamina::frame_kind kind = lamina::frame_kind::gradients) {
+               std::uint64_t step = 1, frame_kind kind = frame_kind::gradients, std::uint32_t run = 0) {
   lamina::selection chosen(model);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     if (!layers[l].empty()) chosen.send(l);
   }
-  lamina::frame_encoder<T> encoder(model);
-  const auto layer = [&](std::size_t l) { return std::span<const T>(layers[l]); };
-  return encoder.encode(kind, step, sender, chosen, layer).to_bytes();
+  lamina::frame_encoder<T> encoder(model, run);
+  return encoder
+      .encode({.kind = kind, .step = step, .sender = sender}, chosen,
+              [&](std::size_t l) { return std::span<const T>(layers[l]); })
+      .to_bytes();
 }
 
 template <class T>
-std::vector<T> mean_of(const lamina::gradient_aggregator<T>& aggregator, std::size_t layer) {
-  std::vector<T> whole;
-  aggregator.mean(layer, [&](std::size_t begin, std::span<const T> part) {
-    REQUIRE(begin == whole.size());
-    REQUIRE_FALSE(part.empty());
-    whole.insert(whole.end(), part.begin(), part.end());
-  });
-  return whole;
+tensors<T> random_layers(std::mt19937& random, const lamina::layout& model) {
+  tensors<T> layers;
+  for (const std::size_t size : model.sizes())
+    layers.push_back(random_fractions<T>(random, random() % 3 == 0 ? 0 : size));
+  return layers;
 }
 
-template <class Call>
-std::error_code refusal(Call&& call) {
-  try {
-    call();
-  } catch (const lamina::decode_error& error) {
-    return error.code();
+// The mean of each layer, empty where none came; each element exactly once.
+template <class T, class Execution = lamina::sequential>
+tensors<T> update(lamina::server<T>& server, const Execution& execution = {}) {
+  tensors<T> means;
+  std::vector<std::vector<char>> seen;
+  for (const std::size_t size : server.model().sizes()) {
+    means.emplace_back(size);
+    seen.emplace_back((size + 4095) / 4096);
   }
-  return {};
+  server.update(
+      [&](std::size_t layer, std::size_t begin, std::span<const T> mean) {
+        ++seen[layer][begin / 4096];
+        std::ranges::copy(mean, means[layer].begin() + static_cast<std::ptrdiff_t>(begin));
+      },
+      execution);
+  for (std::size_t l = 0; l < means.size(); ++l) {
+    const auto once = std::ranges::count(seen[l], char{1});
+    REQUIRE((once == 0 || once == std::ssize(seen[l])));
+    if (once == 0) means[l].clear();
+  }
+  return means;
 }
+
+// As server.hpp says it. The frames are in the order of their senders.
+template <class T>
+tensors<T> literal_mean(const lamina::layout& model, const std::vector<tensors<T>>& frames,
+                        std::size_t workers) {
+  tensors<T> mean(model.layers());
+  for (const auto& layers : frames) {
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      mean[l].resize(std::max(mean[l].size(), layers[l].size()));
+      for (std::size_t i = 0; i < layers[l].size(); ++i) mean[l][i] += layers[l][i];
+    }
+  }
+  for (auto& layer : mean) {
+    for (T& each : layer) each /= static_cast<T>(workers);
+  }
+  return mean;
+}
+
+template <class T>
+bool same_tensors(const tensors<T>& a, const tensors<T>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return same_bits(x, y); });
+}
+
+constexpr auto backwards = [](std::size_t tasks, auto&& work) {
+  while (tasks-- > 0) work(tasks);
+};
+constexpr auto threads = [](std::size_t tasks, auto&& work) {
+  std::vector<std::thread> all;
+  for (std::size_t i = 0; i < tasks; ++i) all.emplace_back([&work, i] { work(i); });
+  for (std::thread& each : all) each.join();
+};
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("server: the mean is the sum in rank order over W, for any order of arrival", "", float,
-                   double) {
-  const std::size_t workers = 5;  // 1/W is no power of two
-  const lamina::layout model = model_of({1, 100, 4096, 4097, 9000, 0, 30});
-  std::mt19937 random(91);
-  std::vector<tensors<TestType>> sent(workers);
-  for (auto& layers : sent) {
-    for (const std::size_t size : model.sizes()) {
-      layers.push_back(random_fractions<TestType>(random, random() % 4 == 0 ? 0 : size));
-    }
-    layers[6].clear();
-  }
-  std::vector<std::uint32_t> order = {0, 1, 2, 3, 4};
-  do {
-    auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, workers);
-    std::vector<bytes> frames;
-    for (const std::uint32_t w : order) frames.push_back(frame_of(model, sent[w], w));
-    for (const bytes& frame : frames) aggregator.add(lamina::decode<TestType>(frame, model));
-    REQUIRE(aggregator.is_complete());
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      std::vector<TestType> expected;
-      for (const auto& layers : sent) {
-        if (layers[l].empty()) continue;
-        expected.resize(layers[l].size());
-        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += layers[l][i];
-      }
-      for (TestType& each : expected) each /= TestType(workers);
-      REQUIRE(same_bits(mean_of(aggregator, l), expected));
-      REQUIRE(aggregator.arrived().is_sent(l) == !expected.empty());
-    }
-    // 8 of the 120 orders, spread over them.
-    for (int skip = 0; skip < 14; ++skip) std::ranges::next_permutation(order);
-  } while (std::ranges::next_permutation(order).found && order != std::vector<std::uint32_t>{0, 1, 2, 3, 4});
-}
-
-TEST_CASE("server: rank order matters, so that the test above can fail") {
-  const lamina::layout model = model_of({1});
-  const auto mean_for = [&](const std::vector<float>& values) {
-    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 3);
-    std::vector<bytes> frames;
-    for (std::uint32_t w = 0; w < 3; ++w) frames.push_back(frame_of<float>(model, {{values[w]}}, w));
-    for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
-    return mean_of(aggregator, 0)[0];
-  };
-  CHECK(mean_for({1e8F, -1e8F, 3}) == 1);
-  CHECK(mean_for({3, 1e8F, -1e8F}) == 0);
-}
-
-TEST_CASE("server: a dropped layer counts as zeros, so the mean divides by all workers") {
-  const lamina::layout model = model_of({2, 1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 4);
-  std::vector<bytes> frames = {frame_of<float>(model, {{}, {}}, 0), frame_of<float>(model, {{4, 8}, {}}, 1),
-                               frame_of<float>(model, {{}, {}}, 2), frame_of<float>(model, {{12, 8}, {}}, 3)};
-  for (const bytes& frame : frames) aggregator.add(lamina::decode<float>(frame, model));
-  CHECK(mean_of(aggregator, 0) == std::vector<float>{4, 4});
-  CHECK(aggregator.arrived().is_dropped(1));
-  CHECK(aggregator.arrived().sent_elements() == 2);
-  CHECK(mean_of(aggregator, 1).empty());  // no block for a layer that did not arrive
-}
-
 TEMPLATE_TEST_CASE(
-    "server: leaders and closed steps: the sum of the frames present over the workers behind them", "", float,
+    "server: the mean is summed in the order of the senders, over the workers behind those there", "", float,
     double) {
-  const lamina::layout model = model_of({1, 4096 + 30, 0, 7, 3});
+  const lamina::layout model = model_of({1, 4096 + 30, 0, 7, 9000});
   std::mt19937 random(93);
-  for (int round = 0; round < 60; ++round) {
-    std::vector<std::size_t> workers_of(1 + below(random, 5));
-    for (std::size_t& workers : workers_of) workers = 1 + below(random, 4);
-    auto aggregator = lamina::gradient_aggregator<TestType>::of_nodes(model, workers_of);
-    std::size_t all_workers = 0;
-    for (const std::size_t workers : workers_of) all_workers += workers;
-    REQUIRE(aggregator.senders() == workers_of.size());
-    REQUIRE(aggregator.workers() == all_workers);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::size_t> nodes(1 + below(random, 5));
+    for (std::size_t& workers : nodes) workers = round % 2 == 0 ? 1 : 1 + below(random, 4);
+    lamina::server<TestType> server(model, {.nodes = nodes});
     for (std::uint64_t step = 1; step <= 3; ++step) {
-      std::vector<std::uint32_t> order;
-      for (std::uint32_t sender = 0; sender < workers_of.size(); ++sender) {
-        if (random() % 3 != 0) order.push_back(sender);
-      }
-      if (order.empty()) order.push_back(0);
-      std::size_t workers_present = 0;
+      indices missing;
+      indices order;
       std::vector<tensors<TestType>> sent;
-      std::vector<bytes> frames;
-      for (const std::uint32_t sender : order) {
-        workers_present += workers_of[sender];
-        sent.emplace_back();
-        for (const std::size_t size : model.sizes()) {
-          sent.back().push_back(random_fractions<TestType>(random, random() % 3 == 0 ? 0 : size));
+      std::vector<bytes> frames(nodes.size());
+      std::size_t workers = 0;
+      for (std::size_t s = 0; s < nodes.size(); ++s) {
+        if (random() % 4 == 0 && missing.size() + 1 < nodes.size()) {
+          missing.push_back(s);
+          continue;
         }
-        sent.back()[4].clear();
-        frames.push_back(frame_of(model, sent.back(), sender, step));
+        workers += nodes[s];
+        sent.push_back(random_layers<TestType>(random, model));
+        frames[s] = frame_of(model, sent.back(), static_cast<std::uint32_t>(s), step);
+        order.insert(order.begin() + static_cast<std::ptrdiff_t>(below(random, order.size() + 1)), s);
       }
-      for (std::size_t i = frames.size(); i-- > 0;) {
-        aggregator.add(lamina::decode<TestType>(frames[i], model));
+      for (const std::size_t s : order) {
+        REQUIRE_FALSE(server.complete());
+        const auto error = server.add(std::move(frames[s]));
+        REQUIRE_FALSE(error);
       }
-      const bool complete = order.size() == workers_of.size();
-      REQUIRE(aggregator.is_complete() == complete);
-      if (!complete || random() % 2 == 0) aggregator.close();
-      REQUIRE(aggregator.is_complete() == complete);
-      REQUIRE(aggregator.workers_present() == workers_present);
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        std::vector<TestType> expected;
-        for (const auto& layers : sent) {
-          expected.resize(std::max(expected.size(), layers[l].size()));
-          for (std::size_t i = 0; i < layers[l].size(); ++i) expected[i] += layers[l][i];
-        }
-        for (TestType& each : expected) each /= static_cast<TestType>(workers_present);
-        REQUIRE(same_bits(mean_of(aggregator, l), expected));
-        REQUIRE(aggregator.arrived().is_sent(l) == !expected.empty());
-      }
-      aggregator.next_step();
-      REQUIRE(aggregator.workers_present() == 0);
+      REQUIRE(server.missing() == missing);
+      REQUIRE(server.complete() == missing.empty());
+      const auto expected = literal_mean(model, sent, workers);
+      for (std::size_t l = 0; l < model.layers(); ++l)
+        REQUIRE(server.arrived().is_sent(l) == !expected[l].empty());
+      REQUIRE(same_tensors(update(server), expected));
+      REQUIRE(server.step() == step + 1);
+      REQUIRE(server.arrived().sent_layers() == 0);
+      REQUIRE(server.workers().size() == nodes.size());
     }
   }
 }
 
-TEST_CASE("server: the mean over leaders is the mean over their workers") {
-  const lamina::layout model = model_of({2});
-  const std::vector<std::vector<float>> of_worker = {{1, -2}, {5, 7}, {3, 0}, {-8, 4}};
-  auto by_worker = lamina::gradient_aggregator<float>::of_workers(model, 4);
-  std::vector<bytes> frames;
-  for (std::uint32_t w = 0; w < 4; ++w) frames.push_back(frame_of<float>(model, {of_worker[w]}, w));
-  for (const bytes& frame : frames) by_worker.add(lamina::decode<float>(frame, model));
-  auto by_leader = lamina::gradient_aggregator<float>::of_nodes(model, {3, 1});
-  const bytes last = frame_of<float>(model, {{-8, 4}}, 1);
-  const bytes sum_of_three = frame_of<float>(model, {{9, 5}}, 0);
-  by_leader.add(lamina::decode<float>(sum_of_three, model));
-  by_leader.add(lamina::decode<float>(last, model));
-  CHECK(mean_of(by_leader, 0) == std::vector<float>{0.25F, 2.25F});
-  CHECK(mean_of(by_worker, 0) == std::vector<float>{0.25F, 2.25F});
-}
-
-TEST_CASE("server: a sender that stands for no worker is refused by name") {
+TEST_CASE("server: the order of a sum matters, so that the test above can fail") {
   const lamina::layout model = model_of({1});
-  using workers = std::vector<std::size_t>;
-  const auto refusal_of = [&](const workers& workers_of_sender) {
-    return message_of<std::invalid_argument>(
-        [&] { std::ignore = lamina::gradient_aggregator<float>::of_nodes(model, workers_of_sender); });
+  const auto mean_of = [&](const std::array<float, 3>& values) {
+    lamina::server<float> server(model, {.workers = 3});
+    for (std::uint32_t s = 0; s < 3; ++s) REQUIRE_FALSE(server.add(frame_of<float>(model, {{values[s]}}, s)));
+    return update(server)[0][0];
   };
-  CHECK(contains(refusal_of({3, 0, 1}), "sender 1"));
-  CHECK(contains(refusal_of({0}), "sender 0"));
-  CHECK(contains(refusal_of({}), "at least one worker"));
-  const auto one_leader = lamina::gradient_aggregator<float>::of_nodes(model, {3}, {.first_step = 7});
-  CHECK(one_leader.senders() == 1);
-  CHECK(one_leader.workers() == 3);
-  CHECK(one_leader.step() == 7);
+  CHECK(mean_of({1e8F, -1e8F, 3}) == 1);
+  CHECK(mean_of({3, 1e8F, -1e8F}) == 0);
 }
 
-TEST_CASE("server: a closed step takes no more frames, and the next is open again") {
-  const lamina::layout model = model_of({1, 1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 3);
-  const auto ask = [&] { aggregator.mean(0, [](std::size_t, std::span<const float>) {}); };
-  const auto close = [&] { aggregator.close(); };
-  CHECK(contains(message_of<std::logic_error>(close), "step 1"));
-  CHECK_THROWS_AS(ask(), std::logic_error);  // refusing to close has not closed
-  const bytes first = frame_of<float>(model, {{8}, {}}, 2);
-  const bytes late = frame_of<float>(model, {{100}, {100}}, 1);
-  aggregator.add(lamina::decode<float>(first, model));
-  CHECK_THROWS_AS(ask(), std::logic_error);
-  close();
-  CHECK_NOTHROW(close());
-  const auto add_late = [&] { aggregator.add(lamina::decode<float>(late, model)); };
-  const std::string message = message_of<std::logic_error>(add_late);
-  CHECK(contains(message, "sender 1"));
-  CHECK(contains(message, "step 1"));
-  std::error_code error;
-  aggregator.add(lamina::decode<float>(late, model), error);
-  CHECK(error == lamina::errc::out_of_order);
-  CHECK(mean_of(aggregator, 0) == std::vector<float>{8});  // over one worker
-  CHECK(aggregator.arrived().is_dropped(1));
-  CHECK_FALSE(aggregator.is_complete());
-
-  aggregator.next_step();
-  CHECK(refusal(add_late) == frame_errc::unexpected_step);
-  CHECK_THROWS_AS(close(), std::logic_error);
-  std::vector<bytes> frames;
-  for (std::uint32_t w = 0; w < 3; ++w) frames.push_back(frame_of<float>(model, {{3}, {}}, w, 2));
-  aggregator.add(lamina::decode<float>(frames[0], model));
-  aggregator.add(lamina::decode<float>(frames[1], model));
-  CHECK_THROWS_AS(ask(), std::logic_error);  // waits for all again
-  aggregator.add(lamina::decode<float>(frames[2], model));
-  CHECK(mean_of(aggregator, 0) == std::vector<float>{3});
-}
-
-TEST_CASE("server: the mean comes in consecutive blocks that cover the layer") {
-  const lamina::layout model = model_of({10000});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  std::mt19937 random(92);
-  const auto values = random_fractions<float>(random, 10000);
-  const bytes frame = frame_of<float>(model, {values}, 0);
-  aggregator.add(lamina::decode<float>(frame, model));
-  CHECK(same_bits(mean_of(aggregator, 0), values));
-}
-
-TEST_CASE("server: frames of other steps, kinds and senders are refused by name and change nothing") {
-  const lamina::layout model = model_of({1, 1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 2, {.first_step = 7});
-  CHECK(aggregator.step() == 7);
-  CHECK(aggregator.workers() == 2);
-  const auto offer = [&](const bytes& frame) { aggregator.add(lamina::decode<float>(frame, model)); };
-  const bytes good = frame_of<float>(model, {{8}, {}}, 0, 7);
-  offer(good);
-  const auto refused = [&](std::uint32_t sender, std::uint64_t step,
-                           lamina::frame_kind kind = lamina::frame_kind::gradients) {
-    const bytes frame = frame_of<float>(model, {{100}, {100}}, sender, step, kind);
-    const std::string message = message_of<lamina::decode_error>([&] { offer(frame); });
-    CHECK(contains(message, "sender " + std::to_string(sender)));
-    CHECK(contains(message, "step " + std::to_string(step)));
-    CHECK(contains(message, "7"));  // the step that is expected
-    const std::error_code code = refusal([&] { offer(frame); });
-    std::error_code quiet;
-    aggregator.add(lamina::decode<float>(frame, model), quiet);
-    CHECK(quiet == code);
-    CHECK(aggregator.workers_present() == 1);
-    CHECK_FALSE(aggregator.is_complete());
-    CHECK(aggregator.arrived().is_dropped(1));
-    CHECK(aggregator.arrived().sent_elements() == 1);
-    CHECK(aggregator.step() == 7);
-    return code;
-  };
-  CHECK(refused(1, 7, lamina::frame_kind::parameters) == frame_errc::unexpected_kind);
-  CHECK(refused(1, 6) == frame_errc::unexpected_step);
-  CHECK(refused(1, 8) == frame_errc::unexpected_step);
-  CHECK(refused(2, 7) == frame_errc::unknown_sender);
-  CHECK(refused(~std::uint32_t{0}, 7) == frame_errc::unknown_sender);
-  CHECK(refused(0, 7) == frame_errc::duplicate_sender);
-  const bytes last = frame_of<float>(model, {{4}, {}}, 1, 7);
-  offer(last);
-  CHECK(aggregator.is_complete());
-  CHECK(mean_of(aggregator, 0) == std::vector<float>{6});
-}
-
-TEST_CASE("server: a frame of another model, or moved from, is refused and changes nothing") {
-  const lamina::layout model = model_of({1});
-  const lamina::layout other = model_of({2});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  const bytes frame = frame_of<float>(other, {{1, 2}}, 0);
-  const bytes good = frame_of<float>(model, {{1}}, 0);
-  auto view = lamina::decode<float>(good, model);
-  const auto taken = std::move(view);
-  const auto refused = [&](const lamina::frame_view<float>& bad) {
-    CHECK_THROWS_AS(aggregator.add(bad), std::invalid_argument);
-    std::error_code error;
-    aggregator.add(bad, error);
-    CHECK(error == lamina::errc::other_layout);
-    CHECK_FALSE(aggregator.is_complete());
-    CHECK(aggregator.workers_present() == 0);
-    CHECK(aggregator.arrived().sent_layers() == 0);
-    CHECK_THROWS_AS(aggregator.close(), std::logic_error);
-  };
-  refused(lamina::decode<float>(frame, other));
-  refused(lamina::frame_view<float>{});
-  refused(view);  // NOLINT(bugprone-use-after-move): what is left is of no layout
-  const lamina::layout equal = model_of({1});
-  std::error_code error = make_error_code(frame_errc::truncated);
-  aggregator.add(lamina::decode<float>(good, equal), error);
-  CHECK_FALSE(error);
-  CHECK(aggregator.is_complete());
-}
-
-TEST_CASE("server: a frame of another run is refused by name and changes nothing") {
-  const lamina::layout model = model_of({1});
-  const auto of_run = [&](std::uint32_t run, std::uint64_t step = 1) {
-    lamina::frame_encoder<float> encoder(model, run);
-    lamina::selection all(model);
-    all.send_all();
-    const std::vector<float> one = {4};
-    return encoder
-        .encode(lamina::frame_kind::gradients, step, 0, all,
-                [&](std::size_t) { return std::span<const float>(one); })
-        .to_bytes();
-  };
-  for (const std::uint32_t run : {0U, 7U, 0xffffffffU}) {
-    auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1, {.run = run});
-    for (const std::uint32_t other : {0U, 1U, 7U, 0xffffffffU}) {
-      if (other == run) continue;
-      for (const std::uint64_t step : {1, 2}) {
-        const bytes old = of_run(other, step);
-        const auto add = [&] { aggregator.add(lamina::decode<float>(old, model)); };
-        CHECK(refusal(add) == frame_errc::other_run);
-        const std::string message = message_of<lamina::decode_error>(add);
-        CHECK(contains(message, "run " + std::to_string(other == 0 ? run : other)));
-        CHECK(aggregator.workers_present() == 0);
-      }
-    }
-    const bytes good = of_run(run);
-    aggregator.add(lamina::decode<float>(good, model));
-    CHECK(mean_of(aggregator, 0) == std::vector<float>{4});
-  }
-}
-
-TEST_CASE("server: no mean before all frames are there, none of a layer that does not exist") {
-  const lamina::layout model = model_of({1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 2);
-  const auto ask = [&](std::size_t l) { aggregator.mean(l, [](std::size_t, std::span<const float>) {}); };
-  CHECK_THROWS_AS(ask(0), std::logic_error);
-  const bytes first = frame_of<float>(model, {{1}}, 0);
-  const bytes second = frame_of<float>(model, {{1}}, 1);
-  aggregator.add(lamina::decode<float>(first, model));
-  CHECK(contains(message_of<std::logic_error>([&] { ask(0); }), "1 of 2 senders"));
-  aggregator.add(lamina::decode<float>(second, model));
-  CHECK_NOTHROW(ask(0));
-  CHECK_THROWS_AS(ask(1), std::out_of_range);
-}
-
-TEST_CASE("server: the next step starts from nothing") {
-  const lamina::layout model = model_of({1, 1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  const bytes first = frame_of<float>(model, {{1}, {}}, 0, 1);
-  aggregator.add(lamina::decode<float>(first, model));
-  aggregator.next_step();
-  CHECK(aggregator.step() == 2);
-  CHECK_FALSE(aggregator.is_complete());
-  CHECK(aggregator.arrived().sent_layers() == 0);
-  CHECK(refusal([&] { aggregator.add(lamina::decode<float>(first, model)); }) == frame_errc::unexpected_step);
-  const bytes second = frame_of<float>(model, {{}, {5}}, 0, 2);
-  aggregator.add(lamina::decode<float>(second, model));
-  CHECK(aggregator.is_complete());
-  CHECK(aggregator.arrived().is_dropped(0));
-  CHECK(mean_of(aggregator, 1) == std::vector<float>{5});
-}
-
-TEST_CASE("server: expect refuses another kind and another step, naming sender and both steps") {
-  const lamina::layout model = model_of({1});
-  const bytes frame = frame_of<float>(model, {{1}}, 3, 41);
-  const auto view = lamina::decode<float>(frame, model);
-  const auto gradients = lamina::frame_kind::gradients;
-  const auto parameters = lamina::frame_kind::parameters;
-  CHECK_NOTHROW(lamina::expect(view, gradients, 41));
-  CHECK(refusal([&] { lamina::expect(view, parameters, 41); }) == frame_errc::unexpected_kind);
-  CHECK(refusal([&] { lamina::expect(view, gradients, 40); }) == frame_errc::unexpected_step);
-  CHECK(refusal([&] { lamina::expect(view, gradients, 42); }) == frame_errc::unexpected_step);
-  const std::string message = message_of<lamina::decode_error>([&] { lamina::expect(view, gradients, 57); });
-  CHECK(contains(message, "sender 3"));
-  CHECK(contains(message, "step 41"));
-  CHECK(contains(message, "step 57"));
-}
-
-TEST_CASE("server: a worker's frames are of the run that its options name") {
-  const lamina::layout model = model_of({1});
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0, .run = 8});
-  worker.accumulate(0, std::vector<float>{4});
-  const auto copy = worker;  // an encoder is copied with its run
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1, {.run = 8});
-  for (auto each : {worker, copy}) {
-    const bytes frame = each.encode().to_bytes();
-    const auto view = lamina::decode<float>(frame, model);
-    CHECK(view.run() == 8);
-    CHECK(lamina::peek(frame).run == 8);
-    if (!aggregator.is_complete()) aggregator.add(view);
-  }
-  CHECK(aggregator.is_complete());
-}
-
-TEST_CASE("server: expect gives the same as an error code, and always looks at the run") {
-  const lamina::layout model = model_of({1});
-  lamina::frame_encoder<float> encoder(model, 9);
-  const bytes frame = encoder
-                          .encode(lamina::frame_kind::gradients, 41, 3, lamina::selection(model),
-                                  [](std::size_t) { return std::span<const float>(); })
-                          .to_bytes();
-  const auto view = lamina::decode<float>(frame, model);
-  const auto gradients = lamina::frame_kind::gradients;
-  const auto parameters = lamina::frame_kind::parameters;
-  const auto checked = [&](auto kind, std::uint64_t step, auto... run) {
-    std::error_code quiet = make_error_code(frame_errc::truncated);
-    lamina::expect(view, kind, step, quiet, run...);
-    CHECK(refusal([&] { lamina::expect(view, kind, step, run...); }) == quiet);
-    return quiet;
-  };
-  // A frame of a run is not one of none.
-  CHECK(checked(gradients, 41) == frame_errc::other_run);
-  CHECK(checked(parameters, 41) == frame_errc::unexpected_kind);
-  CHECK_FALSE(checked(gradients, 41, 9U));
-  CHECK(checked(gradients, 41, 8U) == frame_errc::other_run);
-  CHECK(checked(gradients, 42, 0U) == frame_errc::other_run);
-  CHECK(checked(gradients, 42, 9U) == frame_errc::unexpected_step);
-  CHECK(checked(parameters, 41, 8U) == frame_errc::unexpected_kind);
-  const auto ask = [&] { lamina::expect(view, gradients, 41, 8U); };
-  const std::string message = message_of<lamina::decode_error>(ask);
-  CHECK(contains(message, "run 9"));
-  CHECK(contains(message, "run 8"));
-}
-
-TEMPLATE_TEST_CASE("server: the mean is the same bits through any execution, and covers the layer once", "",
-                   float, double) {
-  constexpr std::size_t piece = 65'536;
-  const lamina::layout model = model_of({1, 4096, piece - 1, piece, piece + 1, 3 * piece + 4097, 0});
+TEMPLATE_TEST_CASE("server: the mean is bitwise the same through any execution", "", float, double) {
+  constexpr std::size_t task = 65'536;
+  const lamina::layout model = model_of({1, task - 1, task, task + 1, 3 * task + 4097});
   std::mt19937 random(94);
-  auto aggregator = lamina::gradient_aggregator<TestType>::of_workers(model, 3);
-  std::vector<bytes> frames;
-  for (std::uint32_t w = 0; w < 3; ++w) {
-    tensors<TestType> layers;
-    for (const std::size_t size : model.sizes())
-      layers.push_back(random_fractions<TestType>(random, (w + size) % 3 == 0 ? 0 : size));
-    frames.push_back(frame_of(model, layers, w));
-  }
-  for (const bytes& frame : frames) aggregator.add(lamina::decode<TestType>(frame, model));
-  std::size_t most_pieces = 0;
-  const auto backwards = [&](std::size_t pieces, auto&& work) {
-    most_pieces = std::max(most_pieces, pieces);
-    while (pieces-- > 0) work(pieces);
+  std::vector<tensors<TestType>> sent;
+  for (int s = 0; s < 3; ++s) sent.push_back(random_layers<TestType>(random, model));
+  sent[0][4] = random_fractions<TestType>(random, 3 * task + 4097);
+  const auto expected = literal_mean(model, sent, 3);
+  const auto through = [&](const auto& execution) {
+    lamina::server<TestType> server(model, {.workers = 3});
+    for (std::uint32_t s = 0; s < 3; ++s) REQUIRE_FALSE(server.add(frame_of(model, sent[s], s)));
+    return update(server, execution);
   };
-  const auto threads = [](std::size_t pieces, auto&& work) {
-    std::vector<std::thread> all;
-    for (std::size_t i = 0; i < pieces; ++i) all.emplace_back([&work, i] { work(i); });
-    for (std::thread& each : all) each.join();
-  };
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    const std::vector<TestType> expected = mean_of(aggregator, l);
-    const auto through = [&](const auto& execution) {
-      std::vector<TestType> whole(expected.size(), TestType(-1));
-      std::vector<char> seen(expected.size() / 4096 + 1);
-      aggregator.mean(
-          l,
-          [&](std::size_t begin, std::span<const TestType> part) {
-            ++seen[begin / 4096];
-            std::ranges::copy(part, whole.begin() + static_cast<std::ptrdiff_t>(begin));
-          },
-          execution);
-      for (std::size_t block = 0; block * 4096 < expected.size(); ++block) REQUIRE(seen[block] == 1);
-      return whole;
-    };
-    CHECK(same_bits(through(lamina::sequential{}), expected));
-    CHECK(same_bits(through(backwards), expected));
-    CHECK(same_bits(through(threads), expected));
+  CHECK(same_tensors(through(lamina::sequential{}), expected));
+  CHECK(same_tensors(through(backwards), expected));
+  CHECK(same_tensors(through(threads), expected));
+}
+
+TEST_CASE("server: asynchronous, each frame is a step of its own in the order of arrival, over all workers") {
+  const lamina::layout model = model_of({1, 2});
+  lamina::server<float> server(model, {.nodes = {3, 1}, .asynchronous = true});
+  CHECK_FALSE(server.complete());
+  for (const auto& [sender, step] : {std::pair{1U, 5U}, {0U, 1U}, {1U, 9U}}) {
+    REQUIRE_FALSE(server.add(frame_of<float>(model, {{float(step)}, {}}, sender, step)));
+    CHECK(server.complete());
+    CHECK(server.step(sender) == step + 1);
   }
-  CHECK(most_pieces == 4);
+  std::vector<float> given;
+  server.update([&](std::size_t layer, std::size_t, std::span<const float> mean) {
+    CHECK(layer == 0);
+    given.push_back(mean[0]);
+  });
+  CHECK(given == std::vector<float>{5.0F / 4, 1.0F / 4, 9.0F / 4});
+  CHECK(std::ranges::equal(server.workers(), indices{0, 1}));
+  CHECK_FALSE(server.complete());
+
+  CHECK(server.add(frame_of<float>(model, {{1}, {}}, 1, 9)) == errc::duplicate_frame);
+  CHECK(server.add(frame_of<float>(model, {{1}, {}}, 1, 8)) == errc::unexpected_step);
+  CHECK_FALSE(server.complete());
+  server.forget(1);  // restarted, and behind what it had sent
+  CHECK_FALSE(server.add(frame_of<float>(model, {{1}, {}}, 1, 3)));
+  CHECK(server.step(1) == 4);
+}
+
+TEST_CASE("server: a frame that is not expected is refused by its code, and changes nothing") {
+  const lamina::layout model = model_of({1, 1});
+  lamina::server<float> server(model, {.workers = 2, .first_step = 7, .run = 5});
+  const auto of = [&](std::uint32_t sender, std::uint64_t step, frame_kind kind = frame_kind::gradients,
+                      std::uint32_t run = 5, std::vector<float> first = {8}) {
+    return frame_of<float>(model, {std::move(first), {}}, sender, step, kind, run);
+  };
+  const auto refused = [&](const bytes& frame) {
+    const std::error_code error = server.add(frame);
+    CHECK(server.add_view(frame) == error);
+    CHECK(server.missing() == indices{1});
+    CHECK(server.arrived().sent_elements() == 1);
+    CHECK(server.step() == 7);
+    return error;
+  };
+  REQUIRE_FALSE(server.add(of(0, 7)));
+  CHECK(refused(of(1, 7, frame_kind::parameters)) == errc::unexpected_kind);
+  CHECK(refused(of(1, 7, frame_kind::updates)) == errc::unexpected_kind);
+  CHECK(refused(of(1, 7, frame_kind::gradients, 0)) == errc::other_run);
+  CHECK(refused(of(1, 7, frame_kind::gradients, 6)) == errc::other_run);
+  CHECK(refused(of(1, 6)) == errc::unexpected_step);
+  CHECK(refused(of(1, 8)) == errc::unexpected_step);
+  CHECK(refused(of(2, 7)) == errc::unknown_sender);
+  CHECK(refused(of(~std::uint32_t{0}, 7)) == errc::unknown_sender);
+  CHECK(refused(of(0, 7)) == errc::duplicate_frame);
+  CHECK(refused(frame_of<float>(model_of({1, 2}), {{1}, {}}, 1, 7)) == errc::wrong_layout);
+  CHECK(refused(frame_of<double>(model, {{1}, {}}, 1, 7)) == errc::wrong_element_type);
+  CHECK(refused({}) == errc::truncated);
+  bytes damaged = of(1, 7);
+  damaged.back() ^= std::byte{1};
+  if (lamina::checksums_available) CHECK(refused(damaged) == errc::checksum_mismatch);
+
+  REQUIRE_FALSE(server.add(of(1, 7, frame_kind::gradients, 5, {4})));
+  CHECK(update(server)[0] == std::vector<float>{6});
+  CHECK(server.add(of(0, 7)) == errc::duplicate_frame);  // one that comes again in the next step
+  CHECK(server.add(of(0, 6)) == errc::unexpected_step);
+}
+
+TEST_CASE("server: any bytes are taken, or refused by name without effect") {
+  const lamina::layout model = model_of({3, 4, 2, 0});
+  const bytes good = frame_of<float>(model, {{1, 2, 3}, {}, {4, 5}, {}}, 1, 7);
+  std::mt19937 random(95);
+  lamina::server<float> server(model, {.workers = 2, .first_step = 7});
+  for (int round = 0; round < 5000; ++round) {
+    bytes damaged = good;
+    damaged[8] = std::byte{lamina::detail::flag_last};  // no checksum, which would see it all
+    std::fill_n(damaged.begin() + lamina::detail::checksum_offset, 8, std::byte{0});
+    for (std::size_t hits = 1 + below(random, 3); hits > 0; --hits)
+      damaged[below(random, damaged.size())] = static_cast<std::byte>(random() % 4);
+    if (random() % 8 == 0) damaged.resize(below(random, damaged.size()));
+    const std::error_code error = server.add(std::move(damaged));
+    REQUIRE((!error || error.category() == lamina::category()));
+    REQUIRE((server.missing().size() == 2 || !error));
+    REQUIRE((server.arrived().sent_layers() == 0 || !error));
+    if (!error) server = lamina::server<float>(model, {.workers = 2, .first_step = 7});
+  }
+}
+
+TEST_CASE("server: a receive buffer may be used for one frame after another") {
+  const lamina::layout model = model_of({1});
+  lamina::server<float> server(model, {.workers = 2});
+  bytes buffer = frame_of<float>(model, {{1}}, 0);
+  REQUIRE_FALSE(server.add(buffer));
+  buffer = frame_of<float>(model, {{2}}, 1);  // of the same size: the same memory
+  REQUIRE_FALSE(server.add(buffer));
+  CHECK(update(server)[0] == std::vector<float>{1.5F});
+  // Views are of bytes that stay.
+  const bytes first = frame_of<float>(model, {{1}}, 0, 2);
+  const bytes second = frame_of<float>(model, {{2}}, 1, 2);
+  REQUIRE_FALSE(server.add_view(first));
+  REQUIRE_FALSE(server.add_view(second));
+  CHECK(update(server)[0] == std::vector<float>{1.5F});
+}
+
+TEST_CASE("server: options that make no server are refused by name") {
+  const lamina::layout model = model_of({1});
+  const auto refusal = [&](const lamina::server_options& options) {
+    return message_of<std::invalid_argument>([&] { lamina::server<float> server(model, options); });
+  };
+  CHECK(contains(refusal({.workers = 0}), "at least one worker"));
+  CHECK(contains(refusal({.nodes = {3, 0, 1}}), "nodes: sender 1"));
+  lamina::server<float> server(model, {.workers = 2});
+  CHECK_THROWS_AS(update(server), std::logic_error);  // no frame is there
+  CHECK(server.step() == 1);
 }
 
 TEST_CASE("server: a model without layers goes through") {
   const lamina::layout model = model_of({});
-  lamina::frame_encoder<float> encoder(model);
-  const auto none = [](std::size_t) { return std::span<const float>(); };
-  const auto bytes =
-      encoder.encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model), none).to_bytes();
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, 1);
-  aggregator.add(lamina::decode<float>(bytes, model));
-  CHECK(aggregator.is_complete());
-}
-
-TEST_CASE("server: without workers there is no server") {
-  CHECK_THROWS_AS(lamina::parameter_publisher<float>(model_of({1}), 0), std::invalid_argument);
-  CHECK_THROWS_AS(lamina::gradient_aggregator<float>::of_workers(model_of({1}), 0), std::invalid_argument);
+  lamina::server<float> server(model);
+  REQUIRE_FALSE(server.add(frame_of<float>(model, {}, 0)));
+  update(server);
+  CHECK(server.reply(0, tensors<float>()).sent().sent_layers() == 0);
 }
 
 namespace {
 
-// A publisher with parameters that are as many as the model's elements, and what each frame holds.
-struct publishing {
-  lamina::layout model = model_of({2, 1, 0, 3});
-  tensors<float> parameters = {{1, 2}, {3}, {}, {4, 5, 6}};
-  lamina::parameter_publisher<float> publisher;
+// A server whose parameters are the numbers of the updates that wrote them. It looks into each reply.
+struct serving {
+  explicit serving(const lamina::server_options& options = {}) : server(model, options) {}
 
-  explicit publishing(std::size_t workers) : publisher(model, workers) {}
-  auto access() {
-    return [this](std::size_t l) { return std::span<const float>(parameters[l]); };
+  // A step in which all senders, or asynchronous this one, send these layers.
+  void update(const indices& layers, std::uint32_t by = 0) {
+    tensors<float> gradients(model.layers());
+    for (const std::size_t l : layers) gradients[l].assign(model.sizes()[l], 1);
+    for (std::uint32_t s = 0; s < server.senders(); ++s) {
+      if (!server.options().asynchronous || s == by)
+        REQUIRE_FALSE(server.add(frame_of(model, gradients, s, server.step(s))));
+    }
+    ++updates;
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i)
+        parameters[l][begin + i] = updates + static_cast<float>(begin + i) / 16;
+    });
   }
-  void update(std::initializer_list<std::size_t> layers) {
-    lamina::selection changed(model);
-    for (const std::size_t l : layers) changed.send(l);
-    publisher.update(changed);
-  }
-  std::vector<std::size_t> layers_in(const lamina::encoded_frame& frame, std::uint64_t step,
-                                     const lamina::selection& published) {
-    const bytes copy = frame.to_bytes();
-    const auto view = lamina::decode<float>(copy, model);
-    CHECK(view.kind() == lamina::frame_kind::parameters);
-    CHECK(view.sender() == 0);
-    CHECK(view.step() == step);
-    std::vector<std::size_t> present;
+  struct answer {
+    indices layers;
+    std::uint64_t clock;
+    friend bool operator==(const answer& a, const indices& b) { return a.layers == b; }
+  };
+  answer reply(std::size_t worker) {
+    const lamina::server_reply reply = server.reply(worker, parameters);
+    last = reply.to_bytes();
+    const auto view = lamina::decode<float>(last, model);
+    CHECK(view.kind() == frame_kind::parameters);
+    CHECK(view.step() == server.step(worker));
+    answer found{{}, reply.clock()};
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      CHECK(view.is_dropped(l) == published.is_dropped(l));
+      CHECK(view.is_dropped(l) == reply.sent().is_dropped(l));
       if (view.is_dropped(l)) continue;
       CHECK(same_bits(view.layer(l), parameters[l]));
-      present.push_back(l);
+      found.layers.push_back(l);
     }
-    return present;
+    return found;
   }
-  std::vector<std::size_t> encode(std::size_t worker, std::uint64_t step = 1) {
-    const lamina::encoded_frame& frame = publisher.encode(worker, step, access());
-    return layers_in(frame, step, publisher.published(worker));
+  answer reply_and_commit(std::size_t worker) {
+    const answer found = reply(worker);
+    server.commit(worker, found.clock);
+    return found;
   }
-  std::vector<std::size_t> encode_for_all(std::uint64_t step = 1) {
-    const lamina::encoded_frame& frame = publisher.encode_for_all(step, access());
-    return layers_in(frame, step, publisher.published_to_all());
-  }
+
+  lamina::layout model = model_of({2, 1, 0, 3});
+  tensors<float> parameters = {{1, 2}, {3}, {}, {4, 5, 6}};
+  lamina::server<float> server;
+  float updates = 0;
+  bytes last;  // the last reply
 };
 
-using indices = std::vector<std::size_t>;
+const indices everything = {0, 1, 3};  // layer 2 is empty
 
 }  // namespace
 
-TEST_CASE("publisher: the first frame holds every layer, the next only what was updated since") {
-  publishing server(1);
-  CHECK(server.encode(0, 0) == indices{0, 1, 3});
-  server.publisher.commit(0);
-  CHECK(server.encode(0, 1).empty());
-  server.publisher.commit(0);
-  server.update({1, 2});  // layer 2 is empty
-  CHECK(server.encode(0, 2) == indices{1});
-  server.publisher.commit(0);
-  CHECK(server.encode(0, 3).empty());
+TEST_CASE("server: the first reply holds every layer, the next what was updated since, whoever caused it") {
+  serving at({.workers = 2, .asynchronous = true});
+  CHECK(std::ranges::equal(at.server.workers(), indices{0, 1}));
+  CHECK(at.reply_and_commit(0) == everything);
+  CHECK(at.reply_and_commit(0) == indices{});
+  at.update({1, 2}, 0);
+  CHECK(std::ranges::equal(at.server.workers(), indices{0}));
+  CHECK(at.reply_and_commit(0) == indices{1});
+  at.update({3}, 1);
+  CHECK(at.reply_and_commit(0) == indices{3});
+  CHECK(at.reply_and_commit(1) == everything);
 }
 
-TEST_CASE("publisher: each worker is told what it has not seen, whoever caused it") {
-  publishing server(3);
-  server.encode_for_all();
-  server.publisher.commit_all();
-  server.update({0});
-  CHECK(server.encode(0) == indices{0});
-  server.publisher.commit(0);
-  server.update({3});
-  CHECK(server.encode(1) == indices{0, 3});
-  server.publisher.commit(1);
-  CHECK(server.encode(0) == indices{3});
-  server.publisher.commit(0);
-  CHECK(server.encode(1).empty());
-  CHECK(server.encode(2) == indices{0, 3});
-}
-
-TEST_CASE("publisher: until it is committed a frame is repeated") {
-  publishing server(2);
-  CHECK(server.encode(0) == indices{0, 1, 3});
-  CHECK(server.encode(0) == indices{0, 1, 3});  // not seen: raised at commit, not at encode
-  server.publisher.commit(0);
-  server.update({0});
-  CHECK(server.encode(0) == indices{0});  // lost
-  server.update({1});
-  CHECK(server.encode(0) == indices{0, 1});
-  server.publisher.commit(0);
-  CHECK(server.encode(0).empty());
-  CHECK(server.encode(1) == indices{0, 1, 3});
-}
-
-TEST_CASE("publisher: an update between encode and commit is not taken for seen") {
-  publishing server(2);
-  server.encode_for_all();
-  server.publisher.commit_all();
-  server.update({0});
-  server.encode(0);
-  server.update({1});
-  server.update({0});
-  server.publisher.commit(0);
-  CHECK(server.encode(0) == indices{0, 1});
-  server.publisher.commit(0);
-  server.encode_for_all();
-  server.update({3});
-  server.publisher.commit_all();
-  CHECK(server.encode_for_all() == indices{3});
-}
-
-TEST_CASE("publisher: a commit without a frame commits nothing") {
-  publishing server(2);
-  server.publisher.commit(0);
-  server.publisher.commit_all();
-  CHECK(server.encode(0) == indices{0, 1, 3});
-}
-
-TEST_CASE("publisher: a frame for all holds what at least one has not seen") {
-  publishing server(3);
-  CHECK(server.encode_for_all() == indices{0, 1, 3});
-  server.publisher.commit_all();
-  CHECK(server.encode_for_all().empty());
-  server.update({0});
-  server.encode(1);
-  server.publisher.commit(1);
-  CHECK(server.encode_for_all() == indices{0});
-  server.publisher.commit(0);
-  CHECK(server.encode_for_all() == indices{0});  // worker 2 has not had it
-  server.publisher.commit_all();
-  CHECK(server.encode_for_all().empty());
-}
-
-TEST_CASE("publisher: frames point into the parameters") {
-  publishing server(1);
-  const auto segments = server.publisher.encode(0, 1, server.access()).segments();
-  REQUIRE(segments.size() == 4);
-  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(server.parameters[0].data()));
-  CHECK(segments[3].data() == reinterpret_cast<const std::byte*>(server.parameters[3].data()));
-}
-
-TEST_CASE("publisher: a selection of another model is refused and changes nothing") {
-  const lamina::layout model = model_of({1, 1, 1});
-  lamina::parameter_publisher<float> publisher(model, 1);
-  const std::vector<float> one(1);
-  const auto layer = [&](std::size_t) -> const auto& {
-    return one;
-  };
-  std::ignore = publisher.encode(0, 1, layer);
-  publisher.commit(0);
-  for (const auto& other : {model_of({1, 1, 2}), model_of({1})}) {
-    lamina::selection changed(other);
-    changed.send(0);
-    CHECK_THROWS_AS(publisher.update(changed), std::invalid_argument);
-  }
-  std::ignore = publisher.encode(0, 2, layer);
-  CHECK(publisher.published(0).sent_layers() == 0);
-}
-
-TEST_CASE("publisher: an encode that threw leaves nothing to commit") {
-  const lamina::layout model = model_of({2, 2});
-  lamina::parameter_publisher<float> publisher(model, 2);
-  const std::vector<float> three(3);
-  const std::vector<float> two(2);
-  const auto wrong = [&](std::size_t) -> const auto& {
-    return three;
-  };
-  const auto right = [&](std::size_t) -> const auto& {
-    return two;
-  };
-  CHECK_THROWS_AS(publisher.encode(0, 1, wrong), std::invalid_argument);
-  CHECK_THROWS_AS(publisher.encode_for_all(1, wrong), std::invalid_argument);
-  publisher.commit(0);
-  publisher.commit_all();
-  std::ignore = publisher.encode_for_all(1, right);
-  CHECK(publisher.published_to_all().sent_layers() == 2);
-}
-
-TEST_CASE("publisher: a worker that does not exist is refused") {
-  publishing server(2);
-  CHECK_THROWS_AS(server.encode(2), std::out_of_range);
-  CHECK_THROWS_AS(server.publisher.commit(2), std::out_of_range);
-  CHECK_THROWS_AS(server.publisher.forget(2), std::out_of_range);
-  CHECK_THROWS_AS(server.publisher.published(2), std::out_of_range);
-}
-
-TEST_CASE("publisher: replies to several workers are under way at once") {
-  publishing server(3);
-  const auto segments_of = [](const lamina::encoded_frame& frame) {
-    bytes joined;
-    for (const auto segment : frame.segments()) joined.insert(joined.end(), segment.begin(), segment.end());
-    return joined;
-  };
-  for (const auto payload : {lamina::payload_type::as_is, lamina::payload_type::bfloat16}) {
-    lamina::parameter_publisher<float> publisher(server.model, 3, {.payload = payload});
-    CHECK(publisher.published(0).sent_layers() == 0);
-    const lamina::encoded_frame& first = publisher.encode(0, 1, server.access());
-    const bytes sent_first = first.to_bytes();
-    publisher.commit(0);
-    lamina::selection changed(server.model);
-    changed.send(3);
-    publisher.update(changed);
-    const lamina::encoded_frame& second = publisher.encode(1, 2, server.access());
-    const bytes sent_second = second.to_bytes();
-    const lamina::encoded_frame& all = publisher.encode_for_all(3, server.access());
-    const bytes sent_to_all = all.to_bytes();
-    CHECK(segments_of(first) == sent_first);
-    CHECK(segments_of(second) == sent_second);
-    const lamina::encoded_frame& next = publisher.encode(0, 4, server.access());
-    CHECK(publisher.published(0).sent_layers() == 1);
-    CHECK(publisher.published(1).sent_layers() == 3);
-    CHECK(publisher.published_to_all().sent_layers() == 3);
-    CHECK(next.to_bytes() != sent_first);
-    CHECK(segments_of(second) == sent_second);
-    CHECK(segments_of(all) == sent_to_all);
+// An update that is not published cannot be written: update() itself notes what arrived and begins the next step.
+TEST_CASE("server: what an update gave is in the next reply, in every step") {
+  serving at;
+  at.reply_and_commit(0);
+  for (const std::size_t l : {0, 3, 1}) {
+    at.update({l});
+    CHECK(at.reply_and_commit(0) == indices{l});
   }
 }
 
-TEST_CASE("publisher: a worker that was forgotten gets everything, and no commit from before counts") {
-  publishing server(2);
-  server.encode_for_all();
-  server.publisher.commit_all();
-  CHECK(server.encode(0).empty());
-  server.publisher.forget(0);
-  CHECK(server.encode(1).empty());  // the other has seen what it has seen
-  CHECK(server.encode_for_all() == indices{0, 1, 3});
-  server.encode(0);
-  server.publisher.forget(0);
-  server.publisher.commit(0);
-  server.publisher.commit_all();
-  CHECK(server.encode(0) == indices{0, 1, 3});
-  server.publisher.commit(0);
-  CHECK(server.encode(0).empty());
+TEST_CASE("server: a reply that is not committed is repeated, with what was updated since") {
+  serving at({.workers = 2});
+  at.reply_and_commit(0);
+  at.update({0});
+  CHECK(at.reply(0) == indices{0});
+  const auto second = at.reply(0);
+  CHECK(second == indices{0});
+  at.update({1});
+  at.server.commit(0, second.clock);  // of before that update
+  CHECK(at.reply(0) == indices{1});
 }
 
-TEST_CASE("publisher: the options say how parameters are written, and of which run") {
-  publishing server(1);
-  server.parameters[0] = {1.0F, 1.0F + 0x1p-20F};
-  lamina::parameter_publisher<float> publisher(server.model, 1,
-                                               {.payload = lamina::payload_type::bfloat16, .run = 5});
-  for (const bool for_all : {false, true}) {
-    const bytes frame = for_all ? publisher.encode_for_all(1, server.access()).to_bytes()
-                                : publisher.encode(0, 1, server.access()).to_bytes();
-    const auto view = lamina::decode<float>(frame, server.model);
-    CHECK(view.run() == 5);
-    CHECK(view.payload() == lamina::payload_type::bfloat16);
-    std::vector<float> replica(2);
-    CHECK(view.apply_to(0, replica));
-    CHECK(replica == std::vector<float>{1, 1});  // rounded, and the server's is not
-  }
-  const bytes plain =
-      lamina::parameter_publisher<float>(server.model, 1).encode(0, 1, server.access()).to_bytes();
-  CHECK(lamina::decode<float>(plain, server.model).run() == 0);
+TEST_CASE("server: an older reply that is acknowledged does not stand for a newer one") {
+  serving at({.asynchronous = true});
+  at.reply_and_commit(0);
+  at.update({0});
+  const auto a = at.reply(0);
+  at.update({1});
+  const auto b = at.reply(0);
+  CHECK(a == indices{0});
+  CHECK(b == indices{0, 1});
+  at.server.commit(0, a.clock);  // b is lost
+  CHECK(at.reply(0) == indices{1});
+  at.server.commit(0, b.clock);
+  at.server.commit(0, a.clock);  // late
+  CHECK(at.reply(0) == indices{});
 }
 
-TEST_CASE("publisher: frames have a checksum unless the options say otherwise") {
-  publishing server(1);
-  const auto has_checksum = [&](lamina::frame_checksum asked) {
-    lamina::parameter_publisher<float> publisher(server.model, 1, {.frame_checksum = asked});
-    const bytes frame = publisher.encode(0, 1, server.access()).to_bytes();
-    CHECK(lamina::decode<float>(frame, server.model).sent_elements() == server.model.elements());
-    CHECK(publisher.encode_for_all(1, server.access()).to_bytes() == frame);
-    return (frame[8] & std::byte{1}) != std::byte{0};
+TEST_CASE("server: a worker that was forgotten gets everything, and no commit from before counts") {
+  serving at({.workers = 2});
+  const auto before = at.reply(0);
+  at.reply_and_commit(1);
+  at.server.forget(0);
+  at.server.commit(0, before.clock);
+  const lamina::selection sent = at.server.reply(1, at.parameters).sent();
+  at.server.commit(0, before.clock, lamina::delivery(sent, 1));
+  CHECK(at.reply(0) == everything);
+  CHECK(at.reply(1) == indices{});
+  CHECK(at.reply_and_commit(0) == everything);
+  CHECK(at.reply(0) == indices{});
+}
+
+TEST_CASE(
+    "server: whatever is lost and in whatever order acknowledged, a reply brings what is missing, no more") {
+  struct reply_under_way {
+    serving::answer reply;
+    std::vector<float> versions;  // of the layers then
   };
-  CHECK_FALSE(has_checksum(lamina::frame_checksum::none));
-  CHECK(has_checksum(lamina::frame_checksum::xxh3) == lamina::checksums_available);
-}
-
-TEST_CASE("publisher: random updates, sends and losses leave each worker with just what it missed") {
-  for (std::uint32_t seed = 101; seed < 106; ++seed) {
+  const bool asynchronous = GENERATE(false, true);
+  for (std::uint32_t seed = 101; seed < 105; ++seed) {
     std::mt19937 random(seed);
     const std::size_t workers = 1 + below(random, 4);
-    publishing server(workers);
-    std::vector<std::vector<bool>> missing(workers, {true, true, false, true});
-    for (int event = 0; event < 400; ++event) {
-      if (random() % 3 == 0) {
-        const std::size_t l = below(random, 4);
-        server.update({l});
-        for (auto& each : missing) each[l] = l != 2;
-      } else {
-        const std::size_t w = below(random, workers);
-        indices expected;
+    serving at({.workers = workers, .asynchronous = asynchronous});
+    std::vector<float> versions(4, 0);
+    const std::vector<float> never(4, -1);
+    std::vector<std::vector<float>> known(workers, never);  // by the newest reply that was acknowledged
+    std::vector<std::vector<reply_under_way>> delivered(workers);
+    tensors<float> replicas(workers);
+    for (int event = 0; event < 300; ++event) {
+      const std::size_t w = below(random, workers);
+      const std::size_t what = below(random, 8);
+      if (what < 3) {
+        indices layers;
         for (std::size_t l = 0; l < 4; ++l) {
-          if (missing[w][l]) expected.push_back(l);
+          if (random() % 3 == 0) layers.push_back(l);
         }
-        REQUIRE(server.encode(w) == expected);
-        if (random() % 2 == 0) {
-          server.publisher.commit(w);
-          missing[w].assign(4, false);
+        at.update(layers, static_cast<std::uint32_t>(w));
+        for (const std::size_t l : layers) versions[l] = at.updates;
+      } else if (what < 6) {
+        indices expected;
+        for (const std::size_t l : everything) {
+          if (known[w][l] != versions[l]) expected.push_back(l);
         }
+        const auto reply = at.reply(w);
+        REQUIRE(reply == expected);
+        if (random() % 3 == 0) continue;  // lost
+        replicas[w].resize(4, -1);
+        for (const std::size_t l : reply.layers) replicas[w][l] = versions[l];
+        for (const std::size_t l : everything) REQUIRE(replicas[w][l] == versions[l]);
+        delivered[w].push_back({reply, versions});
+      } else if (what == 6 && !delivered[w].empty()) {
+        const auto& one = delivered[w][below(random, delivered[w].size())];  // in any order, or twice
+        at.server.commit(w, one.reply.clock);
+        for (std::size_t l = 0; l < 4; ++l) known[w][l] = std::max(known[w][l], one.versions[l]);
+      } else if (below(random, 8) == 0) {
+        at.server.forget(w);
+        if (!delivered[w].empty()) at.server.commit(w, delivered[w].back().reply.clock);  // late
+        known[w] = never;
+        replicas[w].assign(4, -1);
+        delivered[w].clear();
       }
     }
   }
 }
 
-TEST_CASE("server: an encode of parameters that throws leaves no frame, and nothing to commit") {
-  const lamina::layout model = model_of({2, 300, 3});
-  const tensors<float> parameters = {{1, 2}, std::vector<float>(300, 3), {4, 5, 6}};
-  const auto layer = [&](std::size_t l) -> const std::vector<float>& { return parameters[l]; };
-  const auto failing = [&](std::size_t l) -> const std::vector<float>& {
-    if (l == 1) throw std::runtime_error("the source is gone");
-    return parameters[l];
-  };
-  lamina::parameter_publisher<float> publisher(model, 2);
-  const bytes whole = publisher.encode(0, 1, layer).to_bytes();
-  publisher.commit(0);
-  lamina::selection first(model);
-  first.send(0);
-  publisher.update(first);
-  const lamina::encoded_frame& small = publisher.encode(0, 2, layer);
-  CHECK(small.size_bytes() < whole.size());
-  lamina::selection all(model);
-  all.send_all();
-  publisher.update(all);
-  CHECK_THROWS_AS(publisher.encode(0, 3, failing), std::runtime_error);
-  CHECK(small.to_bytes().empty());
-  CHECK(publisher.published(0).sent_layers() == 0);
-  publisher.commit(0);
-  CHECK(publisher.encode(0, 1, layer).to_bytes() == whole);
+TEST_CASE("server: workers that have seen the same share one frame, which points into the parameters") {
+  serving at({.workers = 3});
+  const auto reply = [&](std::size_t w) { return at.server.reply(w, at.parameters); };
+  const auto segments = reply(0).segments();
+  REQUIRE(segments.size() == 4);
+  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(at.parameters[0].data()));
+  CHECK(segments[3].data() == reinterpret_cast<const std::byte*>(at.parameters[3].data()));
+  CHECK(&reply(1).frame() == &reply(0).frame());
+  at.server.commit(0, reply(0).clock());
+  CHECK(&reply(0).frame() != &reply(1).frame());
+  CHECK(&reply(2).frame() == &reply(1).frame());
+}
 
-  const lamina::encoded_frame& to_all = publisher.encode_for_all(1, layer);
-  CHECK(to_all.to_bytes() == whole);
-  CHECK_THROWS_AS(publisher.encode_for_all(4, failing), std::runtime_error);
-  CHECK(to_all.to_bytes().empty());
-  CHECK(publisher.published_to_all().sent_layers() == 0);
-  publisher.commit_all();
-  CHECK(publisher.encode_for_all(1, layer).to_bytes() == whole);
+TEST_CASE("server: replies to several workers are under way at once") {
+  const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
+  serving at({.workers = 3, .payload = payload});
+  const auto reply = [&](std::size_t w) { return at.server.reply(w, at.parameters); };
+  const lamina::server_reply first = reply(0);
+  const bytes sent_first = first.to_bytes();
+  at.server.commit(1, reply(1).clock());
+  const lamina::server_reply other = reply(1);
+  const bytes sent_other = other.to_bytes();
+  CHECK(sent_other != sent_first);
+  at.server.commit(2, reply(2).clock());
+  std::ignore = reply(2);
+  CHECK(first.to_bytes() == sent_first);
+  CHECK(other.to_bytes() == sent_other);
+}
+
+TEST_CASE("server: the options say how replies are written, and of which run") {
+  const auto checksum = GENERATE(lamina::frame_checksum::none, lamina::frame_checksum::xxh3);
+  serving at({.run = 5, .payload = lamina::payload_type::bfloat16, .frame_checksum = checksum});
+  at.parameters[0] = {1.0F, 1.0F + 0x1p-20F};
+  const bytes frame = at.server.reply(0, at.parameters).to_bytes();
+  const auto view = lamina::decode<float>(frame, at.model);
+  CHECK(view.run() == 5);
+  std::vector<float> replica(2);
+  CHECK(view.apply_to(0, replica));
+  CHECK(replica == std::vector<float>{1, 1});  // rounded, and the server's is not
+  const bool has_checksum = (frame[8] & std::byte{1}) != std::byte{0};
+  CHECK(has_checksum == (lamina::checksums_available && checksum == lamina::frame_checksum::xxh3));
+}
+
+TEST_CASE("server: mistakes of a reply or a commit throw, and change nothing") {
+  serving at({.workers = 2, .payload = lamina::payload_type::int8});
+  at.server.commit(0, at.server.reply(0, at.parameters).clock());
+  at.update({0, 1});
+  tensors<float> wrong = at.parameters;
+  wrong[1].resize(2);
+  CHECK_THROWS_AS(at.server.reply(0, wrong), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.reply(0, tensors<float>(3)), std::invalid_argument);
+  wrong = at.parameters;
+  wrong[0][1] = std::numeric_limits<float>::quiet_NaN();
+  CHECK_THROWS_AS(at.server.reply(0, wrong), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.commit(1, 1), std::invalid_argument);  // no reply to this worker
+  const auto sent = at.server.reply(0, at.parameters).sent();
+  CHECK(sent.sent_layers() == 2);  // nothing was committed
+  const std::uint64_t clock = at.server.reply(0, at.parameters).clock();
+  for (const std::uint64_t none : {std::uint64_t{0}, clock + 1, ~std::uint64_t{0}})
+    CHECK_THROWS_AS(at.server.commit(0, none), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.reply(2, at.parameters), std::out_of_range);
+  CHECK_THROWS_AS(at.server.commit(2, 1), std::out_of_range);
+  CHECK_THROWS_AS(at.server.pending(2), std::out_of_range);
+  CHECK_THROWS_AS(at.server.forget(2), std::out_of_range);
+}
+
+TEST_CASE("server: what throws in an update ends the step, so that no block is given twice") {
+  const bool asynchronous = GENERATE(false, true);
+  serving at({.workers = 2, .asynchronous = asynchronous});
+  for (std::size_t w : {0, 1}) at.reply_and_commit(w);
+  const tensors<float> gradients = {{1, 1}, {}, {}, {1, 1, 1}};
+  for (std::uint32_t s = 0; s < 2; ++s) REQUIRE_FALSE(at.server.add(frame_of(at.model, gradients, s)));
+  const auto failing = [&](std::size_t l, std::size_t, std::span<const float>) {
+    if (l == 3) throw std::runtime_error("the optimizer failed");
+    at.parameters[l].assign(2, 7);
+  };
+  CHECK_THROWS_WITH(at.server.update(failing), "the optimizer failed");
+  CHECK_THROWS_AS(at.server.update(failing), std::logic_error);  // no frame is there
+  // What was applied goes out, and the next step begins.
+  CHECK(std::ranges::equal(at.server.workers(), indices{0, 1}));
+  CHECK(at.reply_and_commit(1) == indices{0, 3});
+  CHECK(at.server.step(0) == 2);
+  at.update({1});
+  CHECK(at.reply(1) == indices{1});
+}
+
+TEST_CASE("server: workers and server agree on fragments") {
+  const lamina::layout model = model_of({10'000, 5});
+  tensors<float> parameters = {std::vector<float>(10'000), std::vector<float>(5)};
+  tensors<float> replica = parameters;
+  std::mt19937 random(96);
+  lamina::server<float> server(model, {.fragment_elements = 4096, .run = 8});
+  lamina::worker<float> worker(model, {.drop_ratio = 0.6, .fragment_elements = 4096, .run = 8});
+  for (int t = 1; t <= 5; ++t) {
+    auto step = worker.add(
+        tensors<float>{random_fractions<float>(random, 10'000), random_fractions<float>(random, 5)});
+    REQUIRE_FALSE(server.add(step.frame().to_bytes()));
+    CHECK(std::ranges::equal(server.arrived().bitmap(), step.sent().bitmap()));
+    CHECK(step.sent().sent_layers() < 4);
+    step.commit();
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i) parameters[l][begin + i] -= mean[i];
+    });
+    const auto reply = server.reply(0, parameters);
+    const bytes arrived = reply.to_bytes();
+    const auto view = lamina::decode<float>(arrived, server.fragments());
+    for (const std::size_t f : reply.sent().sent()) {
+      const std::size_t layer = worker.cut().layer_of(f);
+      view.apply_to(f, std::span(replica[layer]).subspan(worker.cut().begin(f), view.layer(f).size()));
+    }
+    server.commit(0, reply.clock());
+    CHECK(replica == parameters);
+  }
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 
@@ -112,7 +113,9 @@ class LAMINA_VISIBLE bounded_error_category final : public std::error_category {
 
 /// `error == bounded_errc::truncated` holds whichever shared object of the process the error comes from.
 [[nodiscard]] inline bool operator==(const std::error_code& error, bounded_errc code) noexcept {
-  return lamina::detail::is_error(error, static_cast<int>(code), bounded_category());
+  return error.value() == static_cast<int>(code) &&
+         (error.category() == bounded_category() ||
+          std::string_view(error.category().name()) == bounded_category().name());
 }
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

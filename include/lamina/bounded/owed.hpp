@@ -20,7 +20,7 @@
 /// What a server owes a worker that has lost parameters.
 namespace lamina::inline LAMINA_ABI::bounded {
 
-/// What parameter_publisher::pending() says of one worker, as the next transfer to it brings it. Repairs point into the parameters.
+/// What server::pending() says of one worker, as the next transfer to it brings it. Repairs point into the parameters.
 struct owed_parameters {
   std::vector<chunk> required;  ///< of layers that are in the frame
   std::vector<repair> repairs;  ///< of the others
@@ -32,7 +32,7 @@ struct owed_parameters {
 /// Splits what is pending by what is in the frame: ranges of its layers become chunks that must not be lost in it, all others go beside
 /// it. A range that begins or ends within a chunk takes the whole chunk. Allocates.
 ///
-/// \param frame       the next one to this worker, of parameters
+/// \param frame       the next reply to this worker
 /// \param pending     of this worker, in any order
 /// \param parameters  `parameters(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is made of;
 ///                    called for the layers that are repaired. They stay as they are until the transfer has ended.
