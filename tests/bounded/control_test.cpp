@@ -248,15 +248,15 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   const bytes good = some_begin();
   REQUIRE_FALSE(opened(good));
   constexpr std::size_t prefix = 32 + 3;
-  using lamina::frame_errc;
-  CHECK(opened(good, lamina::frame_kind::parameters) == frame_errc::unexpected_kind);
+  using lamina::errc;
+  CHECK(opened(good, lamina::frame_kind::parameters) == errc::unexpected_kind);
   CHECK(opened(good, lamina::frame_kind::gradients, 99'999) == bounded_errc::bound_too_large);
-  CHECK(opened(with(good, 0, std::uint8_t{2})) == frame_errc::unexpected_kind);
+  CHECK(opened(with(good, 0, std::uint8_t{2})) == errc::unexpected_kind);
   CHECK(opened(with(good, 1, std::uint8_t{1})) == bounded_errc::nonzero_reserved);
   CHECK(opened(with(good, 2, std::uint16_t{0x8000})) == bounded_errc::nonzero_reserved);
   CHECK(opened(with(good, 4, std::uint32_t{500'001})) == bounded_errc::bound_too_large);
   for (const std::uint64_t size : {0ULL, 1ULL, 128ULL, 1ULL << 32U, 1ULL << 63U, ~0ULL}) {
-    CHECK(opened(with(good, 8, std::uint64_t{size})) == frame_errc::bad_payload_size);
+    CHECK(opened(with(good, 8, std::uint64_t{size})) == errc::bad_payload_size);
   }
   for (const std::uint32_t count : {0U, 1U, 0x7fffffffU, 0x80000000U, 0xffffffffU}) {
     for (const std::size_t field : {16U, 20U, 24U}) {
@@ -268,27 +268,27 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   }
   CHECK(opened(with(good, 28, std::uint32_t{1})) == bounded_errc::nonzero_reserved);
   // The prefix, as decode() names it.
-  CHECK(opened(with(good, prefix, std::uint32_t{0})) == frame_errc::bad_magic);
-  CHECK(opened(with(good, prefix + 4, std::uint16_t{2})) == frame_errc::unsupported_version);
-  CHECK(opened(with(good, prefix + 6, std::uint8_t{2})) == frame_errc::wrong_element_type);
-  CHECK(opened(with(good, prefix + 6, std::uint8_t{3})) == frame_errc::wrong_element_type);
-  CHECK(opened(with(good, prefix + 7, std::uint8_t{3})) == frame_errc::unknown_kind);
-  CHECK(opened(with(good, prefix + 7, std::uint8_t{2})) == frame_errc::unexpected_kind);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == frame_errc::nonzero_reserved);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{2})) == frame_errc::unexpected_part);  // of a step
+  CHECK(opened(with(good, prefix, std::uint32_t{0})) == errc::bad_magic);
+  CHECK(opened(with(good, prefix + 4, std::uint16_t{2})) == errc::unsupported_version);
+  CHECK(opened(with(good, prefix + 6, std::uint8_t{2})) == errc::wrong_element_type);
+  CHECK(opened(with(good, prefix + 6, std::uint8_t{3})) == errc::wrong_element_type);
+  CHECK(opened(with(good, prefix + 7, std::uint8_t{3})) == errc::unknown_kind);
+  CHECK(opened(with(good, prefix + 7, std::uint8_t{2})) == errc::unexpected_kind);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == errc::nonzero_reserved);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{2})) == errc::unexpected_part);  // of a step
   CHECK(opened(with(good, prefix + 8, std::uint32_t{1})) == bounded_errc::has_checksum);
-  CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == frame_errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, std::uint64_t{5})) == frame_errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, ~std::uint64_t{0})) == frame_errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == frame_errc::bad_payload_size);
-  CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == frame_errc::bad_payload_size);
+  CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 32, std::uint64_t{5})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 32, ~std::uint64_t{0})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == errc::bad_payload_size);
+  CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == errc::bad_payload_size);
   CHECK(opened(with(good, prefix + 48, std::uint8_t{1})) == bounded_errc::wrong_payload_type);
-  CHECK(opened(with(good, prefix + 48, std::uint8_t{5})) == frame_errc::unknown_payload_type);
-  CHECK(opened(with(good, prefix + 56, std::uint64_t{1})) == frame_errc::checksum_mismatch);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b11001})) == frame_errc::bad_presence);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1011})) == frame_errc::bad_presence);  // an empty layer
-  CHECK(opened(with(good, prefix + 127, std::uint8_t{1})) == frame_errc::bad_presence);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1101})) == frame_errc::bad_payload_size);
+  CHECK(opened(with(good, prefix + 48, std::uint8_t{5})) == errc::unknown_payload_type);
+  CHECK(opened(with(good, prefix + 56, std::uint64_t{1})) == errc::checksum_mismatch);
+  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b11001})) == errc::bad_presence);
+  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1011})) == errc::bad_presence);  // an empty layer
+  CHECK(opened(with(good, prefix + 127, std::uint8_t{1})) == errc::bad_presence);
+  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1101})) == errc::bad_payload_size);
   // The chunk that is required.
   CHECK(opened(with(good, prefix + 128, std::uint32_t{4})) == bounded_errc::no_such_chunk);
   CHECK(opened(with(good, prefix + 132, std::uint32_t{10})) == bounded_errc::no_such_chunk);

@@ -5,7 +5,7 @@
 // A little-endian machine says that it is another.
 #undef __BYTE_ORDER__
 #define __BYTE_ORDER__ __ORDER_BIG_ENDIAN__
-#include "lamina/encoder.hpp"
+#include "lamina/codec.hpp"
 #else
 // What writes no bytes compiles on every machine.
 #include "lamina/representative.hpp"

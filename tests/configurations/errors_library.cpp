@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "errors_library.hpp"
 
-#include <lamina/decoder.hpp>
+#include <lamina/codec.hpp>
 #include <lamina/error.hpp>
 #include <lamina/layout.hpp>
 #include <lamina/residual.hpp>
@@ -18,7 +18,7 @@ std::error_code truncated() {
 }
 
 bool is_truncated(const std::error_code& error) {
-  return error == lamina::frame_errc::truncated;
+  return error == lamina::errc::truncated;
 }
 
 void throw_decode_error() {
@@ -34,7 +34,7 @@ bool catches_decode_error(void (*throws)()) {
   try {
     throws();
   } catch (const lamina::decode_error& error) {
-    return error.code() == lamina::frame_errc::truncated;
+    return error.code() == lamina::errc::truncated;
   } catch (...) {
   }
   return false;

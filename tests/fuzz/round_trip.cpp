@@ -66,11 +66,11 @@ void check_parts(input& in, const lamina::frame_view<T>& whole, const lamina::la
     if (k + 1 < frames.size()) {
       auto gap = parts;
       gap.add(lamina::decode<T>(frames[k + 1], model), error);
-      check(error == lamina::frame_errc::unexpected_part, "no part is left out");
+      check(error == lamina::errc::unexpected_part, "no part is left out");
     }
     parts.add(view);
     parts.add(view, error);
-    check(error == lamina::frame_errc::unexpected_part, "no part is taken twice");
+    check(error == lamina::errc::unexpected_part, "no part is taken twice");
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(view.is_decided(l) == parts.is_decided(l), "what is decided is what the last part says");
       if (view.is_dropped(l)) continue;
@@ -131,7 +131,7 @@ void round_trip(input& in) {
     bytes cut = whole;
     cut.resize(in.value<std::uint16_t>() % cut.size());
     lamina::decode<T>(cut, model, error);
-    check(error == lamina::frame_errc::truncated, "a cut frame is truncated");
+    check(error == lamina::errc::truncated, "a cut frame is truncated");
   } while (!in.is_empty());
 }
 

@@ -1218,20 +1218,20 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
     return {};
   };
   CHECK(!code_of(bytes, three_layers));
-  CHECK(code_of(bytes, lamina_test::model_of({5000, 3, 131})) == lamina::state_errc::wrong_layout);
-  CHECK(code_of({}, three_layers) == lamina::state_errc::truncated);
+  CHECK(code_of(bytes, lamina_test::model_of({5000, 3, 131})) == lamina::errc::wrong_layout);
+  CHECK(code_of({}, three_layers) == lamina::errc::truncated);
   auto longer = bytes;
   longer.push_back({});
   auto residual = lamina::gradient_compressor<float>(three_layers).save();
-  CHECK(code_of(residual, three_layers) == lamina::state_errc::bad_magic);
+  CHECK(code_of(residual, three_layers) == lamina::errc::bad_magic);
   if (lamina::checksums_available) {
-    CHECK(code_of(longer, three_layers) == lamina::state_errc::checksum_mismatch);
+    CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
     for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
       auto changed = bytes;
       changed[at] ^= std::byte{1};
-      CHECK(code_of(changed, three_layers) == lamina::state_errc::checksum_mismatch);
+      CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
     }
-    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::state_errc::checksum_mismatch);
+    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
   }
   // Without a checksum what follows is read, and judged, as it stands.
   const auto unprotected = [&](std::size_t offset, std::uint64_t value) {
@@ -1244,20 +1244,20 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   const std::size_t body = 64 + 3 * 8;
   CHECK(!code_of(unprotected(0, 0), three_layers));
   CHECK(code_of(unprotected(64, 9), three_layers) ==
-        lamina::state_errc::impossible_age);  // sent in step 9 of 2
-  CHECK(code_of(unprotected(body, 3), three_layers) == lamina::state_errc::impossible_age);      // applied
-  CHECK(code_of(unprotected(body + 8, 1), three_layers) == lamina::state_errc::trailing_bytes);  // under way
-  CHECK(code_of(unprotected(body + 8, ~std::uint64_t{}), three_layers) == lamina::state_errc::truncated);
-  CHECK(code_of(unprotected(body + 16, 5), three_layers) == lamina::state_errc::impossible_age);  // its step
+        lamina::errc::impossible_age);  // sent in step 9 of 2
+  CHECK(code_of(unprotected(body, 3), three_layers) == lamina::errc::impossible_age);      // applied
+  CHECK(code_of(unprotected(body + 8, 1), three_layers) == lamina::errc::trailing_bytes);  // under way
+  CHECK(code_of(unprotected(body + 8, ~std::uint64_t{}), three_layers) == lamina::errc::truncated);
+  CHECK(code_of(unprotected(body + 16, 5), three_layers) == lamina::errc::impossible_age);  // its step
   CHECK(code_of(unprotected(body + 24, ~std::uint64_t{}), three_layers) ==
-        lamina::state_errc::truncated);  // its parts
+        lamina::errc::truncated);  // its parts
   CHECK(code_of(unprotected(body + 32, 1), three_layers) ==
-        lamina::state_errc::wrong_layout);  // its elements
+        lamina::errc::wrong_layout);  // its elements
   CHECK(code_of(unprotected(body + 40, 3), three_layers) ==
-        lamina::state_errc::wrong_layout);  // the first of its parts
+        lamina::errc::wrong_layout);  // the first of its parts
   CHECK(code_of(unprotected(body + 48, 0), three_layers) ==
-        lamina::state_errc::wrong_layout);                                               // not ascending
-  CHECK(code_of(unprotected(24, 1), three_layers) == lamina::state_errc::wrong_layout);  // elements
+        lamina::errc::wrong_layout);                                               // not ascending
+  CHECK(code_of(unprotected(24, 1), three_layers) == lamina::errc::wrong_layout);  // elements
 }
 
 TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]") {

@@ -16,7 +16,7 @@ using declared =
           lamina::sequential, lamina::residual_accumulator<float>, lamina::worker<float>,
           lamina::worker<double, lamina::max_abs>, lamina::server<double>, lamina::outer_step<float>,
           lamina::frame_view<float>, lamina::frame_encoder<double>, lamina::encoded_frame, lamina::frame_info,
-          lamina::frame_errc, lamina::state_errc, lamina::errc, lamina::decode_error,
+          lamina::errc, lamina::errc, lamina::errc, lamina::decode_error,
           lamina::non_finite_gradient>;
 
 }  // namespace

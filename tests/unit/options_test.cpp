@@ -350,7 +350,7 @@ TEST_CASE("fragments: a layer is decided, sent and cleared in fragments, which m
   CHECK(worker.residual()[1][0] == 0);
   std::error_code error;
   lamina::decode<float>(frame, model, error);
-  CHECK(error == lamina::frame_errc::wrong_layout);
+  CHECK(error == lamina::errc::wrong_layout);
 }
 
 TEST_CASE("fragments: sizes, names and the refusal of sizes that are no multiple of a block") {

@@ -15,7 +15,7 @@
 #include "lamina/worker.hpp"
 #include "steps.hpp"
 
-using lamina::frame_errc;
+using lamina::errc;
 using lamina::payload_bytes;
 using lamina::payload_type;
 using namespace lamina_test;
@@ -135,11 +135,11 @@ bytes frame_of(const lamina::layout& model, const lamina::selection& chosen, con
 }
 
 template <class T>
-frame_errc refusal(std::span<const std::byte> frame, const lamina::layout& model) {
+errc refusal(std::span<const std::byte> frame, const lamina::layout& model) {
   std::error_code error;
   const auto view = lamina::decode<T>(frame, model, error);
   CHECK((error ? view.layers() == 0 : view.layers() == model.layers()));
-  return static_cast<frame_errc>(error.value());
+  return static_cast<errc>(error.value());
 }
 
 }  // namespace
@@ -627,7 +627,7 @@ TEMPLATE_TEST_CASE("payload: bytes at any address are accepted unless they are v
       const auto shifted = std::span(buffer).subspan(shift, frame.size());
       std::ranges::copy(frame, shifted.begin());
       if (type == payload_type::as_is && shift % alignof(TestType) != 0) {
-        CHECK(refusal<TestType>(shifted, model) == frame_errc::misaligned_buffer);
+        CHECK(refusal<TestType>(shifted, model) == errc::misaligned_buffer);
         continue;
       }
       const auto view = lamina::decode<TestType>(shifted, model);
@@ -652,19 +652,19 @@ TEMPLATE_TEST_CASE("payload: every truncation and every flipped bit of an int8 f
   for (const payload_type type : rounding_types) {
     bytes frame = frame_of(model, chosen, layers, type);
     const std::span<const std::byte> whole = frame;
-    CHECK(refusal<TestType>(whole, model) == frame_errc{});
+    CHECK(refusal<TestType>(whole, model) == errc{});
     for (std::size_t size = 0; size < frame.size(); ++size) {
-      REQUIRE(refusal<TestType>(whole.first(size), model) == frame_errc::truncated);
+      REQUIRE(refusal<TestType>(whole.first(size), model) == errc::truncated);
     }
     bytes longer = frame;
     longer.push_back(std::byte{0});
-    CHECK(refusal<TestType>(longer, model) == frame_errc::trailing_bytes);
+    CHECK(refusal<TestType>(longer, model) == errc::trailing_bytes);
     if (!lamina::checksums_available) continue;
     for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       frame[bit / 8] ^= mask;
       CAPTURE(bit);
-      REQUIRE(refusal<TestType>(frame, model) != frame_errc{});
+      REQUIRE(refusal<TestType>(frame, model) != errc{});
       frame[bit / 8] ^= mask;
     }
   }
@@ -679,12 +679,12 @@ TEST_CASE("payload: a frame of an unknown payload type is refused by that name")
   REQUIRE(frame[place] == std::byte{3});
   for (int unknown = 5; unknown < 256; ++unknown) {
     frame[place] = static_cast<std::byte>(unknown);
-    REQUIRE(refusal<float>(frame, model) == frame_errc::unknown_payload_type);
+    REQUIRE(refusal<float>(frame, model) == errc::unknown_payload_type);
   }
   // Another known type: the size then tells, before the checksum would.
   for (const int other : {0, 1, 2, 4}) {
     frame[place] = static_cast<std::byte>(other);
-    REQUIRE(refusal<float>(frame, model) == frame_errc::bad_payload_size);
+    REQUIRE(refusal<float>(frame, model) == errc::bad_payload_size);
   }
 }
 

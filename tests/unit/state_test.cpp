@@ -20,7 +20,7 @@
 #include "steps.hpp"
 
 using lamina::payload_type;
-using lamina::state_errc;
+using lamina::errc;
 using lamina::worker_options;
 using namespace lamina_test;
 
@@ -85,18 +85,18 @@ bool same_memory(const worker_of<T>& a, const worker_of<T>& b) {
          same_bits(a.threshold(), b.threshold());
 }
 
-// The code for which load refuses, state_errc{} if it does not; checks that refusing changes nothing.
+// The code for which load refuses, errc{} if it does not; checks that refusing changes nothing.
 template <class T>
-state_errc refusal(worker_of<T>& worker, std::span<const std::byte> saved) {
+errc refusal(worker_of<T>& worker, std::span<const std::byte> saved) {
   const bytes before = worker.save();
-  state_errc code{};
+  errc code{};
   try {
     worker.load(saved);
     return code;
   } catch (const lamina::decode_error& error) {
     REQUIRE(error.code().category() == lamina::state_category());
     REQUIRE(contains(error.what(), "saved state"));
-    code = static_cast<state_errc>(error.code().value());
+    code = static_cast<errc>(error.code().value());
   }
   REQUIRE(worker.save() == before);
   return code;
@@ -190,17 +190,17 @@ TEMPLATE_TEST_CASE("state: every truncation and every longer copy is refused, an
     const worker_options options{.momentum = momentum};
     const bytes saved = running<TestType>(model, options, 441).save();
     auto worker = running<TestType>(model, options, 442);
-    CHECK(refusal(worker, std::span<const std::byte>{}) == state_errc::truncated);
+    CHECK(refusal(worker, std::span<const std::byte>{}) == errc::truncated);
     for (std::size_t size = 0; size < saved.size(); ++size) {
       CAPTURE(size);
-      REQUIRE(refusal(worker, std::span(saved).first(size)) == state_errc::truncated);
+      REQUIRE(refusal(worker, std::span(saved).first(size)) == errc::truncated);
     }
     for (const std::size_t more : {1, 4, 8, 64}) {
       bytes longer = saved;
       longer.resize(saved.size() + more);
-      REQUIRE(refusal(worker, longer) == state_errc::trailing_bytes);
+      REQUIRE(refusal(worker, longer) == errc::trailing_bytes);
     }
-    CHECK(refusal(worker, saved) == state_errc{});
+    CHECK(refusal(worker, saved) == errc{});
     CHECK(worker.save() == saved);
   }
 }
@@ -219,23 +219,23 @@ TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       saved[bit / 8] ^= mask;
       CAPTURE(bit);
-      const state_errc code = refusal(worker, saved);
+      const errc code = refusal(worker, saved);
       const std::size_t place = bit / 8;
       if (bit == 58 || bit == 59) {
-        REQUIRE(code != state_errc{});
+        REQUIRE(code != errc{});
       } else {
-        REQUIRE(code == (place < 4    ? state_errc::bad_magic
-                         : place < 6  ? state_errc::unsupported_version
-                         : place < 7  ? state_errc::wrong_element_type
-                         : bit == 56  ? state_errc::checksum_mismatch  // says that there is none
-                         : bit == 57  ? state_errc::other_momentum     // says that there is velocity, or none
-                         : place < 8  ? state_errc::nonzero_reserved
-                         : place < 32 ? state_errc::wrong_layout
-                                      : state_errc::checksum_mismatch));
+        REQUIRE(code == (place < 4    ? errc::bad_magic
+                         : place < 6  ? errc::unsupported_version
+                         : place < 7  ? errc::wrong_element_type
+                         : bit == 56  ? errc::checksum_mismatch  // says that there is none
+                         : bit == 57  ? errc::other_momentum     // says that there is velocity, or none
+                         : place < 8  ? errc::nonzero_reserved
+                         : place < 32 ? errc::wrong_layout
+                                      : errc::checksum_mismatch));
       }
       saved[bit / 8] ^= mask;
     }
-    CHECK(refusal(worker, saved) == state_errc{});
+    CHECK(refusal(worker, saved) == errc{});
   }
 }
 
@@ -244,27 +244,27 @@ TEST_CASE("state: of another model, element type or memory is refused by name, a
   const worker_options options;
   auto worker = running<float>(model, options, 461);
   const auto refused = [&](const bytes& saved) { return refusal(worker, saved); };
-  CHECK(refused(running<float>(model_of({3, 8, 6}), options, 462).save()) == state_errc::wrong_layout);
-  CHECK(refused(running<float>(model_of({3, 13}), options, 462).save()) == state_errc::wrong_layout);
-  CHECK(refused(running<float>(model_of({3, 8, 5, 0}), options, 462).save()) == state_errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 8, 6}), options, 462).save()) == errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 13}), options, 462).save()) == errc::wrong_layout);
+  CHECK(refused(running<float>(model_of({3, 8, 5, 0}), options, 462).save()) == errc::wrong_layout);
   const lamina::layout renamed({{"a", {3}}, {"b", {8}}, {"c", {5}}});
-  CHECK(refused(running<float>(renamed, options, 462).save()) == state_errc::wrong_layout);
-  CHECK(refused(running<double>(model, options, 462).save()) == state_errc::wrong_element_type);
+  CHECK(refused(running<float>(renamed, options, 462).save()) == errc::wrong_layout);
+  CHECK(refused(running<double>(model, options, 462).save()) == errc::wrong_element_type);
 
   worker_options with_momentum;
   with_momentum.momentum = 0.9;
   auto heavy = running<float>(model, with_momentum, 463);
-  CHECK(refused(heavy.save()) == state_errc::other_momentum);
-  CHECK(refusal(heavy, worker.save()) == state_errc::other_momentum);
+  CHECK(refused(heavy.save()) == errc::other_momentum);
+  CHECK(refusal(heavy, worker.save()) == errc::other_momentum);
 
   // A frame is no state, and a state no frame.
   std::mt19937 random(464);
   const bytes frame = one_step(worker, rounding_gradients<float>(random, model));
-  CHECK(refused(frame) == state_errc::bad_magic);
+  CHECK(refused(frame) == errc::bad_magic);
   std::error_code error;
   const bytes saved = worker.save();
   lamina::decode<float>(saved, model, error);
-  CHECK(error == lamina::frame_errc::bad_magic);
+  CHECK(error == lamina::errc::bad_magic);
 }
 
 TEST_CASE("state: a residual that is not finite is refused even with a good checksum, and changes nothing") {
@@ -347,14 +347,14 @@ struct range_of_copies {
 
 // What merging says when it throws: a decode_error with this code or, without one, std::invalid_argument.
 std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout& model,
-                          state_errc code = {}) {
+                          errc code = {}) {
   try {
     lamina::merge_states<float>(states, model);
   } catch (const lamina::decode_error& error) {
     CHECK(error.code() == code);
     return error.what();
   } catch (const std::invalid_argument& error) {
-    CHECK(code == state_errc{});
+    CHECK(code == errc{});
     return error.what();
   }
   return "(merged)";
@@ -383,9 +383,9 @@ TEMPLATE_TEST_CASE(
       CAPTURE(number);
       for (std::uint64_t state_header::*field :
            {&state_header::layers, &state_header::elements, &state_header::fingerprint}) {
-        CHECK(refused([&](auto& h) { h.*field = number; }) == state_errc::wrong_layout);
+        CHECK(refused([&](auto& h) { h.*field = number; }) == errc::wrong_layout);
         const std::uint64_t more = std::max<std::uint64_t>(number, 1);
-        CHECK(refused([&](auto& h) { h.*field += more; }) == state_errc::wrong_layout);
+        CHECK(refused([&](auto& h) { h.*field += more; }) == errc::wrong_layout);
       }
       worker_of<TestType> elsewhere(model, options);
       elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
@@ -393,18 +393,18 @@ TEMPLATE_TEST_CASE(
     }
     for (const int number : {0, 3, 256, 65535}) {
       const auto version = [&](auto& h) { h.version = static_cast<std::uint16_t>(number); };
-      CHECK(refused(version) == state_errc::unsupported_version);
+      CHECK(refused(version) == errc::unsupported_version);
     }
     for (int number = 0; number < 256; ++number) {
       const auto type = [&](auto& h) { h.element_type = static_cast<std::uint8_t>(number); };
       const bool is_own = number == (sizeof(TestType) == 4 ? 1 : 2);
-      CHECK(refused(type) == (is_own ? state_errc{} : state_errc::wrong_element_type));
+      CHECK(refused(type) == (is_own ? errc{} : errc::wrong_element_type));
     }
     for (unsigned flags = 4; flags < 256; flags += 4) {
       const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | flags); };
-      CHECK(refused(flag) != state_errc{});
+      CHECK(refused(flag) != errc{});
     }
-    CHECK(refused([](auto& h) { h.magic += 1; }) == state_errc::bad_magic);
+    CHECK(refused([](auto& h) { h.magic += 1; }) == errc::bad_magic);
   }
 }
 
@@ -448,7 +448,7 @@ TEMPLATE_TEST_CASE("state: of a model whose bytes cannot be counted is refused a
       } catch (const lamina::decode_error& error) {
         code = error.code();
       }
-      CHECK(code == state_errc::truncated);
+      CHECK(code == errc::truncated);
     }
   }
 }
@@ -670,18 +670,18 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
   longer.push_back(std::byte{0});
   bytes damaged = good[1];
   damaged.back() ^= std::byte{1};
-  std::vector<std::pair<bytes, state_errc>> cases = {
-      {{}, state_errc::truncated},
-      {cut, state_errc::truncated},
-      {longer, state_errc::trailing_bytes},
-      {changed([](auto& header) { ++header.magic; }), state_errc::bad_magic},
-      {changed([](auto& header) { ++header.version; }), state_errc::unsupported_version},
-      {changed([](auto& header) { ++header.element_type; }), state_errc::wrong_element_type},
-      {changed([](auto& header) { header.flags |= 16; }), state_errc::nonzero_reserved},
-      {changed([](auto& header) { ++header.fingerprint; }), state_errc::wrong_layout},
-      {changed([](auto& header) { ++header.layers; }), state_errc::wrong_layout},
-      {changed([](auto& header) { ++header.elements; }), state_errc::wrong_layout}};
-  if (lamina::checksums_available) cases.emplace_back(damaged, state_errc::checksum_mismatch);
+  std::vector<std::pair<bytes, errc>> cases = {
+      {{}, errc::truncated},
+      {cut, errc::truncated},
+      {longer, errc::trailing_bytes},
+      {changed([](auto& header) { ++header.magic; }), errc::bad_magic},
+      {changed([](auto& header) { ++header.version; }), errc::unsupported_version},
+      {changed([](auto& header) { ++header.element_type; }), errc::wrong_element_type},
+      {changed([](auto& header) { header.flags |= 16; }), errc::nonzero_reserved},
+      {changed([](auto& header) { ++header.fingerprint; }), errc::wrong_layout},
+      {changed([](auto& header) { ++header.layers; }), errc::wrong_layout},
+      {changed([](auto& header) { ++header.elements; }), errc::wrong_layout}};
+  if (lamina::checksums_available) cases.emplace_back(damaged, errc::checksum_mismatch);
   for (const auto& [bad, code] : cases) {
     CAPTURE(static_cast<int>(code));
     for (const std::size_t place : {0, 1, 2}) {
@@ -694,12 +694,12 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
   // With velocity and without.
   const auto with_velocity = saved_by<float>(3, model, heavy);
   CHECK(merge_refusal(with_velocity, model) == "(merged)");
-  CHECK(contains(merge_refusal({good[0], good[1], with_velocity[2]}, model, state_errc::other_momentum),
+  CHECK(contains(merge_refusal({good[0], good[1], with_velocity[2]}, model, errc::other_momentum),
                  "saved state 2"));
   CHECK(contains(
-      merge_refusal({with_velocity[0], good[1], with_velocity[2]}, model, state_errc::other_momentum),
+      merge_refusal({with_velocity[0], good[1], with_velocity[2]}, model, errc::other_momentum),
       "saved state 1"));
-  CHECK(contains(merge_refusal(good, model_of({3, 5}), state_errc::wrong_layout), "saved state 0"));
+  CHECK(contains(merge_refusal(good, model_of({3, 5}), errc::wrong_layout), "saved state 0"));
 }
 
 TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbers that are not finite") {
@@ -747,8 +747,8 @@ TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbe
 }
 
 TEST_CASE("state: errors speak of a state, and a mismatch of momentum has a sentence of its own") {
-  for (int code = 1; code <= static_cast<int>(state_errc::impossible_age); ++code) {
-    const std::string message = make_error_code(static_cast<state_errc>(code)).message();
+  for (int code = 1; code <= static_cast<int>(errc::impossible_age); ++code) {
+    const std::string message = make_error_code(static_cast<errc>(code)).message();
     CAPTURE(message);
     CHECK(contains(message, "state"));
     CHECK_FALSE(contains(message, "frame"));
@@ -772,9 +772,9 @@ TEST_CASE("state: an age beyond the state's step is refused, under a good checks
     return lamina::save_state<float>(residual, {-1, 0, std::move(sent_in)}, 3);
   };
   worker_of<float> worker(model, {.at_least_every = 10});
-  CHECK(refusal(worker, saved_with({4, 0})) == state_errc::impossible_age);
-  CHECK(refusal(worker, saved_with({0, ~std::uint64_t{0}})) == state_errc::impossible_age);
-  CHECK(refusal(worker, saved_with({3, 0})) == state_errc{});
+  CHECK(refusal(worker, saved_with({4, 0})) == errc::impossible_age);
+  CHECK(refusal(worker, saved_with({0, ~std::uint64_t{0}})) == errc::impossible_age);
+  CHECK(refusal(worker, saved_with({3, 0})) == errc{});
   CHECK(worker.steps() == 3);
 }
 
@@ -784,9 +784,9 @@ TEST_CASE("state: of other fragments of the same model is refused") {
     return running<float>(model, {.fragment_elements = fragment_elements}, 472, 2);
   };
   auto worker = saved_in(4096);
-  CHECK(refusal(worker, saved_in(0).save()) == state_errc::wrong_layout);
-  CHECK(refusal(worker, saved_in(2 * 4096).save()) == state_errc::wrong_layout);
-  CHECK(refusal(worker, saved_in(4096).save()) == state_errc{});
+  CHECK(refusal(worker, saved_in(0).save()) == errc::wrong_layout);
+  CHECK(refusal(worker, saved_in(2 * 4096).save()) == errc::wrong_layout);
+  CHECK(refusal(worker, saved_in(4096).save()) == errc{});
 }
 
 TEST_CASE("state: what lies elsewhere is saved as a worker saves it, and read back") {
@@ -829,5 +829,5 @@ TEST_CASE("state: what lies elsewhere is saved as a worker saves it, and read ba
 TEST_CASE("state: of a model whose layers are all empty it loads as well") {
   worker_of<float> worker(model_of({0, 0}), {.momentum = 0.5});
   send(worker, {{}, {}});
-  CHECK(refusal(worker, worker.save()) == state_errc{});
+  CHECK(refusal(worker, worker.save()) == errc{});
 }

@@ -273,7 +273,7 @@ class gradient_compressor {
   }
   /// Takes up where a compressor of the same model and options was saved, here or on a CPU; from then on both do the same, bit for bit.
   /// What was bound stays. Waits for the execution, and copies residual and velocity to the device. Changes nothing and throws
-  /// decode_error, with a state_errc, and std::invalid_argument as lamina::gradient_compressor::load().
+  /// decode_error, with a errc, and std::invalid_argument as lamina::gradient_compressor::load().
   template <class Execution>
   void load(const Execution& execution, std::span<const std::byte> bytes) {
     execution.require_no_capture("load");
