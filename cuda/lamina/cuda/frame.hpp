@@ -13,10 +13,8 @@
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
-/// The frame at the beginning of a buffer in host memory, which a device has written there without knowing how long it
-/// would be: without what follows it, and with its checksum, where lamina is compiled with checksums. Then it is the frame
-/// that a lamina::gradient_compressor encodes, to the last byte. Throws decode_error if there is no whole frame; cost: one
-/// read of it.
+/// The frame that worker::encode() has written to host memory, cut to its length and, where lamina is compiled with checksums, with
+/// its checksum: bitwise the frame of a lamina::worker. Throws decode_error if there is no whole frame. Cost: one read of it.
 inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   using namespace lamina::detail;
   if (buffer.size() < wire_header_bytes) throw decode_error(frame_errc::truncated, "a device's frame");

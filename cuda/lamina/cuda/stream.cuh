@@ -12,7 +12,7 @@
 #include <string>
 #include <type_traits>
 
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/cuda/error.hpp"
 #include "lamina/detail/abi.hpp"
 
@@ -46,18 +46,17 @@ class half_warp {
   __device__ static unsigned mask() { return 0xffffU << (threadIdx.x & threads); }
 };
 
-/// A team that is a thread block.
-class thread_block {
+class device_thread_block {
  public:
   __device__ std::size_t index() const { return blockIdx.x; }
-  __device__ std::size_t teams() const { return gridDim.x; }
+  __device__ std::size_t grid() const { return gridDim.x; }
   __device__ unsigned thread() const { return threadIdx.x; }
   __device__ unsigned threads() const { return blockDim.x; }
   __device__ unsigned groups() const { return blockDim.x / half_warp::threads; }
   __device__ half_warp group() const { return {}; }
   __device__ void barrier() const { __syncthreads(); }
   /// All that was launched before is done and can be read, also where this launch began early. From here on the next one may: its
-  /// teams wait here as soon as all of these have a place.
+  /// thread blocks wait here as soon as all of these have a place.
   __device__ void wait_for_launches() const {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
@@ -69,7 +68,7 @@ class thread_block {
   }
 
   template <unsigned Count, class Combine>
-  __device__ void combine(unsigned long long (&values)[Count], team_scratch<Count>& scratch,
+  __device__ void combine(unsigned long long (&values)[Count], block_scratch<Count>& scratch,
                           const Combine& combined) const {
     for (unsigned k = 0; k < Count; ++k) {
       for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
@@ -93,7 +92,7 @@ class thread_block {
     __syncthreads();
   }
 
-  __device__ unsigned long long sum_before(unsigned long long& own, team_scratch<1>& scratch) const {
+  __device__ unsigned long long sum_before(unsigned long long& own, block_scratch<1>& scratch) const {
     const unsigned long long sum = sum_up_to(own);
     if (lane() == lanes_of_warp - 1) scratch.of_warp[0][warp()] = sum;
     __syncthreads();
@@ -149,11 +148,11 @@ class thread_block {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, Kernel::teams_at_once)
+__global__ void __launch_bounds__(Kernel::threads, Kernel::thread_blocks_at_once)
     run_thread_block(const __grid_constant__ Kernel kernel) {
   static_assert(Kernel::threads % 32 == 0 && Kernel::threads <= most_threads);
   __shared__ typename Kernel::shared_memory shared;
-  kernel(thread_block(), shared);
+  kernel(device_thread_block(), shared);
 }
 
 /// Whether a launch of a kernel may begin early, since it waits itself for what was launched before. The PTX and not the device tells
@@ -185,16 +184,16 @@ class on_stream {
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
     require_current_device();
-    const std::size_t teams = kernel.teams(Kernel::threads / detail::half_warp::threads);
-    if (teams == 0) return;
-    if (teams > static_cast<std::size_t>((std::numeric_limits<int>::max)())) {
+    const std::size_t thread_blocks = kernel.thread_blocks(Kernel::threads / detail::half_warp::threads);
+    if (thread_blocks == 0) return;
+    if (thread_blocks > static_cast<std::size_t>((std::numeric_limits<int>::max)())) {
       throw std::invalid_argument("the model has more blocks than a launch can have");
     }
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = static_cast<unsigned>(teams);
+    config.gridDim = static_cast<unsigned>(thread_blocks);
     config.blockDim = Kernel::threads;
     config.stream = stream_;
     config.attrs = &early;

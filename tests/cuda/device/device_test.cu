@@ -76,17 +76,16 @@ void graphs_follow_the_cpu() {
   const stream own;
   const on_stream execution(own.get());
   const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
-  const lamina::compressor_options options{.drop_ratio = 0.8,
+  const lamina::worker_options options{.drop_ratio = 0.8,
                                            .momentum = 0.9,
-                                           .check = lamina::finite_check::each_element,
                                            .payload = lamina::payload_type::int8};
-  lamina::gradient_compressor<float> cpu(model, options);
-  lamina::cuda::gradient_compressor<float> device(model, options);
+  lamina_test::host_worker<float> cpu(model, options);
+  lamina::cuda::worker<float> device(model, options);
   lamina_test::device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
   const pinned frame(device.largest_frame_bytes());
   const graph step(own.get(), [&] {
-    device.accumulate(execution);
+    device.add(execution);
     device.select(execution);
     device.encode(execution, frame.bytes());
   });
@@ -97,7 +96,7 @@ void graphs_follow_the_cpu() {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const auto gradient = lamina_test::random_gradient<float>(random, model.sizes()[l], 1.0F);
       gradients.set(l, gradient);
-      cpu.accumulate(l, gradient);
+      cpu.add(l, gradient);
     }
     check_error(cudaDeviceSynchronize());
     step.launch();
@@ -117,18 +116,17 @@ void graphs_of_two_launches_follow_the_cpu() {
   const stream own;
   const on_stream execution(own.get());
   const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
-  const lamina::compressor_options options{.drop_ratio = 0.8,
+  const lamina::worker_options options{.drop_ratio = 0.8,
                                            .momentum = 0.9,
-                                           .check = lamina::finite_check::each_element,
                                            .payload = lamina::payload_type::int8};
-  lamina::gradient_compressor<float> cpu(model, options);
-  lamina::cuda::gradient_compressor<float> device(model, options);
+  lamina_test::host_worker<float> cpu(model, options);
+  lamina::cuda::worker<float> device(model, options);
   lamina_test::device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
   const pinned frame(device.largest_frame_bytes());
   const auto step = [&](bool commits) {
     return graph(own.get(), [&] {
-      device.accumulate(execution, {.commit = commits, .select = true});
+      device.add(execution, {.commit = commits, .select = true});
       device.encode(execution, frame.bytes());
     });
   };
@@ -141,7 +139,7 @@ void graphs_of_two_launches_follow_the_cpu() {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const auto gradient = lamina_test::random_gradient<float>(random, model.sizes()[l], 1.0F);
       gradients.set(l, gradient);
-      cpu.accumulate(l, gradient);
+      cpu.add(l, gradient);
     }
     check_error(cudaDeviceSynchronize());
     (has_arrived ? after_a_frame : after_none).launch();
@@ -160,12 +158,12 @@ void graphs_lose_nothing_out_of_order() {
   const stream own;
   const on_stream execution(own.get());
   const lamina::layout model = lamina_test::model_of({100, 5000});
-  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  lamina::cuda::worker<float> device(model, {.drop_ratio = 0});
   lamina_test::device_gradients<float> gradients(model, 0);
   gradients.set(1, std::vector<float>(5000, 1.0F));
   device.bind(execution, gradients.tensors());
   const pinned frame(device.largest_frame_bytes());
-  const graph gather(own.get(), [&] { device.accumulate(execution); });
+  const graph gather(own.get(), [&] { device.add(execution); });
   const graph send(own.get(), [&] {
     device.select(execution);
     device.encode(execution, frame.bytes());
@@ -190,7 +188,7 @@ void graphs_follow_pointers() {
   const stream own;
   const on_stream execution(own.get());
   const lamina::layout model = lamina_test::model_of({100, 5000});
-  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  lamina::cuda::worker<float> device(model, {.drop_ratio = 0});
   std::vector<lamina_test::device_gradients<float>> gradients;
   for (int i = 0; i < 9; ++i) {
     gradients.emplace_back(model, 0);
@@ -199,7 +197,7 @@ void graphs_follow_pointers() {
   device.bind(execution, gradients[0].tensors());
   check_error(cudaDeviceSynchronize());
   const graph gather(own.get(), [&] {
-    device.accumulate(execution);
+    device.add(execution);
     // One call after the other: nvcc 13.0 falls over a loop over their names here.
     const auto refused = [](const std::string& call, const auto& one) {
       const auto message = message_of<std::logic_error>(one);
@@ -220,7 +218,7 @@ void graphs_follow_pointers() {
 void refuses_host_memory() {
   const on_stream execution;
   const lamina::layout model = lamina_test::model_of({100});
-  lamina::cuda::gradient_compressor<float> device(model);
+  lamina::cuda::worker<float> device(model);
   std::vector<float> host(100);
   const std::vector<lamina::cuda::device_tensor> tensors = {std::span(host)};
   const auto message = message_of<std::invalid_argument>([&] { device.bind(execution, tensors); });
@@ -228,7 +226,7 @@ void refuses_host_memory() {
 
   lamina_test::device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
-  device.accumulate(execution);
+  device.add(execution);
   require(contains(message_of<std::invalid_argument>([&] {
                      const std::vector<double> values(1);
                      device.select(execution, values.data());
@@ -259,7 +257,7 @@ void refuses_another_device() {
   check_error(cudaSetDevice(1));
   lamina_test::device_gradients<float> elsewhere(model, 0);
   check_error(cudaSetDevice(0));
-  lamina::cuda::gradient_compressor<float> device(model);
+  lamina::cuda::worker<float> device(model);
   const auto message =
       message_of<std::invalid_argument>([&] { device.bind(on_stream(), elsewhere.tensors()); });
   require(contains(message, "device 1"), "the message is: " + message);

@@ -4,12 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/cuda/detail/elements.hpp"
-#include "lamina/cuda/detail/payload.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/team.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/payload.hpp"
@@ -17,8 +15,8 @@
 /// The kernels that go over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// The blocks of a model as the work of groups, `groups_of_block` of which share one. Neighbours go to different teams, since a layer
-/// that is sent is many blocks one after the other. The first team has no blocks.
+/// The blocks of a model as the work of groups, `groups_of_block` of which share one. Neighbours go to different thread blocks, since a
+/// layer that is sent is many blocks one after the other. The first thread block has none.
 struct blocks_of_launch {
   unsigned groups_of_block;
 
@@ -26,8 +24,8 @@ struct blocks_of_launch {
   LAMINA_HOST_DEVICE static constexpr blocks_of_launch of(std::size_t blocks) {
     return {blocks <= 16'384 ? 8U : 1U};
   }
-  constexpr std::size_t teams(std::size_t blocks, unsigned groups) const {
-    return 1 + teams_for(blocks * groups_of_block, groups);
+  constexpr std::size_t thread_blocks(std::size_t blocks, unsigned groups) const {
+    return 1 + thread_blocks_for(blocks * groups_of_block, groups);
   }
 
   /// What a group has of a block: [begin, end), by whole rows but for the last.
@@ -39,11 +37,12 @@ struct blocks_of_launch {
     unsigned end;
   };
   /// Reads what no launch writes.
-  LAMINA_ANY_CALLER template <class T, class Team, class Group>
-  LAMINA_HOST_DEVICE share of_group(const model_view<T>& at, const Team& team, const Group& group) const {
-    const std::size_t unit = group.index() * (team.teams() - 1) + team.index() - 1;
+  LAMINA_ANY_CALLER template <class T, class ThreadBlock, class Group>
+  LAMINA_HOST_DEVICE share of_group(const model_view<T>& at, const ThreadBlock& cta,
+                                    const Group& group) const {
+    const std::size_t unit = group.index() * (cta.grid() - 1) + cta.index() - 1;
     const std::size_t block = unit / groups_of_block;
-    if (team.index() == 0 || block >= at.blocks) return {};
+    if (cta.index() == 0 || block >= at.blocks) return {};
     const block_place place = at.places[block];
     const auto each = static_cast<unsigned>(block_elements) / groups_of_block;
     const auto begin = static_cast<unsigned>(unit % groups_of_block) * each;
@@ -57,7 +56,7 @@ struct blocks_of_launch {
 template <class T>
 struct pack_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
+  static constexpr unsigned thread_blocks_at_once = 2;
   struct shared_memory {};
 
   model_view<T> at;
@@ -65,35 +64,27 @@ struct pack_kernel {
   std::byte* frame;
   blocks_of_launch work = blocks_of_launch::of(at.blocks);
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    const bool may_encode = lamina::detail::may_encode(at.state->load_phase());
-    if (team.index() == 0) {
-      const std::size_t bytes = may_encode ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
-      for (std::size_t i = team.thread(); i < bytes; i += team.threads())
-        frame[i] = may_encode ? at.prefix[i] : std::byte{0};
-      if (team.thread() == 0) note_phase(may_encode);
-    } else if (may_encode && share.is_some && at.is_sent(share.place.layer)) {
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    const auto share = work.of_group(at, cta, group);
+    cta.wait_for_launches();
+    const bool has_selection = may_encode(at.state->load_phase());
+    if (cta.index() == 0) {
+      const std::size_t bytes = has_selection ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
+      for (std::size_t i = cta.thread(); i < bytes; i += cta.threads())
+        frame[i] = has_selection ? at.prefix[i] : std::byte{0};
+      if (cta.thread() != 0) return;
+      if (!has_selection) return at.state->set_misused();
+      at.state->store_phase(step_phase::encoded);
+    } else if (has_selection && share.is_some && at.is_sent(share.place.layer)) {
       pack(group, share);
     }
   }
 
  private:
-  // The other teams may read either phase: both let them encode.
-  LAMINA_HOST_DEVICE void note_phase(bool has_encoded) const {
-    if (has_encoded) {
-      at.state->store_phase(step_phase::encoded);
-      at.state->has_frame = 1;
-    } else {
-      at.state->raise(misuse::encode_without_selection);
-    }
-  }
-
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE void pack(const Group& group, const blocks_of_launch::share& share) const {
     const T* const block = at.residual + share.place.begin;
@@ -168,50 +159,43 @@ struct pack_kernel {
   }
 };
 
-/// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is
-/// there; otherwise what rounding took away stays. Does nothing if gradients came since the frame was written, and nothing
-/// the second time: marks are the same then, and what is subtracted has the step with it.
+/// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is there; otherwise
+/// what rounding took away stays. The second time it changes nothing: marks are the same then, and what is subtracted has the step
+/// with it.
 template <class T>
 struct commit_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
+  static constexpr unsigned thread_blocks_at_once = 2;
   struct shared_memory {};
 
   model_view<T> at;
   payload_type type;
   blocks_of_launch work = {1};
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    if (team.index() == 0) {
-      if (team.thread() == 0) note_phase(*at.state);
-    } else if (at.state->has_frame != 0 && share.is_some && at.is_sent(share.place.layer)) {
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    const auto share = work.of_group(at, cta, group);
+    cta.wait_for_launches();
+    const step_phase phase = at.state->load_phase();
+    if (cta.index() == 0) {
+      if (cta.thread() != 0) return;
+      if (!may_commit(phase)) return at.state->set_misused();
+      at.state->allowance -= static_cast<double>(at.state->sent_elements);
+      at.state->store_phase(step_phase::committed);
+    } else if (has_frame(phase) && share.is_some && at.is_sent(share.place.layer)) {
       commit(group, share);
     }
   }
 
  private:
-  LAMINA_HOST_DEVICE static void note_phase(step_state& state) {
-    if (state.has_frame == 0) {
-      state.raise(misuse::commit_without_frame);
-    } else if (!lamina::detail::may_commit(state.load_phase())) {
-      state.raise(misuse::commit_twice);
-    } else {
-      state.allowance -= static_cast<double>(state.sent_elements);
-      state.store_phase(step_phase::committed);
-    }
-  }
-
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE void commit(const Group& group, const blocks_of_launch::share& share) const {
     const block_place& place = share.place;
     if (group.thread() == 0 && place.begin == at.offsets[place.layer]) {
-      at.cleared_in[place.layer] = at.state->step;
+      at.sent_in[place.layer] = at.state->step;
       at.is_clear[place.layer] = type == payload_type::as_is;
     }
     if (at.rounded_in != nullptr) {
@@ -232,22 +216,22 @@ struct commit_kernel {
 template <class T>
 struct restore_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
+  static constexpr unsigned thread_blocks_at_once = 2;
   struct shared_memory {};
 
   model_view<T> at;
   const T* payload;
   blocks_of_launch work = blocks_of_launch::of(at.blocks);
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    if (at.state->has_frame == 0) {
-      if (team.index() == 0 && team.thread() == 0) at.state->raise(misuse::restore_without_frame);
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    const auto share = work.of_group(at, cta, group);
+    cta.wait_for_launches();
+    if (!has_frame(at.state->load_phase())) {
+      if (cta.index() == 0 && cta.thread() == 0) at.state->set_misused();
     } else if (share.is_some) {
       restore(group, share);
     }

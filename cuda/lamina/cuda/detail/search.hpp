@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 
-/// Where a sum over keys in ascending order exceeds a limit, by one team: what lamina::threshold_search does by the weight of what
+/// Where a sum over keys in ascending order exceeds a limit, by one thread block: what lamina::threshold_search does by the weight of what
 /// stands before a pivot.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
+
+/// Integers that order as the numbers do, with the two zeros as one; not of NaN.
+constexpr std::uint64_t key_of(double value) {
+  constexpr std::uint64_t sign = std::uint64_t{1} << 63U;
+  const auto bits = std::bit_cast<std::uint64_t>(value == 0 ? 0.0 : value);
+  return (bits & sign) != 0 ? ~bits : bits | sign;
+}
+constexpr double value_of(std::uint64_t key) {
+  constexpr std::uint64_t sign = std::uint64_t{1} << 63U;
+  return std::bit_cast<double>((key & sign) != 0 ? key & ~sign : ~key);
+}
 
 /// A layer as a search sees it. Without elements it counts for nothing.
 struct alignas(16) candidate {
@@ -27,7 +39,7 @@ struct crossing {
 
 /// The range of the keys is cut into 256 bins, in which the elements add up; the bin in which the sum crosses the limit is the next
 /// range, until that is one key. So there are eight rounds at most, and two or three of layers that have different values. Sums are of
-/// integers, so neither the team's size nor the order of its threads changes what is found.
+/// integers, so neither the number of threads nor the order of its threads changes what is found.
 class crossing_search {
  public:
   static constexpr unsigned bins = 256;
@@ -38,15 +50,15 @@ class crossing_search {
     unsigned long long before;
     std::uint32_t kept;
     union {
-      team_scratch<2> least;
-      team_scratch<1> sums;
+      block_scratch<2> least;
+      block_scratch<1> sums;
     };
   };
 
-  /// Called by all of the team, which all get it; entry_of(i) is the i-th of `count`, fewer than 2^32. `kept` has room for twice as many.
+  /// Called by all of the cta, which all get it; entry_of(i) is the i-th of `count`, fewer than 2^32. `kept` has room for twice as many.
   /// Two reads of all of them in the first round, one more and a write of what is left in the second, and from there on of that alone.
-  LAMINA_ANY_CALLER template <class Team, class Entry>
-  LAMINA_HOST_DEVICE LAMINA_CALLED static crossing find(const Team& team, shared_memory& shared,
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Entry>
+  LAMINA_HOST_DEVICE LAMINA_CALLED static crossing find(const ThreadBlock& cta, shared_memory& shared,
                                                         candidate* kept, std::size_t count, double limit,
                                                         const Entry& entry_of) {
     const std::size_t room = count;
@@ -61,18 +73,18 @@ class crossing_search {
     const auto exceeds = [&](unsigned long long sum) { return static_cast<double>(sum) > limit; };
     for (unsigned round = 0;; ++round) {
       candidate* const to = round == 0 ? nullptr : kept + (round % 2) * room;
-      team.barrier();  // what was found before may still be read
-      if (team.thread() == 0) shared.kept = 0;
-      for (unsigned bin = team.thread(); bin < bins; bin += team.threads()) shared.elements[bin] = {0, 0};
-      team.barrier();
+      cta.barrier();  // what was found before may still be read
+      if (cta.thread() == 0) shared.kept = 0;
+      for (unsigned bin = cta.thread(); bin < bins; bin += cta.threads()) shared.elements[bin] = {0, 0};
+      cta.barrier();
       unsigned long long least[2] = {~0ULL, ~0ULL};  // of keys, and of their complements
-      for_each(team, count, entry, [&](const candidate& each) {
+      for_each(cta, count, entry, [&](const candidate& each) {
         if (!is_in_range(each)) return;
         least[0] = least_of()(least[0], each.key);
         least[1] = least_of()(least[1], ~each.key);
-        if (to != nullptr) to[team.count(shared.kept)] = each;
+        if (to != nullptr) to[cta.count(shared.kept)] = each;
       });
-      team.combine(least, shared.least, least_of());
+      cta.combine(least, shared.least, least_of());
       const unsigned long long low = least[0];
       const unsigned long long high = ~least[1];
       if (low > high) return {false, 0, 0};
@@ -82,11 +94,11 @@ class crossing_search {
       }
       unsigned shift = 0;
       while ((high - low) >> shift >= bins) ++shift;
-      for_each(team, count, entry, [&](const candidate& each) {
-        if (is_in_range(each)) team.add(shared.elements[(each.key - low) >> shift], each.elements);
+      for_each(cta, count, entry, [&](const candidate& each) {
+        if (is_in_range(each)) cta.add(shared.elements[(each.key - low) >> shift], each.elements);
       });
-      team.barrier();
-      if (!cross(team, shared, before, exceeds)) return {false, 0, 0};
+      cta.barrier();
+      if (!cross(cta, shared, before, exceeds)) return {false, 0, 0};
       before = shared.before;
       first = low + (static_cast<unsigned long long>(shared.bin) << shift);
       if (shift == 0) return {true, first, before};
@@ -97,12 +109,12 @@ class crossing_search {
 
  private:
   // Calls visit for the thread's entries, which are on their way several at a time.
-  LAMINA_ANY_CALLER template <class Team, class Entry, class Visit>
-  LAMINA_HOST_DEVICE static void for_each(const Team& team, std::size_t count, const Entry& entry_of,
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Entry, class Visit>
+  LAMINA_HOST_DEVICE static void for_each(const ThreadBlock& cta, std::size_t count, const Entry& entry_of,
                                           const Visit& visit) {
     constexpr unsigned at_once = 4;
-    const std::size_t stride = team.threads();
-    for (std::size_t i = team.thread(); i < count; i += at_once * stride) {
+    const std::size_t stride = cta.threads();
+    for (std::size_t i = cta.thread(); i < count; i += at_once * stride) {
       candidate loaded[at_once];
       for (unsigned k = 0; k < at_once; ++k)
         loaded[k] = i + k * stride < count ? entry_of(i + k * stride) : candidate{0, 0};
@@ -110,16 +122,16 @@ class crossing_search {
     }
   }
 
-  // Whether the sum over the bins crosses the limit; all of the team may read where, then.
-  LAMINA_ANY_CALLER template <class Team, class Exceeds>
-  LAMINA_HOST_DEVICE static bool cross(const Team& team, shared_memory& shared, unsigned long long before,
-                                       const Exceeds& exceeds) {
-    const unsigned each = (bins + team.threads() - 1) / team.threads();
-    const unsigned begin = team.thread() * each < bins ? team.thread() * each : bins;
+  // Whether the sum over the bins crosses the limit; all threads may read where, then.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Exceeds>
+  LAMINA_HOST_DEVICE static bool cross(const ThreadBlock& cta, shared_memory& shared,
+                                       unsigned long long before, const Exceeds& exceeds) {
+    const unsigned each = (bins + cta.threads() - 1) / cta.threads();
+    const unsigned begin = cta.thread() * each < bins ? cta.thread() * each : bins;
     const unsigned end = begin + each < bins ? begin + each : bins;
     unsigned long long own = 0;
     for (unsigned bin = begin; bin < end; ++bin) own += shared.elements[bin].value();
-    if (!exceeds(before + team.sum_before(own, shared.sums))) return false;
+    if (!exceeds(before + cta.sum_before(own, shared.sums))) return false;
     unsigned long long sum = before + own;
     for (unsigned bin = begin; bin < end; ++bin) {
       const unsigned long long next = sum + shared.elements[bin].value();
@@ -129,7 +141,7 @@ class crossing_search {
       }
       sum = next;
     }
-    team.barrier();
+    cta.barrier();
     return true;
   }
 };

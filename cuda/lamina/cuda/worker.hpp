@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory_resource>
+#include <ranges>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lamina/cuda/detail/add.hpp"
+#include "lamina/cuda/detail/bindings.hpp"
+#include "lamina/cuda/detail/elements.hpp"
+#include "lamina/cuda/detail/memory.hpp"
+#include "lamina/cuda/detail/pack.hpp"
+#include "lamina/cuda/detail/select.hpp"
+#include "lamina/cuda/detail/step.hpp"
+#include "lamina/decision.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/partition.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/residual.hpp"
+
+namespace lamina::inline LAMINA_ABI::cuda {
+
+/// What else worker::add() does in its launch. The pointers are to a number each in device memory, which is read when the launch runs.
+struct add_options {
+  bool commit = false;  ///< first: the frame before has arrived
+  bool select = false;  ///< last: the step is decided by this worker's own values
+  /// Not 0: the gradients are refused. None: they are good.
+  const float* found_inf = nullptr;
+  /// Multiplies each element, as a T, rounded once, as the scale of lamina::worker::add(). If it is not finite, all elements are left
+  /// out. None: 1.
+  const float* inverse_scale = nullptr;
+};
+
+/// A lamina::worker whose gradients, residual, values, selection and frame are in a device's memory. Values, thresholds, selections and
+/// frames are bitwise those of lamina::worker.
+///
+///     worker.add(execution);              // a <- a + g for all layers, and their values
+///     worker.select(execution);           // Algorithm 1
+///     worker.encode(execution, buffer);   // the frame, in one piece
+///     worker.commit(execution);           // once it has arrived; a frame that is not committed stays in the residual
+///
+/// The execution is on_stream of stream.cuh, or with_policy of thrust_execution.hpp. On a stream each call is one launch, which neither
+/// allocates nor waits for the host, and can be captured into a graph. Where the frame has arrived when the next gradients are
+/// there, a step is two launches:
+///
+///     worker.add(execution, {.commit = step > 1, .select = true});
+///     worker.encode(execution, buffer);
+///
+/// One stream at a time. Elements whose sum would not be finite are left out and counted: to refuse a layer, as lamina::worker does, the
+/// host would have to wait.
+///
+/// Mistakes throw before anything is launched: std::logic_error for a call out of order, for another device than the execution's, and
+/// before the first bind(), std::invalid_argument for memory that is not the device's, cuda_error for what CUDA refuses. The host does
+/// not see what a graph launches out of order: that does nothing on the device, but that gradients are added, and last_step() throws.
+///
+/// A representative of your own needs LAMINA_HOST_DEVICE before its functions of single elements. If its map ends in a product, as
+/// x * x does, nvcc may fuse that with the sum that follows: call the combine of one of lamina's functors, or compile with -fmad=false.
+template <element T, representative F = mean_abs>
+class worker {
+ public:
+  /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument, naming the
+  /// option, for one outside its range or that a device does not have, and for a model without layers; out_of_memory, naming what it
+  /// is for.
+  ///
+  /// \param options  as those of lamina::worker, but for `memory`, whose place `memory` below takes, and `frame_checksum`, which
+  ///                 finish_frame() adds; `check` is not asked, see above
+  /// \param memory   where all device memory comes from; null: cudaMalloc. Wait for the execution before the worker is destroyed or
+  ///                 moved to: cudaFree waits by itself, a pool does not
+  explicit worker(const layout& model, const worker_options& options = {}, F functor = {},
+                  std::pmr::memory_resource* memory = nullptr)
+      : options_(checked(model, options)),
+        functor_(functor),
+        cut_(model, options.fragment_elements),
+        gradients_(cut_, memory),
+        memory_(cut_, options_, memory),
+        largest_fragment_((std::ranges::max)(fragments().sizes())),
+        largest_frame_bytes_(lamina::largest_frame_bytes<T>(fragments(), options.payload)) {}
+
+  worker(const worker&) = delete;
+  worker& operator=(const worker&) = delete;
+  worker(worker&&) noexcept = default;
+  worker& operator=(worker&&) noexcept = default;
+
+  /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. The pointers are arguments of launches, one
+  /// for each 224 layers. A graph works on the gradients that were bound last before its launch. Throws std::invalid_argument, naming
+  /// the layer, for another number or type of elements than the model's, and std::logic_error in a capture; what was bound stays.
+  template <class Execution, std::ranges::random_access_range Tensors>
+  void bind(const Execution& execution, Tensors&& gradients) {
+    gradients_.bind(execution, gradients);
+  }
+
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. After select(), encode() or commit() it begins the next step;
+  /// before select() it adds the next micro-batch gradients. Beyond 1,024 fragments also.select is a launch of its own.
+  ///
+  /// Gradients that also.found_inf refuses were never given: residual, velocity, threshold and step stay, and what also.commit says is
+  /// done. If they would have begun a step, it has not begun: what is launched before the next gradients does nothing, a frame's place
+  /// holds none, and last_step().is_refused. Workers that agree on values have to agree on *found_inf.
+  ///
+  /// Cost: moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum.
+  template <class Execution>
+  void add(const Execution& execution, const add_options& also = {}) {
+    const auto at = view(execution, "add");
+    if (also.commit) require(detail::may_commit(phase_), "add with commit", "encode()");
+    if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
+    if (also.inverse_scale != nullptr) execution.require_device_memory(also.inverse_scale, "inverse_scale");
+    const bool selects = also.select && at.layers <= detail::most_selected_with_add;
+    // Before the launch: if it fails, no commit may discard what it may have added.
+    phase_ = selects ? detail::step_phase::selected : detail::step_phase::adding;
+    const auto run = [&]<bool HasVelocity>(std::bool_constant<HasVelocity>) {
+      execution.run(detail::add_kernel<T, F, HasVelocity>{
+          at, functor_, static_cast<T>(options_.momentum), options_.payload, also.commit, selects,
+          also.found_inf, also.inverse_scale, selection(at, values(), nullptr)});
+    };
+    if (options_.momentum > 0) {
+      run(std::true_type());
+    } else {
+      run(std::false_type());
+    }
+    if (also.select && !selects) select(execution);
+  }
+
+  /// Decides what the step sends; again, changes nothing.
+  ///
+  /// \param agreed  L values in device memory, mostly the mean of all workers' values(); null: this worker's own
+  /// \param held    L bytes in device memory: fragments whose byte is not 0 are not sent, see lamina::worker::step::select; null: none
+  template <class Execution>
+  void select(const Execution& execution, const double* agreed = nullptr,
+              const std::uint8_t* held = nullptr) {
+    const auto at = view(execution, "select");
+    if (agreed != nullptr) execution.require_device_memory(agreed, "agreed values");
+    if (held != nullptr) execution.require_device_memory(held, "flags of what is held");
+    require(detail::may_select(phase_), "select", "add()");
+    if (phase_ == detail::step_phase::adding) phase_ = detail::step_phase::selected;
+    // Also where the step is decided already, which the kernel sees: a graph that is captured now needs the launch.
+    execution.run(selection(at, agreed == nullptr ? values() : agreed, held));
+  }
+
+  /// Writes the frame of this step to device memory, or to host memory that the device can write, so that no copy follows. Its length
+  /// stands in its header and in last_step(); finish_frame() adds the checksum. Throws std::invalid_argument unless `to` is aligned to
+  /// 64 bytes and has largest_frame_bytes().
+  template <class Execution>
+  void encode(const Execution& execution, std::span<std::byte> to) {
+    require(detail::may_encode(phase_), "encode", "select()");
+    if (reinterpret_cast<std::uintptr_t>(to.data()) % lamina::detail::payload_alignment_bytes != 0)
+      throw std::invalid_argument("encode: the buffer is not aligned to 64 bytes");
+    if (to.size() < largest_frame_bytes()) {
+      throw std::invalid_argument("encode: the buffer has " + std::to_string(to.size()) +
+                                  " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
+    }
+    execution.require_writable(to.data(), to.size(), "encode");
+    execution.run(detail::pack_kernel<T>{view(execution, "encode"), options_.payload, to.data()});
+    phase_ = detail::step_phase::encoded;
+  }
+
+  /// The last frame has arrived: what was sent leaves the residual.
+  template <class Execution>
+  void commit(const Execution& execution) {
+    require(detail::may_commit(phase_), "commit", "encode()");
+    execution.run(detail::commit_kernel<T>{view(execution, "commit"), options_.payload});
+    phase_ = detail::step_phase::committed;
+  }
+
+  /// Writes the payload of this step's frame over the gradients, and zeros where nothing was sent: after an all-reduce of the payloads
+  /// each gradient is the mean of what was sent. `payload` begins prefix_bytes() into a frame, in device memory. Comes before or
+  /// after commit(). Throws std::logic_error where half-width or const gradients are bound or payloads are not as_is.
+  template <class Execution>
+  void restore(const Execution& execution, const std::byte* payload) {
+    require(detail::has_frame(phase_), "restore", "encode()");
+    if (!gradients_.are_writable() || options_.payload != payload_type::as_is) {
+      throw std::logic_error(
+          "restore: gradients must not be const, and gradients and payloads of the residual's type");
+    }
+    if (reinterpret_cast<std::uintptr_t>(payload) % sizeof(T) != 0)
+      throw std::invalid_argument("restore: the payload is not aligned to its elements");
+    execution.require_device_memory(payload, "restore");
+    execution.run(detail::restore_kernel<T>{view(execution, "restore"), reinterpret_cast<const T*>(payload)});
+  }
+
+  struct report {
+    std::uint64_t step;  ///< counted from 1
+    double threshold;    ///< λ
+    std::size_t sent_elements;
+    std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
+    std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
+    std::uint64_t refused_batches;  ///< so far, by *found_inf
+    bool is_refused;                ///< the last one, and no step has begun since the commit before it
+  };
+  /// Of the last step. Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
+  template <class Execution>
+  report last_step(const Execution& execution) {
+    execution.wait();
+    detail::step_state state = memory_.state[0];
+    if (state.is_misused != 0) {
+      state.is_misused = 0;
+      memory_.state[0] = state;
+      throw std::logic_error(
+          "launched out of order: select without gradients, encode without a selection, commit or restore "
+          "without a frame of the "
+          "last gradients, or commit twice; such launches did nothing");
+    }
+    return {state.step,
+            state.threshold,
+            state.sent_elements,
+            state.payload_bytes,
+            state.left_out_elements,
+            state.refused_batches,
+            state.load_phase() == detail::step_phase::refused};
+  }
+  /// The representative value of each fragment after the last add(): L in device memory. Writable, see select().
+  double* values() noexcept { return memory_.view().values; }
+  /// The residual of a fragment, copied to the host. Waits for the execution. Throws std::out_of_range.
+  template <class Execution>
+  std::vector<T> residual(const Execution& execution, std::size_t fragment) const {
+    fragments().check_layer(fragment);
+    execution.wait();
+    return memory_.residual(fragments(), fragment);
+  }
+
+  /// Everything a later step depends on, as the bytes of lamina::worker::save() after the same steps. A frame that was not committed
+  /// counts as lost. Waits for the execution; has up to twice the bytes of residual and velocity on the host. Throws std::logic_error
+  /// between add() and encode() and in a capture, std::domain_error, naming the fragment, for a residual that holds NaN or infinity.
+  template <class Execution>
+  std::vector<std::byte> save(const Execution& execution) const {
+    execution.require_no_capture("save");
+    execution.wait();
+    return memory_.save(fragments(), options_);
+  }
+  /// Goes on where a worker of the same model and options was saved, on a device or a host. What was bound stays. Waits for the
+  /// execution. Throws as lamina::worker::load(), and then changes nothing.
+  template <class Execution>
+  void load(const Execution& execution, std::span<const std::byte> bytes) {
+    execution.require_no_capture("load");
+    execution.wait();
+    memory_.load(cut_, options_, bytes);
+    phase_ = detail::step_phase::none;
+  }
+
+  /// Bytes before the payload of a frame.
+  std::size_t prefix_bytes() const noexcept { return memory_.prefix_bytes(); }
+  std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
+  /// No step sends more elements, so that a count is known before it is decided: with a send_budget one step's share and the largest
+  /// fragment; all elements without one, and with at_least_every, which may send them all at once.
+  std::size_t most_sent_elements() const noexcept {
+    if (!options_.send_budget || options_.at_least_every > 0) return fragments().elements();
+    const auto all = static_cast<double>(fragments().elements());
+    const double share = detail::product(*options_.send_budget, all);
+    return static_cast<std::size_t>(
+        (std::min)(all, lamina::detail::grown_allowance(all, share, largest_fragment_)));
+  }
+  const worker_options& options() const noexcept { return options_; }
+  const layout& model() const noexcept { return cut_.model(); }
+  /// What is decided and sent: the layers, or their fragments.
+  const layout& fragments() const noexcept { return cut_.parts(); }
+
+ private:
+  static const worker_options& checked(const layout& model, const worker_options& options) {
+    (void)selector(partition(model, options.fragment_elements), options);
+    (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
+                                          {.momentum = options.momentum});
+    if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
+    if (options.memory != nullptr)
+      throw std::invalid_argument(
+          "options.memory is the host's: give a std::pmr::memory_resource beside the options");
+    if (options.frame_checksum == frame_checksum::none)
+      throw std::invalid_argument(
+          "options.frame_checksum: a device's frames have the checksum of finish_frame()");
+    return options;
+  }
+
+  static void require(bool holds, const char* call, const char* before) {
+    if (!holds) throw std::logic_error(std::string(call) + ": call " + before + " of this step before");
+  }
+
+  detail::select_kernel<T> selection(const detail::model_view<T>& at, const double* values,
+                                     const std::uint8_t* held) {
+    return {at,
+            detail::decision_rules(options_),
+            values,
+            held,
+            memory_.always_sent.data().get(),
+            memory_.warm_up.data().get(),
+            largest_fragment_,
+            memory_.candidates.data().get()};
+  }
+
+  // Before anything is noted: where it throws, nothing has happened.
+  template <class Execution>
+  detail::model_view<T> view(const Execution& execution, const char* call) {
+    execution.require_current_device();
+    detail::model_view<T> at = memory_.view();
+    at.gradients = gradients_.views(call);
+    return at;
+  }
+
+  worker_options options_;
+  F functor_;
+  partition cut_;
+  detail::bindings<T> gradients_;
+  detail::worker_memory<T> memory_;
+  std::size_t largest_fragment_;
+  std::size_t largest_frame_bytes_;
+  detail::step_phase phase_ =
+      detail::step_phase::none;  // as of the calls; in a graph they count when it is captured
+};
+
+}  // namespace lamina::inline LAMINA_ABI::cuda
