@@ -52,8 +52,8 @@ void combines_totals_in_runs(const Execution& execution) {
   std::vector<std::size_t> sizes;
   for (const std::size_t blocks : telling_counts_of_totals()) sizes.push_back(4096 * blocks);
   const lamina::layout model = model_of(sizes);
-  lamina::cuda::detail::tables tables(model, nullptr);
-  const auto at = tables.template view<float>();
+  lamina::cuda::detail::device_memory memory(nullptr);
+  const auto at = lamina::cuda::detail::tables_of<float>(model, memory);
   std::mt19937 random(43);
   const auto totals = random_fractions<double>(random, at.blocks);
   const thrust::device_vector<double> given = totals;

@@ -20,25 +20,17 @@ namespace lamina::inline LAMINA_ABI::cuda {
 
 enum class device_element : std::uint8_t { float32, float64, float16, bfloat16 };
 
-/// How the device's own half types map to lamina's; lamina.cuh adds those of CUDA.
+/// lamina.cuh adds the half types of CUDA.
 template <class G>
 struct device_element_of;
 template <>
-struct device_element_of<float> {
-  static constexpr device_element value = device_element::float32;
-};
+struct device_element_of<float> : std::integral_constant<device_element, device_element::float32> {};
 template <>
-struct device_element_of<double> {
-  static constexpr device_element value = device_element::float64;
-};
+struct device_element_of<double> : std::integral_constant<device_element, device_element::float64> {};
 template <>
-struct device_element_of<lamina::float16> {
-  static constexpr device_element value = device_element::float16;
-};
+struct device_element_of<float16> : std::integral_constant<device_element, device_element::float16> {};
 template <>
-struct device_element_of<lamina::bfloat16> {
-  static constexpr device_element value = device_element::bfloat16;
-};
+struct device_element_of<bfloat16> : std::integral_constant<device_element, device_element::bfloat16> {};
 
 class device_tensor;
 
@@ -74,10 +66,9 @@ concept device_tensor_like =
 
 }  // namespace detail
 
-/// Elements that lie in one piece of a device's memory: a pointer, their number and their type. Made of a
-/// thrust::device_vector, of a raw pointer and a size or shape, or of any tensor of lamina: what tensor_traits knows by
-/// `elements`, contiguous ranges and types of your own, whose pointer is then the device's. A framework's type whose
-/// tensors lie here or there has a second function beside it, which the device asks instead:
+/// Contiguous elements in a device's memory: a pointer, their number and their type. Made of a thrust::device_vector, of a raw pointer
+/// and a size or shape, or of any tensor of lamina, whose pointer is then the device's. A framework's type whose tensors lie here or
+/// there has a second function in its traits, which the device asks instead; it returns a span or a std::variant of spans:
 ///
 ///     template <>
 ///     struct lamina::tensor_traits<their_tensor> {
@@ -85,7 +76,7 @@ concept device_tensor_like =
 ///       static std::span<float> device_elements(const their_tensor&);  // throws unless it lies in the device's
 ///     };
 ///
-/// Both may return a std::variant of spans. Holds no memory of its own.
+/// Does not own the memory.
 class device_tensor {
  public:
   device_tensor() = default;
@@ -98,7 +89,8 @@ class device_tensor {
         is_writable_(!std::is_const_v<G>) {}
 
   template <class G>
-  device_tensor(G* data, std::span<const std::size_t> shape) : device_tensor(data, elements_of(shape)) {}
+  device_tensor(G* data, std::span<const std::size_t> shape)
+      : device_tensor(data, layer{"", {shape.begin(), shape.end()}}.elements()) {}
 
   template <detail::fancy_vector Vector>
   device_tensor(Vector& vector) : device_tensor(vector.data().get(), vector.size()) {}
@@ -120,10 +112,6 @@ class device_tensor {
   }
 
  private:
-  static std::size_t elements_of(std::span<const std::size_t> shape) {
-    return layer{"", {shape.begin(), shape.end()}}.elements();
-  }
-
   template <class Tensor>
   static auto elements_of_tensor(Tensor& tensor) {
     using traits = tensor_traits<std::remove_const_t<Tensor>>;

@@ -78,11 +78,9 @@ class worker {
   ///                 moved to: cudaFree waits by itself, a pool does not
   explicit worker(const layout& model, const worker_options& options = {}, F functor = {},
                   std::pmr::memory_resource* memory = nullptr)
-      : options_(checked(model, options)),
-        functor_(functor),
-        cut_(model, options.fragment_elements),
-        gradients_(cut_, memory),
-        memory_(cut_, options_, memory),
+      : functor_(functor),
+        memory_(partition(model, options.fragment_elements), checked(model, options), memory),
+        gradients_(memory_.cut(), memory),
         largest_fragment_((std::ranges::max)(fragments().sizes())),
         largest_frame_bytes_(lamina::largest_frame_bytes<T>(fragments(), options.payload)) {}
 
@@ -118,10 +116,10 @@ class worker {
     phase_ = selects ? detail::step_phase::selected : detail::step_phase::adding;
     const auto run = [&]<bool HasVelocity>(std::bool_constant<HasVelocity>) {
       execution.run(detail::add_kernel<T, F, HasVelocity>{
-          at, functor_, static_cast<T>(options_.momentum), options_.payload, also.commit, selects,
+          at, functor_, static_cast<T>(options().momentum), options().payload, also.commit, selects,
           also.found_inf, also.inverse_scale, selection(at, values(), nullptr)});
     };
-    if (options_.momentum > 0) {
+    if (options().momentum > 0) {
       run(std::true_type());
     } else {
       run(std::false_type());
@@ -158,7 +156,7 @@ class worker {
                                   " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
     }
     execution.require_writable(to.data(), to.size(), "encode");
-    execution.run(detail::pack_kernel<T>{view(execution, "encode"), options_.payload, to.data()});
+    execution.run(detail::pack_kernel<T>{view(execution, "encode"), options().payload, to.data()});
     phase_ = detail::step_phase::encoded;
   }
 
@@ -166,7 +164,7 @@ class worker {
   template <class Execution>
   void commit(const Execution& execution) {
     require(detail::may_commit(phase_), "commit", "encode()");
-    execution.run(detail::commit_kernel<T>{view(execution, "commit"), options_.payload});
+    execution.run(detail::commit_kernel<T>{view(execution, "commit"), options().payload});
     phase_ = detail::step_phase::committed;
   }
 
@@ -176,7 +174,7 @@ class worker {
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
     require(detail::has_frame(phase_), "restore", "encode()");
-    if (!gradients_.are_writable() || options_.payload != payload_type::as_is) {
+    if (!gradients_.are_writable() || options().payload != payload_type::as_is) {
       throw std::logic_error(
           "restore: gradients must not be const, and gradients and payloads of the residual's type");
     }
@@ -199,10 +197,10 @@ class worker {
   template <class Execution>
   report last_step(const Execution& execution) {
     execution.wait();
-    detail::step_state state = memory_.state[0];
+    detail::step_state state = memory_.state();
     if (state.is_misused != 0) {
       state.is_misused = 0;
-      memory_.state[0] = state;
+      memory_.set_state(state);
       throw std::logic_error(
           "launched out of order: select without gradients, encode without a selection, commit or restore "
           "without a frame of the "
@@ -223,7 +221,7 @@ class worker {
   std::vector<T> residual(const Execution& execution, std::size_t fragment) const {
     fragments().check_layer(fragment);
     execution.wait();
-    return memory_.residual(fragments(), fragment);
+    return memory_.residual(fragment);
   }
 
   /// Everything a later step depends on, as the bytes of lamina::worker::save() after the same steps. A frame that was not committed
@@ -233,7 +231,7 @@ class worker {
   std::vector<std::byte> save(const Execution& execution) const {
     execution.require_no_capture("save");
     execution.wait();
-    return memory_.save(fragments(), options_);
+    return memory_.save();
   }
   /// Goes on where a worker of the same model and options was saved, on a device or a host. What was bound stays. Waits for the
   /// execution. Throws as lamina::worker::load(), and then changes nothing.
@@ -241,26 +239,26 @@ class worker {
   void load(const Execution& execution, std::span<const std::byte> bytes) {
     execution.require_no_capture("load");
     execution.wait();
-    memory_.load(cut_, options_, bytes);
+    memory_.load(bytes);
     phase_ = detail::step_phase::none;
   }
 
   /// Bytes before the payload of a frame.
-  std::size_t prefix_bytes() const noexcept { return memory_.prefix_bytes(); }
+  std::size_t prefix_bytes() const noexcept { return memory_.view().prefix_bytes; }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
   /// No step sends more elements, so that a count is known before it is decided: with a send_budget one step's share and the largest
   /// fragment; all elements without one, and with at_least_every, which may send them all at once.
   std::size_t most_sent_elements() const noexcept {
-    if (!options_.send_budget || options_.at_least_every > 0) return fragments().elements();
+    if (!options().send_budget || options().at_least_every > 0) return fragments().elements();
     const auto all = static_cast<double>(fragments().elements());
-    const double share = detail::product(*options_.send_budget, all);
+    const double share = detail::product(*options().send_budget, all);
     return static_cast<std::size_t>(
         (std::min)(all, lamina::detail::grown_allowance(all, share, largest_fragment_)));
   }
-  const worker_options& options() const noexcept { return options_; }
-  const layout& model() const noexcept { return cut_.model(); }
+  const worker_options& options() const noexcept { return memory_.options(); }
+  const layout& model() const noexcept { return memory_.cut().model(); }
   /// What is decided and sent: the layers, or their fragments.
-  const layout& fragments() const noexcept { return cut_.parts(); }
+  const layout& fragments() const noexcept { return memory_.cut().parts(); }
 
  private:
   static const worker_options& checked(const layout& model, const worker_options& options) {
@@ -282,15 +280,20 @@ class worker {
   }
 
   detail::select_kernel<T> selection(const detail::model_view<T>& at, const double* values,
-                                     const std::uint8_t* held) {
+                                     const std::uint8_t* held) const {
+    const worker_options& o = options();
     return {at,
-            detail::decision_rules(options_),
             values,
             held,
-            memory_.always_sent.data().get(),
-            memory_.warm_up.data().get(),
             largest_fragment_,
-            memory_.candidates.data().get()};
+            o.threshold.has_value(),
+            o.send_budget.value_or(0),
+            o.drop_ratio,
+            o.warm_up_steps,
+            o.search_every,
+            o.at_least_every,
+            o.by_score,
+            o.payload};
   }
 
   // Before anything is noted: where it throws, nothing has happened.
@@ -302,11 +305,9 @@ class worker {
     return at;
   }
 
-  worker_options options_;
   F functor_;
-  partition cut_;
-  detail::bindings<T> gradients_;
   detail::worker_memory<T> memory_;
+  detail::bindings<T> gradients_;
   std::size_t largest_fragment_;
   std::size_t largest_frame_bytes_;
   detail::step_phase phase_ =

@@ -17,22 +17,6 @@
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// a <- a + g: before + gradient. Whether that is finite.
-template <class T>
-LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient) {
-  residual = residual + gradient;
-  return is_finite(residual);
-}
-
-/// With momentum correction (Lin et al. 2018, eq. 4 and 5): u <- m u + g, a <- a + u for the first micro-batch gradient of a step;
-/// u <- u + g, a <- a + g for others, whose momentum is 1. Whether both are finite.
-template <class T>
-LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient, T& velocity, T momentum) {
-  velocity = product(momentum, velocity) + gradient;
-  residual = residual + (momentum < T(1) ? velocity : gradient);
-  return is_finite(residual) && is_finite(velocity);
-}
-
 LAMINA_HOST_DEVICE inline void add_to_count(unsigned long long& count, unsigned addend) {
 #if defined(__CUDA_ARCH__)
   atomicAdd(&count, addend);
@@ -86,8 +70,9 @@ LAMINA_HOST_DEVICE bool complete_layer(const F& functor, const model_view<T>& at
   }
 }
 
-/// Adds the gradients of all layers to their residuals, with their values in the order of reduction.hpp. An element whose sum is not
-/// finite is left out and counted. The thread block that is last to arrive says how far the step has come, and may decide it.
+/// a <- a + g for all layers, and their values in the order of reduction.hpp. With momentum correction (Lin et al. 2018, eq. 4 and 5)
+/// u <- m u + g, a <- a + u for the first micro-batch gradient of a step; u <- u + g, a <- a + g for others, whose momentum is 1. An
+/// element whose sums are not finite is left out and counted. The thread block that is last to arrive ends the step's phase.
 ///
 /// A group takes a block of 4,096 elements, by rows of 64. Each thread loads its elements of a few rows, adds, stores, and keeps its
 /// lanes in registers: there are neither barriers nor shared memory.
@@ -251,10 +236,15 @@ struct add_kernel {
       bool are_good = true;
       for (unsigned k = 0; k < Each; ++k) {
         const T gradient_k = product(widened<T>(addend[r].at[k]), facts.scale);
+        T& sum = residual[r].at[k];
         if constexpr (HasVelocity) {
-          is_good[k] = add_gradient(residual[r].at[k], gradient_k, velocity[r].at[k], facts.momentum);
+          T& moving = velocity[r].at[k];
+          moving = product(facts.momentum, moving) + gradient_k;
+          sum = sum + (facts.momentum < T(1) ? moving : gradient_k);
+          is_good[k] = is_finite(sum) && is_finite(moving);
         } else {
-          is_good[k] = add_gradient(residual[r].at[k], gradient_k);
+          sum = sum + gradient_k;
+          is_good[k] = is_finite(sum);
         }
         are_good = are_good && is_good[k];
       }

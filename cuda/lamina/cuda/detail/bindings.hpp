@@ -7,9 +7,10 @@
 #include <ranges>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include "lamina/cuda/detail/device_array.hpp"
+#include "lamina/cuda/detail/device_memory.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
@@ -54,13 +55,12 @@ static_assert(sizeof(bind_kernel) <= 4096, "what the arguments of a launch may h
 template <element T>
 class bindings {
  public:
-  explicit bindings(const partition& cut, std::pmr::memory_resource* memory)
-      : cut_(cut), views_(memory, "the table of pointers"), first_fragments_(memory, "tables") {
-    views_.resize(cut.parts().layers());
-    std::vector<std::size_t> first_fragments;
-    for (std::size_t l = 0; l < cut.model().layers(); ++l) first_fragments.push_back(cut.first(l));
-    first_fragments.push_back(cut.parts().layers());
-    first_fragments_ = first_fragments;
+  bindings(const partition& cut, std::pmr::memory_resource* memory) : cut_(cut), memory_(memory) {
+    std::vector<std::size_t> first;
+    for (std::size_t l = 0; l < cut.model().layers(); ++l) first.push_back(cut.first(l));
+    first.push_back(cut.parts().layers());
+    first_fragments_ = memory_.copy_of(first, "tables");
+    views_ = memory_.filled(cut.parts().layers(), tensor_view{}, "the table of pointers");
   }
 
   /// As worker::bind.
@@ -81,17 +81,15 @@ class bindings {
     using index = std::ranges::range_difference_t<Tensors>;
     for (std::size_t l = 0; l < count; ++l) {
       auto&& given = std::ranges::begin(tensors)[static_cast<index>(l)];
-      require_value(l, given);
-      const device_tensor tensor = tensor_of(l, given);
-      require(execution, l, tensor);
+      const device_tensor tensor = checked(execution, l, given);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       views.push_back({tensor.data(), tensor.type()});
     }
-    execution.require_device_memory(views_.data().get(), "the tables");
+    execution.require_device_memory(views_, "the tables");
     is_bound_ = false;  // until the last of the launches
-    bind_kernel kernel{views_.data().get(), nullptr, cut_.part_elements(), 0, {}};
+    bind_kernel kernel{views_, nullptr, cut_.part_elements(), 0, {}};
     for (std::size_t first = 0; first < count; first += kernel.layers) {
-      kernel.first_fragments = first_fragments_.data().get() + first;
+      kernel.first_fragments = first_fragments_ + first;
       kernel.layers = (std::min)(count - first, bind_kernel::most_layers);
       std::copy_n(views.begin() + static_cast<std::ptrdiff_t>(first), kernel.layers, kernel.tensors);
       execution.run(kernel);
@@ -103,47 +101,38 @@ class bindings {
   /// Throws std::logic_error before the first bind().
   const tensor_view* views(const char* call) const {
     if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
-    return views_.data().get();
+    return views_;
   }
   /// Whether all are of T and not const.
   bool are_writable() const noexcept { return are_writable_; }
 
  private:
-  // With the layer's name in what its traits throw.
-  template <class Tensor>
-  device_tensor tensor_of(std::size_t layer, Tensor& tensor) const {
-    try {
-      return device_tensor(tensor);
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument("layer '" + cut_.model()[layer].name + "': " + error.what());
-    }
-  }
-
-  template <class Tensor>
-  void require_value(std::size_t layer, const Tensor& tensor) const {
-    if constexpr (requires { tensor_traits<Tensor>::has_value(tensor); }) {
-      if (tensor_traits<Tensor>::has_value(tensor)) return;
-      throw std::invalid_argument("layer '" + cut_.model()[layer].name +
-                                  "' has no gradient; on the device bind zeros for it");
-    }
-  }
-
-  template <class Execution>
-  void require(const Execution& execution, std::size_t layer, const device_tensor& tensor) const {
+  // With the layer's name in whatever is wrong with it.
+  template <class Execution, class Tensor>
+  device_tensor checked(const Execution& execution, std::size_t layer, Tensor& given) const {
     const std::string& name = cut_.model()[layer].name;
+    if constexpr (requires { tensor_traits<std::remove_const_t<Tensor>>::has_value(given); }) {
+      if (!tensor_traits<std::remove_const_t<Tensor>>::has_value(given))
+        throw std::invalid_argument("layer '" + name + "' has no gradient; on the device bind zeros for it");
+    }
+    device_tensor tensor;
+    try {
+      tensor = device_tensor(given);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument("layer '" + name + "': " + error.what());
+    }
     cut_.model().check_size(layer, tensor.elements());
-    const bool is_half =
-        tensor.type() == device_element::float16 || tensor.type() == device_element::bfloat16;
-    if (!is_half && tensor.type() != device_element_of<T>::value) {
+    if (element_bytes(tensor.type()) > 2 && tensor.type() != device_element_of<T>::value)
       throw std::invalid_argument("the tensor of layer '" + name +
                                   "' is neither of the residual's type nor half-width");
-    }
     if (tensor.elements() > 0) execution.require_device_memory(tensor.data(), name.c_str());
+    return tensor;
   }
 
   partition cut_;
-  device_array<tensor_view> views_;
-  device_array<std::size_t> first_fragments_;
+  device_memory memory_;
+  tensor_view* views_;
+  const std::size_t* first_fragments_;
   bool is_bound_ = false;
   bool are_writable_ = false;
 };

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/step.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"

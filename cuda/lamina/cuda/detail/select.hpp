@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
-#include <type_traits>
 
 #include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/search.hpp"
@@ -20,29 +18,6 @@
 #include "lamina/threshold.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
-
-/// What a decision needs of worker_options, which own memory of the host.
-struct decision_rules {
-  std::optional<double> threshold;
-  std::optional<double> send_budget;
-  double drop_ratio;
-  std::uint64_t warm_up_steps;
-  std::uint64_t search_every;
-  std::uint64_t at_least_every;
-  bool by_score;
-  payload_type payload;
-
-  explicit decision_rules(const worker_options& options)
-      : threshold(options.threshold),
-        send_budget(options.send_budget),
-        drop_ratio(options.drop_ratio),
-        warm_up_steps(options.warm_up_steps),
-        search_every(options.search_every),
-        at_least_every(options.at_least_every),
-        by_score(options.by_score),
-        payload(options.payload) {}
-};
-static_assert(std::is_trivially_copyable_v<decision_rules>);
 
 /// The most layers over which add_kernel decides a step, half of select_kernel's threads each with two: beyond it each layer is read
 /// several times, and what counts is how many threads wait for that.
@@ -65,13 +40,18 @@ struct select_kernel {
   };
 
   model_view<T> at;
-  decision_rules rules;
-  const double* values;                 // L
-  const std::uint8_t* held;             // L: not 0 for layers not to be sent in this step; or none
-  const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
-  const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
+  const double* values;      // L
+  const std::uint8_t* held;  // L: not 0 for layers not to be sent in this step; or none
   std::size_t largest_layer;
-  candidate* candidates;  // 2 L
+  // As in worker_options, which own memory of the host.
+  bool has_threshold;
+  double send_budget;  // 0: none
+  double drop_ratio;
+  std::uint64_t warm_up_steps;
+  std::uint64_t search_every;
+  std::uint64_t at_least_every;
+  bool by_score;
+  payload_type payload;
 
   std::size_t thread_blocks(unsigned) const { return 1; }
 
@@ -87,11 +67,11 @@ struct select_kernel {
     lamina::detail::step_decision decision;
     decision.step = at.state->step + 1;
     decision.threshold = at.state->threshold;
-    decision.max_age = rules.at_least_every;
+    decision.max_age = at_least_every;
     double allowance = at.state->allowance;
     const double elements = static_cast<double>(at.elements);
-    if (rules.send_budget.has_value()) {
-      const double share = product(rules.send_budget.value_or(0), elements);
+    if (send_budget > 0) {
+      const double share = product(send_budget, elements);
       allowance = lamina::detail::grown_allowance(allowance, share, largest_layer);
       const double left = lamina::detail::allowance_by_value(allowance, elements_always_sent(cta, shared));
       within_budget(cta, shared, left, decision);
@@ -99,7 +79,7 @@ struct select_kernel {
       const double ratio = drop_ratio_in(decision.step);
       if (searches_in(decision.step, ratio, decision.threshold))
         decision.threshold = searched(cta, shared, product(ratio, elements), decision.step);
-      decision.sends_all = ratio == 0 || (ratio == 1 && !rules.threshold.has_value());
+      decision.sends_all = ratio == 0 || (ratio == 1 && !has_threshold);
     }
     const total sent = write_selection(cta, shared, decision);
     if (cta.thread() != 0) return;
@@ -149,7 +129,7 @@ struct select_kernel {
                                                 at.sent_in[layer], rule_of(layer));
         if (!sends) continue;
         sent.elements += at.sizes[layer];
-        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
+        begin += lamina::payload_bytes<T>(payload, at.sizes[layer]);
         is_sent |= 1U << k;
       }
       const std::size_t bytes = cta.sum_before(begin, shared.sum);
@@ -158,7 +138,7 @@ struct select_kernel {
         if (((is_sent >> k) & 1U) == 0) continue;
         const std::size_t layer = byte * layers_at_once + k;
         at.payload_begin[layer] = begin;
-        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
+        begin += lamina::payload_bytes<T>(payload, at.sizes[layer]);
       }
       if (byte < bytes_of_bitmap) at.bitmap[byte] = static_cast<std::uint8_t>(is_sent);
       sent.bytes += bytes;
@@ -175,25 +155,25 @@ struct select_kernel {
   }
 
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
-    if (step >= rules.warm_up_steps || rules.drop_ratio == 1) return rules.drop_ratio;
-    return drop_ratio_in_warm_up[step - 1];
+    if (step >= warm_up_steps || drop_ratio == 1) return drop_ratio;
+    return at.warm_up[step - 1];
   }
 
   LAMINA_HOST_DEVICE bool searches_in(std::uint64_t step, double ratio, double threshold) const {
-    if (!(ratio > 0) || rules.threshold.has_value()) return false;
-    return (step - 1) % rules.search_every == 0 || step <= rules.warm_up_steps ||
+    if (!(ratio > 0) || has_threshold) return false;
+    return (step - 1) % search_every == 0 || step <= warm_up_steps ||
            !lamina::detail::outlasts_its_step(threshold);
   }
 
   LAMINA_HOST_DEVICE double score(std::size_t layer, std::uint64_t step) const {
-    if (!rules.by_score) return values[layer];
+    if (!by_score) return values[layer];
     return product(values[layer], static_cast<double>(step - at.sent_in[layer]));
   }
 
   LAMINA_HOST_DEVICE lamina::detail::layer_rule rule_of(std::size_t layer) const {
     using lamina::detail::layer_rule;
     if (held != nullptr && held[layer] != 0) return layer_rule::held;
-    if (always_sent != nullptr && always_sent[layer] != 0) return layer_rule::always;
+    if (at.always_sent != nullptr && at.always_sent[layer] != 0) return layer_rule::always;
     return layer_rule::by_value;
   }
 
@@ -261,7 +241,7 @@ struct select_kernel {
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
   LAMINA_HOST_DEVICE std::size_t elements_always_sent(const ThreadBlock& cta, shared_memory& shared) const {
-    if (always_sent == nullptr) return 0;
+    if (at.always_sent == nullptr) return 0;
     std::size_t elements = 0;
     for (std::size_t layer = cta.thread(); layer < at.layers; layer += cta.threads()) {
       if (rule_of(layer) == lamina::detail::layer_rule::always) elements += at.sizes[layer];
@@ -272,7 +252,7 @@ struct select_kernel {
   LAMINA_ANY_CALLER template <class ThreadBlock>
   LAMINA_HOST_DEVICE crossing find_crossing(const ThreadBlock& cta, shared_memory& shared, double limit,
                                             const searched_layers& layers) const {
-    return crossing_search::find(cta, shared.search, candidates, at.layers, limit, layers);
+    return crossing_search::find(cta, shared.search, at.candidates, at.layers, limit, layers);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
@@ -93,24 +94,26 @@ struct model_view {
   std::size_t layers = 0;
   std::size_t blocks = 0;
   std::size_t elements = 0;
+  std::size_t prefix_bytes = 0;
   const std::size_t* sizes = nullptr;        // L
   const std::size_t* offsets = nullptr;      // L: where a layer begins in the residual
   const std::size_t* first_block = nullptr;  // L + 1
   const block_place* places = nullptr;       // B
   const tensor_view* gradients = nullptr;    // L
   T* residual = nullptr;
-  T* velocity = nullptr;                 // none without momentum
-  double* values = nullptr;              // L
-  double* block_totals = nullptr;        // B
-  std::uint32_t* arrivals = nullptr;     // B + 1: at runs of totals, and of thread blocks; 0 between launches
-  std::uint8_t* is_clear = nullptr;      // L: the residual is zero, whatever its memory holds
-  std::uint64_t* sent_in = nullptr;      // L: the step in which a layer was last sent
-  std::size_t* payload_begin = nullptr;  // L: of the layers sent, in bytes
-  std::uint64_t* rounded_in =
-      nullptr;                  // B: the step that commit took out of a block; none where payloads are as_is
-  std::byte* prefix = nullptr;  // header and bitmap of the frame
-  std::size_t prefix_bytes = 0;
-  std::uint8_t* bitmap = nullptr;  // in the prefix
+  T* velocity = nullptr;                // none without momentum
+  double* values = nullptr;             // L
+  double* block_totals = nullptr;       // B
+  std::uint32_t* arrivals = nullptr;    // B + 1: at runs of totals, and of thread blocks; 0 between launches
+  std::uint8_t* is_clear = nullptr;     // L: the residual is zero, whatever its memory holds
+  std::uint64_t* sent_in = nullptr;     // L: the step in which a layer was last sent
+  std::uint64_t* rounded_in = nullptr;  // B: the step that commit took out; none where payloads are as_is
+  const std::uint8_t* always_sent = nullptr;  // L: not 0 for layers sent in every step; or none
+  const double* warm_up = nullptr;            // R of its steps but the last
+  candidate* candidates = nullptr;            // 2 L
+  std::size_t* payload_begin = nullptr;       // L: of the layers sent, in bytes
+  std::byte* prefix = nullptr;                // header and bitmap of the frame
+  std::uint8_t* bitmap = nullptr;             // in the prefix
   step_state* state = nullptr;
 
   LAMINA_HOST_DEVICE bool is_sent(std::size_t layer) const {
