@@ -3,6 +3,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstddef>
@@ -162,14 +163,13 @@ class by_threads {
     }
     std::uint32_t count(std::uint32_t& counter) const { return std::atomic_ref(counter).fetch_add(1); }
 
-    template <unsigned Count, class Combine>
-    void combine(unsigned long long (&values)[Count], lamina::cuda::detail::block_scratch<Count>& scratch,
-                 const Combine& combined) const {
+    template <unsigned Count>
+    void least(unsigned long long (&values)[Count],
+               lamina::cuda::detail::block_scratch<Count>& scratch) const {
       exchange(values, scratch);
       for (unsigned k = 0; k < Count; ++k) {
-        for (unsigned thread = 0; thread < threads_; ++thread) {
-          if (thread != thread_) values[k] = combined(values[k], exchanged_[k * threads_ + thread]);
-        }
+        const auto first = exchanged_.begin() + k * threads_;
+        values[k] = *std::min_element(first, first + threads_);
       }
       barrier();
     }

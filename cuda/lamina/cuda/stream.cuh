@@ -67,28 +67,20 @@ class device_thread_block {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
   }
 
-  template <unsigned Count, class Combine>
-  __device__ void combine(unsigned long long (&values)[Count], block_scratch<Count>& scratch,
-                          const Combine& combined) const {
+  template <unsigned Count>
+  __device__ void least(unsigned long long (&values)[Count], block_scratch<Count>& scratch) const {
     for (unsigned k = 0; k < Count; ++k) {
       for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
-        values[k] = combined(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
+        values[k] = lesser(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
       if (lane() == 0) scratch.of_warp[k][warp()] = values[k];
     }
     __syncthreads();
-    if (warp() == 0) {
-      for (unsigned k = 0; k < Count; ++k) {
-        // A lane without a warp of its own takes nobody's number: the others end with lane 0.
-        unsigned long long value = scratch.of_warp[k][lane() < warps() ? lane() : 0];
-        for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2) {
-          const unsigned long long other = __shfl_down_sync(all_lanes, value, distance);
-          if (lane() + distance < warps()) value = combined(value, other);
-        }
-        if (lane() == 0) scratch.of_warp[k][0] = value;
-      }
+    for (unsigned k = 0; k < Count; ++k) {
+      // A lane without a warp of its own takes the first's number, which changes nothing.
+      values[k] = scratch.of_warp[k][lane() < warps() ? lane() : 0];
+      for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
+        values[k] = lesser(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
     }
-    __syncthreads();
-    for (unsigned k = 0; k < Count; ++k) values[k] = scratch.of_warp[k][0];
     __syncthreads();
   }
 
@@ -96,17 +88,12 @@ class device_thread_block {
     const unsigned long long sum = sum_up_to(own);
     if (lane() == lanes_of_warp - 1) scratch.of_warp[0][warp()] = sum;
     __syncthreads();
-    if (warp() == 0) {
-      const unsigned long long value = lane() < warps() ? scratch.of_warp[0][lane()] : 0;
-      const unsigned long long up_to = sum_up_to(value);
-      if (lane() < warps()) scratch.of_warp[0][lane()] = up_to - value;
-      if (lane() == lanes_of_warp - 1) scratch.all = up_to;
-    }
+    // Each warp adds up the warps' sums, a lane each.
+    const unsigned long long up_to = sum_up_to(lane() < warps() ? scratch.of_warp[0][lane()] : 0);
+    const unsigned long long before = __shfl_sync(all_lanes, up_to, warp() == 0 ? 0 : warp() - 1);
+    own = sum - own + (warp() == 0 ? 0 : before);
     __syncthreads();
-    own = sum - own + scratch.of_warp[0][warp()];
-    const unsigned long long all = scratch.all;
-    __syncthreads();
-    return all;
+    return __shfl_sync(all_lanes, up_to, lanes_of_warp - 1);
   }
   __device__ void add(shared_sum& sum, unsigned long long addend) const {
     const auto low = static_cast<std::uint32_t>(addend);

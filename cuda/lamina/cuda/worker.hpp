@@ -156,7 +156,7 @@ class worker {
                                   " bytes, a frame may have " + std::to_string(largest_frame_bytes()));
     }
     execution.require_writable(to.data(), to.size(), "encode");
-    execution.run(detail::pack_kernel<T>{view(execution, "encode"), options().payload, to.data()});
+    run_over_blocks(execution, "encode", true, detail::pack<T>{options().payload, to.data()});
     phase_ = detail::step_phase::encoded;
   }
 
@@ -164,7 +164,7 @@ class worker {
   template <class Execution>
   void commit(const Execution& execution) {
     require(detail::may_commit(phase_), "commit", "encode()");
-    execution.run(detail::commit_kernel<T>{view(execution, "commit"), options().payload});
+    run_over_blocks(execution, "commit", false, detail::commit<T>{options().payload});
     phase_ = detail::step_phase::committed;
   }
 
@@ -181,7 +181,7 @@ class worker {
     if (reinterpret_cast<std::uintptr_t>(payload) % sizeof(T) != 0)
       throw std::invalid_argument("restore: the payload is not aligned to its elements");
     execution.require_device_memory(payload, "restore");
-    execution.run(detail::restore_kernel<T>{view(execution, "restore"), reinterpret_cast<const T*>(payload)});
+    run_over_blocks(execution, "restore", true, detail::restore<T>{reinterpret_cast<const T*>(payload)});
   }
 
   struct report {
@@ -294,6 +294,13 @@ class worker {
             o.at_least_every,
             o.by_score,
             o.payload};
+  }
+
+  template <class Execution, class Work>
+  void run_over_blocks(const Execution& execution, const char* call, bool may_share, const Work& work) {
+    const auto at = view(execution, call);
+    const unsigned groups = may_share ? detail::groups_of_block_for(at.blocks) : 1;
+    execution.run(detail::blocks_kernel<T, Work>{at, groups, work});
   }
 
   // Before anything is noted: where it throws, nothing has happened.

@@ -114,7 +114,7 @@ struct add_kernel {
     if (cta.thread() == 0) end_gradients();
     if (!selects) return;
     cta.barrier();
-    decide(cta, shared, select);
+    select(cta, shared);  // called: with the pass its registers would not fit
   }
 
  private:
@@ -277,13 +277,6 @@ struct add_kernel {
       for (unsigned k = 0; k < half; ++k) lane.at[k] = functor.combine(lane.at[k], lane.at[k + half]);
     }
     return static_cast<double>(lane.at[0]);
-  }
-
-  // Called: with the pass its registers would not fit.
-  LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE LAMINA_CALLED static void decide(const ThreadBlock& cta, shared_memory& shared,
-                                                      const select_kernel<T>& select) {
-    select(cta, shared);
   }
 
   // Gradients that were refused leave a step that has begun as it is, and begin none.

@@ -12,81 +12,90 @@
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/payload.hpp"
 
-/// The kernels that go over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
+/// The kernel that goes over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// The blocks of a model as the work of groups, `groups_of_block` of which share one. Neighbours go to different thread blocks, since a
-/// layer that is sent is many blocks one after the other. The first thread block has none.
-struct blocks_of_launch {
+/// What a group has of a block: [begin, end), by whole rows but for the last.
+struct block_share {
+  block_place place;
+  std::size_t block;
+  unsigned begin;
+  unsigned end;
+};
+
+/// `groups_of_block` groups share a block: with as many groups as run at once many blocks need no sharing, and few would leave a GPU
+/// without work.
+LAMINA_HOST_DEVICE constexpr unsigned groups_of_block_for(std::size_t blocks) {
+  return blocks <= 16'384 ? 8U : 1U;
+}
+
+/// `Work` has a function for the first thread block, which has no blocks of elements, whether others have work in a phase, and a
+/// function for a share. A thread block of others may read the phase before or after the first has written it.
+template <class T, class Work>
+struct blocks_kernel {
+  static constexpr unsigned threads = 256;
+  static constexpr unsigned thread_blocks_at_once = 2;
+  struct shared_memory {};
+
+  model_view<T> at;
   unsigned groups_of_block;
+  Work work;
 
-  /// With as many groups as run at once many blocks need no sharing, and few would leave a GPU without work.
-  LAMINA_HOST_DEVICE static constexpr blocks_of_launch of(std::size_t blocks) {
-    return {blocks <= 16'384 ? 8U : 1U};
-  }
-  constexpr std::size_t thread_blocks(std::size_t blocks, unsigned groups) const {
-    return 1 + thread_blocks_for(blocks * groups_of_block, groups);
+  std::size_t thread_blocks(unsigned groups) const {
+    return 1 + thread_blocks_for(at.blocks * groups_of_block, groups);
   }
 
-  /// What a group has of a block: [begin, end), by whole rows but for the last.
-  struct share {
-    bool is_some;
-    block_place place;
-    std::size_t block;
-    unsigned begin;
-    unsigned end;
-  };
-  /// Reads what no launch writes.
-  LAMINA_ANY_CALLER template <class T, class ThreadBlock, class Group>
-  LAMINA_HOST_DEVICE share of_group(const model_view<T>& at, const ThreadBlock& cta,
-                                    const Group& group) const {
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    const block_share share = share_of(cta, group);
+    cta.wait_for_launches();
+    const step_phase phase = at.state->load_phase();
+    if (cta.index() == 0) {
+      work.begin(at, cta, phase);
+    } else if (share.begin < share.end && work.has_work(phase)) {
+      work.do_share(at, group, share);
+    }
+  }
+
+ private:
+  // Reads what no launch writes. Neighbours go to different thread blocks, since a layer that is sent is many blocks one after the
+  // other.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Group>
+  LAMINA_HOST_DEVICE block_share share_of(const ThreadBlock& cta, const Group& group) const {
     const std::size_t unit = group.index() * (cta.grid() - 1) + cta.index() - 1;
     const std::size_t block = unit / groups_of_block;
     if (cta.index() == 0 || block >= at.blocks) return {};
     const block_place place = at.places[block];
     const auto each = static_cast<unsigned>(block_elements) / groups_of_block;
     const auto begin = static_cast<unsigned>(unit % groups_of_block) * each;
-    const unsigned end = begin + each < place.count ? begin + each : place.count;
-    return {begin < end, place, block, begin, end};
+    return {place, block, begin, begin + each < place.count ? begin + each : place.count};
   }
 };
 
-/// Header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
+/// Writes header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
 /// Without a selection of this step what is at `frame` loses its magic number, so that nobody takes an old frame for it.
 template <class T>
-struct pack_kernel {
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned thread_blocks_at_once = 2;
-  struct shared_memory {};
-
-  model_view<T> at;
+struct pack {
   payload_type type;
   std::byte* frame;
-  blocks_of_launch work = blocks_of_launch::of(at.blocks);
 
-  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
+  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return may_encode(phase); }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
-    const auto group = cta.group();
-    const auto share = work.of_group(at, cta, group);
-    cta.wait_for_launches();
-    const bool has_selection = may_encode(at.state->load_phase());
-    if (cta.index() == 0) {
-      const std::size_t bytes = has_selection ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
-      for (std::size_t i = cta.thread(); i < bytes; i += cta.threads())
-        frame[i] = has_selection ? at.prefix[i] : std::byte{0};
-      if (cta.thread() != 0) return;
-      if (!has_selection) return at.state->set_misused();
-      at.state->store_phase(step_phase::encoded);
-    } else if (has_selection && share.is_some && at.is_sent(share.place.layer)) {
-      pack(group, share);
-    }
+  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
+    const std::size_t bytes = may_encode(phase) ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
+    for (std::size_t i = cta.thread(); i < bytes; i += cta.threads())
+      frame[i] = may_encode(phase) ? at.prefix[i] : std::byte{0};
+    if (cta.thread() != 0) return;
+    if (!may_encode(phase)) return at.state->set_misused();
+    at.state->store_phase(step_phase::encoded);
   }
 
- private:
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void pack(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
+    if (!at.is_sent(share.place.layer)) return;
     const T* const block = at.residual + share.place.begin;
     const std::size_t in_layer = share.place.begin - at.offsets[share.place.layer];
     std::byte* const layer = frame + at.prefix_bytes + at.payload_begin[share.place.layer];
@@ -108,7 +117,7 @@ struct pack_kernel {
         return convert(reinterpret_cast<lamina::bfloat16*>(layer) + in_layer);
       case payload_type::int8:
       case payload_type::int4:
-        return write_integers(group, share, rows, reinterpret_cast<std::uint8_t*>(layer), in_layer);
+        return write_integers(at, group, share, rows, reinterpret_cast<std::uint8_t*>(layer), in_layer);
       default: {
         T* const to = reinterpret_cast<T*>(layer) + in_layer;
         if (!is_aligned<unit_of<T, Group>>(to)) return copy_each(group, block, to, share.begin, share.end);
@@ -117,6 +126,7 @@ struct pack_kernel {
     }
   }
 
+ private:
   // Neighbours by neighbouring threads, so that stores are of whole words of memory all the same.
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE static void copy_each(const Group& group, const T* from, T* to, unsigned begin,
@@ -138,8 +148,9 @@ struct pack_kernel {
   // The scales of all rows of the layer, and behind them the integers; those of int4 two to a byte, the first of which is in its
   // lower half.
   LAMINA_ANY_CALLER template <class Group, class Rows>
-  LAMINA_HOST_DEVICE void write_integers(const Group& group, const blocks_of_launch::share& share,
-                                         const Rows& rows, std::uint8_t* layer, std::size_t in_layer) const {
+  LAMINA_HOST_DEVICE void write_integers(const model_view<T>& at, const Group& group,
+                                         const block_share& share, const Rows& rows, std::uint8_t* layer,
+                                         std::size_t in_layer) const {
     constexpr auto row = static_cast<unsigned>(lanes);
     constexpr unsigned each = row / Group::threads;
     std::uint8_t* const scales = layer + in_layer / row;
@@ -163,36 +174,23 @@ struct pack_kernel {
 /// what rounding took away stays. The second time it changes nothing: marks are the same then, and what is subtracted has the step
 /// with it.
 template <class T>
-struct commit_kernel {
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned thread_blocks_at_once = 2;
-  struct shared_memory {};
-
-  model_view<T> at;
+struct commit {
   payload_type type;
-  blocks_of_launch work = {1};
 
-  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
+  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return has_frame(phase); }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
-    const auto group = cta.group();
-    const auto share = work.of_group(at, cta, group);
-    cta.wait_for_launches();
-    const step_phase phase = at.state->load_phase();
-    if (cta.index() == 0) {
-      if (cta.thread() != 0) return;
-      if (!may_commit(phase)) return at.state->set_misused();
-      at.state->allowance -= static_cast<double>(at.state->sent_elements);
-      at.state->store_phase(step_phase::committed);
-    } else if (has_frame(phase) && share.is_some && at.is_sent(share.place.layer)) {
-      commit(group, share);
-    }
+  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
+    if (cta.thread() != 0) return;
+    if (!may_commit(phase)) return at.state->set_misused();
+    at.state->allowance -= static_cast<double>(at.state->sent_elements);
+    at.state->store_phase(step_phase::committed);
   }
 
- private:
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void commit(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
+    if (!at.is_sent(share.place.layer)) return;
     const block_place& place = share.place;
     if (group.thread() == 0 && place.begin == at.offsets[place.layer]) {
       at.sent_in[place.layer] = at.state->step;
@@ -214,32 +212,19 @@ struct commit_kernel {
 
 /// The layers of a frame over the tensors bound, zeros for those dropped.
 template <class T>
-struct restore_kernel {
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned thread_blocks_at_once = 2;
-  struct shared_memory {};
-
-  model_view<T> at;
+struct restore {
   const T* payload;
-  blocks_of_launch work = blocks_of_launch::of(at.blocks);
 
-  std::size_t thread_blocks(unsigned groups) const { return work.thread_blocks(at.blocks, groups); }
+  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return has_frame(phase); }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
-    const auto group = cta.group();
-    const auto share = work.of_group(at, cta, group);
-    cta.wait_for_launches();
-    if (!has_frame(at.state->load_phase())) {
-      if (cta.index() == 0 && cta.thread() == 0) at.state->set_misused();
-    } else if (share.is_some) {
-      restore(group, share);
-    }
+  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
+    if (cta.thread() == 0 && !has_frame(phase)) at.state->set_misused();
   }
 
- private:
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void restore(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
     constexpr unsigned each = static_cast<unsigned>(lanes) / Group::threads;
     const std::size_t layer = share.place.layer;
     const std::size_t in_layer = share.place.begin - at.offsets[layer];

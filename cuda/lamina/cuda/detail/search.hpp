@@ -80,11 +80,11 @@ class crossing_search {
       unsigned long long least[2] = {~0ULL, ~0ULL};  // of keys, and of their complements
       for_each(cta, count, entry, [&](const candidate& each) {
         if (!is_in_range(each)) return;
-        least[0] = least_of()(least[0], each.key);
-        least[1] = least_of()(least[1], ~each.key);
+        least[0] = lesser(least[0], each.key);
+        least[1] = lesser(least[1], ~each.key);
         if (to != nullptr) to[cta.count(shared.kept)] = each;
       });
-      cta.combine(least, shared.least, least_of());
+      cta.least(least, shared.least);
       const unsigned long long low = least[0];
       const unsigned long long high = ~least[1];
       if (low > high) return {false, 0, 0};

@@ -56,7 +56,7 @@ struct select_kernel {
   std::size_t thread_blocks(unsigned) const { return 1; }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory& shared) const {
+  LAMINA_HOST_DEVICE LAMINA_CALLED void operator()(const ThreadBlock& cta, shared_memory& shared) const {
     cta.wait_for_launches();
     fetch(cta);
     const step_phase phase = at.state->load_phase();
@@ -143,15 +143,8 @@ struct select_kernel {
       if (byte < bytes_of_bitmap) at.bitmap[byte] = static_cast<std::uint8_t>(is_sent);
       sent.bytes += bytes;
     }
-    return {sum_over(cta, shared, sent.elements), sent.bytes};
-  }
-
-  LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE static std::size_t sum_over(const ThreadBlock& cta, shared_memory& shared,
-                                                 std::size_t own) {
-    unsigned long long sum[1] = {own};
-    cta.combine(sum, shared.sum, sum_of());
-    return sum[0];
+    unsigned long long own = sent.elements;
+    return {cta.sum_before(own, shared.sum), sent.bytes};
   }
 
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
@@ -220,13 +213,13 @@ struct select_kernel {
     for (std::size_t layer = cta.thread(); layer < at.layers; layer += cta.threads()) {
       const candidate each = descending(layer);
       if (each.elements == 0) continue;
-      if (each.key < found.key) least[0] = least_of()(least[0], ~each.key);
+      if (each.key < found.key) least[0] = lesser(least[0], ~each.key);
       if (each.key == found.key) {
-        least[1] = least_of()(least[1], layer);
+        least[1] = lesser(least[1], layer);
         least[2] = ~layer;
       }
     }
-    cta.combine(least, shared.least, least_of());
+    cta.least(least, shared.least);
     const unsigned long long first_tied = least[1];
     unsigned long long end = first_tied;  // alone it does not fit
     if (first_tied != ~least[2]) {
@@ -242,11 +235,11 @@ struct select_kernel {
   LAMINA_ANY_CALLER template <class ThreadBlock>
   LAMINA_HOST_DEVICE std::size_t elements_always_sent(const ThreadBlock& cta, shared_memory& shared) const {
     if (at.always_sent == nullptr) return 0;
-    std::size_t elements = 0;
+    unsigned long long own = 0;
     for (std::size_t layer = cta.thread(); layer < at.layers; layer += cta.threads()) {
-      if (rule_of(layer) == lamina::detail::layer_rule::always) elements += at.sizes[layer];
+      if (rule_of(layer) == lamina::detail::layer_rule::always) own += at.sizes[layer];
     }
-    return sum_over(cta, shared, elements);
+    return cta.sum_before(own, shared.sum);
   }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>

@@ -32,7 +32,6 @@ constexpr std::size_t thread_blocks_for(std::size_t units, unsigned groups) {
 template <unsigned Count>
 struct block_scratch {
   unsigned long long of_warp[Count][most_threads / 32];
-  unsigned long long all;
 };
 
 /// A sum that threads add to at the same time, in two words: GPUs add words of 32 bits in shared memory at once, those of 64 in a loop.
@@ -45,16 +44,9 @@ struct shared_sum {
   }
 };
 
-struct sum_of {
-  LAMINA_HOST_DEVICE unsigned long long operator()(unsigned long long a, unsigned long long b) const {
-    return a + b;
-  }
-};
-struct least_of {
-  LAMINA_HOST_DEVICE unsigned long long operator()(unsigned long long a, unsigned long long b) const {
-    return b < a ? b : a;
-  }
-};
+LAMINA_HOST_DEVICE constexpr unsigned long long lesser(unsigned long long a, unsigned long long b) {
+  return b < a ? b : a;
+}
 
 /// Whether this is the last of `count` arrivals at `counter`, which is 0 before the first and after the last. What the others wrote
 /// before they arrived may be read then.
@@ -114,11 +106,10 @@ class serial_thread_block {
   LAMINA_HOST_DEVICE void wait_for_launches() const {}
   LAMINA_HOST_DEVICE void prefetch(const void*) const {}
 
-  /// Called by all threads, each with its numbers: afterwards each has all of them combined, in any order. What the threads wrote
-  /// before may be read afterwards.
-  template <unsigned Count, class Combine>
-  LAMINA_HOST_DEVICE void combine(unsigned long long (&)[Count], block_scratch<Count>&,
-                                  const Combine&) const {}
+  /// Called by all threads, each with its numbers: afterwards each has the least of all threads. What the threads wrote before may be
+  /// read afterwards.
+  template <unsigned Count>
+  LAMINA_HOST_DEVICE void least(unsigned long long (&)[Count], block_scratch<Count>&) const {}
   /// The same: `own` becomes the sum of what the threads before have. Returns the sum of all.
   LAMINA_HOST_DEVICE unsigned long long sum_before(unsigned long long& own, block_scratch<1>&) const {
     const unsigned long long all = own;
