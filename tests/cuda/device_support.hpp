@@ -102,7 +102,7 @@ class device_gradients {
   std::vector<lamina::cuda::device_tensor> tensors() {
     std::vector<lamina::cuda::device_tensor> tensors;
     for (auto& each : memory_) {
-      tensors.push_back(lamina::cuda::device_tensor(each).part(skipped_, each.size() - skipped_));
+      tensors.emplace_back(thrust::raw_pointer_cast(each.data()) + skipped_, each.size() - skipped_);
     }
     return tensors;
   }

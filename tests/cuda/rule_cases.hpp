@@ -167,7 +167,7 @@ void decides_among_many(const Execution& execution) {
   const lamina::layout model = model_of(sizes);
   thrust::device_vector<float> memory(3);
   std::vector<lamina::cuda::device_tensor> tensors;
-  for (const std::size_t size : sizes) tensors.push_back(lamina::cuda::device_tensor(memory).part(0, size));
+  for (const std::size_t size : sizes) tensors.emplace_back(thrust::raw_pointer_cast(memory.data()), size);
   const auto device_values = on_device(values);
   const auto device_held = on_device(held);
   for (const lamina::worker_options& options :

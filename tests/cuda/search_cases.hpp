@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/detail/search.hpp"
+#include "lamina/cuda/detail/select.hpp"
 #include "lamina/threshold.hpp"
 #include "support.hpp"
 

@@ -103,13 +103,6 @@ class device_tensor {
   std::size_t elements() const noexcept { return elements_; }
   device_element type() const noexcept { return type_; }
   bool is_writable() const noexcept { return is_writable_; }
-  /// `count` elements from `begin` on.
-  device_tensor part(std::size_t begin, std::size_t count) const noexcept {
-    device_tensor some = *this;
-    some.data_ = static_cast<std::byte*>(data_) + begin * detail::element_bytes(type_);
-    some.elements_ = count;
-    return some;
-  }
 
  private:
   template <class Tensor>
@@ -133,14 +126,12 @@ class device_tensor {
   template <class... Spans>
   static device_tensor of(const std::variant<Spans...>& elements) {
     return std::visit(
-        []<class G, std::size_t Extent>(std::span<G, Extent> span) {
+        []<class G, std::size_t Extent>(std::span<G, Extent> span) -> device_tensor {
           if constexpr (detail::device_storable<G>) {
             return of(span);
           } else {
             throw std::invalid_argument(
-                "the tensor holds an element type that the device does not take: float, double and "
-                "half-width");
-            return device_tensor();
+                "the tensor holds an element type other than float, double and half-width");
           }
         },
         elements);

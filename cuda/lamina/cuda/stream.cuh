@@ -63,24 +63,16 @@ class device_thread_block {
     cudaTriggerProgrammaticLaunchCompletion();
 #endif
   }
-  __device__ void prefetch(const void* address) const {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
-  }
-
   template <unsigned Count>
   __device__ void least(unsigned long long (&values)[Count], block_scratch<Count>& scratch) const {
     for (unsigned k = 0; k < Count; ++k) {
-      for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
-        values[k] = lesser(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
-      if (lane() == 0) scratch.of_warp[k][warp()] = values[k];
+      const unsigned long long of_warp = least_of_warp(values[k]);
+      if (lane() == 0) scratch.of_warp[k][warp()] = of_warp;
     }
     __syncthreads();
-    for (unsigned k = 0; k < Count; ++k) {
-      // A lane without a warp of its own takes the first's number, which changes nothing.
-      values[k] = scratch.of_warp[k][lane() < warps() ? lane() : 0];
-      for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
-        values[k] = lesser(values[k], __shfl_xor_sync(all_lanes, values[k], distance));
-    }
+    // A lane without a warp of its own takes the first's number, which changes nothing.
+    for (unsigned k = 0; k < Count; ++k)
+      values[k] = least_of_warp(scratch.of_warp[k][lane() < warps() ? lane() : 0]);
     __syncthreads();
   }
 
@@ -124,6 +116,11 @@ class device_thread_block {
     return blockDim.x / lanes_of_warp;
   }
 
+  __device__ static unsigned long long least_of_warp(unsigned long long value) {
+    for (unsigned distance = lanes_of_warp / 2; distance > 0; distance /= 2)
+      value = lesser(value, __shfl_xor_sync(all_lanes, value, distance));
+    return value;
+  }
   // Of the warp's lanes up to this one.
   __device__ static unsigned long long sum_up_to(unsigned long long value) {
     for (unsigned distance = 1; distance < lanes_of_warp; distance *= 2) {
@@ -131,6 +128,11 @@ class device_thread_block {
       if (lane() >= distance) value += other;
     }
     return value;
+  }
+
+ public:
+  __device__ void prefetch(const void* address) const {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
   }
 };
 
@@ -202,7 +204,6 @@ class on_stream {
   /// Until all that was launched is done. Throws cuda_error if some of it failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
   cudaStream_t stream() const noexcept { return stream_; }
-  int device() const noexcept { return device_; }
 
   /// Throws std::invalid_argument, naming `what`, unless `pointer` is memory of this device, or managed.
   void require_device_memory(const void* pointer, const char* what) const {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "lamina/cuda/detail/device_memory.hpp"
+#include "lamina/cuda/detail/memory.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"

@@ -9,6 +9,8 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lamina/cuda/detail/add.hpp"
@@ -32,13 +34,11 @@ namespace lamina::inline LAMINA_ABI::cuda {
 
 /// What else worker::add() does in its launch. The pointers are to a number each in device memory, which is read when the launch runs.
 struct add_options {
-  bool commit = false;  ///< first: the frame before has arrived
-  bool select = false;  ///< last: the step is decided by this worker's own values
-  /// Not 0: the gradients are refused. None: they are good.
-  const float* found_inf = nullptr;
-  /// Multiplies each element, as a T, rounded once, as the scale of lamina::worker::add(). If it is not finite, all elements are left
-  /// out. None: 1.
-  const float* inverse_scale = nullptr;
+  bool commit = false;               ///< first: the frame before has arrived
+  bool select = false;               ///< last: the step is decided by this worker's own values
+  const float* found_inf = nullptr;  ///< not 0: the gradients are refused; none: they are good
+  const float* inverse_scale =
+      nullptr;  ///< the scale of lamina::worker::add(), as a T; none: 1. Not finite: all elements are left out
 };
 
 /// A lamina::worker whose gradients, residual, values, selection and frame are in a device's memory. Values, thresholds, selections and
@@ -47,21 +47,20 @@ struct add_options {
 ///     worker.add(execution);              // a <- a + g for all layers, and their values
 ///     worker.select(execution);           // Algorithm 1
 ///     worker.encode(execution, buffer);   // the frame, in one piece
-///     worker.commit(execution);           // once it has arrived; a frame that is not committed stays in the residual
+///     worker.commit(execution);           // once it has arrived; what is not committed stays in the residual
 ///
-/// The execution is on_stream of stream.cuh, or with_policy of thrust_execution.hpp. On a stream each call is one launch, which neither
-/// allocates nor waits for the host, and can be captured into a graph. Where the frame has arrived when the next gradients are
-/// there, a step is two launches:
+/// The execution is on_stream of stream.cuh, or with_policy of thrust_execution.hpp. On a stream, one at a time, each call is a launch,
+/// which neither allocates nor waits for the host, and can be captured into a graph. Where the frame has arrived when the next
+/// gradients are there, a step is two launches:
 ///
 ///     worker.add(execution, {.commit = step > 1, .select = true});
 ///     worker.encode(execution, buffer);
 ///
-/// One stream at a time. Elements whose sum would not be finite are left out and counted: to refuse a layer, as lamina::worker does, the
-/// host would have to wait.
+/// Elements whose sum would not be finite are left out and counted, since the host would have to wait to refuse a layer.
 ///
-/// Mistakes throw before anything is launched: std::logic_error for a call out of order, for another device than the execution's, and
-/// before the first bind(), std::invalid_argument for memory that is not the device's, cuda_error for what CUDA refuses. The host does
-/// not see what a graph launches out of order: that does nothing on the device, but that gradients are added, and last_step() throws.
+/// Mistakes throw before anything is launched: std::logic_error for a call out of order, before bind(), or with another device current
+/// than the execution's; std::invalid_argument for memory that is not the device's; cuda_error for what CUDA refuses. What a graph
+/// launches out of order the host does not see: it does nothing, but that gradients are added, and last_step() throws.
 ///
 /// A representative of your own needs LAMINA_HOST_DEVICE before its functions of single elements. If its map ends in a product, as
 /// x * x does, nvcc may fuse that with the sum that follows: call the combine of one of lamina's functors, or compile with -fmad=false.
@@ -69,13 +68,11 @@ template <element T, representative F = mean_abs>
 class worker {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument, naming the
-  /// option, for one outside its range or that a device does not have, and for a model without layers; out_of_memory, naming what it
-  /// is for.
+  /// option, for one outside its range or that a device does not have, and for a model without layers; out_of_memory.
   ///
-  /// \param options  as those of lamina::worker, but for `memory`, whose place `memory` below takes, and `frame_checksum`, which
-  ///                 finish_frame() adds; `check` is not asked, see above
-  /// \param memory   where all device memory comes from; null: cudaMalloc. Wait for the execution before the worker is destroyed or
-  ///                 moved to: cudaFree waits by itself, a pool does not
+  /// \param options  as of lamina::worker, but for `memory` and for frames without a checksum; `check` counts as each_element
+  /// \param memory   where all device memory comes from; null: cudaMalloc. Wait for the execution before the worker goes: cudaFree
+  ///                 waits by itself, a pool does not
   explicit worker(const layout& model, const worker_options& options = {}, F functor = {},
                   std::pmr::memory_resource* memory = nullptr)
       : functor_(functor),
@@ -89,20 +86,20 @@ class worker {
   worker(worker&&) noexcept = default;
   worker& operator=(worker&&) noexcept = default;
 
-  /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. The pointers are arguments of launches, one
-  /// for each 224 layers. A graph works on the gradients that were bound last before its launch. Throws std::invalid_argument, naming
-  /// the layer, for another number or type of elements than the model's, and std::logic_error in a capture; what was bound stays.
+  /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. One launch for each 224 layers. A graph works
+  /// on the gradients that were bound last before it is launched. Throws std::invalid_argument, naming the layer, for another number
+  /// or type of elements than the model's, and std::logic_error in a capture; what was bound stays.
   template <class Execution, std::ranges::random_access_range Tensors>
   void bind(const Execution& execution, Tensors&& gradients) {
     gradients_.bind(execution, gradients);
   }
 
-  /// a <- a + g for all layers (eq. 1 of the paper), and their values. After select(), encode() or commit() it begins the next step;
-  /// before select() it adds the next micro-batch gradients. Beyond 1,024 fragments also.select is a launch of its own.
+  /// a <- a + g for all layers (eq. 1 of the paper), and their values. Begins the next step, or adds the next micro-batch gradients to one
+  /// that is not selected. Beyond 1,024 fragments also.select is a launch of its own.
   ///
-  /// Gradients that also.found_inf refuses were never given: residual, velocity, threshold and step stay, and what also.commit says is
-  /// done. If they would have begun a step, it has not begun: what is launched before the next gradients does nothing, a frame's place
-  /// holds none, and last_step().is_refused. Workers that agree on values have to agree on *found_inf.
+  /// Gradients that *also.found_inf refuses were never given; a frame is committed all the same. If they would have begun a step, it has
+  /// not begun: what is launched before the next gradients does nothing, the frame's place holds none, and last_step().is_refused.
+  /// Workers that agree on values have to agree on *found_inf.
   ///
   /// Cost: moves 3 N elements, 2 N where the residual is clear, 2 N more with momentum.
   template <class Execution>
@@ -114,16 +111,12 @@ class worker {
     const bool selects = also.select && at.layers <= detail::most_selected_with_add;
     // Before the launch: if it fails, no commit may discard what it may have added.
     phase_ = selects ? detail::step_phase::selected : detail::step_phase::adding;
-    const auto run = [&]<bool HasVelocity>(std::bool_constant<HasVelocity>) {
-      execution.run(detail::add_kernel<T, F, HasVelocity>{
+    const auto run = [&](auto has_velocity) {
+      execution.run(detail::add_kernel<T, F, has_velocity>{
           at, functor_, static_cast<T>(options().momentum), options().payload, also.commit, selects,
           also.found_inf, also.inverse_scale, selection(at, values(), nullptr)});
     };
-    if (options().momentum > 0) {
-      run(std::true_type());
-    } else {
-      run(std::false_type());
-    }
+    at.velocity != nullptr ? run(std::true_type()) : run(std::false_type());
     if (also.select && !selects) select(execution);
   }
 
@@ -143,9 +136,8 @@ class worker {
     execution.run(selection(at, agreed == nullptr ? values() : agreed, held));
   }
 
-  /// Writes the frame of this step to device memory, or to host memory that the device can write, so that no copy follows. Its length
-  /// stands in its header and in last_step(); finish_frame() adds the checksum. Throws std::invalid_argument unless `to` is aligned to
-  /// 64 bytes and has largest_frame_bytes().
+  /// Writes the frame of this step to device memory, or to host memory that the device can write. Its length stands in its header and in
+  /// last_step(); finish_frame() adds the checksum. `to` has largest_frame_bytes(), aligned to 64.
   template <class Execution>
   void encode(const Execution& execution, std::span<std::byte> to) {
     require(detail::may_encode(phase_), "encode", "select()");
@@ -169,8 +161,10 @@ class worker {
   }
 
   /// Writes the payload of this step's frame over the gradients, and zeros where nothing was sent: after an all-reduce of the payloads
-  /// each gradient is the mean of what was sent. `payload` begins prefix_bytes() into a frame, in device memory. Comes before or
-  /// after commit(). Throws std::logic_error where half-width or const gradients are bound or payloads are not as_is.
+  /// each gradient is the mean of what was sent. Before or after commit(). Throws std::logic_error where half-width or const gradients
+  /// are bound or payloads are not as_is.
+  ///
+  /// \param payload  in device memory; begins prefix_bytes() into a frame
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
     require(detail::has_frame(phase_), "restore", "encode()");
@@ -198,8 +192,7 @@ class worker {
   report last_step(const Execution& execution) {
     execution.wait();
     detail::step_state state = memory_.state();
-    if (state.is_misused != 0) {
-      state.is_misused = 0;
+    if (std::exchange(state.is_misused, 0U) != 0) {
       memory_.set_state(state);
       throw std::logic_error(
           "launched out of order: select without gradients, encode without a selection, commit or restore "
@@ -215,7 +208,7 @@ class worker {
             state.load_phase() == detail::step_phase::refused};
   }
   /// The representative value of each fragment after the last add(): L in device memory. Writable, see select().
-  double* values() noexcept { return memory_.view().values; }
+  double* values() const noexcept { return memory_.view().values; }
   /// The residual of a fragment, copied to the host. Waits for the execution. Throws std::out_of_range.
   template <class Execution>
   std::vector<T> residual(const Execution& execution, std::size_t fragment) const {
@@ -224,17 +217,17 @@ class worker {
     return memory_.residual(fragment);
   }
 
-  /// Everything a later step depends on, as the bytes of lamina::worker::save() after the same steps. A frame that was not committed
-  /// counts as lost. Waits for the execution; has up to twice the bytes of residual and velocity on the host. Throws std::logic_error
-  /// between add() and encode() and in a capture, std::domain_error, naming the fragment, for a residual that holds NaN or infinity.
+  /// The bytes of lamina::worker::save() after the same steps. A frame that was not committed counts as lost. Waits for the execution.
+  /// Throws std::logic_error between add() and encode() and in a capture, std::domain_error, naming the fragment, for a residual that
+  /// holds NaN or infinity. Cost: up to twice the bytes of residual and velocity on the host.
   template <class Execution>
   std::vector<std::byte> save(const Execution& execution) const {
     execution.require_no_capture("save");
     execution.wait();
     return memory_.save();
   }
-  /// Goes on where a worker of the same model and options was saved, on a device or a host. What was bound stays. Waits for the
-  /// execution. Throws as lamina::worker::load(), and then changes nothing.
+  /// Goes on where a worker of the same model and options was saved, on a device or a host. Waits for the execution. Throws as
+  /// lamina::worker::load(), and then changes nothing.
   template <class Execution>
   void load(const Execution& execution, std::span<const std::byte> bytes) {
     execution.require_no_capture("load");
@@ -246,8 +239,8 @@ class worker {
   /// Bytes before the payload of a frame.
   std::size_t prefix_bytes() const noexcept { return memory_.view().prefix_bytes; }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
-  /// No step sends more elements, so that a count is known before it is decided: with a send_budget one step's share and the largest
-  /// fragment; all elements without one, and with at_least_every, which may send them all at once.
+  /// No step sends more elements: with a send_budget one step's share and the largest fragment; all elements without one, and with
+  /// at_least_every.
   std::size_t most_sent_elements() const noexcept {
     if (!options().send_budget || options().at_least_every > 0) return fragments().elements();
     const auto all = static_cast<double>(fragments().elements());
@@ -263,15 +256,12 @@ class worker {
  private:
   static const worker_options& checked(const layout& model, const worker_options& options) {
     (void)selector(partition(model, options.fragment_elements), options);
-    (void)lamina::residual_accumulator<T>(lamina::layout(std::vector<layer>()),
-                                          {.momentum = options.momentum});
+    (void)residual_accumulator<T>(layout(std::vector<layer>()), {.momentum = options.momentum});
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
     if (options.memory != nullptr)
-      throw std::invalid_argument(
-          "options.memory is the host's: give a std::pmr::memory_resource beside the options");
+      throw std::invalid_argument("options.memory is the host's: give the device's as an argument");
     if (options.frame_checksum == frame_checksum::none)
-      throw std::invalid_argument(
-          "options.frame_checksum: a device's frames have the checksum of finish_frame()");
+      throw std::invalid_argument("options.frame_checksum: finish_frame() adds one");
     return options;
   }
 
@@ -299,7 +289,8 @@ class worker {
   template <class Execution, class Work>
   void run_over_blocks(const Execution& execution, const char* call, bool may_share, const Work& work) {
     const auto at = view(execution, call);
-    const unsigned groups = may_share ? detail::groups_of_block_for(at.blocks) : 1;
+    // With as many groups as run at once many blocks need no sharing, and few would leave a GPU without work.
+    const unsigned groups = may_share && at.blocks <= 16'384 ? 8 : 1;
     execution.run(detail::blocks_kernel<T, Work>{at, groups, work});
   }
 

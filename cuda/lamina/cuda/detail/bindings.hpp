@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "lamina/cuda/detail/device_memory.hpp"
+#include "lamina/cuda/detail/memory.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"

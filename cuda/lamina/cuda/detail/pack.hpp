@@ -18,19 +18,12 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 /// What a group has of a block: [begin, end), by whole rows but for the last.
 struct block_share {
   block_place place;
-  std::size_t block;
   unsigned begin;
   unsigned end;
 };
 
-/// `groups_of_block` groups share a block: with as many groups as run at once many blocks need no sharing, and few would leave a GPU
-/// without work.
-LAMINA_HOST_DEVICE constexpr unsigned groups_of_block_for(std::size_t blocks) {
-  return blocks <= 16'384 ? 8U : 1U;
-}
-
-/// `Work` has a function for the first thread block, which has no blocks of elements, whether others have work in a phase, and a
-/// function for a share. A thread block of others may read the phase before or after the first has written it.
+/// `groups_of_block` groups share a block. `Work` says in which phases it may be done; has a function for a share, and may have one for
+/// the first thread block, which has no elements, and one for the end, when nobody reads the phase any more.
 template <class T, class Work>
 struct blocks_kernel {
   static constexpr unsigned threads = 256;
@@ -51,10 +44,17 @@ struct blocks_kernel {
     const block_share share = share_of(cta, group);
     cta.wait_for_launches();
     const step_phase phase = at.state->load_phase();
+    const bool may = Work::may(phase);
     if (cta.index() == 0) {
-      work.begin(at, cta, phase);
-    } else if (share.begin < share.end && work.has_work(phase)) {
+      if constexpr (requires { work.begin(at, cta, may); }) work.begin(at, cta, may);
+      if (!may && cta.thread() == 0) at.state->set_misused();
+    } else if (may && share.begin < share.end) {
       work.do_share(at, group, share);
+    }
+    if constexpr (requires { work.end(*at.state); }) {
+      if (cta.is_last_to_arrive(at.arrivals[at.blocks], static_cast<std::uint32_t>(cta.grid())) && may &&
+          cta.thread() == 0)
+        work.end(*at.state);
     }
   }
 
@@ -69,7 +69,7 @@ struct blocks_kernel {
     const block_place place = at.places[block];
     const auto each = static_cast<unsigned>(block_elements) / groups_of_block;
     const auto begin = static_cast<unsigned>(unit % groups_of_block) * each;
-    return {place, block, begin, begin + each < place.count ? begin + each : place.count};
+    return {place, begin, begin + each < place.count ? begin + each : place.count};
   }
 };
 
@@ -80,16 +80,14 @@ struct pack {
   payload_type type;
   std::byte* frame;
 
-  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return may_encode(phase); }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return may_encode(phase); }
 
   LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
-    const std::size_t bytes = may_encode(phase) ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
+  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, bool may) const {
+    const std::size_t bytes = may ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
     for (std::size_t i = cta.thread(); i < bytes; i += cta.threads())
-      frame[i] = may_encode(phase) ? at.prefix[i] : std::byte{0};
-    if (cta.thread() != 0) return;
-    if (!may_encode(phase)) return at.state->set_misused();
-    at.state->store_phase(step_phase::encoded);
+      frame[i] = may ? at.prefix[i] : std::byte{0};
+    if (may && cta.thread() == 0) at.state->store_phase(step_phase::encoded);
   }
 
   LAMINA_ANY_CALLER template <class Group>
@@ -171,20 +169,16 @@ struct pack {
 };
 
 /// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is there; otherwise
-/// what rounding took away stays. The second time it changes nothing: marks are the same then, and what is subtracted has the step
-/// with it.
+/// what rounding took away stays.
 template <class T>
 struct commit {
   payload_type type;
 
-  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return has_frame(phase); }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return may_commit(phase); }
 
-  LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
-    if (cta.thread() != 0) return;
-    if (!may_commit(phase)) return at.state->set_misused();
-    at.state->allowance -= static_cast<double>(at.state->sent_elements);
-    at.state->store_phase(step_phase::committed);
+  LAMINA_HOST_DEVICE static void end(step_state& state) {
+    state.allowance -= static_cast<double>(state.sent_elements);
+    state.store_phase(step_phase::committed);
   }
 
   LAMINA_ANY_CALLER template <class Group>
@@ -196,14 +190,7 @@ struct commit {
       at.sent_in[place.layer] = at.state->step;
       at.is_clear[place.layer] = type == payload_type::as_is;
     }
-    if (at.rounded_in != nullptr) {
-      std::uint64_t& rounded_in = at.rounded_in[share.block];
-      const bool is_done = rounded_in == at.state->step;
-      group.barrier();
-      if (is_done) return;
-      if (group.thread() == 0) rounded_in = at.state->step;
-      subtract_sent(group, type, at.residual + place.begin, place.count);
-    }
+    if (type != payload_type::as_is) subtract_sent(group, type, at.residual + place.begin, place.count);
     if (at.velocity == nullptr) return;
     for (unsigned i = group.thread(); i < place.count; i += Group::threads)
       at.velocity[place.begin + i] = T(0);
@@ -215,12 +202,7 @@ template <class T>
 struct restore {
   const T* payload;
 
-  LAMINA_HOST_DEVICE static bool has_work(step_phase phase) { return has_frame(phase); }
-
-  LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, step_phase phase) const {
-    if (cta.thread() == 0 && !has_frame(phase)) at.state->set_misused();
-  }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return has_frame(phase); }
 
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,

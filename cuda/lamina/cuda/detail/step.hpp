@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lamina/cuda/detail/search.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
@@ -41,8 +40,8 @@ LAMINA_HOST_DEVICE constexpr bool has_frame(step_phase now) {
   return now == step_phase::encoded || now == step_phase::committed;
 }
 
-/// What is known between steps, and of the last one. Thread blocks of encode and commit read the phase while one of them writes it:
-/// both of its values tell them to go on. add and select write it when nobody else reads it.
+/// What is known between steps, and of the last one. Thread blocks of encode read the phase while one of them writes it, and both of
+/// its values tell them to go on. add and commit write it when all have read it.
 struct step_state {
   std::uint64_t step = 0;  // counted when it is selected
   double threshold = 0;
@@ -88,6 +87,12 @@ struct block_place {
   std::size_t begin;  // in the residual
 };
 
+/// A layer as a search sees it. Without elements it counts for nothing.
+struct alignas(16) candidate {
+  unsigned long long key;
+  unsigned long long elements;
+};
+
 /// Passed to kernels by value; everything it points to is device memory. B blocks in L layers, which are fragments where they are cut.
 template <class T>
 struct model_view {
@@ -101,13 +106,12 @@ struct model_view {
   const block_place* places = nullptr;       // B
   const tensor_view* gradients = nullptr;    // L
   T* residual = nullptr;
-  T* velocity = nullptr;                // none without momentum
-  double* values = nullptr;             // L
-  double* block_totals = nullptr;       // B
-  std::uint32_t* arrivals = nullptr;    // B + 1: at runs of totals, and of thread blocks; 0 between launches
-  std::uint8_t* is_clear = nullptr;     // L: the residual is zero, whatever its memory holds
-  std::uint64_t* sent_in = nullptr;     // L: the step in which a layer was last sent
-  std::uint64_t* rounded_in = nullptr;  // B: the step that commit took out; none where payloads are as_is
+  T* velocity = nullptr;              // none without momentum
+  double* values = nullptr;           // L
+  double* block_totals = nullptr;     // B
+  std::uint32_t* arrivals = nullptr;  // B + 1: at runs of totals, and of thread blocks; 0 between launches
+  std::uint8_t* is_clear = nullptr;   // L: the residual is zero, whatever its memory holds
+  std::uint64_t* sent_in = nullptr;   // L: the step in which a layer was last sent
   const std::uint8_t* always_sent = nullptr;  // L: not 0 for layers sent in every step; or none
   const double* warm_up = nullptr;            // R of its steps but the last
   candidate* candidates = nullptr;            // 2 L
