@@ -150,7 +150,7 @@ class by_threads {
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
     unsigned groups() const { return threads_; }
-    lamina::cuda::detail::serial_group group() const { return lamina::cuda::detail::serial_group(thread_); }
+    lamina::cuda::detail::serial_group group() const { return {thread_}; }
     void barrier() const { barrier_.arrive_and_wait(); }
     void wait_for_launches() const {}
     void prefetch(const void*) const {}

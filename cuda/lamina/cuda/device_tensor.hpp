@@ -117,10 +117,9 @@ class device_tensor {
 
   template <class G, std::size_t Extent>
   static device_tensor of(std::span<G, Extent> elements) {
-    static_assert(
-        detail::device_storable<G>,
-        "lamina: the elements on the device are neither float, double, nor half-width (lamina::float16, "
-        "lamina::bfloat16, and with lamina.cuh __half and __nv_bfloat16)");
+    static_assert(detail::device_storable<G>,
+                  "lamina: the elements are neither float, double, float16 nor bfloat16, nor one of CUDA's "
+                  "half types with lamina.cuh");
     return {elements.data(), elements.size()};
   }
   template <class... Spans>

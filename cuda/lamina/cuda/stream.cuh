@@ -106,13 +106,13 @@ class device_thread_block {
   static constexpr unsigned lanes_of_warp = 32;
   static constexpr unsigned all_lanes = 0xffffffffU;
 
-  __device__ static unsigned lane() {
+  static __device__ unsigned lane() {
     return threadIdx.x % lanes_of_warp;
   }
-  __device__ static unsigned warp() {
+  static __device__ unsigned warp() {
     return threadIdx.x / lanes_of_warp;
   }
-  __device__ static unsigned warps() {
+  static __device__ unsigned warps() {
     return blockDim.x / lanes_of_warp;
   }
 
@@ -159,8 +159,7 @@ bool may_begin_early(int device) {
 
 }  // namespace detail
 
-/// Runs the kernels on a stream of the current device, one launch each: nothing is allocated, nothing waits for the
-/// host, and all of it can be captured into a graph.
+/// Runs the kernels on a stream of the current device, one launch each.
 class on_stream {
  public:
   /// 0: the default stream. Throws cuda_error if there is no device.
@@ -175,9 +174,8 @@ class on_stream {
     require_current_device();
     const std::size_t thread_blocks = kernel.thread_blocks(Kernel::threads / detail::half_warp::threads);
     if (thread_blocks == 0) return;
-    if (thread_blocks > static_cast<std::size_t>((std::numeric_limits<int>::max)())) {
+    if (thread_blocks > static_cast<std::size_t>((std::numeric_limits<int>::max)()))
       throw std::invalid_argument("the model has more blocks than a launch can have");
-    }
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -195,11 +193,9 @@ class on_stream {
   void require_current_device() const {
     int current = 0;
     check_error(cudaGetDevice(&current));
-    if (current != device_) {
-      throw std::logic_error("this execution was made for device " + std::to_string(device_) +
-                             ", current is device " + std::to_string(current) +
-                             ": call cudaSetDevice before");
-    }
+    if (current == device_) return;
+    throw std::logic_error("the execution is of device " + std::to_string(device_) + ", current is device " +
+                           std::to_string(current) + ": call cudaSetDevice before");
   }
   /// Until all that was launched is done. Throws cuda_error if some of it failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
@@ -208,20 +204,18 @@ class on_stream {
   /// Throws std::invalid_argument, naming `what`, unless `pointer` is memory of this device, or managed.
   void require_device_memory(const void* pointer, const char* what) const {
     const cudaPointerAttributes attributes = attributes_of(pointer);
-    if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged) {
-      throw std::invalid_argument(std::string(what) +
-                                  ": a pointer to host memory where the device's is wanted");
-    }
-    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device_) {
-      throw std::invalid_argument(std::string(what) + ": memory of device " +
-                                  std::to_string(attributes.device) + ", where that of device " +
-                                  std::to_string(device_) + " is wanted");
-    }
+    if (attributes.type == cudaMemoryTypeManaged) return;
+    if (attributes.type != cudaMemoryTypeDevice)
+      throw std::invalid_argument(std::string(what) + ": host memory where the device's is wanted");
+    if (attributes.device == device_) return;
+    throw std::invalid_argument(std::string(what) + ": memory of device " +
+                                std::to_string(attributes.device) + " where that of device " +
+                                std::to_string(device_) + " is wanted");
   }
   /// The same of `bytes` bytes, and host memory that the device can write under the same address: cudaMallocHost.
   void require_writable(const void* begin, std::size_t bytes, const char* what) const {
-    for (const void* each :
-         {begin, static_cast<const void*>(static_cast<const std::byte*>(begin) + bytes - 1)}) {
+    const void* const last = static_cast<const std::byte*>(begin) + bytes - 1;
+    for (const void* each : {begin, last}) {
       const cudaPointerAttributes attributes = attributes_of(each);
       if (attributes.type == cudaMemoryTypeHost && attributes.devicePointer == each) continue;
       require_device_memory(each, what);
@@ -232,10 +226,8 @@ class on_stream {
   void require_no_capture(const char* call) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_error(cudaStreamIsCapturing(stream_, &status));
-    if (status == cudaStreamCaptureStatusNone) return;
-    throw std::logic_error(std::string(call) +
-                           ": the stream is captured into a graph, which would do the same again in each "
-                           "launch; call it before");
+    if (status != cudaStreamCaptureStatusNone)
+      throw std::logic_error(std::string(call) + ": the stream is captured into a graph; call it before");
   }
 
  private:

@@ -22,7 +22,7 @@ struct run_serially {
   std::size_t thread_blocks;
   LAMINA_HOST_DEVICE void operator()(std::size_t index) const {
     typename Kernel::shared_memory shared;
-    kernel(serial_thread_block(index, thread_blocks), shared);
+    kernel(serial_thread_block{index, thread_blocks}, shared);
   }
 };
 

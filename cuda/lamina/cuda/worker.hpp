@@ -34,11 +34,10 @@ namespace lamina::inline LAMINA_ABI::cuda {
 
 /// What else worker::add() does in its launch. The pointers are to a number each in device memory, which is read when the launch runs.
 struct add_options {
-  bool commit = false;               ///< first: the frame before has arrived
-  bool select = false;               ///< last: the step is decided by this worker's own values
-  const float* found_inf = nullptr;  ///< not 0: the gradients are refused; none: they are good
-  const float* inverse_scale =
-      nullptr;  ///< the scale of lamina::worker::add(), as a T; none: 1. Not finite: all elements are left out
+  bool commit = false;                   ///< first: the frame before has arrived
+  bool select = false;                   ///< last: the step is decided by this worker's own values
+  const float* found_inf = nullptr;      ///< not 0: the gradients are refused; none: they are good
+  const float* inverse_scale = nullptr;  ///< multiplies each element, as a T; none: 1
 };
 
 /// A lamina::worker whose gradients, residual, values, selection and frame are in a device's memory. Values, thresholds, selections and
@@ -80,11 +79,6 @@ class worker {
         gradients_(memory_.cut(), memory),
         largest_fragment_((std::ranges::max)(fragments().sizes())),
         largest_frame_bytes_(lamina::largest_frame_bytes<T>(fragments(), options.payload)) {}
-
-  worker(const worker&) = delete;
-  worker& operator=(const worker&) = delete;
-  worker(worker&&) noexcept = default;
-  worker& operator=(worker&&) noexcept = default;
 
   /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. One launch for each 224 layers. A graph works
   /// on the gradients that were bound last before it is launched. Throws std::invalid_argument, naming the layer, for another number
@@ -168,10 +162,8 @@ class worker {
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
     require(detail::has_frame(phase_), "restore", "encode()");
-    if (!gradients_.are_writable() || options().payload != payload_type::as_is) {
-      throw std::logic_error(
-          "restore: gradients must not be const, and gradients and payloads of the residual's type");
-    }
+    if (!gradients_.are_writable() || options().payload != payload_type::as_is)
+      throw std::logic_error("restore: gradients that are not const, and payloads, of the residual's type");
     if (reinterpret_cast<std::uintptr_t>(payload) % sizeof(T) != 0)
       throw std::invalid_argument("restore: the payload is not aligned to its elements");
     execution.require_device_memory(payload, "restore");
@@ -180,7 +172,7 @@ class worker {
 
   struct report {
     std::uint64_t step;  ///< counted from 1
-    double threshold;    ///< λ
+    double threshold;
     std::size_t sent_elements;
     std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
     std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
@@ -194,10 +186,7 @@ class worker {
     detail::step_state state = memory_.state();
     if (std::exchange(state.is_misused, 0U) != 0) {
       memory_.set_state(state);
-      throw std::logic_error(
-          "launched out of order: select without gradients, encode without a selection, commit or restore "
-          "without a frame of the "
-          "last gradients, or commit twice; such launches did nothing");
+      throw std::logic_error("a graph has launched select, encode, commit or restore out of order");
     }
     return {state.step,
             state.threshold,
@@ -245,8 +234,8 @@ class worker {
     if (!options().send_budget || options().at_least_every > 0) return fragments().elements();
     const auto all = static_cast<double>(fragments().elements());
     const double share = detail::product(*options().send_budget, all);
-    return static_cast<std::size_t>(
-        (std::min)(all, lamina::detail::grown_allowance(all, share, largest_fragment_)));
+    const double most = lamina::detail::grown_allowance(all, share, largest_fragment_);
+    return static_cast<std::size_t>((std::min)(all, most));
   }
   const worker_options& options() const noexcept { return memory_.options(); }
   const layout& model() const noexcept { return memory_.cut().model(); }
@@ -308,8 +297,7 @@ class worker {
   detail::bindings<T> gradients_;
   std::size_t largest_fragment_;
   std::size_t largest_frame_bytes_;
-  detail::step_phase phase_ =
-      detail::step_phase::none;  // as of the calls; in a graph they count when it is captured
+  detail::step_phase phase_ = {};  // as of the calls; in a graph they count when it is captured
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

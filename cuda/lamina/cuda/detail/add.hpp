@@ -17,15 +17,6 @@
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-LAMINA_HOST_DEVICE inline void add_to_count(unsigned long long& count, unsigned addend) {
-#if defined(__CUDA_ARCH__)
-  atomicAdd(&count, addend);
-#else
-  // Threads of Thrust's CPU systems run thread blocks at the same time.
-  __atomic_fetch_add(&count, addend, __ATOMIC_RELAXED);
-#endif
-}
-
 /// Combines the totals of blocks in the order of reduction.hpp, without a launch of its own: the group that completes a run of 64
 /// combines it, whichever that is, and goes on with the run of runs that this one belongs to. Called by all of a group, which has
 /// `total` of a block in thread 0. Whether that completes the layer: then `total` is the layer's.
@@ -171,7 +162,13 @@ struct add_kernel {
     } else {
       add_rows(group, facts, from, static_cast<const T*>(gradient.data) + in_layer, own);
     }
-    if (own.left_out > 0) add_to_count(at.state->left_out_elements, own.left_out);
+    if (own.left_out > 0) {
+#if defined(__CUDA_ARCH__)
+      atomicAdd(&at.state->left_out_elements, own.left_out);
+#else
+      __atomic_fetch_add(&at.state->left_out_elements, own.left_out, __ATOMIC_RELAXED);
+#endif
+    }
     double total = total_of(group, own.lane);
     if (!complete_layer(functor, at, group, place.layer, block, total) || group.thread() != 0) return;
     at.values[place.layer] = functor.finish(total, at.sizes[place.layer]);

@@ -35,11 +35,10 @@ LAMINA_HOST_DEVICE T rounded(T value) {
 template <class T>
 LAMINA_HOST_DEVICE T product(T a, T b) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 4)
     return __fmul_rn(a, b);
-  } else {
+  else
     return __dmul_rn(a, b);
-  }
 #else
   return rounded(a * b);
 #endif
@@ -65,11 +64,10 @@ LAMINA_HOST_DEVICE T widened(G from) {
     return static_cast<T>(number);
   }
 #endif
-  if constexpr (lamina::half_element<G>) {
+  if constexpr (lamina::half_element<G>)
     return static_cast<T>(to_float(from));
-  } else {
+  else
     return from;
-  }
 }
 
 template <class X, unsigned Count>
@@ -115,21 +113,13 @@ LAMINA_HOST_DEVICE unit<X, Count> load(const X* from) {
   return to;
 }
 
-/// Added to a number it changes no bit of it, not even the sign of a zero.
-template <class G>
-LAMINA_HOST_DEVICE G negative_zero() {
-  if constexpr (lamina::half_element<G>) {
-    return {0x8000};
-  } else {
-    return -G(0);
-  }
-}
-
-/// The same where the memory is not aligned, or ends: of `count` elements, with negative zeros for the others.
+/// The same where the memory is not aligned, or ends: of `count` elements. The others are -0, which added to a number changes no bit.
 template <class X, unsigned Count>
 LAMINA_HOST_DEVICE unit<X, Count> load_each(const X* from, unsigned count) {
   unit<X, Count> to;
-  for (unsigned k = 0; k < Count; ++k) to.at[k] = k < count ? from[k] : negative_zero<X>();
+  X zero{0x8000};
+  if constexpr (!lamina::half_element<X>) zero = -X(0);
+  for (unsigned k = 0; k < Count; ++k) to.at[k] = k < count ? from[k] : zero;
   return to;
 }
 
@@ -148,12 +138,10 @@ LAMINA_HOST_DEVICE void store(X* to, const unit<X, Count>& elements) {
       asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(to + k), "d"(elements.at[k]),
                    "d"(elements.at[k + 1])
                    : "memory");
-  } else if constexpr (sizeof elements == 8) {
-    *reinterpret_cast<uint2*>(to) = __builtin_bit_cast(uint2, elements);
-  } else if constexpr (sizeof elements == 4) {
-    *reinterpret_cast<std::uint32_t*>(to) = __builtin_bit_cast(std::uint32_t, elements);
   } else {
-    *reinterpret_cast<unit<X, Count>*>(to) = elements;
+    using word = std::conditional_t<sizeof elements == 8, uint2,
+                                    std::conditional_t<sizeof elements == 4, unsigned, std::uint16_t>>;
+    *reinterpret_cast<word*>(to) = __builtin_bit_cast(word, elements);
   }
 #else
   for (unsigned k = 0; k < Count; ++k) to[k] = elements.at[k];
@@ -197,12 +185,6 @@ LAMINA_HOST_DEVICE void for_each_row(const Group& group, const X* block, bool ar
 }
 
 template <class T>
-LAMINA_HOST_DEVICE std::uint8_t scale_of(payload_type type, T largest) {
-  return type == payload_type::int4 ? lamina::detail::block_scale<T, payload_type::int4>(largest)
-                                    : lamina::detail::block_scale<T, payload_type::int8>(largest);
-}
-
-template <class T>
 LAMINA_HOST_DEVICE T larger_magnitude(T largest, T element) {
   const T magnitude = element < 0 ? -element : element;
   return magnitude > largest ? magnitude : largest;
@@ -217,7 +199,8 @@ LAMINA_HOST_DEVICE std::uint8_t scale_of_row(const Group& group, payload_type ty
   for (unsigned k = 0; k < Each; ++k) largest = larger_magnitude(largest, own.at[k]);
   for (unsigned distance = Group::threads / 2; distance > 0; distance /= 2)
     largest = larger_magnitude(largest, group.across(largest, distance));
-  return scale_of(type, largest);
+  return type == payload_type::int4 ? lamina::detail::block_scale<T, payload_type::int4>(largest)
+                                    : lamina::detail::block_scale<T, payload_type::int8>(largest);
 }
 
 /// The integer that is written of an element, whose block has this scale.
@@ -245,13 +228,6 @@ LAMINA_HOST_DEVICE T decoded(T element, payload_type type, std::uint8_t scale_by
   }
 }
 
-/// What rounding takes away of an element: of NaN and infinity nothing.
-template <class T>
-LAMINA_HOST_DEVICE T rounding_error(T element, payload_type type, std::uint8_t scale_byte) {
-  const T sent = decoded(element, type, scale_byte);
-  return is_finite(sent) ? element - sent : T(0);
-}
-
 /// Leaves of a block of the residual what rounding took away, by all of a group; beyond the last element of a row there are zeros.
 LAMINA_ANY_CALLER template <class Group, class T>
 LAMINA_HOST_DEVICE LAMINA_CALLED void subtract_sent(const Group& group, payload_type type, T* block,
@@ -261,7 +237,10 @@ LAMINA_HOST_DEVICE LAMINA_CALLED void subtract_sent(const Group& group, payload_
   for (unsigned first = group.thread() * each; first < (count + row - 1) / row * row; first += row) {
     auto own = load<T, each>(block + first);
     const std::uint8_t scale = has_blocks(type) ? scale_of_row(group, type, own) : std::uint8_t{0};
-    for (unsigned k = 0; k < each; ++k) own.at[k] = rounding_error(own.at[k], type, scale);
+    for (unsigned k = 0; k < each; ++k) {
+      const T sent = decoded(own.at[k], type, scale);
+      own.at[k] = is_finite(sent) ? own.at[k] - sent : T(0);
+    }
     store(block + first, own);
   }
 }

@@ -44,14 +44,26 @@ namespace thrust = THRUST_NS_QUALIFIER;
 /// There is not enough device memory; what() says for what, and how many bytes were asked for.
 class out_of_memory : public std::bad_alloc {
  public:
-  explicit out_of_memory(const std::string& sentence) : sentence_(sentence) {}
-  const char* what() const noexcept override { return sentence_.what(); }
+  explicit out_of_memory(const std::string& what) : what_(what) {}
+  const char* what() const noexcept override { return what_.what(); }
 
  private:
-  std::runtime_error sentence_;  // whose copies do not throw
+  std::runtime_error what_;  // whose copies do not throw
 };
 
 namespace detail {
+
+template <class X>
+std::vector<X> to_host(const X* from, std::size_t count) {
+  std::vector<X> host(count);
+  const thrust::device_ptr<const X> begin(from);
+  thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(count), host.begin());
+  return host;
+}
+template <class X>
+void to_device(const std::vector<X>& host, X* to) {
+  thrust::copy(host.begin(), host.end(), thrust::device_ptr<X>(to));
+}
 
 /// Gives device memory back. After an error that spoiled the context, or once CUDA has shut down, it cannot be freed, and Thrust throws:
 /// in a destructor that would end the program, mostly while the error itself is on its way to the caller.
@@ -88,7 +100,7 @@ class device_memory {
   template <class X>
   X* copy_of(const std::vector<X>& host, const char* what) {
     X* const array = filled(host.size(), X(), what);
-    thrust::copy(host.begin(), host.end(), thrust::device_ptr<X>(array));
+    to_device(host, array);
     return array;
   }
 
@@ -111,18 +123,6 @@ class device_memory {
   std::pmr::memory_resource* resource_;
   std::vector<std::unique_ptr<void, device_deleter>> arrays_;
 };
-
-template <class X>
-std::vector<X> to_host(const X* from, std::size_t count) {
-  std::vector<X> host(count);
-  const thrust::device_ptr<const X> begin(from);
-  thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(count), host.begin());
-  return host;
-}
-template <class X>
-void to_device(const std::vector<X>& host, X* to) {
-  thrust::copy(host.begin(), host.end(), thrust::device_ptr<X>(to));
-}
 
 /// Where the layers of a model begin in a residual: at a row of 64 elements each, so that 16 bytes can be loaded at once. L + 1.
 inline std::vector<std::size_t> padded_offsets(const layout& model) {

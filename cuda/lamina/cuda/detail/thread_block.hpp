@@ -63,13 +63,11 @@ LAMINA_HOST_DEVICE inline bool arrives_last(std::uint32_t& counter, std::uint32_
 }
 
 /// A group of one thread, which has all lanes of a block.
-class serial_group {
- public:
+struct serial_group {
   static constexpr unsigned threads = 1;
+  unsigned own_index;  // among the groups of its thread block
 
-  LAMINA_HOST_DEVICE explicit serial_group(unsigned index) : index_(index) {}
-  /// Among the groups of its thread block.
-  LAMINA_HOST_DEVICE unsigned index() const { return index_; }
+  LAMINA_HOST_DEVICE unsigned index() const { return own_index; }
   LAMINA_HOST_DEVICE unsigned thread() const { return 0; }
   LAMINA_HOST_DEVICE void barrier() const {}
   /// What the thread has whose number differs in the bit `distance`.
@@ -86,22 +84,20 @@ class serial_group {
   LAMINA_HOST_DEVICE bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
     return arrives_last(counter, count);
   }
-
- private:
-  unsigned index_;
 };
 
-class serial_thread_block {
- public:
-  LAMINA_HOST_DEVICE serial_thread_block(std::size_t index, std::size_t grid) : index_(index), grid_(grid) {}
+struct serial_thread_block {
+  std::size_t own_index;
+  std::size_t size_of_grid;
+
   /// Among the grid() thread blocks of the launch.
-  LAMINA_HOST_DEVICE std::size_t index() const { return index_; }
-  LAMINA_HOST_DEVICE std::size_t grid() const { return grid_; }
+  LAMINA_HOST_DEVICE std::size_t index() const { return own_index; }
+  LAMINA_HOST_DEVICE std::size_t grid() const { return size_of_grid; }
   LAMINA_HOST_DEVICE unsigned thread() const { return 0; }
   LAMINA_HOST_DEVICE unsigned threads() const { return 1; }
   LAMINA_HOST_DEVICE unsigned groups() const { return 1; }
   /// The one that the thread belongs to.
-  LAMINA_HOST_DEVICE serial_group group() const { return serial_group(0); }
+  LAMINA_HOST_DEVICE serial_group group() const { return {0}; }
   LAMINA_HOST_DEVICE void barrier() const {}
   LAMINA_HOST_DEVICE void wait_for_launches() const {}
   LAMINA_HOST_DEVICE void prefetch(const void*) const {}
@@ -127,10 +123,6 @@ class serial_thread_block {
   LAMINA_HOST_DEVICE bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
     return arrives_last(counter, count);
   }
-
- private:
-  std::size_t index_;
-  std::size_t grid_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::cuda::detail
