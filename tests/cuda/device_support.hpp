@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "lamina/cuda/device_tensor.hpp"
-#include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"

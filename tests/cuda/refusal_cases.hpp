@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"

@@ -7,8 +7,6 @@
 #include <cuda_fp16.h>
 
 #include "lamina/cuda/device_tensor.hpp"
-#include "lamina/cuda/error.hpp"
-#include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/stream.cuh"
 #include "lamina/cuda/thrust_execution.hpp"
 #include "lamina/cuda/worker.hpp"

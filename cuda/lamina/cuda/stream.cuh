@@ -8,15 +8,36 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 
 #include "lamina/cuda/detail/thread_block.hpp"
-#include "lamina/cuda/error.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
+
+/// A call of CUDA failed: what() names the error and the line of the call.
+class cuda_error : public std::runtime_error {
+ public:
+  cuda_error(cudaError_t code, const std::source_location& place)
+      : std::runtime_error(std::string(cudaGetErrorName(code)) + ": " + cudaGetErrorString(code) + ", at " +
+                           place.file_name() + ":" + std::to_string(place.line())),
+        code_(code) {}
+  cudaError_t code() const noexcept { return code_; }
+
+ private:
+  cudaError_t code_;
+};
+
+/// Throws cuda_error, with the place of this call, unless `code` is cudaSuccess.
+inline void check_error(cudaError_t code,
+                        const std::source_location& place = std::source_location::current()) {
+  if (code == cudaSuccess) return;
+  (void)cudaGetLastError();  // or the next check would find it again
+  throw cuda_error(code, place);
+}
 
 namespace detail {
 
@@ -55,8 +76,7 @@ class device_thread_block {
   __device__ unsigned groups() const { return blockDim.x / half_warp::threads; }
   __device__ half_warp group() const { return {}; }
   __device__ void barrier() const { __syncthreads(); }
-  /// All that was launched before is done and can be read, also where this launch began early. From here on the next one may: its
-  /// thread blocks wait here as soon as all of these have a place.
+  /// All that was launched before is done and can be read. From here on the next launch may begin, and waits here.
   __device__ void wait_for_launches() const {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
@@ -144,8 +164,8 @@ __global__ void __launch_bounds__(Kernel::threads, Kernel::thread_blocks_at_once
   kernel(device_thread_block(), shared);
 }
 
-/// Whether a launch of a kernel may begin early, since it waits itself for what was launched before. The PTX and not the device tells
-/// what it was compiled for: that of sm_80 runs on later ones and does not wait. Asked once for each kernel and device.
+/// Whether a launch of a kernel may begin early, since it waits itself for what was launched before: the PTX of sm_80 runs on later
+/// devices and does not wait. Asked once for each kernel and device.
 template <class Kernel>
 bool may_begin_early(int device) {
   static std::mutex mutex;
@@ -167,7 +187,6 @@ class on_stream {
     check_error(cudaGetDevice(&device_));
   }
 
-  /// Throws cuda_error if the launch fails, and as require_current_device().
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
@@ -185,7 +204,6 @@ class on_stream {
     config.stream = stream_;
     config.attrs = &early;
     config.numAttrs = detail::may_begin_early<Kernel>(device_) ? 1 : 0;
-    // Gives the error of this launch and not, as cudaGetLastError, one that was left by somebody else.
     check_error(cudaLaunchKernelEx(&config, detail::run_thread_block<Kernel>, kernel));
   }
 
@@ -197,7 +215,7 @@ class on_stream {
     throw std::logic_error("the execution is of device " + std::to_string(device_) + ", current is device " +
                            std::to_string(current) + ": call cudaSetDevice before");
   }
-  /// Until all that was launched is done. Throws cuda_error if some of it failed.
+  /// Throws cuda_error if something that was launched failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
   cudaStream_t stream() const noexcept { return stream_; }
 
@@ -232,9 +250,9 @@ class on_stream {
 
  private:
   static cudaPointerAttributes attributes_of(const void* pointer) {
-    cudaPointerAttributes attributes{};
-    check_error(cudaPointerGetAttributes(&attributes, pointer));
-    return attributes;
+    cudaPointerAttributes found{};
+    check_error(cudaPointerGetAttributes(&found, pointer));
+    return found;
   }
 
   cudaStream_t stream_;

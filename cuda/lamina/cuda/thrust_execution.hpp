@@ -28,8 +28,7 @@ struct run_serially {
 
 }  // namespace detail
 
-/// Runs the kernels through Thrust with an execution policy: thrust::device, thrust::omp::par, thrust::cpp::par and so on. A thread
-/// block is one call, so on a CPU this is a loop over blocks of elements. For a GPU use on_stream of lamina.cuh.
+/// Runs the kernels through Thrust with a policy: thrust::omp::par, thrust::cpp::par and so on. For a GPU use on_stream of lamina.cuh.
 template <class Policy>
 class with_policy {
  public:
@@ -44,7 +43,6 @@ class with_policy {
   }
   /// Thrust's algorithms return when they are done, except with par_nosync, which is not for here.
   void wait() const {}
-  /// Whether memory is where it should be is known to on_stream alone.
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
   void require_no_capture(const char*) const {}

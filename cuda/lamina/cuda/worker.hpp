@@ -22,7 +22,10 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/checksum.hpp"
 #include "lamina/detail/decision.hpp"
+#include "lamina/detail/wire_header.hpp"
+#include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
@@ -99,7 +102,7 @@ class worker {
   template <class Execution>
   void add(const Execution& execution, const add_options& also = {}) {
     const auto at = view(execution, "add");
-    if (also.commit) require(detail::may_commit(phase_), "add with commit", "encode()");
+    if (also.commit) require(phase_ == detail::step_phase::encoded, "add with commit", "encode()");
     if (also.found_inf != nullptr) execution.require_device_memory(also.found_inf, "found_inf");
     if (also.inverse_scale != nullptr) execution.require_device_memory(also.inverse_scale, "inverse_scale");
     const bool selects = also.select && at.layers <= detail::most_selected_with_add;
@@ -149,7 +152,7 @@ class worker {
   /// The last frame has arrived: what was sent leaves the residual.
   template <class Execution>
   void commit(const Execution& execution) {
-    require(detail::may_commit(phase_), "commit", "encode()");
+    require(phase_ == detail::step_phase::encoded, "commit", "encode()");
     run_over_blocks(execution, "commit", false, detail::commit<T>{options().payload});
     phase_ = detail::step_phase::committed;
   }
@@ -188,13 +191,11 @@ class worker {
       memory_.set_state(state);
       throw std::logic_error("a graph has launched select, encode, commit or restore out of order");
     }
-    return {state.step,
-            state.threshold,
-            state.sent_elements,
-            state.payload_bytes,
-            state.left_out_elements,
-            state.refused_batches,
-            state.load_phase() == detail::step_phase::refused};
+    report last{state.step, state.threshold, state.sent_elements, state.payload_bytes};
+    last.left_out_elements = state.left_out_elements;
+    last.refused_batches = state.refused_batches;
+    last.is_refused = state.load_phase() == detail::step_phase::refused;
+    return last;
   }
   /// The representative value of each fragment after the last add(): L in device memory. Writable, see select().
   double* values() const noexcept { return memory_.view().values; }
@@ -283,7 +284,6 @@ class worker {
     execution.run(detail::blocks_kernel<T, Work>{at, groups, work});
   }
 
-  // Before anything is noted: where it throws, nothing has happened.
   template <class Execution>
   detail::model_view<T> view(const Execution& execution, const char* call) {
     execution.require_current_device();
@@ -299,5 +299,27 @@ class worker {
   std::size_t largest_frame_bytes_;
   detail::step_phase phase_ = {};  // as of the calls; in a graph they count when it is captured
 };
+
+/// The frame that worker::encode() has written to host memory, cut to its length and, where lamina is compiled with checksums, with
+/// its checksum: bitwise the frame of a lamina::worker. Throws decode_error if there is no whole frame. Cost: one read of it.
+inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
+  using namespace lamina::detail;
+  if (buffer.size() < wire_header_bytes) throw decode_error(frame_errc::truncated, "a device's frame");
+  wire_header header = read_header(buffer);
+  if (header.magic != wire_magic) throw decode_error(frame_errc::bad_magic, "a device's frame");
+  const std::size_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
+  if (prefix_bytes > buffer.size() || header.payload_bytes > buffer.size() - prefix_bytes)
+    throw decode_error(frame_errc::truncated, "a device's frame");
+  const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
+  if (!checksum::available) return frame;
+  header.flags |= flag_checksum;
+  write_header(frame, header);
+  checksum sum;
+  sum.add(frame.first(checksum_offset));
+  sum.add(frame.subspan(wire_header_bytes));
+  header.checksum = sum.value();
+  write_header(frame, header);
+  return frame;
+}
 
 }  // namespace lamina::inline LAMINA_ABI::cuda

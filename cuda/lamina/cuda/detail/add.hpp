@@ -109,20 +109,15 @@ struct add_kernel {
   }
 
  private:
-  // Known before the pass, and the same until its last thread block ends it.
-  struct step_facts {
-    bool commits;
-    bool is_refused;
-    T momentum;
-    T scale;
-  };
-
   struct block_source {
     T* residual;
     T* velocity;
     unsigned count;
     bool is_clear;  // the residual is zero, whatever its memory holds
     bool is_sent;   // by the frame that has arrived, which leaves no velocity
+    bool is_refused;
+    T momentum;
+    T scale;
   };
 
   // The elements of a thread in some rows, and what becomes of them.
@@ -132,35 +127,37 @@ struct add_kernel {
     unsigned left_out = 0;
   };
 
-  LAMINA_HOST_DEVICE bool commits() const { return has_arrived && may_commit(at.state->load_phase()); }
-  LAMINA_HOST_DEVICE bool is_refused() const { return found_inf != nullptr && *found_inf != 0.0F; }
-
-  // Only the first micro-batch gradient of a step decays the velocity. What is refused adds -0 at a momentum of 1, which changes no
-  // bit.
-  LAMINA_HOST_DEVICE step_facts facts_of_step() const {
-    const bool refused = is_refused();
-    const bool decays = at.state->load_phase() != step_phase::adding && !refused;
-    const bool scales = inverse_scale != nullptr && !refused;
-    return {commits(), refused, decays ? momentum : T(1), scales ? static_cast<T>(*inverse_scale) : T(1)};
+  LAMINA_HOST_DEVICE bool commits() const {
+    return has_arrived && at.state->load_phase() == step_phase::encoded;
   }
+  LAMINA_HOST_DEVICE bool is_refused() const { return found_inf != nullptr && *found_inf != 0.0F; }
 
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE void add_block(const Group& group, std::size_t block, const block_place& place) const {
-    const step_facts facts = facts_of_step();
     const tensor_view gradient = at.gradients[place.layer];
     const std::size_t in_layer = place.begin - at.offsets[place.layer];
-    block_source from = {at.residual + place.begin, HasVelocity ? at.velocity + place.begin : nullptr,
-                         place.count, false, facts.commits && at.is_sent(place.layer)};
-    const bool is_rounded = from.is_sent && payload != payload_type::as_is;
-    from.is_clear = at.is_clear[place.layer] != 0 || (from.is_sent && !is_rounded);
+    const bool is_sent = commits() && at.is_sent(place.layer);
+    const bool is_rounded = is_sent && payload != payload_type::as_is;
+    // Only the first micro-batch gradient of a step decays the velocity. What is refused adds -0 at a momentum of 1, which changes no
+    // bit.
+    const bool adds = !is_refused();
+    const bool decays = adds && at.state->load_phase() != step_phase::adding;
+    const block_source from = {at.residual + place.begin,
+                               HasVelocity ? at.velocity + place.begin : nullptr,
+                               place.count,
+                               at.is_clear[place.layer] != 0 || (is_sent && !is_rounded),
+                               is_sent,
+                               !adds,
+                               decays ? momentum : T(1),
+                               adds && inverse_scale != nullptr ? static_cast<T>(*inverse_scale) : T(1)};
     if (is_rounded) subtract_sent(group, payload, from.residual, place.count);
     sums<Group> own;
     if (gradient.type == device_element::float16) {
-      add_rows(group, facts, from, static_cast<const lamina::float16*>(gradient.data) + in_layer, own);
+      add_rows(group, from, static_cast<const lamina::float16*>(gradient.data) + in_layer, own);
     } else if (gradient.type == device_element::bfloat16) {
-      add_rows(group, facts, from, static_cast<const lamina::bfloat16*>(gradient.data) + in_layer, own);
+      add_rows(group, from, static_cast<const lamina::bfloat16*>(gradient.data) + in_layer, own);
     } else {
-      add_rows(group, facts, from, static_cast<const T*>(gradient.data) + in_layer, own);
+      add_rows(group, from, static_cast<const T*>(gradient.data) + in_layer, own);
     }
     if (own.left_out > 0) {
 #if defined(__CUDA_ARCH__)
@@ -177,54 +174,49 @@ struct add_kernel {
   }
 
   LAMINA_ANY_CALLER template <class Group, class G>
-  LAMINA_HOST_DEVICE void add_rows(const Group& group, const step_facts& facts, const block_source& from,
-                                   const G* gradient, sums<Group>& own) const {
+  LAMINA_HOST_DEVICE void add_rows(const Group& group, const block_source& from, const G* gradient,
+                                   sums<Group>& own) const {
     constexpr auto row = static_cast<unsigned>(lanes);
     // A CPU has its rows in the first cache.
     constexpr unsigned at_once = Group::threads == 1 ? 1 : rows_at_once;
     constexpr unsigned each = row / Group::threads;
-    const bool is_whole = is_aligned<unit<G, each>>(gradient) && !facts.is_refused;
+    const bool is_whole = is_aligned<unit<G, each>>(gradient) && !from.is_refused;
     unsigned first = group.thread() * each;
     unsigned rest = from.count;  // of the block, from this row on
     for (; rest >= at_once * row; rest -= at_once * row, first += at_once * row)
-      add_some<at_once, each>(facts, from, gradient + first, first, each, is_whole, own);
+      add_some<at_once, each>(from, gradient + first, first, each, is_whole, own);
     for (; rest > 0; rest -= rest < row ? rest : row, first += row) {
       const unsigned begin = group.thread() * each;
       const unsigned some = rest > begin ? rest - begin : 0;
-      add_some<1, each>(facts, from, gradient + first, first, some < each ? some : each,
-                        is_whole && some >= each, own);
+      add_some<1, each>(from, gradient + first, first, some < each ? some : each, is_whole && some >= each,
+                        own);
     }
+  }
+
+  template <unsigned Rows, unsigned Each, class X>
+  LAMINA_HOST_DEVICE static void load_rows(const X* from, unit<X, Each> (&to)[Rows]) {
+    LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) to[r] = load<X, Each>(from + r * lanes);
   }
 
   // `Rows` rows from `first` on, of which this thread has `count` elements each.
   template <unsigned Rows, unsigned Each, class G, class Sums>
-  LAMINA_HOST_DEVICE void add_some(const step_facts& facts, const block_source& from, const G* gradient,
-                                   unsigned first, unsigned count, bool is_whole, Sums& own) const {
+  LAMINA_HOST_DEVICE void add_some(const block_source& from, const G* gradient, unsigned first,
+                                   unsigned count, bool is_whole, Sums& own) const {
     constexpr auto row = static_cast<unsigned>(lanes);
     unit<G, Each> addend[Rows];
-    unit<T, Each> residual[Rows];
-    [[maybe_unused]] unit<T, Each> velocity[HasVelocity ? Rows : 1];
+    unit<T, Each> residual[Rows] = {};
+    [[maybe_unused]] unit<T, Each> velocity[HasVelocity ? Rows : 1] = {};
     // All on their way before the first is added.
     if (is_whole) {
-      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) addend[r] = load<G, Each>(gradient + r * row);
+      load_rows(gradient, addend);
     } else {
-      const unsigned given = facts.is_refused ? 0 : count;
+      const unsigned given = from.is_refused ? 0 : count;
       LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) addend[r] =
           load_each<G, Each>(gradient + r * row, given);
     }
-    if (from.is_clear) {
-      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) residual[r] = {};
-    } else {
-      LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) residual[r] =
-          load<T, Each>(from.residual + first + r * row);
-    }
+    if (!from.is_clear) load_rows(from.residual + first, residual);
     if constexpr (HasVelocity) {
-      if (from.is_sent) {
-        LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) velocity[r] = {};
-      } else {
-        LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) velocity[r] =
-            load<T, Each>(from.velocity + first + r * row);
-      }
+      if (!from.is_sent) load_rows(from.velocity + first, velocity);
     }
     LAMINA_UNROLLED for (unsigned r = 0; r < Rows; ++r) {
       const unit<T, Each> before_it = residual[r];
@@ -232,12 +224,12 @@ struct add_kernel {
       bool is_good[Each];
       bool are_good = true;
       for (unsigned k = 0; k < Each; ++k) {
-        const T gradient_k = product(widened<T>(addend[r].at[k]), facts.scale);
+        const T gradient_k = product(widened<T>(addend[r].at[k]), from.scale);
         T& sum = residual[r].at[k];
         if constexpr (HasVelocity) {
           T& moving = velocity[r].at[k];
-          moving = product(facts.momentum, moving) + gradient_k;
-          sum = sum + (facts.momentum < T(1) ? moving : gradient_k);
+          moving = product(from.momentum, moving) + gradient_k;
+          sum = sum + (from.momentum < T(1) ? moving : gradient_k);
           is_good[k] = is_finite(sum) && is_finite(moving);
         } else {
           sum = sum + gradient_k;

@@ -57,8 +57,7 @@ class bindings {
  public:
   bindings(const partition& cut, std::pmr::memory_resource* memory) : cut_(cut), memory_(memory) {
     std::vector<std::size_t> first;
-    for (std::size_t l = 0; l < cut.model().layers(); ++l) first.push_back(cut.first(l));
-    first.push_back(cut.parts().layers());
+    for (std::size_t l = 0; l <= cut.model().layers(); ++l) first.push_back(cut.first(l));
     first_fragments_ = memory_.copy_of(first, "tables");
     views_ = memory_.filled(cut.parts().layers(), tensor_view{}, "the table of pointers");
   }
@@ -78,10 +77,8 @@ class bindings {
     std::vector<tensor_view> views;
     views.reserve(count);
     bool are_writable = true;
-    using index = std::ranges::range_difference_t<Tensors>;
-    for (std::size_t l = 0; l < count; ++l) {
-      auto&& given = std::ranges::begin(tensors)[static_cast<index>(l)];
-      const device_tensor tensor = checked(execution, l, given);
+    for (auto&& given : tensors) {
+      const device_tensor tensor = checked(execution, views.size(), given);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       views.push_back({tensor.data(), tensor.type()});
     }

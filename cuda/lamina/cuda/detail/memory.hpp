@@ -184,8 +184,16 @@ class worker_memory {
     at_.prefix_bytes = prefix.size();
     at_.bitmap = reinterpret_cast<std::uint8_t*>(at_.prefix) + lamina::detail::wire_header_bytes;
     at_.candidates = memory_.filled(2 * count, candidate{}, "tables");
-    at_.always_sent = memory_.copy_of(flags_of_always_sent(), "flags");
-    at_.warm_up = memory_.copy_of(ratios_of_warm_up(decisions), "tables");
+    std::vector<std::uint8_t> always(options.always_sent.empty() ? 0 : count);
+    for (const std::size_t l : options.always_sent)
+      std::fill(always.data() + cut.first(l), always.data() + cut.first(l + 1), std::uint8_t{1});
+    at_.always_sent = memory_.copy_of(always, "flags");
+    // By the host's text. Under a budget R does not count, and 1 does not grow.
+    std::vector<double> ratios(options.send_budget || options.drop_ratio == 1 || options.warm_up_steps == 0
+                                   ? 0
+                                   : options.warm_up_steps - 1);
+    for (std::size_t i = 0; i < ratios.size(); ++i) ratios[i] = decisions.drop_ratio_in(i + 1);
+    at_.warm_up = memory_.copy_of(ratios, "tables");
     step_state first;
     first.threshold = decisions.threshold();
     at_.state = memory_.filled(1, first, "the state of a step");
@@ -215,7 +223,7 @@ class worker_memory {
                              " has gradients that were not encoded yet");
     }
     const std::vector<T> elements = without_padding(at_.residual, to_host(at_.is_clear, at_.layers));
-    const std::vector<T> moving = without_padding(at_.velocity, {});
+    const std::vector<T> moving = without_padding(at_.velocity, std::vector<std::uint8_t>(at_.layers));
     const double allowance = options_.send_budget ? now.allowance : 0;
     return save_state<T>(cut_.parts(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)}, elements,
                          moving, now.step);
@@ -258,47 +266,22 @@ class worker_memory {
     return bytes;
   }
 
-  // Of fragments; none if no layer is.
-  std::vector<std::uint8_t> flags_of_always_sent() const {
-    if (options_.always_sent.empty()) return {};
-    std::vector<std::uint8_t> flags(cut_.parts().layers());
-    for (const std::size_t layer : options_.always_sent) {
-      for (std::size_t f = cut_.first(layer); f < cut_.first(layer + 1); ++f) flags[f] = 1;
-    }
-    return flags;
-  }
-
-  // By the host's text. Under a budget R does not count, and 1 does not grow.
-  std::vector<double> ratios_of_warm_up(const selector& decisions) const {
-    std::vector<double> ratios;
-    if (options_.send_budget || options_.drop_ratio == 1) return ratios;
-    for (std::uint64_t step = 1; step < options_.warm_up_steps; ++step)
-      ratios.push_back(decisions.drop_ratio_in(step));
-    return ratios;
-  }
-
   // One fragment after the other, zeros where a flag says that it is clear.
   std::vector<T> without_padding(const T* from, const std::vector<std::uint8_t>& clear) const {
     if (from == nullptr) return {};
-    std::vector<T> elements = to_host(from, offsets_.back());
-    auto to = elements.begin();
+    const std::vector<T> rows = to_host(from, offsets_.back());
+    std::vector<T> elements(cut_.parts().elements());
     for (std::size_t f = 0; f < at_.layers; ++f) {
-      const auto begin = elements.begin() + static_cast<std::ptrdiff_t>(offsets_[f]);
-      const auto size = static_cast<std::ptrdiff_t>(cut_.parts().sizes()[f]);
-      // Never beyond where it is read.
-      const bool is_zero = !clear.empty() && clear[f] != 0;
-      to = is_zero ? std::fill_n(to, size, T(0)) : std::copy(begin, begin + size, to);
+      const std::size_t count = clear[f] == 0 ? cut_.parts().sizes()[f] : 0;
+      std::copy_n(rows.data() + offsets_[f], count, elements.data() + cut_.parts().offset(f));
     }
-    elements.erase(to, elements.end());
     return elements;
   }
   std::vector<T> with_padding(const std::vector<T>& elements) const {
     std::vector<T> rows(offsets_.back());
-    auto from = elements.begin();
     for (std::size_t f = 0; f < at_.layers; ++f) {
-      const auto end = from + static_cast<std::ptrdiff_t>(cut_.parts().sizes()[f]);
-      std::copy(from, end, rows.begin() + static_cast<std::ptrdiff_t>(offsets_[f]));
-      from = end;
+      const std::size_t count = cut_.parts().sizes()[f];
+      std::copy_n(elements.data() + cut_.parts().offset(f), count, rows.data() + offsets_[f]);
     }
     return rows;
   }

@@ -174,7 +174,7 @@ template <class T>
 struct commit {
   payload_type type;
 
-  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return may_commit(phase); }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return phase == step_phase::encoded; }
 
   LAMINA_HOST_DEVICE static void end(step_state& state) {
     state.allowance -= static_cast<double>(state.sent_elements);

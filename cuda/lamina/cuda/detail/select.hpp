@@ -204,8 +204,11 @@ struct select_kernel {
       within_budget(cta, shared, left, decision);
     } else {
       const double ratio = drop_ratio_in(decision.step);
-      if (searches_in(decision.step, ratio, decision.threshold))
-        decision.threshold = searched(cta, shared, product(ratio, elements), decision.step);
+      if (searches_in(decision.step, ratio, decision.threshold)) {  // as lamina::threshold_search::beyond
+        const searched_layers by_value = {this, searched_layers::by::value, 0, decision.step};
+        const crossing found = find_crossing(cta, shared, product(ratio, elements), by_value);
+        decision.threshold = found.is_found ? value_of(found.key) : invalid_threshold;
+      }
       decision.sends_all = ratio == 0 || (ratio == 1 && !has_threshold);
     }
     const total sent = write_selection(cta, shared, decision);
@@ -231,8 +234,8 @@ struct select_kernel {
   // All that is read of the first layers is on its way before the first of it is waited for.
   LAMINA_ANY_CALLER template <class ThreadBlock>
   LAMINA_HOST_DEVICE void fetch(const ThreadBlock& cta) const {
-    for (std::size_t layer = cta.thread(); layer < at.layers && layer < 4 * cta.threads();
-         layer += cta.threads()) {
+    const std::size_t end = at.layers < 4 * cta.threads() ? at.layers : 4 * cta.threads();
+    for (std::size_t layer = cta.thread(); layer < end; layer += cta.threads()) {
       cta.prefetch(values + layer);
       cta.prefetch(at.sizes + layer);
       cta.prefetch(at.sent_in + layer);
@@ -316,14 +319,6 @@ struct select_kernel {
       return {layer, counts && key == tied ? elements : 0};
     }
   };
-
-  // As lamina::threshold_search::beyond.
-  LAMINA_ANY_CALLER template <class ThreadBlock>
-  LAMINA_HOST_DEVICE double searched(const ThreadBlock& cta, shared_memory& shared, double limit,
-                                     std::uint64_t step) const {
-    const crossing found = find_crossing(cta, shared, limit, {this, searched_layers::by::value, 0, step});
-    return found.is_found ? value_of(found.key) : invalid_threshold;
-  }
 
   // As lamina::selector: the smallest value above the first that does not fit, and of the layers that have that one
   // the first that fit.

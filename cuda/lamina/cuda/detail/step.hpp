@@ -16,8 +16,8 @@ using lamina::detail::block_elements;
 using lamina::detail::lanes;
 using lamina::detail::totals_per_run;
 
-/// How far a step has come. The calls check it on the host, and each launch on the device, since those of a graph do not pass by the
-/// calls: one that is out of order changes nothing, and sets step_state::is_misused.
+/// How far a step has come. The host's calls check it, and each launch, since those of a graph do not pass by the calls: one that is
+/// out of order does nothing but set step_state::is_misused.
 enum class step_phase : std::uint32_t {
   none,  ///< no step has begun
   refused,  ///< nor now, the gradients being refused: what is launched after them has nothing to do, which is no misuse
@@ -32,9 +32,6 @@ LAMINA_HOST_DEVICE constexpr bool may_select(step_phase now) {
 }
 LAMINA_HOST_DEVICE constexpr bool may_encode(step_phase now) {
   return now == step_phase::selected || now == step_phase::encoded;
-}
-LAMINA_HOST_DEVICE constexpr bool may_commit(step_phase now) {
-  return now == step_phase::encoded;
 }
 LAMINA_HOST_DEVICE constexpr bool has_frame(step_phase now) {
   return now == step_phase::encoded || now == step_phase::committed;

@@ -17,8 +17,7 @@
 ///     std::size_t thread_blocks(unsigned groups) const; that have work, where one has so many groups
 ///     template <class ThreadBlock> void operator()(const ThreadBlock&, shared_memory&) const;
 ///
-/// It calls wait_for_launches() before it touches what an earlier launch writes. Thread blocks of a launch run in any order, at the
-/// same time or not: none waits for another.
+/// It calls wait_for_launches() before it touches what an earlier launch writes. No thread block of a launch waits for another.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
 inline constexpr unsigned most_threads = 1024;  // of a thread block
@@ -28,7 +27,7 @@ constexpr std::size_t thread_blocks_for(std::size_t units, unsigned groups) {
   return (units + groups - 1) / groups;
 }
 
-/// The shared memory through which a thread block exchanges `Count` numbers of each thread.
+/// Shared memory for `Count` numbers of each thread.
 template <unsigned Count>
 struct block_scratch {
   unsigned long long of_warp[Count][most_threads / 32];
@@ -102,11 +101,10 @@ struct serial_thread_block {
   LAMINA_HOST_DEVICE void wait_for_launches() const {}
   LAMINA_HOST_DEVICE void prefetch(const void*) const {}
 
-  /// Called by all threads, each with its numbers: afterwards each has the least of all threads. What the threads wrote before may be
-  /// read afterwards.
+  /// Called by all threads, each with its numbers: afterwards each has the least of all threads. As a barrier.
   template <unsigned Count>
   LAMINA_HOST_DEVICE void least(unsigned long long (&)[Count], block_scratch<Count>&) const {}
-  /// The same: `own` becomes the sum of what the threads before have. Returns the sum of all.
+  /// The same: `own` becomes the sum of what the threads before have. Returns the sum of all threads.
   LAMINA_HOST_DEVICE unsigned long long sum_before(unsigned long long& own, block_scratch<1>&) const {
     const unsigned long long all = own;
     own = 0;
