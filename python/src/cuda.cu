@@ -55,7 +55,7 @@ std::vector<lamina::cuda::device_tensor> tensors_of(const std::vector<row>& grad
 }
 
 nb::dict report_of(worker& self, std::uintptr_t stream) {
-  const worker::report last = self.last_step(on(stream));
+  const lamina::cuda::step_report last = self.last_step(on(stream));
   nb::dict report;
   report["step"] = last.step;
   report["threshold"] = last.threshold;

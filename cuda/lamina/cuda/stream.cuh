@@ -23,12 +23,7 @@ class cuda_error : public std::runtime_error {
  public:
   cuda_error(cudaError_t code, const std::source_location& place)
       : std::runtime_error(std::string(cudaGetErrorName(code)) + ": " + cudaGetErrorString(code) + ", at " +
-                           place.file_name() + ":" + std::to_string(place.line())),
-        code_(code) {}
-  cudaError_t code() const noexcept { return code_; }
-
- private:
-  cudaError_t code_;
+                           place.file_name() + ":" + std::to_string(place.line())) {}
 };
 
 /// Throws cuda_error, with the place of this call, unless `code` is cudaSuccess.
@@ -217,7 +212,6 @@ class on_stream {
   }
   /// Throws cuda_error if something that was launched failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
-  cudaStream_t stream() const noexcept { return stream_; }
 
   /// Throws std::invalid_argument, naming `what`, unless `pointer` is memory of this device, or managed.
   void require_device_memory(const void* pointer, const char* what) const {

@@ -80,7 +80,6 @@ class worker {
       : functor_(functor),
         memory_(partition(model, options.fragment_elements), checked(model, options), memory),
         gradients_(memory_.cut(), memory),
-        largest_fragment_((std::ranges::max)(fragments().sizes())),
         largest_frame_bytes_(lamina::largest_frame_bytes<T>(fragments(), options.payload)) {}
 
   /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. One launch for each 224 layers. A graph works
@@ -173,29 +172,17 @@ class worker {
     run_over_blocks(execution, "restore", true, detail::restore<T>{reinterpret_cast<const T*>(payload)});
   }
 
-  struct report {
-    std::uint64_t step;  ///< counted from 1
-    double threshold;
-    std::size_t sent_elements;
-    std::size_t payload_bytes;      ///< of the frame, which is prefix_bytes() longer
-    std::size_t left_out_elements;  ///< so far, since their sums would not have been finite
-    std::uint64_t refused_batches;  ///< so far, by *found_inf
-    bool is_refused;                ///< the last one, and no step has begun since the commit before it
-  };
-  /// Of the last step. Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
+  /// Waits for the execution. Throws std::logic_error, once, if launches came out of order since the last call.
   template <class Execution>
-  report last_step(const Execution& execution) {
+  step_report last_step(const Execution& execution) {
     execution.wait();
     detail::step_state state = memory_.state();
     if (std::exchange(state.is_misused, 0U) != 0) {
       memory_.set_state(state);
       throw std::logic_error("a graph has launched select, encode, commit or restore out of order");
     }
-    report last{state.step, state.threshold, state.sent_elements, state.payload_bytes};
-    last.left_out_elements = state.left_out_elements;
-    last.refused_batches = state.refused_batches;
-    last.is_refused = state.load_phase() == detail::step_phase::refused;
-    return last;
+    state.is_refused = state.load_phase() == detail::step_phase::refused;
+    return state;
   }
   /// The representative value of each fragment after the last add(): L in device memory. Writable, see select().
   double* values() const noexcept { return memory_.view().values; }
@@ -235,7 +222,7 @@ class worker {
     if (!options().send_budget || options().at_least_every > 0) return fragments().elements();
     const auto all = static_cast<double>(fragments().elements());
     const double share = detail::product(*options().send_budget, all);
-    const double most = lamina::detail::grown_allowance(all, share, largest_fragment_);
+    const double most = lamina::detail::grown_allowance(all, share, memory_.view().largest_layer);
     return static_cast<std::size_t>((std::min)(all, most));
   }
   const worker_options& options() const noexcept { return memory_.options(); }
@@ -262,17 +249,8 @@ class worker {
   detail::select_kernel<T> selection(const detail::model_view<T>& at, const double* values,
                                      const std::uint8_t* held) const {
     const worker_options& o = options();
-    return {at,
-            values,
-            held,
-            largest_fragment_,
-            o.threshold.has_value(),
-            o.send_budget.value_or(0),
-            o.drop_ratio,
-            o.warm_up_steps,
-            o.search_every,
-            o.at_least_every,
-            o.by_score,
+    return {at,           values,          held,           o.threshold.has_value(), o.send_budget.value_or(0),
+            o.drop_ratio, o.warm_up_steps, o.search_every, o.at_least_every,        o.by_score,
             o.payload};
   }
 
@@ -295,7 +273,6 @@ class worker {
   F functor_;
   detail::worker_memory<T> memory_;
   detail::bindings<T> gradients_;
-  std::size_t largest_fragment_;
   std::size_t largest_frame_bytes_;
   detail::step_phase phase_ = {};  // as of the calls; in a graph they count when it is captured
 };

@@ -138,10 +138,12 @@ LAMINA_HOST_DEVICE void store(X* to, const unit<X, Count>& elements) {
       asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(to + k), "d"(elements.at[k]),
                    "d"(elements.at[k + 1])
                    : "memory");
+  } else if constexpr (sizeof elements == 8) {
+    *reinterpret_cast<uint2*>(to) = __builtin_bit_cast(uint2, elements);
+  } else if constexpr (sizeof elements == 4) {
+    *reinterpret_cast<std::uint32_t*>(to) = __builtin_bit_cast(std::uint32_t, elements);
   } else {
-    using word = std::conditional_t<sizeof elements == 8, uint2,
-                                    std::conditional_t<sizeof elements == 4, unsigned, std::uint16_t>>;
-    *reinterpret_cast<word*>(to) = __builtin_bit_cast(word, elements);
+    *reinterpret_cast<unit<X, Count>*>(to) = elements;
   }
 #else
   for (unsigned k = 0; k < Count; ++k) to[k] = elements.at[k];

@@ -153,6 +153,7 @@ model_view<T> tables_of(const layout& model, device_memory& memory) {
   at.layers = model.layers();
   at.blocks = places.size();
   at.elements = model.elements();
+  at.largest_layer = (std::ranges::max)(model.sizes());
   at.sizes = memory.copy_of(std::vector<std::size_t>(model.sizes().begin(), model.sizes().end()), "tables");
   at.offsets = memory.copy_of(offsets, "tables");
   at.first_block = memory.copy_of(first_block, "tables");

@@ -169,7 +169,6 @@ struct select_kernel {
   model_view<T> at;
   const double* values;      // L
   const std::uint8_t* held;  // L: not 0 for layers not to be sent in this step; or none
-  std::size_t largest_layer;
   // As in worker_options, which own memory of the host.
   bool has_threshold;
   double send_budget;  // 0: none
@@ -199,7 +198,7 @@ struct select_kernel {
     const double elements = static_cast<double>(at.elements);
     if (send_budget > 0) {
       const double share = product(send_budget, elements);
-      allowance = lamina::detail::grown_allowance(allowance, share, largest_layer);
+      allowance = lamina::detail::grown_allowance(allowance, share, at.largest_layer);
       const double left = lamina::detail::allowance_by_value(allowance, elements_always_sent(cta, shared));
       within_budget(cta, shared, left, decision);
     } else {

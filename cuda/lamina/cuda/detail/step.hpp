@@ -9,8 +9,21 @@
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/host_device.hpp"
 
+namespace lamina::inline LAMINA_ABI::cuda {
+
+/// What is known of a worker's last step.
+struct step_report {
+  std::uint64_t step = 0;  ///< counted from 1
+  double threshold = 0;
+  std::uint64_t sent_elements = 0;
+  std::uint64_t payload_bytes = 0;           ///< of the frame, which is prefix_bytes() longer
+  unsigned long long left_out_elements = 0;  ///< so far, since their sums would not have been finite
+  std::uint64_t refused_batches = 0;         ///< so far, by *found_inf
+  bool is_refused = false;  ///< the last one, and no step has begun since the commit before it
+};
+
 /// What the kernels of a step share: how far it has come, and where the tables and the memory of a worker lie.
-namespace lamina::inline LAMINA_ABI::cuda::detail {
+namespace detail {
 
 using lamina::detail::block_elements;
 using lamina::detail::lanes;
@@ -39,14 +52,8 @@ LAMINA_HOST_DEVICE constexpr bool has_frame(step_phase now) {
 
 /// What is known between steps, and of the last one. Thread blocks of encode read the phase while one of them writes it, and both of
 /// its values tell them to go on. add and commit write it when all have read it.
-struct step_state {
-  std::uint64_t step = 0;  // counted when it is selected
-  double threshold = 0;
+struct step_state : step_report {
   double allowance = 0;
-  std::uint64_t sent_elements = 0;
-  std::uint64_t payload_bytes = 0;
-  unsigned long long left_out_elements = 0;
-  std::uint64_t refused_batches = 0;
   std::uint32_t phase = static_cast<std::uint32_t>(step_phase::none);
   std::uint32_t is_misused = 0;
 
@@ -96,6 +103,7 @@ struct model_view {
   std::size_t layers = 0;
   std::size_t blocks = 0;
   std::size_t elements = 0;
+  std::size_t largest_layer = 0;
   std::size_t prefix_bytes = 0;
   const std::size_t* sizes = nullptr;        // L
   const std::size_t* offsets = nullptr;      // L: where a layer begins in the residual
@@ -122,4 +130,6 @@ struct model_view {
   }
 };
 
-}  // namespace lamina::inline LAMINA_ABI::cuda::detail
+}  // namespace detail
+
+}  // namespace lamina::inline LAMINA_ABI::cuda
