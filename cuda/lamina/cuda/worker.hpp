@@ -196,7 +196,7 @@ class worker {
 
   /// The bytes of lamina::worker::save() after the same steps. A frame that was not committed counts as lost. Waits for the execution.
   /// Throws std::logic_error between add() and encode() and in a capture, std::domain_error, naming the fragment, for a residual that
-  /// holds NaN or infinity. Cost: up to twice the bytes of residual and velocity on the host.
+  /// holds NaN or infinity. Cost: up to three times the bytes of residual and velocity on the host.
   template <class Execution>
   std::vector<std::byte> save(const Execution& execution) const {
     execution.require_no_capture("save");
