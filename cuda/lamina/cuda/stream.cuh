@@ -159,8 +159,7 @@ __global__ void __launch_bounds__(Kernel::threads, Kernel::thread_blocks_at_once
   kernel(device_thread_block(), shared);
 }
 
-/// Whether a launch of a kernel may begin early, since it waits itself for what was launched before: the PTX of sm_80 runs on later
-/// devices and does not wait. Asked once for each kernel and device.
+/// Whether a kernel itself waits for what was launched before, so that it may begin early: the PTX of sm_80 runs on later devices, too.
 template <class Kernel>
 bool may_begin_early(int device) {
   static std::mutex mutex;

@@ -60,9 +60,9 @@ struct add_options {
 ///
 /// Elements whose sum would not be finite are left out and counted, since the host would have to wait to refuse a layer.
 ///
-/// Mistakes throw before anything is launched: std::logic_error for a call out of order, before bind(), or with another device current
-/// than the execution's; std::invalid_argument for memory that is not the device's; cuda_error for what CUDA refuses. What a graph
-/// launches out of order the host does not see: it does nothing, but that gradients are added, and last_step() throws.
+/// Mistakes throw before anything is launched: std::logic_error for a call out of order, before bind(), or with another device current;
+/// std::invalid_argument for memory that is not the device's; cuda_error for what CUDA refuses. What a graph launches out of order
+/// does nothing, but that gradients are added, and last_step() throws.
 ///
 /// A representative of your own needs LAMINA_HOST_DEVICE before its functions of single elements. If its map ends in a product, as
 /// x * x does, nvcc may fuse that with the sum that follows: call the combine of one of lamina's functors, or compile with -fmad=false.
@@ -213,8 +213,9 @@ class worker {
     phase_ = detail::step_phase::none;
   }
 
-  /// Bytes before the payload of a frame.
-  std::size_t prefix_bytes() const noexcept { return memory_.view().prefix_bytes; }
+  std::size_t prefix_bytes() const noexcept {
+    return memory_.view().prefix_bytes;
+  }  ///< before the payload of a frame
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
   /// No step sends more elements: with a send_budget one step's share and the largest fragment; all elements without one, and with
   /// at_least_every.

@@ -138,8 +138,7 @@ struct add_kernel {
     const std::size_t in_layer = place.begin - at.offsets[place.layer];
     const bool is_sent = commits() && at.is_sent(place.layer);
     const bool is_rounded = is_sent && payload != payload_type::as_is;
-    // Only the first micro-batch gradient of a step decays the velocity. What is refused adds -0 at a momentum of 1, which changes no
-    // bit.
+    // Only the first gradient of a step decays the velocity. What is refused adds -0 at a momentum of 1, which changes no bit.
     const bool adds = !is_refused();
     const bool decays = adds && at.state->load_phase() != step_phase::adding;
     const block_source from = {at.residual + place.begin,
@@ -255,7 +254,6 @@ struct add_kernel {
     }
   }
 
-  // In thread 0.
   LAMINA_ANY_CALLER template <class Group, unsigned Each>
   LAMINA_HOST_DEVICE double total_of(const Group& group, unit<lane_type, Each> lane) const {
     for (unsigned distance = Group::threads / 2; distance > 0; distance /= 2) {

@@ -62,7 +62,6 @@ class bindings {
     views_ = memory_.filled(cut.parts().layers(), tensor_view{}, "the table of pointers");
   }
 
-  /// As worker::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
   requires std::ranges::sized_range<Tensors>
   void bind(const Execution& execution, Tensors& tensors) {

@@ -87,6 +87,8 @@ struct device_deleter {
 class device_memory {
  public:
   explicit device_memory(std::pmr::memory_resource* resource) : resource_(resource) {}
+  device_memory(device_memory&&) noexcept = default;
+  device_memory& operator=(device_memory&&) noexcept = default;
 
   /// Null for no elements.
   template <class X>
@@ -190,10 +192,10 @@ class worker_memory {
       std::fill(always.data() + cut.first(l), always.data() + cut.first(l + 1), std::uint8_t{1});
     at_.always_sent = memory_.copy_of(always, "flags");
     // By the host's text. Under a budget R does not count, and 1 does not grow.
-    std::vector<double> ratios(options.send_budget || options.drop_ratio == 1 || options.warm_up_steps == 0
-                                   ? 0
-                                   : options.warm_up_steps - 1);
-    for (std::size_t i = 0; i < ratios.size(); ++i) ratios[i] = decisions.drop_ratio_in(i + 1);
+    std::vector<double> ratios;
+    const bool grows = !options.send_budget && options.drop_ratio < 1;
+    for (std::uint64_t step = 1; grows && step < options.warm_up_steps; ++step)
+      ratios.push_back(decisions.drop_ratio_in(step));
     at_.warm_up = memory_.copy_of(ratios, "tables");
     step_state first;
     first.threshold = decisions.threshold();
@@ -230,7 +232,6 @@ class worker_memory {
                          moving, now.step);
   }
 
-  /// All is read and checked before the first of it is written.
   void load(std::span<const std::byte> bytes) {
     saved_state<T> saved = read_state<T>(bytes, cut_.parts(), at_.velocity != nullptr);
     selector decisions(cut_, options_);

@@ -59,8 +59,7 @@ struct blocks_kernel {
   }
 
  private:
-  // Reads what no launch writes. Neighbours go to different thread blocks, since a layer that is sent is many blocks one after the
-  // other.
+  // Reads what no launch writes. Neighbours go to different thread blocks, since a layer that is sent is many blocks in a row.
   LAMINA_ANY_CALLER template <class ThreadBlock, class Group>
   LAMINA_HOST_DEVICE block_share share_of(const ThreadBlock& cta, const Group& group) const {
     const std::size_t unit = group.index() * (cta.grid() - 1) + cta.index() - 1;
@@ -143,8 +142,7 @@ struct pack {
     }
   }
 
-  // The scales of all rows of the layer, and behind them the integers; those of int4 two to a byte, the first of which is in its
-  // lower half.
+  // The scales of all rows of the layer, then the integers; those of int4 two to a byte, the first in its lower half.
   LAMINA_ANY_CALLER template <class Group, class Rows>
   LAMINA_HOST_DEVICE void write_integers(const model_view<T>& at, const Group& group,
                                          const block_share& share, const Rows& rows, std::uint8_t* layer,
@@ -168,8 +166,7 @@ struct pack {
   }
 };
 
-/// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is there; otherwise
-/// what rounding took away stays.
+/// What was sent leaves the residual: as_is by a mark, since the next gradient is written over it; else what rounding took away stays.
 template <class T>
 struct commit {
   payload_type type;

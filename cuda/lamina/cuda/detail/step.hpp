@@ -78,13 +78,11 @@ struct step_state : step_report {
   }
 };
 
-/// A tensor as kernels see it.
 struct tensor_view {
   void* data = nullptr;
   device_element type = device_element::float32;
 };
 
-/// Where a block of elements lies.
 struct block_place {
   std::uint32_t layer;
   std::uint32_t count;

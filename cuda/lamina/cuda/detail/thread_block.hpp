@@ -74,7 +74,6 @@ struct serial_group {
   LAMINA_HOST_DEVICE X across(X own, unsigned) const {
     return own;
   }
-  /// What a thread has.
   template <class X>
   LAMINA_HOST_DEVICE X from(X own, unsigned) const {
     return own;
@@ -87,15 +86,13 @@ struct serial_group {
 
 struct serial_thread_block {
   std::size_t own_index;
-  std::size_t size_of_grid;
+  std::size_t size_of_grid;  // thread blocks of the launch
 
-  /// Among the grid() thread blocks of the launch.
   LAMINA_HOST_DEVICE std::size_t index() const { return own_index; }
   LAMINA_HOST_DEVICE std::size_t grid() const { return size_of_grid; }
   LAMINA_HOST_DEVICE unsigned thread() const { return 0; }
   LAMINA_HOST_DEVICE unsigned threads() const { return 1; }
   LAMINA_HOST_DEVICE unsigned groups() const { return 1; }
-  /// The one that the thread belongs to.
   LAMINA_HOST_DEVICE serial_group group() const { return {0}; }
   LAMINA_HOST_DEVICE void barrier() const {}
   LAMINA_HOST_DEVICE void wait_for_launches() const {}
