@@ -209,7 +209,6 @@ class on_stream {
     throw std::logic_error("the execution is of device " + std::to_string(device_) + ", current is device " +
                            std::to_string(current) + ": call cudaSetDevice before");
   }
-  /// Throws cuda_error if something that was launched failed.
   void wait() const { check_error(cudaStreamSynchronize(stream_)); }
 
   /// Throws std::invalid_argument, naming `what`, unless `pointer` is memory of this device, or managed.

@@ -204,8 +204,7 @@ class worker_memory {
 
   const partition& cut() const noexcept { return cut_; }
   const worker_options& options() const noexcept { return options_; }
-  /// As kernels see it, without gradients.
-  const model_view<T>& view() const noexcept { return at_; }
+  const model_view<T>& view() const noexcept { return at_; }  // without gradients
 
   step_state state() const { return to_host(at_.state, 1)[0]; }
   void set_state(const step_state& now) { to_device(std::vector{now}, at_.state); }
@@ -216,7 +215,6 @@ class worker_memory {
     return is_clear ? std::vector<T>(size) : to_host(at_.residual + offsets_[fragment], size);
   }
 
-  /// Once all that was launched is done, as load().
   std::vector<std::byte> save() const {
     const step_state now = state();
     const step_phase phase = now.load_phase();

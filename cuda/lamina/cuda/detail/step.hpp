@@ -57,7 +57,6 @@ struct step_state : step_report {
   std::uint32_t phase = static_cast<std::uint32_t>(step_phase::none);
   std::uint32_t is_misused = 0;
 
-  // Relaxed: a word of its own, ordered by the launches alone.
   LAMINA_HOST_DEVICE step_phase load_phase() const {
 #if defined(__CUDA_ARCH__)
     return static_cast<step_phase>(*static_cast<const volatile std::uint32_t*>(&phase));

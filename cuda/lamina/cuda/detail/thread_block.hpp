@@ -114,7 +114,6 @@ struct serial_thread_block {
   }
   /// The same of a count of less than 2^32. Returns it as it was before.
   LAMINA_HOST_DEVICE std::uint32_t count(std::uint32_t& counter) const { return counter++; }
-  /// Called by all threads: as arrives_last, for all of them.
   LAMINA_HOST_DEVICE bool is_last_to_arrive(std::uint32_t& counter, std::uint32_t count) const {
     return arrives_last(counter, count);
   }
