@@ -131,28 +131,28 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   }
   for (auto& each : gradients) tensors.emplace_back(each);
 
-  lamina::cuda::gradient_compressor<float> compressor(model, {.drop_ratio = 0.95});
-  compressor.bind(execution, tensors);
-  thrust::device_vector<std::byte> frame(compressor.largest_frame_bytes());
+  lamina::cuda::worker<float> worker(model, {.drop_ratio = 0.95});
+  worker.bind(execution, tensors);
+  thrust::device_vector<std::byte> frame(worker.largest_frame_bytes());
   const std::span<std::byte> on_device(thrust::raw_pointer_cast(frame.data()), frame.size());
   void* pinned = nullptr;
   check_error(cudaMallocHost(&pinned, frame.size()));
   const std::span<std::byte> on_host(static_cast<std::byte*>(pinned), frame.size());
   const auto step = [&](std::span<std::byte> to) {
-    compressor.accumulate(execution);
-    compressor.select(execution);
-    compressor.encode(execution, to);
-    compressor.commit(execution);
+    worker.add(execution);
+    worker.select(execution);
+    worker.encode(execution, to);
+    worker.commit(execution);
   };
   step(on_device);
 
   // The same in two launches, each step committing the frame before it.
-  lamina::cuda::gradient_compressor<float> together(model, {.drop_ratio = 0.95});
+  lamina::cuda::worker<float> together(model, {.drop_ratio = 0.95});
   together.bind(execution, tensors);
-  together.accumulate(execution, {.select = true});
+  together.add(execution, {.select = true});
   together.encode(execution, on_device);
   const auto step_in_two = [&] {
-    together.accumulate(execution, {.commit = true, .select = true});
+    together.add(execution, {.commit = true, .select = true});
     together.encode(execution, on_device);
   };
   execution.wait();
@@ -179,8 +179,8 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   contestants.push_back(
       {"step, two launches, graph", [&] { check_error(cudaGraphLaunch(launchable, stream)); }});
   contestants.push_back({"step, frame to pinned memory", [&] { step(on_host); }});
-  contestants.push_back({"accumulate", [&] { compressor.accumulate(execution); }});
-  contestants.push_back({"accumulate and select", [&] { together.accumulate(execution, {.select = true}); }});
+  contestants.push_back({"add", [&] { worker.add(execution); }});
+  contestants.push_back({"add and select", [&] { together.add(execution, {.select = true}); }});
 
   std::vector<device_floats> residuals;
   device_floats all, sample;
@@ -234,7 +234,7 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   }
   measure(stream, contestants, rounds);
 
-  const auto report = compressor.last_step(execution);
+  const auto report = worker.last_step(execution);
   std::printf("\n%s: %zu layers, %zu elements, %.1f %% sent in the last step\n", name.c_str(), model.layers(),
               elements, 100.0 * static_cast<double>(report.sent_elements) / static_cast<double>(elements));
   const float copy = contestants.front().median();
@@ -253,7 +253,7 @@ void compare(const std::string& name, const lamina::layout& model, int rounds, b
   const auto median_of = [&](const char* what) {
     return std::ranges::find(contestants, what, &contestant::name)->median();
   };
-  const double decision_us = 1e3 * (median_of("accumulate and select") - median_of("accumulate"));
+  const double decision_us = 1e3 * (median_of("add and select") - median_of("add"));
   std::printf("%s, the decision %.1f us limit 10.0 %s\n", name.c_str(), decision_us,
               decision_us <= 10 ? "ok" : "over");
   check_error(cudaFreeHost(pinned));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Agreed selection over NCCL: the workers average the values of their layers, hence choose the same, and an allreduce of
-// the chosen layers replaces that of all gradients. One process, a worker for each GPU; one GPU works as well. Each
+// the chosen layers replaces that of all gradients. One process, one for each GPU; one GPU works as well. Each
 // worker pulls the parameters towards a point of its own; together they must end in the middle. Exits with 77, naming the
 // reason, where there is no device.
 //
@@ -11,7 +11,7 @@
 //     1 GPUs, 200 steps of T us: 71.5 % of the elements exchanged, parameters within 3e-07 of the middle
 //
 // NCCL takes its count from the host, which has to wait for it once a step. With --no-wait the count is the most that a step may send
-// under a byte budget, so it is known before; what is not sent is zeros behind the payload.
+// under a budget, so it is known before; what is not sent is zeros behind the payload.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <thrust/device_vector.h>
@@ -48,43 +48,43 @@ struct descend {
   __host__ __device__ float operator()(float x, float gradient) const { return x - rate * gradient; }
 };
 
-/// One GPU: parameters, gradients and the compressor between them.
-struct worker {
-  worker(const lamina::layout& model, const lamina::compressor_options& options, int on_device, float point)
+/// One GPU: parameters, gradients and the worker between them.
+struct replica {
+  replica(const lamina::layout& model, const lamina::worker_options& options, int on_device, float point)
       : device(on_device) {
     check_error(cudaSetDevice(device));
     check_error(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (std::size_t l = 0; l < model.layers(); ++l) {
       parameters.emplace_back(model.sizes()[l], 0.0F);
       gradients.emplace_back(model.sizes()[l]);
-      // Layers of different strength, so that some wait longer than others.
+      // Layers of different strength, so that some are sent less often than others.
       points.emplace_back(model.sizes()[l], point * static_cast<float>(l + 1));
     }
-    compressor = std::make_unique<lamina::cuda::gradient_compressor<float>>(model, options);
-    frame.resize(compressor->largest_frame_bytes());
+    worker = std::make_unique<lamina::cuda::worker<float>>(model, options);
+    frame.resize(worker->largest_frame_bytes());
     std::vector<lamina::cuda::device_tensor> bound;
     for (auto& each : gradients) bound.emplace_back(each);
-    compressor->bind(on_stream(stream), bound);
+    worker->bind(on_stream(stream), bound);
   }
-  ~worker() {
+  ~replica() {
     cudaSetDevice(device);
     cudaStreamDestroy(stream);
   }
-  worker(const worker&) = delete;
-  worker& operator=(const worker&) = delete;
-  std::byte* payload() { return thrust::raw_pointer_cast(frame.data()) + compressor->prefix_bytes(); }
+  replica(const replica&) = delete;
+  replica& operator=(const replica&) = delete;
+  std::byte* payload() { return thrust::raw_pointer_cast(frame.data()) + worker->prefix_bytes(); }
 
   int device;
   cudaStream_t stream = nullptr;
   tensors parameters, gradients, points;
-  std::unique_ptr<lamina::cuda::gradient_compressor<float>> compressor;
+  std::unique_ptr<lamina::cuda::worker<float>> worker;
   thrust::device_vector<std::byte> frame;
 };
 
-// Calls work(worker) with the device of each set.
+// Calls work(replica) with the device of each set.
 template <class Work>
-void on_each(std::vector<std::unique_ptr<worker>>& workers, const Work& work) {
-  for (auto& each : workers) {
+void on_each(std::vector<std::unique_ptr<replica>>& replicas, const Work& work) {
+  for (auto& each : replicas) {
     check_error(cudaSetDevice(each->device));
     work(*each);
   }
@@ -95,15 +95,15 @@ int train(int devices, bool waits) {
       {{"embedding", {256, 64}}, {"hidden", {256, 64}}, {"head", {256, 64}}, {"bias", {64}}});
   constexpr int steps = 200;
   constexpr float rate = 0.1F;
-  lamina::compressor_options options{.drop_ratio = 0.5};
-  if (!waits) options.byte_budget = 0.5;
-  std::vector<std::unique_ptr<worker>> workers;
+  lamina::worker_options options{.drop_ratio = 0.5};
+  if (!waits) options.send_budget = 0.5;
+  std::vector<std::unique_ptr<replica>> replicas;
   std::vector<int> ids;
   for (int d = 0; d < devices; ++d) {
-    workers.push_back(std::make_unique<worker>(model, options, d, static_cast<float>(d + 1)));
+    replicas.push_back(std::make_unique<replica>(model, options, d, static_cast<float>(d + 1)));
     ids.push_back(d);
   }
-  std::vector<ncclComm_t> communicators(workers.size());
+  std::vector<ncclComm_t> communicators(replicas.size());
   check_error(ncclCommInitAll(communicators.data(), devices, ids.data()));
 
   std::size_t exchanged_elements = 0;
@@ -111,49 +111,49 @@ int train(int devices, bool waits) {
   auto begin = std::chrono::steady_clock::now();
   for (int step = 1; step <= steps; ++step) {
     if (step == steps_to_begin + 1) {
-      on_each(workers, [](worker& each) { check_error(cudaStreamSynchronize(each.stream)); });
+      on_each(replicas, [](replica& each) { check_error(cudaStreamSynchronize(each.stream)); });
       begin = std::chrono::steady_clock::now();
     }
-    on_each(workers, [&](worker& each) {
+    on_each(replicas, [&](replica& each) {
       const auto policy = thrust::cuda::par_nosync.on(each.stream);
       for (std::size_t l = 0; l < model.layers(); ++l) {
         thrust::transform(policy, each.parameters[l].begin(), each.parameters[l].end(),
                           each.points[l].begin(), each.gradients[l].begin(), difference());
       }
-      each.compressor->accumulate(on_stream(each.stream));
+      each.worker->add(on_stream(each.stream));
     });
     check_error(ncclGroupStart());
-    on_each(workers, [&](worker& each) {
-      double* values = each.compressor->values();
+    on_each(replicas, [&](replica& each) {
+      double* values = each.worker->values();
       check_error(ncclAllReduce(values, values, model.layers(), ncclDouble, ncclAvg,
                                 communicators[each.device], each.stream));
     });
     check_error(ncclGroupEnd());
-    on_each(workers, [&](worker& each) {
+    on_each(replicas, [&](replica& each) {
       const on_stream execution(each.stream);
-      each.compressor->select(execution, each.compressor->values());
+      each.worker->select(execution, each.worker->values());
       if (!waits) {  // what the frame leaves of it is added up, too
-        check_error(cudaMemsetAsync(each.payload(), 0, each.compressor->most_sent_elements() * sizeof(float),
+        check_error(cudaMemsetAsync(each.payload(), 0, each.worker->most_sent_elements() * sizeof(float),
                                     each.stream));
       }
-      each.compressor->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
+      each.worker->encode(execution, {thrust::raw_pointer_cast(each.frame.data()), each.frame.size()});
     });
     check_error(cudaSetDevice(0));
-    auto& first = *workers[0]->compressor;
+    auto& first = *replicas[0]->worker;
     // The same for all; where the host waits, it waits here.
     const std::size_t count =
-        waits ? first.last_step(on_stream(workers[0]->stream)).sent_elements : first.most_sent_elements();
+        waits ? first.last_step(on_stream(replicas[0]->stream)).sent_elements : first.most_sent_elements();
     exchanged_elements += count;
     check_error(ncclGroupStart());
-    on_each(workers, [&](worker& each) {
+    on_each(replicas, [&](replica& each) {
       check_error(ncclAllReduce(each.payload(), each.payload(), count, ncclFloat, ncclAvg,
                                 communicators[each.device], each.stream));
     });
     check_error(ncclGroupEnd());
-    on_each(workers, [&](worker& each) {
+    on_each(replicas, [&](replica& each) {
       const on_stream execution(each.stream);
-      each.compressor->commit(execution);
-      each.compressor->restore(execution, each.payload());  // the means, and zeros where nothing was sent
+      each.worker->commit(execution);
+      each.worker->restore(execution, each.payload());  // the means, and zeros where nothing was sent
       const auto policy = thrust::cuda::par_nosync.on(each.stream);
       for (std::size_t l = 0; l < model.layers(); ++l) {
         thrust::transform(policy, each.parameters[l].begin(), each.parameters[l].end(),
@@ -162,12 +162,12 @@ int train(int devices, bool waits) {
       if (waits) execution.wait();
     });
   }
-  on_each(workers, [&](worker& each) { (void)each.compressor->last_step(on_stream(each.stream)); });
+  on_each(replicas, [&](replica& each) { (void)each.worker->last_step(on_stream(each.stream)); });
   const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
 
   float furthest = 0;
   const float middle = static_cast<float>(devices + 1) / 2;
-  on_each(workers, [&](worker& each) {
+  on_each(replicas, [&](replica& each) {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const float parameter = each.parameters[l][0];
       furthest = std::max(furthest, std::abs(parameter / (middle * static_cast<float>(l + 1)) - 1));

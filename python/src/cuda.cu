@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// lamina._cuda: lamina::cuda::gradient_compressor for Python. Pointers and streams are integers, as frameworks give them; what lies
+// lamina._cuda: lamina::cuda::worker for Python. Pointers and streams are integers, as frameworks give them; what lies
 // behind them is the caller's. Built where LAMINA_PYTHON_CUDA is ON.
 #include <lamina/cuda/lamina.cuh>
 #include <lamina/error.hpp>
@@ -10,7 +10,7 @@
 namespace {
 
 using namespace lamina_python;
-using compressor = lamina::cuda::gradient_compressor<float>;
+using worker = lamina::cuda::worker<float>;
 
 // Of the current device. RuntimeError, with CUDA's name for it, where there is none.
 lamina::cuda::on_stream on(std::uintptr_t stream) {
@@ -54,8 +54,8 @@ std::vector<lamina::cuda::device_tensor> tensors_of(const std::vector<row>& grad
   return tensors;
 }
 
-nb::dict report_of(compressor& self, std::uintptr_t stream) {
-  const compressor::report last = self.last_step(on(stream));
+nb::dict report_of(worker& self, std::uintptr_t stream) {
+  const lamina::cuda::step_report last = self.last_step(on(stream));
   nb::dict report;
   report["step"] = last.step;
   report["threshold"] = last.threshold;
@@ -67,7 +67,7 @@ nb::dict report_of(compressor& self, std::uintptr_t stream) {
   return report;
 }
 
-void load(compressor& self, std::uintptr_t stream, const nb::bytes& state) {
+void load(worker& self, std::uintptr_t stream, const nb::bytes& state) {
   try {
     self.load(on(stream), std::span(static_cast<const std::byte*>(state.data()), state.size()));
   } catch (const lamina::decode_error& error) {  // a ValueError, as lamina.DecodeError is one
@@ -82,91 +82,93 @@ NB_MODULE(_cuda, m) {
       "Layer dropping over gradients in a GPU's memory, by the C++ library lamina. Pointers and streams are "
       "integers, such as tensor.data_ptr() and torch.cuda.current_stream().cuda_stream. "
       "RuntimeError, with CUDA's name of the error, where there is no device.";
-  nb::class_<compressor>(m, "GradientCompressor",
-                         "A worker's step on the current device, with a residual of float32: accumulate, "
-                         "select, encode, commit. "
-                         "Calls enqueue on `stream`, and wait where that is said. What they mean is in "
-                         "docs/cuda/index.md.")
+  nb::class_<worker>(m, "GradientCompressor",
+                     "A worker's step on the current device, with a residual of float32: accumulate, "
+                     "select, encode, commit. "
+                     "Calls enqueue on `stream`, and wait where that is said. What they mean is in "
+                     "docs/cuda/index.md.")
       .def(
           "__init__",
-          [](compressor* self, const nb::dict& shapes, double drop_ratio, std::uint64_t warm_up_steps,
-             std::uint64_t refresh_every, std::optional<double> byte_budget, std::uint64_t max_age,
-             std::size_t part_elements, double momentum, const std::string& payload) {
-            auto options = options_of(drop_ratio, warm_up_steps, refresh_every, byte_budget, max_age,
-                                      part_elements, momentum);
-            options.payload = payload_of(payload);
+          [](worker* self, const nb::dict& shapes, double drop_ratio, std::uint64_t warm_up_steps,
+             std::uint64_t search_every, std::optional<double> send_budget, std::uint64_t at_least_every,
+             std::size_t fragment_elements, double momentum, const std::string& payload) {
+            lamina::worker_options options{.drop_ratio = drop_ratio,
+                                           .warm_up_steps = warm_up_steps,
+                                           .search_every = search_every,
+                                           .send_budget = send_budget,
+                                           .at_least_every = at_least_every,
+                                           .fragment_elements = fragment_elements,
+                                           .momentum = momentum,
+                                           .payload = payload_of(payload)};
+            if (search_every == 0) throw std::invalid_argument("search_every must be at least 1 step");
             const lamina::layout model = layout_of(shapes);
             (void)on(0);  // or memory that cannot be had would be what is wrong
-            new (self) compressor(model, options);
+            new (self) worker(model, options);
           },
-          "shapes"_a, nb::kw_only(), "drop_ratio"_a = 0.95, "warm_up_steps"_a = 0, "refresh_every"_a = 1,
-          "byte_budget"_a = nb::none(), "max_age"_a = 0, "part_elements"_a = 0, "momentum"_a = 0.0,
+          "shapes"_a, nb::kw_only(), "drop_ratio"_a = 0.95, "warm_up_steps"_a = 0, "search_every"_a = 1,
+          "send_budget"_a = nb::none(), "at_least_every"_a = 0, "fragment_elements"_a = 0, "momentum"_a = 0.0,
           "payload"_a = "as_is",
           "Of a model as lamina.Layout takes it. ValueError, naming the option, for one outside its range; "
           "RuntimeError where there is no device.")
       .def(
           "bind",
-          [](compressor& self, std::uintptr_t stream, const std::vector<row>& gradients) {
+          [](worker& self, std::uintptr_t stream, const std::vector<row>& gradients) {
             self.bind(on(stream), tensors_of(gradients));
           },
           "stream"_a, "gradients"_a,
           "Where the gradients are from now on: for each layer (pointer, elements, 'float32' or 'float16' or "
-          "'bfloat16'). Waits only where the copies of the last four calls are under way. ValueError names "
-          "the "
-          "layer.")
+          "'bfloat16'). ValueError names the layer.")
       .def(
           "accumulate",
-          [](compressor& self, std::uintptr_t stream, bool commit, bool select, std::uintptr_t found_inf,
+          [](worker& self, std::uintptr_t stream, bool commit, bool select, std::uintptr_t found_inf,
              std::uintptr_t inverse_scale) {
-            self.accumulate(on(stream),
-                            {commit, select, at<const float>(found_inf), at<const float>(inverse_scale)});
+            self.add(on(stream),
+                     {commit, select, at<const float>(found_inf), at<const float>(inverse_scale)});
           },
           "stream"_a, nb::kw_only(), "commit"_a = false, "select"_a = false, "found_inf"_a = 0,
           "inverse_scale"_a = 0,
           "Adds the gradients; `found_inf` and `inverse_scale` point to a float each on the device, 0: none.")
       .def_prop_ro(
-          "values", [](compressor& self) { return reinterpret_cast<std::uintptr_t>(self.values()); },
+          "values", [](worker& self) { return reinterpret_cast<std::uintptr_t>(self.values()); },
           "Pointer to a float64 a part.")
       .def(
           "select",
-          [](compressor& self, std::uintptr_t stream, std::uintptr_t agreed, std::uintptr_t held) {
+          [](worker& self, std::uintptr_t stream, std::uintptr_t agreed, std::uintptr_t held) {
             if (agreed == 0 && held != 0) throw std::invalid_argument("held goes with agreed values alone");
-            if (agreed == 0) return self.select(on(stream));
-            if (held == 0) return self.select(on(stream), at<const double>(agreed));
             self.select(on(stream), at<const double>(agreed), at<const std::uint8_t>(held));
           },
           "stream"_a, "agreed"_a = 0, "held"_a = 0,
           "By this worker's values, or by those that `agreed` points to; `held` points to a byte a part.")
       .def(
           "encode",
-          [](compressor& self, std::uintptr_t stream, std::uintptr_t to, std::size_t bytes) {
+          [](worker& self, std::uintptr_t stream, std::uintptr_t to, std::size_t bytes) {
             self.encode(on(stream), {at<std::byte>(to), bytes});
           },
           "stream"_a, "to"_a, "bytes"_a,
           "Writes the frame to memory that the device can write, at a multiple of 64.")
       .def(
-          "commit", [](compressor& self, std::uintptr_t stream) { self.commit(on(stream)); }, "stream"_a)
+          "commit", [](worker& self, std::uintptr_t stream) { self.commit(on(stream)); }, "stream"_a)
       .def(
           "restore",
-          [](compressor& self, std::uintptr_t stream, std::uintptr_t payload) {
+          [](worker& self, std::uintptr_t stream, std::uintptr_t payload) {
             self.restore(on(stream), at<const std::byte>(payload));
           },
           "stream"_a, "payload"_a, "Over the gradients what `payload` points to, and zeros.")
       .def("last_step", report_of, "stream"_a, "Waits. RuntimeError if launches came out of order.")
       .def(
           "save",
-          [](compressor& self, std::uintptr_t stream) {
+          [](worker& self, std::uintptr_t stream) {
             const std::vector<std::byte> state = self.save(on(stream));
             return nb::bytes(state.data(), state.size());
           },
           "stream"_a, "As lamina.Compressor saves. Waits.")
       .def("load", load, "stream"_a, "state"_a, "Waits. ValueError for a state that is damaged or another's.")
-      .def_prop_ro("prefix_bytes", &compressor::prefix_bytes, "Before the payload of a frame.")
-      .def_prop_ro("largest_frame_bytes", &compressor::largest_frame_bytes)
+      .def_prop_ro("prefix_bytes", &worker::prefix_bytes, "Before the payload of a frame.")
+      .def_prop_ro("largest_frame_bytes", &worker::largest_frame_bytes)
       .def_prop_ro(
           "part_sizes",
-          [](const compressor& self) {
-            return std::vector<std::size_t>(self.parts().sizes().begin(), self.parts().sizes().end());
+          [](const worker& self) {
+            return std::vector<std::size_t>(self.fragments().sizes().begin(), self.fragments().sizes().end());
           },
           "Elements of each part.");
 }

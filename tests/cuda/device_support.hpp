@@ -2,26 +2,28 @@
 #pragma once
 
 #include <thrust/copy.h>
+#include <thrust/device_ptr.h>
 #include <thrust/device_vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
-#include "lamina/cuda/compressor.hpp"
 #include "lamina/cuda/device_tensor.hpp"
-#include "lamina/half.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/tensor.hpp"
+#include "lamina/cuda/worker.hpp"
+#include "lamina/lamina.hpp"
 #include "support.hpp"
 
-/// What the device's cases share: gradients and frames in device memory.
+/// What the device's cases share: gradients and frames in device memory, and a host to compare with.
 namespace lamina_test {
 
 inline void require(bool holds, const std::string& what) {
@@ -99,7 +101,7 @@ class device_gradients {
   std::vector<lamina::cuda::device_tensor> tensors() {
     std::vector<lamina::cuda::device_tensor> tensors;
     for (auto& each : memory_) {
-      tensors.push_back(lamina::cuda::device_tensor(each).part(skipped_, each.size() - skipped_));
+      tensors.emplace_back(thrust::raw_pointer_cast(each.data()) + skipped_, each.size() - skipped_);
     }
     return tensors;
   }
@@ -108,6 +110,96 @@ class device_gradients {
   std::size_t skipped_;
   std::vector<thrust::device_vector<G>> memory_;
 };
+
+/// A lamina::worker in the order of calls of a device: gradients after a selection begin the next step, whatever became of the last.
+template <class T, class F = lamina::mean_abs>
+class host_worker {
+ public:
+  host_worker(const lamina::layout& model, lamina::worker_options options)
+      : worker_(model, leaving_out(std::move(options))) {}
+
+  template <class G>
+  void add(std::size_t layer, const std::vector<G>& gradient, double scale = 1) {
+    if (!step_ || is_selected_) {
+      step_.reset();
+      step_.emplace(worker_.begin());
+      is_selected_ = false;
+    }
+    step_->add(layer, gradient, scale);
+  }
+  void select(std::span<const double> agreed = {}, std::span<const char> held = {}) {
+    if (!agreed.empty()) std::ranges::copy(agreed, step_->values().begin());
+    step_->select(held);
+    is_selected_ = true;
+  }
+  std::span<const double> values() { return step_->values(); }
+  std::vector<std::byte> encode() {
+    is_selected_ = true;
+    return step_->frame().to_bytes();
+  }
+  void commit() { step_->commit(); }
+  /// What was not committed is lost.
+  std::vector<std::byte> save() {
+    step_.reset();
+    return worker_.save();
+  }
+  void load(std::span<const std::byte> bytes) {
+    step_.reset();
+    worker_.load(bytes);
+  }
+  const lamina::worker<T, F>& operator*() const { return worker_; }
+  const lamina::worker<T, F>* operator->() const { return &worker_; }
+
+ private:
+  static lamina::worker_options leaving_out(lamina::worker_options options) {
+    options.check = lamina::finite_check::each_element;
+    return options;
+  }
+
+  lamina::worker<T, F> worker_;
+  std::optional<typename lamina::worker<T, F>::step> step_;
+  bool is_selected_ = false;
+};
+
+/// The frame of a step that is selected, as a receiver gets it.
+template <class Device, class Execution>
+std::vector<std::byte> frame_of(Device& device, const Execution& execution, const frame_buffer& buffer) {
+  device.encode(execution, buffer.bytes());
+  execution.wait();
+  auto bytes = buffer.to_host();
+  bytes.resize(lamina::cuda::finish_frame(bytes).size());
+  return bytes;
+}
+
+/// Whether the device's frame is the host's, and what is known of the step.
+template <class Host, class Device, class Execution>
+void require_same_frame(Host& host, Device& device, const Execution& execution, const frame_buffer& buffer,
+                        const std::string& where) {
+  const auto frame = frame_of(device, execution, buffer);
+  require(same_bits(frame, host.encode()), "the frames differ " + where);
+  const auto report = device.last_step(execution);
+  require(same_bits(report.threshold, host->threshold()), "the thresholds differ " + where);
+  require(report.step == host->steps(), "the steps differ " + where);
+  require(report.left_out_elements == host->residual().left_out_elements(),
+          "other elements were left out " + where);
+}
+
+template <class Host, class Device>
+void require_same_values(Host& host, Device& device, const std::string& where) {
+  std::vector<double> values(device.fragments().layers());
+  const thrust::device_ptr<double> computed(device.values());
+  thrust::copy(computed, computed + static_cast<std::ptrdiff_t>(values.size()), values.begin());
+  require(same_bits(values, host.values()), "the values differ " + where);
+}
+
+template <class Host, class Device, class Execution>
+void require_same_residuals(const Host& host, const Device& device, const Execution& execution,
+                            const std::string& where) {
+  for (std::size_t f = 0; f < device.fragments().layers(); ++f) {
+    require(same_bits(device.residual(execution, f), host->residual()[f]),
+            "the residuals of layer " + device.fragments()[f].name + " differ " + where);
+  }
+}
 
 /// A framework's tensor, whose element type is known at run time, taught to lamina at the end of this file.
 struct framework_tensor {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -74,23 +74,23 @@ class counting_resource final : public std::pmr::memory_resource {
 /// All memory comes from the resource and goes back, also where some of it cannot be had, and no step asks for more.
 template <class Execution>
 void memory_comes_from_a_resource(const Execution& execution) {
-  using compressor = lamina::cuda::gradient_compressor<float>;
+  using worker = lamina::cuda::worker<float>;
   const lamina::layout model = model_of({100, 0, 5000, 4097});
-  const lamina::compressor_options options{.drop_ratio = 0.5,
-                                           .warm_up_steps = 3,
-                                           .momentum = 0.5,
-                                           .payload = lamina::payload_type::int8,
-                                           .always_sent = {1}};
+  const lamina::worker_options options{.drop_ratio = 0.5,
+                                       .warm_up_steps = 3,
+                                       .momentum = 0.5,
+                                       .payload = lamina::payload_type::int8,
+                                       .always_sent = {1}};
   counting_resource memory;
   std::size_t pieces = 0;
   {
-    compressor device(model, options, {}, &memory);
+    worker device(model, options, {}, &memory);
     pieces = memory.pieces();
     device_gradients<float> gradients(model, 0);
     const frame_buffer buffer(device.largest_frame_bytes());
     for (int step = 1; step <= 4; ++step) {
       device.bind(execution, gradients.tensors());
-      device.accumulate(execution);
+      device.add(execution);
       device.select(execution);
       device.encode(execution, buffer.bytes());
       device.commit(execution);
@@ -99,11 +99,11 @@ void memory_comes_from_a_resource(const Execution& execution) {
     require(memory.pieces() == pieces, "a step has allocated device memory");
     // One that takes the place of another gives back what that had.
     counting_resource elsewhere;
-    compressor other(model, options, {}, &elsewhere);
+    worker other(model, options, {}, &elsewhere);
     other = std::move(device);
     require(elsewhere.pieces() == 0 && memory.pieces() == pieces, "a move has not given back what was there");
     other.bind(execution, gradients.tensors());
-    other.accumulate(execution);
+    other.add(execution);
     execution.wait();
   }
   require(pieces > 15, "only " + std::to_string(pieces) + " pieces of memory came from the resource");
@@ -113,8 +113,8 @@ void memory_comes_from_a_resource(const Execution& execution) {
   bool has_named_the_residual = false;
   for (std::size_t left = 0; left < pieces; ++left) {
     counting_resource little(left);
-    const auto message = message_of<lamina::cuda::out_of_memory>(
-        [&] { const compressor device(model, options, {}, &little); });
+    const auto message =
+        message_of<lamina::cuda::out_of_memory>([&] { const worker device(model, options, {}, &little); });
     has_named_the_residual |= contains(message, "the residual, " + std::to_string(4 * elements) + " bytes");
     require(contains(message, "no device memory for ") && contains(message, " bytes"),
             "the message is: " + message);
@@ -125,7 +125,7 @@ void memory_comes_from_a_resource(const Execution& execution) {
   counting_resource misaligned;
   misaligned.is_misaligned = true;
   require(contains(message_of<std::invalid_argument>(
-                       [&] { const compressor device(model, options, {}, &misaligned); }),
+                       [&] { const worker device(model, options, {}, &misaligned); }),
                    "multiple of 16"),
           "memory that is not aligned was taken");
   require(misaligned.pieces() == 0, "memory that is not aligned did not go back");
@@ -170,7 +170,7 @@ void pointers_follow_without_waiting(const Execution& execution) {
   sizes[224] = 5000;
   sizes[499] = 4097;
   const lamina::layout model = model_of(sizes);
-  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0, .part_elements = 4096});
+  lamina::cuda::worker<float> device(model, {.drop_ratio = 0, .fragment_elements = 4096});
   const late<Execution> stream(execution);
   std::vector<device_gradients<float>> gradients;
   float sum = 0;
@@ -183,7 +183,7 @@ void pointers_follow_without_waiting(const Execution& execution) {
   }
   for (auto& each : gradients) {
     device.bind(stream, each.tensors());
-    device.accumulate(stream);
+    device.add(stream);
   }
   require(stream.waits == 0, "the host has waited");
   const auto adds_up_to = [&](float expected) {
@@ -202,10 +202,10 @@ void pointers_follow_without_waiting(const Execution& execution) {
   adds_up_to(sum);
   // What is refused leaves what was bound.
   auto tensors = gradients[0].tensors();
-  tensors[224] = tensors[224].part(0, 4999);
+  tensors[224] = {static_cast<float*>(tensors[224].data()), std::size_t{4999}};
   const auto message = message_of<std::invalid_argument>([&] { device.bind(stream, tensors); });
   require(contains(message, "layer224"), "the message is: " + message);
-  device.accumulate(stream);
+  device.add(stream);
   adds_up_to(sum + 16);
 }
 

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/compressor.hpp"
-#include "lamina/cuda/frame.hpp"
+#include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -31,7 +30,7 @@ template <class Execution>
 void can_be_called_again(const Execution& here) {
   elsewhere<Execution> execution(here);
   const lamina::layout model = model_of({100, 5000});
-  lamina::cuda::gradient_compressor<float> device(model, {.drop_ratio = 0});
+  lamina::cuda::worker<float> device(model, {.drop_ratio = 0});
   device_gradients<float> gradients(model, 0);
   gradients.set(1, std::vector<float>(5000, 1.0F));
   device_gradients<float> others(model, 0);
@@ -48,7 +47,7 @@ void can_be_called_again(const Execution& here) {
       contains(message_of<std::logic_error>([&] { device.bind(execution, others.tensors()); }), "another"),
       "nothing was thrown");
   for (int step = 1; step <= 2; ++step) {  // by what was bound before
-    twice([&] { device.accumulate(execution, {.commit = step == 2}); });
+    twice([&] { device.add(execution, {.commit = step == 2}); });
     twice([&] { device.select(execution); });
     twice([&] { device.encode(execution, buffer.bytes()); });
     require(device.last_step(execution).step == static_cast<std::uint64_t>(step), "another step");
@@ -60,31 +59,36 @@ void can_be_called_again(const Execution& here) {
 /// Each misuse throws the right exception, names the culprit, and leaves what was bound before.
 template <class Execution>
 void refuses_misuse(const Execution& execution) {
-  using compressor = lamina::cuda::gradient_compressor<float>;
+  using worker = lamina::cuda::worker<float>;
   const lamina::layout model = model_of({100, 5000});
   const auto refuses = [](const std::string& part, const std::string& message) {
     require(contains(message, part), "the message should name '" + part + "', but is: " + message);
   };
   using bad = std::invalid_argument;
   using order = std::logic_error;
-  refuses("without layers", message_of<bad>([] { compressor(lamina::layout({})); }));
-  refuses("momentum", message_of<bad>([&] { compressor(model, {.momentum = 1}); }));
-  refuses("drop ratio", message_of<bad>([&] { compressor(model, {.drop_ratio = 2}); }));
-  refuses("options.source",
-          message_of<bad>([&] { compressor(model, {.source = lamina::threshold_source::fresh}); }));
+  refuses("without layers", message_of<bad>([] { worker(lamina::layout({})); }));
+  refuses("momentum", message_of<bad>([&] { worker(model, {.momentum = 1}); }));
+  refuses("drop ratio", message_of<bad>([&] { worker(model, {.drop_ratio = 2}); }));
+  refuses("search_every", message_of<bad>([&] { worker(model, {.search_every = 0}); }));
+  refuses("always_sent", message_of<bad>([&] { worker(model, {.always_sent = {0, 2}}); }));
+  lamina::worker_options of_the_host;
+  of_the_host.memory = reinterpret_cast<decltype(of_the_host.memory)>(&of_the_host);  // not called
+  refuses("options.memory", message_of<bad>([&] { worker(model, of_the_host); }));
+  refuses("options.frame_checksum",
+          message_of<bad>([&] { worker(model, {.frame_checksum = lamina::frame_checksum::none}); }));
 
-  compressor device(model);
+  worker device(model);
   device_gradients<float> gradients(model, 0);
-  refuses("bind()", message_of<order>([&] { device.accumulate(execution); }));
+  refuses("bind()", message_of<order>([&] { device.add(execution); }));
   device.bind(execution, gradients.tensors());
   auto tensors = gradients.tensors();
-  tensors[1] = tensors[1].part(0, 4999);
+  tensors[1] = {static_cast<float*>(tensors[1].data()), std::size_t{4999}};
   refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
   tensors.pop_back();
   refuses("got 1 tensors", message_of<bad>([&] { device.bind(execution, tensors); }));
   // What was bound before still is.
   gradients.set(0, std::vector<float>(100, 1.0F));
-  device.accumulate(execution);
+  device.add(execution);
   require(device.residual(execution, 0)[99] == 1.0F, "a refused bind() took the place of the one before");
   device_gradients<double> wide(model, 0);
   refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
@@ -94,8 +98,8 @@ void refuses_misuse(const Execution& execution) {
   device.select(execution);
   device.encode(execution, enough);
   device.commit(execution);
-  refuses("accumulate()", message_of<order>([&] { device.select(execution); }));
-  device.accumulate(execution);
+  refuses("add()", message_of<order>([&] { device.select(execution); }));
+  device.add(execution);
   refuses("select()", message_of<order>([&] { device.encode(execution, enough); }));
   device.select(execution);
   refuses("encode()", message_of<order>([&] { device.commit(execution); }));
@@ -108,7 +112,7 @@ void refuses_misuse(const Execution& execution) {
 
   device_gradients<lamina::float16> halves(model, 0);
   device.bind(execution, halves.tensors());
-  device.accumulate(execution);
+  device.add(execution);
   device.select(execution);
   device.encode(execution, enough);
   refuses("restore", message_of<order>([&] { device.restore(execution, enough.data()); }));

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/compressor.hpp"
-#include "lamina/cuda/frame.hpp"
+#include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -20,11 +19,10 @@ namespace lamina_test {
 /// Launches of all calls of a step, in any order, beside a CPU that does the ones in order alone: frames, residuals and
 /// gradients are the same after each, and last_step() tells whether there was one out of order.
 template <class Execution>
-void replays_lose_nothing(const Execution& execution, lamina::compressor_options options) {
+void replays_lose_nothing(const Execution& execution, lamina::worker_options options) {
   const lamina::layout model = model_of({1, 0, 65, 4097, 300, 20000});
-  options.check = lamina::finite_check::each_element;
-  lamina::gradient_compressor<float> cpu(model, options);
-  lamina::cuda::gradient_compressor<float> device(model, options);
+  host_worker<float> cpu(model, options);
+  lamina::cuda::worker<float> device(model, options);
   const bool restores = options.payload == lamina::payload_type::as_is;
   device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
@@ -36,13 +34,13 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
   // By whether it commits, and whether it selects.
   const std::array<std::array<recording<Execution>, 2>, 2> together = {
       {{recording(execution), recording(execution)}, {recording(execution), recording(execution)}}};
-  device.accumulate(together[0][0]);
+  device.add(together[0][0]);
   device.select(select);
   device.encode(encode, buffer.bytes());
-  device.accumulate(together[1][0], {.commit = true});
-  device.accumulate(together[0][1], {.select = true});
+  device.add(together[1][0], {.commit = true});
+  device.add(together[0][1], {.select = true});
   device.encode(recording(execution), buffer.bytes());
-  device.accumulate(together[1][1], {.commit = true, .select = true});
+  device.add(together[1][1], {.commit = true, .select = true});
   device.encode(recording(execution), buffer.bytes());
   device.commit(commit);
   if (restores) device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
@@ -72,7 +70,7 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
         for (std::size_t l = 0; l < model.layers(); ++l) {
           const auto gradient = random_fractions<float>(random, model.sizes()[l]);
           gradients.set(l, gradient);
-          cpu.accumulate(l, gradient);
+          cpu.add(l, gradient);
         }
         together[commits ? 1 : 0][selects ? 1 : 0].replay();
         if (selects) cpu.select();
@@ -95,7 +93,7 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
         execution.wait();
         auto bytes = buffer.to_host();
         if (is_in_order) {
-          frame = cpu.encode().to_bytes();
+          frame = cpu.encode();
           require(same_bits(lamina::cuda::finish_frame(bytes), frame), "the frames differ after " + calls);
           now = phase::encoded;
           has_frame = true;
@@ -137,10 +135,7 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
       }
     }
     was_in_order = was_in_order && is_in_order;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      require(same_bits(device.residual(execution, l), cpu.residual()[l]),
-              "the residuals of layer " + std::to_string(l) + " differ after " + calls);
-    }
+    require_same_residuals(cpu, device, execution, "after " + calls);
     if (below(random, 4) > 0) continue;
     const auto message = message_of<std::logic_error>([&] { (void)device.last_step(execution); });
     require(contains(message, "out of order") != was_in_order,
@@ -150,113 +145,87 @@ void replays_lose_nothing(const Execution& execution, lamina::compressor_options
   }
 }
 
-/// What is told of each launch out of order.
+/// Each launch out of order is told, once, and does nothing.
 template <class Execution>
 void tells_what_was_out_of_order(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000});
-  lamina::cuda::gradient_compressor<float> device(model);
+  lamina::cuda::worker<float> device(model);
   device_gradients<float> gradients(model, 0);
   gradients.set(0, std::vector<float>(100, 1.0F));
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
-  const recording accumulate(execution);
+  const recording add(execution);
   const recording select(execution);
-  const recording select_agreed(execution);
   const recording encode(execution);
   const recording commit(execution);
   const recording restore(execution);
-  const recording commit_and_accumulate(execution);
-  const thrust::device_vector<double> agreed = on_device<double>({1, 0});
-  device.accumulate(recording(execution));
-  device.select(select_agreed, address_of(agreed));
-  device.accumulate(accumulate);
+  const recording commit_and_add(execution);
+  device.add(add);
   device.select(select);
   device.encode(encode, buffer.bytes());
-  device.accumulate(commit_and_accumulate, {.commit = true});
+  device.add(commit_and_add, {.commit = true});
   device.select(recording(execution));
   device.encode(recording(execution), buffer.bytes());
   device.commit(commit);
   device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
-  const auto tells = [&](const std::string& part) {
+  const auto tells = [&](const recording<Execution>& launch, float residual) {
+    launch.replay();
     const auto message = message_of<std::logic_error>([&] { (void)device.last_step(execution); });
-    require(contains(message, part), "the message should hold '" + part + "', but is: " + message);
+    require(contains(message, "out of order"), "the message is: " + message);
+    (void)device.last_step(execution);  // told once
+    const float found = device.residual(execution, 0)[99];
+    require(found == residual, "the residual is " + std::to_string(found));
   };
+  for (const auto* launch : {&select, &encode, &commit, &restore}) tells(*launch, 0);
+  add.replay();
+  for (const auto* launch : {&encode, &commit, &restore}) tells(*launch, 1);
   select.replay();
-  tells("select: was launched without gradients");
-  commit.replay();
-  tells("commit: was launched without a frame");
-  restore.replay();
-  tells("restore: was launched without a frame");
-  accumulate.replay();
-  encode.replay();
-  tells("encode: was launched without a selection");
-  select_agreed.replay();
-  const auto sent = device.last_step(execution).sent_elements;
-  select.replay();
-  tells("do not mix");
-  require(device.last_step(execution).sent_elements == sent, "the selection changed");
+  for (const auto* launch : {&commit, &restore}) tells(*launch, 1);
   encode.replay();
   commit.replay();
-  commit.replay();
-  tells("commit: was launched twice");
-  select.replay();
-  encode.replay();
-  tells("; encode");
-
-  const auto has = [&](float residual) {
-    require(device.residual(execution, 0)[99] == residual,
-            "the residual is " + std::to_string(device.residual(execution, 0)[99]));
-  };
+  for (const auto* launch : {&commit, &select, &encode}) tells(*launch, 0);
   // The only frame was committed, so the gradients come on top of nothing.
-  commit_and_accumulate.replay();
-  tells("commit: was launched twice");
-  has(1);
-  commit_and_accumulate.replay();
-  tells("commit: was launched without a frame");
-  has(2);
+  tells(commit_and_add, 1);
+  tells(commit_and_add, 2);
   select.replay();
   encode.replay();
-  commit_and_accumulate.replay();
-  has(1);
-  commit.replay();
-  tells("commit: was launched without a frame");
-  has(1);
+  commit_and_add.replay();
+  tells(commit, 1);
 }
 
 /// A commit with the next gradients that the host can see is out of order throws, and launches nothing.
 template <class Execution>
 void refuses_to_commit_with_gradients(const Execution& execution) {
   const lamina::layout model = model_of({100});
-  lamina::cuda::gradient_compressor<float> device(model);
+  lamina::cuda::worker<float> device(model);
   device_gradients<float> gradients(model, 0);
   gradients.set(0, std::vector<float>(100, 1.0F));
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
   const auto refuses = [&](float residual) {
-    const auto message =
-        message_of<std::logic_error>([&] { device.accumulate(execution, {.commit = true}); });
+    const auto message = message_of<std::logic_error>([&] { device.add(execution, {.commit = true}); });
     require(contains(message, "commit") && contains(message, "encode()"), "the message is: " + message);
     require(device.residual(execution, 0)[99] == residual, "gradients were added");
   };
   refuses(0);
-  device.accumulate(execution);
+  device.add(execution);
   refuses(1);
   device.select(execution);
   refuses(1);
   device.encode(execution, buffer.bytes());
   device.commit(execution);
   refuses(0);
-  device.accumulate(execution, {.select = true});
+  device.add(execution, {.select = true});
   refuses(1);
   device.encode(execution, buffer.bytes());
-  device.accumulate(execution, {.commit = true});
+  device.add(execution, {.commit = true});
   refuses(1);  // a second piece
   (void)device.last_step(execution);
 }
 
 template <class Execution>
 void for_each_replay_case(const Execution& execution, const visitor& visit) {
-  using options = lamina::compressor_options;
+  using options = lamina::worker_options;
   using lamina::payload_type;
   const auto replays = [&](const std::string& name, const options& each) {
     visit("replays" + name, [&execution, each] { replays_lose_nothing(execution, each); });
@@ -266,7 +235,7 @@ void for_each_replay_case(const Execution& execution, const visitor& visit) {
   replays(", payload int8", {.drop_ratio = 0.7, .payload = payload_type::int8});
   replays(", payload int4, momentum", {.drop_ratio = 0.7, .momentum = 0.5, .payload = payload_type::int4});
   replays(", payload float16, a budget",
-          {.byte_budget = 0.3, .max_age = 3, .payload = payload_type::float16});
+          {.send_budget = 0.3, .at_least_every = 3, .payload = payload_type::float16});
   visit("replays, what is told", [&] { tells_what_was_out_of_order(execution); });
   visit("a commit with gradients, refused", [&] { refuses_to_commit_with_gradients(execution); });
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/compressor.hpp"
+#include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -24,16 +24,17 @@ namespace lamina_test {
 
 /// Which layers a frame of this step holds, '1' for each that is sent.
 template <class T, class F, class Execution>
-std::string sent_layers(lamina::cuda::gradient_compressor<T, F>& device, const Execution& execution) {
-  const frame_buffer buffer(device.largest_frame_bytes());
-  device.encode(execution, buffer.bytes());
-  const auto report = device.last_step(execution);
-  const auto bytes = buffer.to_host();
-  const auto frame =
-      lamina::decode<T>(std::span(bytes).first(device.prefix_bytes() + report.payload_bytes), device.parts());
+std::string sent_layers(lamina::cuda::worker<T, F>& device, const Execution& execution) {
+  const auto bytes = frame_of(device, execution, frame_buffer(device.largest_frame_bytes()));
+  const auto frame = lamina::decode<T>(bytes, device.fragments());
   std::string sent;
-  for (std::size_t part = 0; part < device.parts().layers(); ++part)
-    sent += frame.is_dropped(part) ? '0' : '1';
+  for (std::size_t f = 0; f < device.fragments().layers(); ++f) sent += frame.is_dropped(f) ? '0' : '1';
+  return sent;
+}
+
+inline std::string sent_layers(const lamina::selection& chosen) {
+  std::string sent;
+  for (std::size_t l = 0; l < chosen.model().layers(); ++l) sent += chosen.is_sent(l) ? '1' : '0';
   return sent;
 }
 
@@ -46,7 +47,7 @@ inline void require_same(const std::string& sent, const std::string& expected, c
 inline std::string literal_decision(const std::vector<double>& values, const std::vector<std::size_t>& sizes,
                                     const std::vector<std::uint8_t>& held,
                                     const std::vector<std::uint8_t>& always,
-                                    const lamina::compressor_options& options, double& threshold) {
+                                    const lamina::worker_options& options, double& threshold) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const std::size_t layers = values.size();
   const double elements = static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}));
@@ -54,7 +55,7 @@ inline std::string literal_decision(const std::vector<double>& values, const std
   std::vector<std::size_t> order(layers);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::vector<char> goes(layers);
-  if (!options.byte_budget) {
+  if (!options.send_budget) {
     const auto searched = [&](std::size_t l) {
       return held[l] != 0 ? -infinity : always[l] != 0 ? infinity : value(l);
     };
@@ -70,7 +71,7 @@ inline std::string literal_decision(const std::vector<double>& values, const std
     const bool all = options.drop_ratio == 0 || options.drop_ratio == 1;
     for (std::size_t l = 0; l < layers; ++l) goes[l] = all || (value(l) >= threshold && values[l] != 0);
   } else {
-    double left = *options.byte_budget * elements;
+    double left = *options.send_budget * elements;
     std::erase_if(order, [&](std::size_t l) {
       if (held[l] == 0 && always[l] != 0) left -= static_cast<double>(sizes[l]);
       return held[l] != 0 || always[l] != 0;
@@ -103,8 +104,8 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
   for (const double ratio : {0.0, 0.1, 0.3, 0.6, 0.9, 1.0}) {
     for (const bool by_budget : {false, true}) {
       if (by_budget && ratio == 0) continue;
-      lamina::compressor_options options;
-      (by_budget ? options.byte_budget.emplace() : options.drop_ratio) = ratio;
+      lamina::worker_options options;
+      (by_budget ? options.send_budget.emplace() : options.drop_ratio) = ratio;
       std::vector<double> values(layers);
       std::vector<std::uint8_t> held(layers);
       std::vector<std::uint8_t> always(layers);
@@ -126,9 +127,9 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
       }
       double threshold = 0;
       const std::string expected = literal_decision(values, sizes, held, always, options, threshold);
-      lamina::cuda::gradient_compressor<float> device(model, options);
+      lamina::cuda::worker<float> device(model, options);
       device.bind(execution, gradients.tensors());
-      device.accumulate(execution);
+      device.add(execution);
       const auto device_values = on_device(values);
       const auto device_held = on_device(held);
       device.select(execution, address_of(device_values), address_of(device_held));
@@ -137,12 +138,9 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
       require_same(sent_layers(device, execution), expected, where);
       const double found = device.last_step(execution).threshold;
       require(by_budget || ratio == 0 || found == threshold, "the thresholds differ" + where);
-      lamina::layer_selector cpu(model, options);
+      lamina::selector cpu(lamina::partition(model), options);
       const std::vector<char> cpu_held(held.begin(), held.end());
-      const lamina::selection& chosen = cpu.decide(1, values, values, cpu_held);
-      std::string cpu_sent;
-      for (std::size_t l = 0; l < layers; ++l) cpu_sent += chosen.is_sent(l) ? '1' : '0';
-      require_same(cpu_sent, expected, where + ", on the CPU");
+      require_same(sent_layers(cpu.decide(1, values, cpu_held)), expected, where + ", on the CPU");
       require(cpu.threshold() == found, "the CPU's threshold differs" + where);
     }
   }
@@ -169,21 +167,19 @@ void decides_among_many(const Execution& execution) {
   const lamina::layout model = model_of(sizes);
   thrust::device_vector<float> memory(3);
   std::vector<lamina::cuda::device_tensor> tensors;
-  for (const std::size_t size : sizes) tensors.push_back(lamina::cuda::device_tensor(memory).part(0, size));
+  for (const std::size_t size : sizes) tensors.emplace_back(thrust::raw_pointer_cast(memory.data()), size);
   const auto device_values = on_device(values);
   const auto device_held = on_device(held);
-  for (const lamina::compressor_options& options :
-       {lamina::compressor_options{.drop_ratio = 0.5, .always_sent = always_sent},
-        lamina::compressor_options{.byte_budget = 0.3, .always_sent = always_sent}}) {
-    lamina::cuda::gradient_compressor<float> device(model, options);
+  for (const lamina::worker_options& options :
+       {lamina::worker_options{.drop_ratio = 0.5, .always_sent = always_sent},
+        lamina::worker_options{.send_budget = 0.3, .always_sent = always_sent}}) {
+    lamina::cuda::worker<float> device(model, options);
     device.bind(execution, tensors);
-    device.accumulate(execution);
+    device.add(execution);
     device.select(execution, address_of(device_values), address_of(device_held));
-    lamina::layer_selector cpu(model, options);
+    lamina::selector cpu(lamina::partition(model), options);
     const std::vector<char> cpu_held(held.begin(), held.end());
-    const lamina::selection& chosen = cpu.decide(1, values, values, cpu_held);
-    std::string expected;
-    for (std::size_t l = 0; l < layers; ++l) expected += chosen.is_sent(l) ? '1' : '0';
+    const std::string expected = sent_layers(cpu.decide(1, values, cpu_held));
     require(sent_layers(device, execution) == expected, "other layers are sent than by the CPU");
     require(device.last_step(execution).threshold == cpu.threshold(), "the CPU's threshold differs");
   }
@@ -203,11 +199,11 @@ void sends_layers_without_value_first(const Execution& execution) {
   device_gradients<float> gradients(model, 0);
   gradients.set(0, std::vector<float>(10, 1.0F));
   gradients.set(2, std::vector<float>(50, 2.0F));
-  const auto first_step = [&](const lamina::compressor_options& options, const std::string& expected,
+  const auto first_step = [&](const lamina::worker_options& options, const std::string& expected,
                               double threshold) {
-    lamina::cuda::gradient_compressor<float, unknown_of_zeros> device(model, options);
+    lamina::cuda::worker<float, unknown_of_zeros> device(model, options);
     device.bind(execution, gradients.tensors());
-    device.accumulate(execution);
+    device.add(execution);
     device.select(execution);
     require_same(sent_layers(device, execution), expected, "");
     const double found = device.last_step(execution).threshold;
@@ -216,27 +212,27 @@ void sends_layers_without_value_first(const Execution& execution) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   first_step({.drop_ratio = 0.3}, "011", 2);
   first_step({.drop_ratio = 0.5}, "010", infinity);
-  first_step({.refresh = lamina::refresh_schedule::fixed(1.5)}, "011", 1.5);
-  first_step({.refresh = lamina::refresh_schedule::fixed(infinity)}, "010", infinity);
-  first_step({.byte_budget = 0.7}, "010", infinity);
-  first_step({.byte_budget = 0.95}, "011", 2);
-  first_step({.byte_budget = 0.5}, "000", infinity);  // too large for this step, so that all wait
+  first_step({.threshold = 1.5}, "011", 1.5);
+  first_step({.threshold = infinity}, "010", infinity);
+  first_step({.send_budget = 0.7}, "010", infinity);
+  first_step({.send_budget = 0.95}, "011", 2);
+  first_step({.send_budget = 0.5}, "000", infinity);  // too large for this step, so that all wait
 }
 
 /// Over several steps: what is held takes nothing, and its age goes on; what is always sent overdraws a budget.
 template <class Execution>
 void keeps_rules_over_steps(const Execution& execution) {
-  const auto steps = [&](const std::vector<std::size_t>& sizes, const lamina::compressor_options& options,
+  const auto steps = [&](const std::vector<std::size_t>& sizes, const lamina::worker_options& options,
                          const std::vector<double>& values,
                          const std::vector<std::vector<std::uint8_t>>& held_in,
                          const std::vector<std::string>& expected) {
     const lamina::layout model = model_of(sizes);
-    lamina::cuda::gradient_compressor<float> device(model, options);
+    lamina::cuda::worker<float> device(model, options);
     device_gradients<float> gradients(model, 0);
     device.bind(execution, gradients.tensors());
     const auto agreed = on_device(values);
     for (std::size_t step = 0; step < expected.size(); ++step) {
-      device.accumulate(execution);
+      device.add(execution);
       if (step < held_in.size()) {
         const auto held = on_device(held_in[step]);
         device.select(execution, address_of(agreed), address_of(held));
@@ -247,52 +243,51 @@ void keeps_rules_over_steps(const Execution& execution) {
       device.commit(execution);
     }
   };
-  // Held beyond max_age, and sent when it is not held any more.
-  steps({10, 10}, {.drop_ratio = 0.5, .max_age = 2}, {1, 2}, {{1, 0}, {1, 0}, {1, 0}},
+  // Held beyond at_least_every, and sent when it is not held any more.
+  steps({10, 10}, {.drop_ratio = 0.5, .at_least_every = 2}, {1, 2}, {{1, 0}, {1, 0}, {1, 0}},
         {"01", "01", "01", "11"});
   // What the layer held did not take of the budget is left for it.
-  steps({20, 80}, {.byte_budget = 0.1}, {5, 3}, {{1, 0}, {1, 0}}, {"00", "00", "10", "10", "00"});
+  steps({20, 80}, {.send_budget = 0.1}, {5, 3}, {{1, 0}, {1, 0}}, {"00", "00", "10", "10", "00"});
   // What is always sent leaves half of the budget: nine steps' for the other layer.
-  steps({10, 90}, {.byte_budget = 0.2, .always_sent = {0}}, {1, 2}, {},
+  steps({10, 90}, {.send_budget = 0.2, .always_sent = {0}}, {1, 2}, {},
         {"10", "10", "10", "10", "10", "10", "10", "10", "11", "10"});
   // A value of 0 goes out by its age, by a policy, or with everything, and not by a threshold or within a budget.
   steps({10, 20, 30}, {.drop_ratio = 0.4}, {0, 3, 0}, {}, {"010", "010"});
-  steps({10, 20, 30}, {.drop_ratio = 0.4, .max_age = 2, .always_sent = {2}}, {0, 3, 0}, {}, {"011", "111"});
-  steps({10, 20, 30}, {.refresh = lamina::refresh_schedule::fixed(-1)}, {0, 3, -0.0}, {}, {"010", "010"});
+  steps({10, 20, 30}, {.drop_ratio = 0.4, .at_least_every = 2, .always_sent = {2}}, {0, 3, 0}, {},
+        {"011", "111"});
+  steps({10, 20, 30}, {.threshold = -1}, {0, 3, -0.0}, {}, {"010", "010"});
   steps({10, 20, 30}, {.drop_ratio = 0}, {0, 3, 0}, {}, {"111"});
   steps({10, 20, 30}, {.drop_ratio = 1}, {0, 3, 0}, {}, {"111"});
-  steps({10, 20, 30}, {.byte_budget = 1}, {0, 3, 0}, {}, {"010", "010"});
+  steps({10, 20, 30}, {.send_budget = 1}, {0, 3, 0}, {}, {"010", "010"});
   // A threshold that is infinite, since what is held was more than R, is for its step alone.
-  const auto seldom = lamina::refresh_schedule::every(100);
-  steps({10, 20, 30}, {.drop_ratio = 0.4, .refresh = seldom}, {1, 2, 3}, {{0, 0, 1}}, {"110", "011", "011"});
+  steps({10, 20, 30}, {.drop_ratio = 0.4, .search_every = 100}, {1, 2, 3}, {{0, 0, 1}},
+        {"110", "011", "011"});
   steps({10, 90}, {.drop_ratio = 0, .always_sent = {0}}, {1, 2}, {{1, 0}}, {"01", "11"});
   // All parts of a layer.
-  steps({9000, 100, 1}, {.drop_ratio = 0.98, .part_elements = 4096, .always_sent = {2, 0}}, {0, 0, 0, 1, 0},
-        {}, {"11101", "11101"});
+  steps({9000, 100, 1}, {.drop_ratio = 0.98, .fragment_elements = 4096, .always_sent = {2, 0}},
+        {0, 0, 0, 1, 0}, {}, {"11101", "11101"});
 }
 
 /// Other layers held in each step, beside the CPU, where some layers are always sent, age, and have no value.
 template <class Execution>
-void rules_follow_the_cpu(const Execution& execution, lamina::compressor_options options) {
+void rules_follow_the_cpu(const Execution& execution, lamina::worker_options options) {
   const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000, 4096, 12, 700});
-  options.check = lamina::finite_check::each_element;
-  options.always_sent = {3, options.byte_budget ? std::size_t{9} : std::size_t{6}};
-  lamina::gradient_compressor<float, unknown_of_zeros> cpu(model, options);
-  lamina::cuda::gradient_compressor<float, unknown_of_zeros> device(model, options);
+  options.always_sent = {3, options.send_budget ? std::size_t{9} : std::size_t{6}};
+  host_worker<float, unknown_of_zeros> cpu(model, options);
+  lamina::cuda::worker<float, unknown_of_zeros> device(model, options);
   device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
-  const std::size_t parts = device.parts().layers();
+  const std::size_t parts = device.fragments().layers();
   std::mt19937 random(21);
   for (std::size_t step = 1; step <= 12; ++step) {
-    const std::string where = " differ in step " + std::to_string(step);
     for (std::size_t l = 0; l < model.layers(); ++l) {
       auto gradient = random_gradient<float>(random, model.sizes()[l], 1);
       if (below(random, 3) == 0) std::ranges::fill(gradient, 0.0F);
       gradients.set(l, gradient);
-      cpu.accumulate(l, gradient);
+      cpu.add(l, gradient);
     }
-    device.accumulate(execution);
+    device.add(execution);
     execution.wait();
     std::vector<double> agreed(cpu.values().begin(), cpu.values().end());
     std::vector<std::uint8_t> held(parts);
@@ -300,10 +295,14 @@ void rules_follow_the_cpu(const Execution& execution, lamina::compressor_options
     const std::vector<char> cpu_held(held.begin(), held.end());
     const auto device_agreed = on_device(agreed);
     const auto device_held = on_device(held);
-    switch (step % 3) {
+    switch (step % 4) {
       case 0:
         cpu.select();
         device.select(execution);
+        break;
+      case 3:
+        cpu.select({}, cpu_held);
+        device.select(execution, nullptr, address_of(device_held));
         break;
       case 1:
         cpu.select(agreed);
@@ -313,46 +312,11 @@ void rules_follow_the_cpu(const Execution& execution, lamina::compressor_options
         cpu.select(agreed, cpu_held);
         device.select(execution, address_of(device_agreed), address_of(device_held));
     }
-    device.encode(execution, buffer.bytes());
-    const auto report = device.last_step(execution);
-    require(report.threshold == cpu.threshold(), "the thresholds" + where);
-    auto bytes = buffer.to_host();
-    require(same_bits(lamina::cuda::finish_frame(bytes), cpu.encode().to_bytes()), "the frames" + where);
+    require_same_frame(cpu, device, execution, buffer, "in step " + std::to_string(step));
     if (step % 4 == 3) continue;  // this frame was lost
     cpu.commit();
     device.commit(execution);
   }
-}
-
-/// An index that the model does not have.
-template <class Execution>
-void refuses_unknown_layers(const Execution&) {
-  const auto message = message_of<std::invalid_argument>([] {
-    lamina::cuda::gradient_compressor<float>(model_of({10, 20}),
-                                             {.part_elements = 4096, .always_sent = {0, 2}});
-  });
-  require(contains(message, "always_sent"), "the message is: " + message);
-}
-
-/// Decisions before the end of a step, which are of the host.
-template <class Execution>
-void refuses_early_decisions(const Execution&) {
-  for (const auto timing : {lamina::decision_timing::as_ready, lamina::decision_timing::ahead}) {
-    const auto message = message_of<std::invalid_argument>([&] {
-      lamina::cuda::gradient_compressor<float>(model_of({10, 20}), {.decide = timing});
-    });
-    require(contains(message, "options.decide"), "the message is: " + message);
-  }
-}
-
-/// Waiting, by which the host alone chooses.
-template <class Execution>
-void refuses_priorities(const Execution&) {
-  const auto message = message_of<std::invalid_argument>([&] {
-    lamina::cuda::gradient_compressor<float>(model_of({10, 20}),
-                                             {.priority = lamina::priority_rule::value_times_waiting});
-  });
-  require(contains(message, "options.priority"), "the message is: " + message);
 }
 
 template <class Execution>
@@ -363,22 +327,23 @@ void for_each_rule_case(const Execution& execution, const visitor& visit) {
   }
   visit("rules over 100,000 layers", [&] { decides_among_many(execution); });
   visit("layers without a value", [&] { sends_layers_without_value_first(execution); });
-  using options = lamina::compressor_options;
+  using options = lamina::worker_options;
   const auto add = [&](const std::string& name, const options& each) {
     visit("rules beside the CPU, " + name, [&execution, each] { rules_follow_the_cpu(execution, each); });
   };
   add("drop ratio 0.7", {.drop_ratio = 0.7});
   add("drop ratio 0", {.drop_ratio = 0});
   add("drop ratio 1", {.drop_ratio = 1});
-  add("a fixed threshold", {.refresh = lamina::refresh_schedule::fixed(8)});
-  add("max_age 2", {.drop_ratio = 0.95, .max_age = 2});
-  add("a budget of 20 %", {.byte_budget = 0.2});
-  add("a budget of 90 % and max_age", {.byte_budget = 0.9, .max_age = 3});
-  add("parts of 4,096", {.drop_ratio = 0.6, .part_elements = 4096});
-  visit("always_sent beyond the model", [&] { refuses_unknown_layers(execution); });
-  visit("decisions before the end of a step", [&] { refuses_early_decisions(execution); });
-  visit("choosing by value times waiting", [&] { refuses_priorities(execution); });
-  visit("rules over several steps", [&] { keeps_rules_over_steps(execution); });
+  add("a fixed threshold", {.threshold = 8});
+  add("at least every 2 steps", {.drop_ratio = 0.95, .at_least_every = 2});
+  add("a budget of 20 %", {.send_budget = 0.2});
+  add("a budget of 90 %, at least every 3 steps", {.send_budget = 0.9, .at_least_every = 3});
+  add("fragments of 4,096", {.drop_ratio = 0.6, .fragment_elements = 4096});
+  visit("choosing by score", [&] {
+    rules_follow_the_cpu(execution, {.drop_ratio = 0.8, .by_score = true});
+    rules_follow_the_cpu(execution, {.send_budget = 0.2, .by_score = true});
+  });
+  visit("decisions over several steps", [&] { keeps_rules_over_steps(execution); });
 }
 
 }  // namespace lamina_test

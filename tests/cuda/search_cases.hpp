@@ -17,18 +17,17 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/detail/arithmetic.hpp"
-#include "lamina/cuda/detail/search.hpp"
+#include "lamina/cuda/detail/select.hpp"
 #include "lamina/threshold.hpp"
 #include "support.hpp"
 
-/// The search by itself, over values and sizes that are hard for it: few kernels, so that also teams of 1,024 threads can run it
+/// The search by itself, over values and sizes that are hard for it: few kernels, so that also thread blocks of 1,024 threads can run it
 /// in a test.
 namespace lamina_test {
 
 struct search_kernel {
   static constexpr unsigned threads = 1024;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned thread_blocks_at_once = 1;
   using shared_memory = lamina::cuda::detail::crossing_search::shared_memory;
 
   const lamina::cuda::detail::candidate* entries;
@@ -38,15 +37,15 @@ struct search_kernel {
   lamina::cuda::detail::candidate* kept;
   lamina::cuda::detail::crossing* found;  // of each search, by each thread
 
-  std::size_t teams(unsigned) const { return 1; }
+  std::size_t thread_blocks(unsigned) const { return 1; }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    team.wait_for_launches();
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory& shared) const {
+    cta.wait_for_launches();
     for (std::size_t k = 0; k < searches; ++k) {
       const auto each = lamina::cuda::detail::crossing_search::find(
-          team, shared, kept, count, limits[k], [this](std::size_t i) { return entries[i]; });
-      if (team.thread() == team.threads() - 1) found[k] = each;
+          cta, shared, kept, count, limits[k], [this](std::size_t i) { return entries[i]; });
+      if (cta.thread() == cta.threads() - 1) found[k] = each;
     }
   }
 };

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/compressor.hpp"
-#include "lamina/cuda/frame.hpp"
+#include "lamina/cuda/worker.hpp"
 #include "lamina/lamina.hpp"
 #include "memory_cases.hpp"
 #include "support.hpp"
@@ -25,7 +24,7 @@ namespace lamina_test {
 template <class T, class G>
 class two_workers {
  public:
-  two_workers(const lamina::layout& model, const lamina::compressor_options& options, unsigned seed)
+  two_workers(const lamina::layout& model, const lamina::worker_options& options, unsigned seed)
       : model_(model),
         cpu(model, options),
         device(model, options),
@@ -34,24 +33,20 @@ class two_workers {
         random_(seed) {}
 
   template <class Execution>
-  void accumulate(const Execution& execution) {
+  void add(const Execution& execution) {
     device.bind(execution, gradients_.tensors());
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       const auto gradient = random_gradient<G>(random_, model_.sizes()[l],
                                                std::ldexp(1.0F, static_cast<int>(below(random_, 6))));
-      cpu.accumulate(l, gradient);
+      cpu.add(l, gradient);
       gradients_.set(l, gradient);
     }
-    device.accumulate(execution);
+    device.add(execution);
   }
   template <class Execution>
   void encode(const Execution& execution, const std::string& where) {
     device.select(execution);
-    device.encode(execution, buffer_.bytes());
-    (void)device.last_step(execution);
-    auto bytes = buffer_.to_host();
-    require(same_bits(lamina::cuda::finish_frame(bytes), cpu.encode().to_bytes()),
-            "the frames differ " + where);
+    require_same_frame(cpu, device, execution, buffer_, where);
   }
   template <class Execution>
   void commit(const Execution& execution) {
@@ -67,8 +62,8 @@ class two_workers {
   lamina::layout model_;
 
  public:
-  lamina::gradient_compressor<T> cpu;
-  lamina::cuda::gradient_compressor<T> device;
+  host_worker<T> cpu;
+  lamina::cuda::worker<T> device;
 
  private:
   device_gradients<G> gradients_;
@@ -79,23 +74,21 @@ class two_workers {
 /// After each step the bytes are the CPU's, before and after the commit. They are loaded by the other side and by one that ran
 /// elsewhere, and both go on as one that was not stopped.
 template <class T, class G, class Execution>
-void states_are_the_cpus(const Execution& execution, lamina::compressor_options options) {
+void states_are_the_cpus(const Execution& execution, lamina::worker_options options) {
   const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000});
-  options.check = lamina::finite_check::each_element;
   two_workers<T, G> workers(model, options, 11);
   workers.require_same_state(execution, "before the first step");
   two_workers<T, G> elsewhere(model, options, 12);
   for (int step = 1; step <= 9; ++step) {
     const std::string where = "in step " + std::to_string(step);
-    workers.accumulate(execution);
+    workers.add(execution);
     workers.encode(execution, where);
-    workers.require_same_state(execution, where + ", encoded");
     if (step % 4 != 3) workers.commit(execution);
-    workers.require_same_state(execution, where + ", committed");
+    workers.require_same_state(execution, where);
     if (step % 3 != 0) continue;
     // A compressor of other steps, one of which is encoded and not committed.
     for (int other = 0; other < step; ++other) {
-      elsewhere.accumulate(execution);
+      elsewhere.add(execution);
       elsewhere.encode(execution, where + ", elsewhere");
       if (other % 2 == 0) elsewhere.commit(execution);
     }
@@ -103,9 +96,9 @@ void states_are_the_cpus(const Execution& execution, lamina::compressor_options 
     elsewhere.device.load(execution, saved);
     elsewhere.cpu.load(workers.device.save(execution));
     require(same_bits(elsewhere.device.save(execution), saved), "what was loaded is another state " + where);
-    require(elsewhere.device.last_step(execution).step == workers.cpu.step(), "the steps differ " + where);
+    require(elsewhere.device.last_step(execution).step == workers.cpu->steps(), "the steps differ " + where);
     for (int other = 0; other < 2; ++other) {
-      elsewhere.accumulate(execution);
+      elsewhere.add(execution);
       elsewhere.encode(execution, where + ", loaded");
       elsewhere.commit(execution);
       elsewhere.require_same_state(execution, where + ", loaded");
@@ -117,13 +110,10 @@ void states_are_the_cpus(const Execution& execution, lamina::compressor_options 
 template <class Execution>
 void steps_are_done_again(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000});
-  two_workers<float, float> workers(
-      model,
-      {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = lamina::payload_type::int8},
-      41);
+  two_workers<float, float> workers(model, {.drop_ratio = 0, .payload = lamina::payload_type::int8}, 41);
   const auto saved = workers.device.save(execution);
   for (int round = 0; round < 2; ++round) {
-    workers.accumulate(execution);
+    workers.add(execution);
     workers.encode(execution, "in round " + std::to_string(round));
     workers.commit(execution);
     workers.require_same_state(execution, "in round " + std::to_string(round));
@@ -137,22 +127,18 @@ template <class Execution>
 void refuses_states(const Execution& execution) {
   using bad = lamina::decode_error;
   const lamina::layout model = model_of({100, 5000});
-  const lamina::compressor_options options{
-      .drop_ratio = 0.5, .momentum = 0.9, .check = lamina::finite_check::each_element};
+  const lamina::worker_options options{
+      .drop_ratio = 0.5,
+      .momentum = 0.9,
+  };
   two_workers<float, float> workers(model, options, 5);
-  workers.accumulate(execution);
+  workers.add(execution);
   const auto refuses = [](const std::string& part, const std::string& message) {
     require(contains(message, part), "the message should name '" + part + "', but is: " + message);
   };
-  for (const int selected : {0, 1}) {
-    if (selected == 1) {
-      workers.device.select(execution);
-      (void)workers.cpu.select();
-    }
-    const auto ours = message_of<std::logic_error>([&] { (void)workers.device.save(execution); });
-    const auto theirs = message_of<std::logic_error>([&] { (void)workers.cpu.save(); });
-    refuses("step 1", ours);
-    require(ours == theirs, "another message than the CPU's: " + ours);
+  for (const bool is_selected : {false, true}) {
+    if (is_selected) workers.device.select(execution);
+    refuses("step 1", message_of<std::logic_error>([&] { (void)workers.device.save(execution); }));
   }
   workers.encode(execution, "in step 1");
   workers.commit(execution);
@@ -172,14 +158,11 @@ void refuses_states(const Execution& execution) {
   same_refusal(damaged, "checksum");
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{63}, saved.size() - 1})
     same_refusal(std::span(saved).first(bytes), "truncated");
-  same_refusal(lamina::gradient_compressor<float>(model_of({100, 5001}), options).save(), "another model");
-  same_refusal(lamina::gradient_compressor<float>(model, {.drop_ratio = 0.5}).save(), "momentum");
-  auto as_ready = options;
-  as_ready.decide = lamina::decision_timing::as_ready;
-  same_refusal(lamina::gradient_compressor<float>(model, as_ready).save(), "decided at another time");
+  same_refusal(lamina::worker<float>(model_of({100, 5001}), options).save(), "another model");
+  same_refusal(lamina::worker<float>(model, {.drop_ratio = 0.5}).save(), "momentum");
   (void)message_of<bad>([&] { workers.device.load(execution, damaged); });
   // In a step, too.
-  workers.accumulate(execution);
+  workers.add(execution);
   workers.device.load(execution, saved);
   unchanged();
 }
@@ -190,11 +173,10 @@ void refuses_what_is_not_finite(const Execution& execution) {
   const lamina::layout model = model_of({64, 4096});
   for (const bool has_velocity : {false, true}) {
     counting_resource memory;
-    lamina::cuda::gradient_compressor<float> device(model, {.momentum = has_velocity ? 0.5 : 0.0}, {},
-                                                    &memory);
+    lamina::cuda::worker<float> device(model, {.momentum = has_velocity ? 0.5 : 0.0}, {}, &memory);
     device_gradients<float> gradients(model, 0);
     device.bind(execution, gradients.tensors());
-    device.accumulate(execution);
+    device.add(execution);
     device.select(execution);
     const frame_buffer buffer(device.largest_frame_bytes());
     device.encode(execution, buffer.bytes());
@@ -224,25 +206,26 @@ void refuses_what_is_not_finite(const Execution& execution) {
 template <class Execution>
 void states_merge(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000, 4097});
-  const lamina::compressor_options options{.byte_budget = 0.3,
-                                           .part_elements = 4096,
-                                           .momentum = 0.5,
-                                           .check = lamina::finite_check::each_element};
+  const lamina::worker_options options{
+      .send_budget = 0.3,
+      .fragment_elements = 4096,
+      .momentum = 0.5,
+  };
   two_workers<float, float> first(model, options, 21);
   two_workers<float, float> second(model, options, 22);
   for (auto* worker : {&first, &second}) {
     for (int step = 1; step <= 3; ++step) {
-      worker->accumulate(execution);
+      worker->add(execution);
       worker->encode(execution, "in step " + std::to_string(step));
       worker->commit(execution);
     }
   }
   const std::vector states = {first.device.save(execution), second.device.save(execution)};
-  const auto merged = lamina::merge_states<float>(states, first.device.parts());
+  const auto merged = lamina::merge_states<float>(states, first.device.fragments());
   first.device.load(execution, merged);
   first.cpu.load(merged);
   first.require_same_state(execution, "after they were merged");
-  first.accumulate(execution);
+  first.add(execution);
   first.encode(execution, "after they were merged");
 }
 
@@ -250,9 +233,9 @@ void states_merge(const Execution& execution) {
 template <class Execution>
 void loads_with_layers_always_sent(const Execution& execution) {
   const lamina::layout model = model_of({20'000, 100, 300});
-  const lamina::compressor_options options{.byte_budget = 0.05, .part_elements = 4096, .always_sent = {1}};
-  lamina::cuda::gradient_compressor<float> device(model, options);
-  lamina::gradient_compressor<float> cpu(model, options);
+  const lamina::worker_options options{.send_budget = 0.05, .fragment_elements = 4096, .always_sent = {1}};
+  lamina::cuda::worker<float> device(model, options);
+  lamina::worker<float> cpu(model, options);
   const auto state = cpu.save();
   device.load(execution, state);
   require(same_bits(device.save(execution), state), "another state was loaded");
@@ -260,7 +243,7 @@ void loads_with_layers_always_sent(const Execution& execution) {
 
 template <class Execution>
 void for_each_state_case(const Execution& execution, const visitor& visit) {
-  using options = lamina::compressor_options;
+  using options = lamina::worker_options;
   const auto follow = [&](const std::string& name, const options& each) {
     visit("states, " + name, [&, each] {
       states_are_the_cpus<float, float>(execution, each);
@@ -268,10 +251,10 @@ void for_each_state_case(const Execution& execution, const visitor& visit) {
     });
   };
   follow("drop ratio 0.7", {.drop_ratio = 0.7});
-  follow("momentum and max_age", {.drop_ratio = 0.95, .max_age = 2, .momentum = 0.9});
-  follow("a budget, in parts", {.byte_budget = 0.2, .part_elements = 4096});
-  follow("a fixed threshold", {.refresh = lamina::refresh_schedule::fixed(8)});
-  follow("refresh every 3 steps", {.drop_ratio = 0.7, .refresh = lamina::refresh_schedule::every(3)});
+  follow("momentum, at least every 2 steps", {.drop_ratio = 0.95, .at_least_every = 2, .momentum = 0.9});
+  follow("a budget, in fragments", {.send_budget = 0.2, .fragment_elements = 4096});
+  follow("a fixed threshold", {.threshold = 8});
+  follow("search every 3 steps, by score", {.drop_ratio = 0.7, .search_every = 3, .by_score = true});
   follow("warm-up", {.drop_ratio = 0.99, .warm_up_steps = 5});
   follow("payload int8 and momentum",
          {.drop_ratio = 0.7, .momentum = 0.5, .payload = lamina::payload_type::int8});
@@ -280,7 +263,7 @@ void for_each_state_case(const Execution& execution, const visitor& visit) {
   visit("steps that are done again", [&] { steps_are_done_again(execution); });
   visit("states that are refused", [&] { refuses_states(execution); });
   visit("states that are not finite", [&] { refuses_what_is_not_finite(execution); });
-  visit("states, with layers always sent", [&] { loads_with_layers_always_sent(execution); });
+  visit("always sent layers, loaded", [&] { loads_with_layers_always_sent(execution); });
   visit("states that are merged", [&] { states_merge(execution); });
 }
 

@@ -3,6 +3,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstddef>
@@ -15,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 
 namespace lamina_test {
 
-/// The threads of a team in one thread, each as far as its next barrier: in their order, and from there on backwards, and so on. What
+/// The threads of a thread block in one thread, each as far as its next barrier: in their order, and from there on backwards, and so on. What
 /// one writes and another reads without a barrier between is read too early in one of the two orders. A stretch between two barriers
-/// goes in one order where the team begins forwards, and in the other where it begins backwards: a test runs both. Threads of their own
+/// goes in one order where the thread block begins forwards, and in the other where it begins backwards: a test runs both. Threads of their own
 /// meet a missing barrier by chance, and where they have fewer cores than threads they wait for each other for most of the time.
 class threads_in_turn {
  public:
@@ -41,7 +42,7 @@ class threads_in_turn {
     }
     entered() = this;
     swapcontext(&caller_, &threads_[now_].context);
-    if (ended_ != count) throw std::logic_error("a thread of a team has ended where another waits");
+    if (ended_ != count) throw std::logic_error("a thread of a thread block has ended where another waits");
   }
   threads_in_turn(const threads_in_turn&) = delete;
   threads_in_turn& operator=(const threads_in_turn&) = delete;
@@ -93,10 +94,10 @@ class threads_in_turn {
   std::size_t ended_ = 0;
 };
 
-/// Runs the kernels by teams of threads, one team after the other: what a GPU does with shared memory and barriers. Under a sanitizer
+/// Runs the kernels by thread blocks of many threads, one after the other: what a GPU does with shared memory and barriers. Under a sanitizer
 /// they are real ones, where the thread sanitizer can see them.
 ///
-/// A group is one thread. The teams of a launch go in one order or the other as well, so that another one is the last to arrive.
+/// A group is one thread. The thread blocks of a launch go in one order or the other as well, so that another one is the last to arrive.
 class by_threads {
  public:
   by_threads(unsigned threads, bool begins_forwards) : threads_(threads), begins_forwards_(begins_forwards) {}
@@ -106,11 +107,11 @@ class by_threads {
     typename Kernel::shared_memory shared;
     bool is_last = false;
     std::vector<unsigned long long> exchanged(std::size_t{most_exchanged} * threads_);
-    const std::size_t teams = kernel.teams(threads_);
+    const std::size_t grid = kernel.thread_blocks(threads_);
     const auto work = [&](unsigned thread, auto& barrier) {
-      for (std::size_t k = 0; k < teams; ++k) {
-        const std::size_t index = begins_forwards_ ? k : teams - 1 - k;
-        kernel(team({index, teams}, {thread, threads_}, barrier, is_last, exchanged), shared);
+      for (std::size_t k = 0; k < grid; ++k) {
+        const std::size_t index = begins_forwards_ ? k : grid - 1 - k;
+        kernel(thread_block({index, grid}, {thread, threads_}, barrier, is_last, exchanged), shared);
         barrier.arrive_and_wait();
       }
     };
@@ -132,23 +133,24 @@ class by_threads {
 
  private:
   template <class Barrier>
-  class team {
+  class thread_block {
    public:
-    team(std::pair<std::size_t, std::size_t> index_of_teams, std::pair<unsigned, unsigned> thread_of_threads,
-         Barrier& barrier, bool& is_last, std::vector<unsigned long long>& exchanged)
-        : index_(index_of_teams.first),
-          teams_(index_of_teams.second),
+    thread_block(std::pair<std::size_t, std::size_t> index_of_grid,
+                 std::pair<unsigned, unsigned> thread_of_threads, Barrier& barrier, bool& is_last,
+                 std::vector<unsigned long long>& exchanged)
+        : index_(index_of_grid.first),
+          grid_(index_of_grid.second),
           thread_(thread_of_threads.first),
           threads_(thread_of_threads.second),
           barrier_(barrier),
           is_last_(is_last),
           exchanged_(exchanged) {}
     std::size_t index() const { return index_; }
-    std::size_t teams() const { return teams_; }
+    std::size_t grid() const { return grid_; }
     unsigned thread() const { return thread_; }
     unsigned threads() const { return threads_; }
     unsigned groups() const { return threads_; }
-    lamina::cuda::detail::serial_group group() const { return lamina::cuda::detail::serial_group(thread_); }
+    lamina::cuda::detail::serial_group group() const { return {thread_}; }
     void barrier() const { barrier_.arrive_and_wait(); }
     void wait_for_launches() const {}
     void prefetch(const void*) const {}
@@ -161,19 +163,18 @@ class by_threads {
     }
     std::uint32_t count(std::uint32_t& counter) const { return std::atomic_ref(counter).fetch_add(1); }
 
-    template <unsigned Count, class Combine>
-    void combine(unsigned long long (&values)[Count], lamina::cuda::detail::team_scratch<Count>& scratch,
-                 const Combine& combined) const {
+    template <unsigned Count>
+    void least(unsigned long long (&values)[Count],
+               lamina::cuda::detail::block_scratch<Count>& scratch) const {
       exchange(values, scratch);
       for (unsigned k = 0; k < Count; ++k) {
-        for (unsigned thread = 0; thread < threads_; ++thread) {
-          if (thread != thread_) values[k] = combined(values[k], exchanged_[k * threads_ + thread]);
-        }
+        const auto first = exchanged_.begin() + k * threads_;
+        values[k] = *std::min_element(first, first + threads_);
       }
       barrier();
     }
     unsigned long long sum_before(unsigned long long& own,
-                                  lamina::cuda::detail::team_scratch<1>& scratch) const {
+                                  lamina::cuda::detail::block_scratch<1>& scratch) const {
       const unsigned long long value[1] = {own};
       exchange(value, scratch);
       const auto first = exchanged_.begin();
@@ -197,14 +198,14 @@ class by_threads {
     // Not through the scratch, in which a thread block has one place a warp, but over it: it is not for anything else meanwhile.
     template <unsigned Count>
     void exchange(const unsigned long long (&values)[Count],
-                  lamina::cuda::detail::team_scratch<Count>& scratch) const {
+                  lamina::cuda::detail::block_scratch<Count>& scratch) const {
       if (thread_ == 0) std::memset(&scratch, 0xa5, sizeof scratch);
       for (unsigned k = 0; k < Count; ++k) exchanged_[k * threads_ + thread_] = values[k];
       barrier();
     }
 
     std::size_t index_;
-    std::size_t teams_;
+    std::size_t grid_;
     unsigned thread_;
     unsigned threads_;
     Barrier& barrier_;

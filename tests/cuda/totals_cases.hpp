@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/detail/device_layout.hpp"
-#include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/totals.hpp"
+#include "lamina/cuda/detail/add.hpp"
+#include "lamina/cuda/detail/memory.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -22,27 +21,26 @@ namespace lamina_test {
 template <class F>
 struct combine_totals_kernel {
   static constexpr unsigned threads = 128;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned thread_blocks_at_once = 1;
   struct shared_memory {};
 
   lamina::cuda::detail::model_view<float> at;
   const double* given;  // of each block
   double* values;
 
-  std::size_t teams(unsigned groups) const { return lamina::cuda::detail::teams_for(at.blocks, groups); }
+  std::size_t thread_blocks(unsigned groups) const {
+    return lamina::cuda::detail::thread_blocks_for(at.blocks, groups);
+  }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    team.wait_for_launches();
-    const std::size_t block = team.index() * team.groups() + group.index();
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    cta.wait_for_launches();
+    const std::size_t block = cta.index() * cta.groups() + group.index();
     if (block >= at.blocks) return;
     const std::size_t layer = at.places[block].layer;
-    const std::size_t first = at.first_block[layer];
     double total = given[block];
-    const lamina::cuda::detail::run_totals<F> totals = {F{}, at.block_totals, at.arrivals};
-    const bool is_whole =
-        totals.complete(group, first, at.first_block[layer + 1] - first, block - first, total);
+    const bool is_whole = lamina::cuda::detail::complete_layer(F{}, at, group, layer, block, total);
     if (is_whole && group.thread() == 0) values[layer] = F::finish(total, at.sizes[layer]);
   }
 };
@@ -54,8 +52,8 @@ void combines_totals_in_runs(const Execution& execution) {
   std::vector<std::size_t> sizes;
   for (const std::size_t blocks : telling_counts_of_totals()) sizes.push_back(4096 * blocks);
   const lamina::layout model = model_of(sizes);
-  lamina::cuda::detail::device_layout tables(model);
-  const auto at = tables.template view<float>();
+  lamina::cuda::detail::device_memory memory(nullptr);
+  const auto at = lamina::cuda::detail::tables_of<float>(model, memory);
   std::mt19937 random(43);
   const auto totals = random_fractions<double>(random, at.blocks);
   const thrust::device_vector<double> given = totals;

@@ -6,9 +6,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/cuda/compressor.hpp"
 #include "lamina/cuda/thrust_execution.hpp"
-#include "lamina/cuda/values.hpp"
+#include "lamina/cuda/worker.hpp"
 
 TEST_CASE("thrust: in a namespace of its own") {
   const lamina::cuda::with_policy execution(wrapped::thrust::device);
@@ -16,15 +15,10 @@ TEST_CASE("thrust: in a namespace of its own") {
   std::vector<float> kernel(100, 3.0F);
   std::vector<float> bias(50, 2.0F);
   const std::vector<std::span<float>> gradients = {kernel, bias};
-  lamina::cuda::gradient_compressor<float> compressor(model, {.drop_ratio = 0.5});
-  compressor.bind(execution, gradients);
-  compressor.accumulate(execution);
-  compressor.select(execution);
-  CHECK(compressor.last_step(execution).sent_elements == 100);
-  CHECK(compressor.residual(execution, 1) == bias);
-
-  lamina::cuda::layer_values<float> values(model);
-  values.bind(execution, gradients);
-  values.compute(execution);
-  CHECK(values.values()[1] == 2.0);
+  lamina::cuda::worker<float> worker(model, {.drop_ratio = 0.5});
+  worker.bind(execution, gradients);
+  worker.add(execution);
+  worker.select(execution);
+  CHECK(worker.last_step(execution).sent_elements == 100);
+  CHECK(worker.residual(execution, 1) == bias);
 }

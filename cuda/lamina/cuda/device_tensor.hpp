@@ -20,25 +20,17 @@ namespace lamina::inline LAMINA_ABI::cuda {
 
 enum class device_element : std::uint8_t { float32, float64, float16, bfloat16 };
 
-/// How the device's own half types map to lamina's; lamina.cuh adds those of CUDA.
+/// lamina.cuh adds the half types of CUDA.
 template <class G>
 struct device_element_of;
 template <>
-struct device_element_of<float> {
-  static constexpr device_element value = device_element::float32;
-};
+struct device_element_of<float> : std::integral_constant<device_element, device_element::float32> {};
 template <>
-struct device_element_of<double> {
-  static constexpr device_element value = device_element::float64;
-};
+struct device_element_of<double> : std::integral_constant<device_element, device_element::float64> {};
 template <>
-struct device_element_of<lamina::float16> {
-  static constexpr device_element value = device_element::float16;
-};
+struct device_element_of<float16> : std::integral_constant<device_element, device_element::float16> {};
 template <>
-struct device_element_of<lamina::bfloat16> {
-  static constexpr device_element value = device_element::bfloat16;
-};
+struct device_element_of<bfloat16> : std::integral_constant<device_element, device_element::bfloat16> {};
 
 class device_tensor;
 
@@ -74,10 +66,9 @@ concept device_tensor_like =
 
 }  // namespace detail
 
-/// Elements that lie in one piece of a device's memory: a pointer, their number and their type. Made of a
-/// thrust::device_vector, of a raw pointer and a size or shape, or of any tensor of lamina: what tensor_traits knows by
-/// `elements`, contiguous ranges and types of your own, whose pointer is then the device's. A framework's type whose
-/// tensors lie here or there has a second function beside it, which the device asks instead:
+/// Contiguous elements in a device's memory: a pointer, their number and their type. Made of a thrust::device_vector, of a raw pointer
+/// and a size or shape, or of any tensor of lamina, whose pointer is then the device's. A framework's type whose tensors lie here or
+/// there has a second function in its traits, which the device asks instead; it returns a span or a std::variant of spans:
 ///
 ///     template <>
 ///     struct lamina::tensor_traits<their_tensor> {
@@ -85,7 +76,7 @@ concept device_tensor_like =
 ///       static std::span<float> device_elements(const their_tensor&);  // throws unless it lies in the device's
 ///     };
 ///
-/// Both may return a std::variant of spans. Holds no memory of its own.
+/// Does not own the memory.
 class device_tensor {
  public:
   device_tensor() = default;
@@ -98,7 +89,8 @@ class device_tensor {
         is_writable_(!std::is_const_v<G>) {}
 
   template <class G>
-  device_tensor(G* data, std::span<const std::size_t> shape) : device_tensor(data, elements_of(shape)) {}
+  device_tensor(G* data, std::span<const std::size_t> shape)
+      : device_tensor(data, layer{"", {shape.begin(), shape.end()}}.elements()) {}
 
   template <detail::fancy_vector Vector>
   device_tensor(Vector& vector) : device_tensor(vector.data().get(), vector.size()) {}
@@ -111,19 +103,8 @@ class device_tensor {
   std::size_t elements() const noexcept { return elements_; }
   device_element type() const noexcept { return type_; }
   bool is_writable() const noexcept { return is_writable_; }
-  /// `count` elements from `begin` on.
-  device_tensor part(std::size_t begin, std::size_t count) const noexcept {
-    device_tensor some = *this;
-    some.data_ = static_cast<std::byte*>(data_) + begin * detail::element_bytes(type_);
-    some.elements_ = count;
-    return some;
-  }
 
  private:
-  static std::size_t elements_of(std::span<const std::size_t> shape) {
-    return layer{"", {shape.begin(), shape.end()}}.elements();
-  }
-
   template <class Tensor>
   static auto elements_of_tensor(Tensor& tensor) {
     using traits = tensor_traits<std::remove_const_t<Tensor>>;
@@ -136,23 +117,20 @@ class device_tensor {
 
   template <class G, std::size_t Extent>
   static device_tensor of(std::span<G, Extent> elements) {
-    static_assert(
-        detail::device_storable<G>,
-        "lamina: the elements on the device are neither float, double, nor half-width (lamina::float16, "
-        "lamina::bfloat16, and with lamina.cuh __half and __nv_bfloat16)");
+    static_assert(detail::device_storable<G>,
+                  "lamina: the elements are neither float, double, float16 nor bfloat16, nor one of CUDA's "
+                  "half types with lamina.cuh");
     return {elements.data(), elements.size()};
   }
   template <class... Spans>
   static device_tensor of(const std::variant<Spans...>& elements) {
     return std::visit(
-        []<class G, std::size_t Extent>(std::span<G, Extent> span) {
+        []<class G, std::size_t Extent>(std::span<G, Extent> span) -> device_tensor {
           if constexpr (detail::device_storable<G>) {
             return of(span);
           } else {
             throw std::invalid_argument(
-                "the tensor holds an element type that the device does not take: float, double and "
-                "half-width");
-            return device_tensor();
+                "the tensor holds an element type other than float, double and half-width");
           }
         },
         elements);

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Everything for layers on a GPU. For a CPU behind Thrust: compressor.hpp and thrust_execution.hpp.
+/// Everything for layers on a GPU. For a CPU behind Thrust: worker.hpp and thrust_execution.hpp.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "lamina/cuda/compressor.hpp"
 #include "lamina/cuda/device_tensor.hpp"
-#include "lamina/cuda/error.hpp"
-#include "lamina/cuda/frame.hpp"
 #include "lamina/cuda/stream.cuh"
 #include "lamina/cuda/thrust_execution.hpp"
-#include "lamina/cuda/values.hpp"
+#include "lamina/cuda/worker.hpp"
 
 /// \cond
 template <>

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "lamina/cuda/detail/device_array.hpp"
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/memory.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 
@@ -17,20 +17,18 @@ namespace lamina::inline LAMINA_ABI::cuda {
 namespace detail {
 
 template <class Kernel>
-struct run_serial_team {
+struct run_serially {
   Kernel kernel;
-  std::size_t teams;
+  std::size_t thread_blocks;
   LAMINA_HOST_DEVICE void operator()(std::size_t index) const {
     typename Kernel::shared_memory shared;
-    kernel(serial_team(index, teams), shared);
+    kernel(serial_thread_block{index, thread_blocks}, shared);
   }
 };
 
 }  // namespace detail
 
-/// Runs the kernels through Thrust with an execution policy: thrust::device, thrust::omp::par, thrust::cpp::par and so on.
-/// Each team is one call, so on a CPU this is a loop over blocks. For a GPU take on_stream of lamina.cuh, whose teams are
-/// thread blocks.
+/// Runs the kernels through Thrust with a policy: thrust::omp::par, thrust::cpp::par and so on. For a GPU use on_stream of lamina.cuh.
 template <class Policy>
 class with_policy {
  public:
@@ -39,13 +37,12 @@ class with_policy {
   template <class Kernel>
   void run(const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
-    const std::size_t teams = kernel.teams(detail::serial_group::threads);
-    thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), teams,
-                       detail::run_serial_team<Kernel>{kernel, teams});
+    const std::size_t thread_blocks = kernel.thread_blocks(detail::serial_group::threads);
+    thrust::for_each_n(policy_, thrust::counting_iterator<std::size_t>(0), thread_blocks,
+                       detail::run_serially<Kernel>{kernel, thread_blocks});
   }
   /// Thrust's algorithms return when they are done, except with par_nosync, which is not for here.
   void wait() const {}
-  /// Whether memory is where it should be is known to on_stream alone.
   void require_device_memory(const void*, const char*) const {}
   void require_writable(const void*, std::size_t, const char*) const {}
   void require_no_capture(const char*) const {}

@@ -10,12 +10,12 @@ namespace {
 template <class T, class F>
 void step(const lamina::layout& model, std::span<std::byte> frame) {
   const lamina::cuda::on_stream execution(nullptr);
-  lamina::cuda::gradient_compressor<T, F> compressor(model);
-  compressor.accumulate(execution);
-  compressor.select(execution);
-  compressor.encode(execution, frame);
-  compressor.commit(execution);
-  compressor.restore(execution, frame.data());
+  lamina::cuda::worker<T, F> worker(model);
+  worker.add(execution);
+  worker.select(execution);
+  worker.encode(execution, frame);
+  worker.commit(execution);
+  worker.restore(execution, frame.data());
 }
 
 }  // namespace

@@ -4,12 +4,12 @@
 #include <vector>
 
 // Compiled, and not called: there may be no GPU.
-void step(lamina::cuda::gradient_compressor<float>& compressor, std::span<std::byte> frame) {
+void step(lamina::cuda::worker<float>& worker, std::span<std::byte> frame) {
   const lamina::cuda::on_stream execution;
-  compressor.accumulate(execution);
-  compressor.select(execution);
-  compressor.encode(execution, frame);
-  compressor.commit(execution);
+  worker.add(execution);
+  worker.select(execution);
+  worker.encode(execution, frame);
+  worker.commit(execution);
 }
 
 int main() {

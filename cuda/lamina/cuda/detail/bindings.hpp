@@ -7,9 +7,10 @@
 #include <ranges>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-#include "lamina/cuda/detail/device_array.hpp"
+#include "lamina/cuda/detail/memory.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
@@ -20,31 +21,30 @@
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// Writes the table of pointers, which come as the arguments of a launch: so their copy needs no memory of the host that would have to
-/// stay, and waits for nothing.
+/// Writes the table of pointers, which come as the arguments of a launch: their copy waits for nothing.
 struct bind_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned thread_blocks_at_once = 1;
   static constexpr std::size_t most_layers = 224;  // of a launch
   struct shared_memory {};
 
-  tensor_view* table;              // a part each
-  const std::size_t* first_parts;  // of these layers, and the one behind
-  std::size_t part_elements;       // but for a layer's last part
+  tensor_view* table;                  // a fragment each
+  const std::size_t* first_fragments;  // of these layers, and of the next
+  std::size_t fragment_elements;       // but for a layer's last
   std::size_t layers;
   tensor_view tensors[most_layers];
 
-  std::size_t teams(unsigned) const { return 1; }
+  std::size_t thread_blocks(unsigned) const { return 1; }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    team.wait_for_launches();
-    for (std::size_t layer = team.thread(); layer < layers; layer += team.threads()) {
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    cta.wait_for_launches();
+    for (std::size_t layer = cta.thread(); layer < layers; layer += cta.threads()) {
       const tensor_view tensor = tensors[layer];
-      const std::size_t first = first_parts[layer];
-      for (std::size_t part = first; part < first_parts[layer + 1]; ++part) {
-        const std::size_t begin = (part - first) * part_elements * element_bytes(tensor.type);
-        table[part] = {static_cast<std::byte*>(tensor.data) + begin, tensor.type};
+      const std::size_t first = first_fragments[layer];
+      for (std::size_t f = first; f < first_fragments[layer + 1]; ++f) {
+        const std::size_t begin = (f - first) * fragment_elements * element_bytes(tensor.type);
+        table[f] = {static_cast<std::byte*>(tensor.data) + begin, tensor.type};
       }
     }
   }
@@ -55,22 +55,19 @@ static_assert(sizeof(bind_kernel) <= 4096, "what the arguments of a launch may h
 template <element T>
 class bindings {
  public:
-  explicit bindings(const partition& cut, std::pmr::memory_resource* memory = nullptr)
-      : partition_(cut), views_(memory, "the table of pointers"), first_parts_(memory, "tables") {
-    views_.resize(cut.parts().layers());
-    std::vector<std::size_t> first_parts;
-    for (std::size_t l = 0; l < cut.model().layers(); ++l) first_parts.push_back(cut.first(l));
-    first_parts.push_back(cut.parts().layers());
-    first_parts_ = first_parts;
+  bindings(const partition& cut, std::pmr::memory_resource* memory) : cut_(cut), memory_(memory) {
+    std::vector<std::size_t> first;
+    for (std::size_t l = 0; l <= cut.model().layers(); ++l) first.push_back(cut.first(l));
+    first_fragments_ = memory_.copy_of(first, "tables");
+    views_ = memory_.filled(cut.parts().layers(), tensor_view{}, "the table of pointers");
   }
 
-  /// As gradient_compressor::bind.
   template <class Execution, std::ranges::random_access_range Tensors>
   requires std::ranges::sized_range<Tensors>
   void bind(const Execution& execution, Tensors& tensors) {
     execution.require_current_device();
     execution.require_no_capture("bind");
-    const layout& model = partition_.model();
+    const layout& model = cut_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
     if (count != model.layers()) {
       throw std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
@@ -79,20 +76,16 @@ class bindings {
     std::vector<tensor_view> views;
     views.reserve(count);
     bool are_writable = true;
-    using index = std::ranges::range_difference_t<Tensors>;
-    for (std::size_t l = 0; l < count; ++l) {
-      auto&& given = std::ranges::begin(tensors)[static_cast<index>(l)];
-      require_value(l, given);
-      const device_tensor tensor = tensor_of(l, given);
-      require(execution, l, tensor);
+    for (auto&& given : tensors) {
+      const device_tensor tensor = checked(execution, views.size(), given);
       are_writable = are_writable && tensor.is_writable() && tensor.type() == device_element_of<T>::value;
       views.push_back({tensor.data(), tensor.type()});
     }
-    execution.require_device_memory(views_.data().get(), "the tables");
+    execution.require_device_memory(views_, "the tables");
     is_bound_ = false;  // until the last of the launches
-    bind_kernel kernel{views_.data().get(), nullptr, partition_.part_elements(), 0, {}};
+    bind_kernel kernel{views_, nullptr, cut_.part_elements(), 0, {}};
     for (std::size_t first = 0; first < count; first += kernel.layers) {
-      kernel.first_parts = first_parts_.data().get() + first;
+      kernel.first_fragments = first_fragments_ + first;
       kernel.layers = (std::min)(count - first, bind_kernel::most_layers);
       std::copy_n(views.begin() + static_cast<std::ptrdiff_t>(first), kernel.layers, kernel.tensors);
       execution.run(kernel);
@@ -104,47 +97,38 @@ class bindings {
   /// Throws std::logic_error before the first bind().
   const tensor_view* views(const char* call) const {
     if (!is_bound_) throw std::logic_error(std::string(call) + ": no tensors are bound; call bind() before");
-    return views_.data().get();
+    return views_;
   }
   /// Whether all are of T and not const.
   bool are_writable() const noexcept { return are_writable_; }
 
  private:
-  // With the layer's name in what its traits throw.
-  template <class Tensor>
-  device_tensor tensor_of(std::size_t layer, Tensor& tensor) const {
+  // With the layer's name in whatever is wrong with it.
+  template <class Execution, class Tensor>
+  device_tensor checked(const Execution& execution, std::size_t layer, Tensor& given) const {
+    const std::string& name = cut_.model()[layer].name;
+    if constexpr (requires { tensor_traits<std::remove_const_t<Tensor>>::has_value(given); }) {
+      if (!tensor_traits<std::remove_const_t<Tensor>>::has_value(given))
+        throw std::invalid_argument("layer '" + name + "' has no gradient; on the device bind zeros for it");
+    }
+    device_tensor tensor;
     try {
-      return device_tensor(tensor);
+      tensor = device_tensor(given);
     } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument("layer '" + partition_.model()[layer].name + "': " + error.what());
+      throw std::invalid_argument("layer '" + name + "': " + error.what());
     }
-  }
-
-  template <class Tensor>
-  void require_value(std::size_t layer, const Tensor& tensor) const {
-    if constexpr (requires { tensor_traits<Tensor>::has_value(tensor); }) {
-      if (tensor_traits<Tensor>::has_value(tensor)) return;
-      throw std::invalid_argument("layer '" + partition_.model()[layer].name +
-                                  "' has no gradient; on the device bind zeros for it");
-    }
-  }
-
-  template <class Execution>
-  void require(const Execution& execution, std::size_t layer, const device_tensor& tensor) const {
-    const std::string& name = partition_.model()[layer].name;
-    partition_.model().check_size(layer, tensor.elements());
-    const bool is_half =
-        tensor.type() == device_element::float16 || tensor.type() == device_element::bfloat16;
-    if (!is_half && tensor.type() != device_element_of<T>::value) {
+    cut_.model().check_size(layer, tensor.elements());
+    if (element_bytes(tensor.type()) > 2 && tensor.type() != device_element_of<T>::value)
       throw std::invalid_argument("the tensor of layer '" + name +
                                   "' is neither of the residual's type nor half-width");
-    }
     if (tensor.elements() > 0) execution.require_device_memory(tensor.data(), name.c_str());
+    return tensor;
   }
 
-  partition partition_;
-  device_array<tensor_view> views_;
-  device_array<std::size_t> first_parts_;
+  partition cut_;
+  device_memory memory_;
+  tensor_view* views_;
+  const std::size_t* first_fragments_;
   bool is_bound_ = false;
   bool are_writable_ = false;
 };

@@ -1,19 +1,74 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
-#include "lamina/cuda/detail/arithmetic.hpp"
-#include "lamina/cuda/detail/step.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
+#include "lamina/detail/rounding.hpp"
 #include "lamina/half.hpp"
+#include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 
-/// The elements of a row that one thread has, and how they move: on a GPU 16 bytes at a time, or 8 of halves.
+/// The elements of a row of 64 that one thread has: how they move, on a GPU 16 bytes at a time, or 8 of halves; what is computed of
+/// them, bitwise the same wherever it is compiled, since no product is fused with a sum; and how they are written in each payload.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
+
+using lamina::detail::lanes;
+
+/// A value as memory would round it; on the device the sums that follow do not fuse (see lamina::detail::sum).
+template <class T>
+LAMINA_HOST_DEVICE T rounded(T value) {
+#if !defined(__CUDA_ARCH__)
+  return lamina::detail::rounded(value);
+#else
+  return value;
+#endif
+}
+
+template <class T>
+LAMINA_HOST_DEVICE T product(T a, T b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 4)
+    return __fmul_rn(a, b);
+  else
+    return __dmul_rn(a, b);
+#else
+  return rounded(a * b);
+#endif
+}
+
+template <class T>
+LAMINA_HOST_DEVICE bool is_finite(T x) {
+#if defined(__CUDA_ARCH__)
+  // Not of NaN; of the magnitude, which the value needs as well.
+  return std::abs(x) <= (std::numeric_limits<T>::max)();
+#else
+  return lamina::detail::is_finite_magnitude(std::abs(x));
+#endif
+}
+
+/// A number of the gradient as a T.
+template <class T, class G>
+LAMINA_HOST_DEVICE T widened(G from) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<G, lamina::float16>) {  // the same number, by one instruction
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(from.bits));
+    return static_cast<T>(number);
+  }
+#endif
+  if constexpr (lamina::half_element<G>)
+    return static_cast<T>(to_float(from));
+  else
+    return from;
+}
 
 template <class X, unsigned Count>
 struct alignas(Count * sizeof(X) < 16 ? Count * sizeof(X) : 16) unit {
@@ -24,7 +79,6 @@ struct alignas(Count * sizeof(X) < 16 ? Count * sizeof(X) : 16) unit {
 template <class X, class Group>
 using unit_of = unit<X, static_cast<unsigned>(lanes) / Group::threads>;
 
-/// Whether units of X can be loaded from there, or stored, as a whole.
 template <class Unit>
 LAMINA_HOST_DEVICE bool is_aligned(const void* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % alignof(Unit) == 0;
@@ -59,21 +113,13 @@ LAMINA_HOST_DEVICE unit<X, Count> load(const X* from) {
   return to;
 }
 
-/// Added to a number it changes no bit of it, not even the sign of a zero.
-template <class G>
-LAMINA_HOST_DEVICE G negative_zero() {
-  if constexpr (lamina::half_element<G>) {
-    return {0x8000};
-  } else {
-    return -G(0);
-  }
-}
-
-/// The same where the memory is not aligned, or ends: of `count` elements, with negative zeros for the others.
+/// The same where the memory is not aligned, or ends: of `count` elements. The others are -0, which added to a number changes no bit.
 template <class X, unsigned Count>
 LAMINA_HOST_DEVICE unit<X, Count> load_each(const X* from, unsigned count) {
   unit<X, Count> to;
-  for (unsigned k = 0; k < Count; ++k) to.at[k] = k < count ? from[k] : negative_zero<X>();
+  X zero{0x8000};
+  if constexpr (!lamina::half_element<X>) zero = -X(0);
+  for (unsigned k = 0; k < Count; ++k) to.at[k] = k < count ? from[k] : zero;
   return to;
 }
 
@@ -140,32 +186,65 @@ LAMINA_HOST_DEVICE void for_each_row(const Group& group, const X* block, bool ar
   }
 }
 
-/// a <- a + g: before + gradient. Whether that is finite.
 template <class T>
-LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient) {
-  residual = residual + gradient;
-  return is_finite(residual);
+LAMINA_HOST_DEVICE T larger_magnitude(T largest, T element) {
+  const T magnitude = element < 0 ? -element : element;
+  return magnitude > largest ? magnitude : largest;
 }
 
-/// With momentum correction (Lin et al. 2018, eq. 4 and 5): u <- m u + g, a <- a + u for the first micro-batch gradient of a step;
-/// u <- u + g, a <- a + g for others, whose momentum is 1. Whether both are finite.
-template <class T>
-LAMINA_HOST_DEVICE bool add_gradient(T& residual, T gradient, T& velocity, T momentum) {
-  velocity = product(momentum, velocity) + gradient;
-  residual = residual + (momentum < T(1) ? velocity : gradient);
-  return is_finite(residual) && is_finite(velocity);
+/// The scale of a row, of which each thread of a group has some elements, and zeros beyond the last. All of the group calls it.
+LAMINA_ANY_CALLER template <class Group, class T, unsigned Each>
+LAMINA_HOST_DEVICE std::uint8_t scale_of_row(const Group& group, payload_type type,
+                                             const unit<T, Each>& own) {
+  static_assert(payload_block_elements == lanes);
+  T largest = 0;
+  for (unsigned k = 0; k < Each; ++k) largest = larger_magnitude(largest, own.at[k]);
+  for (unsigned distance = Group::threads / 2; distance > 0; distance /= 2)
+    largest = larger_magnitude(largest, group.across(largest, distance));
+  return type == payload_type::int4 ? lamina::detail::block_scale<T, payload_type::int4>(largest)
+                                    : lamina::detail::block_scale<T, payload_type::int8>(largest);
 }
 
+/// The integer that is written of an element, whose block has this scale.
 template <class T>
-LAMINA_HOST_DEVICE void count_left_out(const model_view<T>& at, std::size_t layer, unsigned long long count) {
-#if defined(__CUDA_ARCH__)
-  atomicAdd(&at.state->left_out_elements, count);
-  atomicAdd(&at.left_out[layer], count);
-#else
-  // Threads of Thrust's CPU systems run teams at the same time.
-  __atomic_fetch_add(&at.state->left_out_elements, count, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&at.left_out[layer], count, __ATOMIC_RELAXED);
-#endif
+LAMINA_HOST_DEVICE std::int8_t integer_of(T element, payload_type type, std::uint8_t scale_byte) {
+  const T inverse = T(1) / lamina::detail::scale_value<T>(scale_byte);
+  return type == payload_type::int4 ? lamina::detail::to_integer<T, payload_type::int4>(element, inverse)
+                                    : lamina::detail::to_integer<T, payload_type::int8>(element, inverse);
+}
+
+/// An element as the receiver decodes it.
+template <class T>
+LAMINA_HOST_DEVICE T decoded(T element, payload_type type, std::uint8_t scale_byte) {
+  switch (type) {
+    case payload_type::float16:
+      return to_float(lamina::detail::to_half<lamina::float16>(element));
+    case payload_type::bfloat16:
+      return to_float(lamina::detail::to_half<lamina::bfloat16>(element));
+    case payload_type::int8:
+    case payload_type::int4:
+      return static_cast<T>(integer_of(element, type, scale_byte)) *
+             lamina::detail::scale_value<T>(scale_byte);
+    default:
+      return element;
+  }
+}
+
+/// Leaves of a block of the residual what rounding took away, by all of a group; beyond the last element of a row there are zeros.
+LAMINA_ANY_CALLER template <class Group, class T>
+LAMINA_HOST_DEVICE LAMINA_CALLED void subtract_sent(const Group& group, payload_type type, T* block,
+                                                    unsigned count) {
+  constexpr auto row = static_cast<unsigned>(lanes);
+  constexpr unsigned each = row / Group::threads;
+  for (unsigned first = group.thread() * each; first < (count + row - 1) / row * row; first += row) {
+    auto own = load<T, each>(block + first);
+    const std::uint8_t scale = has_blocks(type) ? scale_of_row(group, type, own) : std::uint8_t{0};
+    for (unsigned k = 0; k < each; ++k) {
+      const T sent = decoded(own.at[k], type, scale);
+      own.at[k] = is_finite(sent) ? own.at[k] - sent : T(0);
+    }
+    store(block + first, own);
+  }
 }
 
 }  // namespace lamina::inline LAMINA_ABI::cuda::detail

@@ -5,97 +5,94 @@
 #include <cstdint>
 
 #include "lamina/cuda/detail/elements.hpp"
-#include "lamina/cuda/detail/payload.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/payload.hpp"
 
-/// The kernels that go over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
+/// The kernel that goes over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// The blocks of a model as the work of groups, `groups_of_block` of which share one. Neighbours go to different teams, since a layer
-/// that is sent is many blocks one after the other. The first team has no blocks.
-struct blocks_of_launch {
-  unsigned groups_of_block;
-
-  /// With as many groups as run at once many blocks need no sharing, and few would leave a GPU without work.
-  LAMINA_HOST_DEVICE static constexpr blocks_of_launch of(std::size_t blocks) {
-    return {blocks <= 16'384 ? 8U : 1U};
-  }
-  constexpr std::size_t teams(std::size_t blocks, unsigned groups) const {
-    return 1 + teams_for(blocks * groups_of_block, groups);
-  }
-
-  /// What a group has of a block: [begin, end), by whole rows but for the last.
-  struct share {
-    bool is_some;
-    block_place place;
-    std::size_t block;
-    unsigned begin;
-    unsigned end;
-  };
-  /// Reads what no launch writes.
-  LAMINA_ANY_CALLER template <class T, class Team, class Group>
-  LAMINA_HOST_DEVICE share of_group(const model_view<T>& at, const Team& team, const Group& group) const {
-    const std::size_t unit = group.index() * (team.teams() - 1) + team.index() - 1;
-    const std::size_t block = unit / groups_of_block;
-    if (team.index() == 0 || block >= at.blocks) return {};
-    const block_place place = at.places[block];
-    const auto each = static_cast<unsigned>(block_elements) / groups_of_block;
-    const auto begin = static_cast<unsigned>(unit % groups_of_block) * each;
-    const unsigned end = begin + each < place.count ? begin + each : place.count;
-    return {begin < end, place, block, begin, end};
-  }
+/// What a group has of a block: [begin, end), by whole rows but for the last.
+struct block_share {
+  block_place place;
+  unsigned begin;
+  unsigned end;
 };
 
-/// Header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
-/// Without a selection of this step what is at `frame` loses its magic number, so that nobody takes an old frame for it.
-template <class T>
-struct pack_kernel {
+/// `groups_of_block` groups share a block. `Work` says in which phases it may be done; has a function for a share, and may have one for
+/// the first thread block, which has no elements, and one for the end, when nobody reads the phase any more.
+template <class T, class Work>
+struct blocks_kernel {
   static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
+  static constexpr unsigned thread_blocks_at_once = 2;
   struct shared_memory {};
 
   model_view<T> at;
-  payload_type type;
-  std::byte* frame;
-  blocks_of_launch work = blocks_of_launch::of(at.blocks);
+  unsigned groups_of_block;
+  Work work;
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  std::size_t thread_blocks(unsigned groups) const {
+    return 1 + thread_blocks_for(at.blocks * groups_of_block, groups);
+  }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    const bool may_encode = lamina::detail::may_encode(at.state->load_phase());
-    if (team.index() == 0) {
-      const std::size_t bytes = may_encode ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
-      for (std::size_t i = team.thread(); i < bytes; i += team.threads())
-        frame[i] = may_encode ? at.prefix[i] : std::byte{0};
-      if (team.thread() == 0) note_phase(may_encode);
-    } else if (may_encode && share.is_some && at.is_sent(share.place.layer)) {
-      pack(group, share);
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void operator()(const ThreadBlock& cta, shared_memory&) const {
+    const auto group = cta.group();
+    const block_share share = share_of(cta, group);
+    cta.wait_for_launches();
+    const step_phase phase = at.state->load_phase();
+    const bool may = Work::may(phase);
+    if (cta.index() == 0) {
+      if constexpr (requires { work.begin(at, cta, may); }) work.begin(at, cta, may);
+      if (!may && cta.thread() == 0) at.state->set_misused();
+    } else if (may && share.begin < share.end) {
+      work.do_share(at, group, share);
+    }
+    if constexpr (requires { work.end(*at.state); }) {
+      if (cta.is_last_to_arrive(at.arrivals[at.blocks], static_cast<std::uint32_t>(cta.grid())) && may &&
+          cta.thread() == 0)
+        work.end(*at.state);
     }
   }
 
  private:
-  // The other teams may read either phase: both let them encode.
-  LAMINA_HOST_DEVICE void note_phase(bool has_encoded) const {
-    if (has_encoded) {
-      at.state->store_phase(step_phase::encoded);
-      at.state->has_frame = 1;
-    } else {
-      at.state->raise(misuse::encode_without_selection);
-    }
+  // Reads what no launch writes. Neighbours go to different thread blocks, since a layer that is sent is many blocks in a row.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Group>
+  LAMINA_HOST_DEVICE block_share share_of(const ThreadBlock& cta, const Group& group) const {
+    const std::size_t unit = group.index() * (cta.grid() - 1) + cta.index() - 1;
+    const std::size_t block = unit / groups_of_block;
+    if (cta.index() == 0 || block >= at.blocks) return {};
+    const block_place place = at.places[block];
+    const auto each = static_cast<unsigned>(block_elements) / groups_of_block;
+    const auto begin = static_cast<unsigned>(unit % groups_of_block) * each;
+    return {place, begin, begin + each < place.count ? begin + each : place.count};
+  }
+};
+
+/// Writes header, bitmap and the layers sent, in one piece at `frame`: device memory, or host memory that the device can write.
+/// Without a selection of this step what is at `frame` loses its magic number, so that nobody takes an old frame for it.
+template <class T>
+struct pack {
+  payload_type type;
+  std::byte* frame;
+
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return may_encode(phase); }
+
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void begin(const model_view<T>& at, const ThreadBlock& cta, bool may) const {
+    const std::size_t bytes = may ? at.prefix_bytes : sizeof lamina::detail::wire_magic;
+    for (std::size_t i = cta.thread(); i < bytes; i += cta.threads())
+      frame[i] = may ? at.prefix[i] : std::byte{0};
+    if (may && cta.thread() == 0) at.state->store_phase(step_phase::encoded);
   }
 
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void pack(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
+    if (!at.is_sent(share.place.layer)) return;
     const T* const block = at.residual + share.place.begin;
     const std::size_t in_layer = share.place.begin - at.offsets[share.place.layer];
     std::byte* const layer = frame + at.prefix_bytes + at.payload_begin[share.place.layer];
@@ -117,7 +114,7 @@ struct pack_kernel {
         return convert(reinterpret_cast<lamina::bfloat16*>(layer) + in_layer);
       case payload_type::int8:
       case payload_type::int4:
-        return write_integers(group, share, rows, reinterpret_cast<std::uint8_t*>(layer), in_layer);
+        return write_integers(at, group, share, rows, reinterpret_cast<std::uint8_t*>(layer), in_layer);
       default: {
         T* const to = reinterpret_cast<T*>(layer) + in_layer;
         if (!is_aligned<unit_of<T, Group>>(to)) return copy_each(group, block, to, share.begin, share.end);
@@ -126,6 +123,7 @@ struct pack_kernel {
     }
   }
 
+ private:
   // Neighbours by neighbouring threads, so that stores are of whole words of memory all the same.
   LAMINA_ANY_CALLER template <class Group>
   LAMINA_HOST_DEVICE static void copy_each(const Group& group, const T* from, T* to, unsigned begin,
@@ -144,11 +142,11 @@ struct pack_kernel {
     }
   }
 
-  // The scales of all rows of the layer, and behind them the integers; those of int4 two to a byte, the first of which is in its
-  // lower half.
+  // The scales of all rows of the layer, then the integers; those of int4 two to a byte, the first in its lower half.
   LAMINA_ANY_CALLER template <class Group, class Rows>
-  LAMINA_HOST_DEVICE void write_integers(const Group& group, const blocks_of_launch::share& share,
-                                         const Rows& rows, std::uint8_t* layer, std::size_t in_layer) const {
+  LAMINA_HOST_DEVICE void write_integers(const model_view<T>& at, const Group& group,
+                                         const block_share& share, const Rows& rows, std::uint8_t* layer,
+                                         std::size_t in_layer) const {
     constexpr auto row = static_cast<unsigned>(lanes);
     constexpr unsigned each = row / Group::threads;
     std::uint8_t* const scales = layer + in_layer / row;
@@ -168,60 +166,28 @@ struct pack_kernel {
   }
 };
 
-/// What was sent leaves the residual: as_is by a mark for the layer, since the next gradient is written over what is
-/// there; otherwise what rounding took away stays. Does nothing if gradients came since the frame was written, and nothing
-/// the second time: marks are the same then, and what is subtracted has the step with it.
+/// What was sent leaves the residual: as_is by a mark, since the next gradient is written over it; else what rounding took away stays.
 template <class T>
-struct commit_kernel {
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
-  struct shared_memory {};
-
-  model_view<T> at;
+struct commit {
   payload_type type;
-  blocks_of_launch work = {1};
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return phase == step_phase::encoded; }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    if (team.index() == 0) {
-      if (team.thread() == 0) note_phase(*at.state);
-    } else if (at.state->has_frame != 0 && share.is_some && at.is_sent(share.place.layer)) {
-      commit(group, share);
-    }
-  }
-
- private:
-  LAMINA_HOST_DEVICE static void note_phase(step_state& state) {
-    if (state.has_frame == 0) {
-      state.raise(misuse::commit_without_frame);
-    } else if (!lamina::detail::may_commit(state.load_phase())) {
-      state.raise(misuse::commit_twice);
-    } else {
-      state.allowance -= static_cast<double>(state.sent_elements);
-      state.store_phase(step_phase::committed);
-    }
+  LAMINA_HOST_DEVICE static void end(step_state& state) {
+    state.allowance -= static_cast<double>(state.sent_elements);
+    state.store_phase(step_phase::committed);
   }
 
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void commit(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
+    if (!at.is_sent(share.place.layer)) return;
     const block_place& place = share.place;
     if (group.thread() == 0 && place.begin == at.offsets[place.layer]) {
-      at.cleared_in[place.layer] = at.state->step;
+      at.sent_in[place.layer] = at.state->step;
       at.is_clear[place.layer] = type == payload_type::as_is;
     }
-    if (at.rounded_in != nullptr) {
-      std::uint64_t& rounded_in = at.rounded_in[share.block];
-      const bool is_done = rounded_in == at.state->step;
-      group.barrier();
-      if (is_done) return;
-      if (group.thread() == 0) rounded_in = at.state->step;
-      subtract_sent(group, type, at.residual + place.begin, place.count);
-    }
+    if (type != payload_type::as_is) subtract_sent(group, type, at.residual + place.begin, place.count);
     if (at.velocity == nullptr) return;
     for (unsigned i = group.thread(); i < place.count; i += Group::threads)
       at.velocity[place.begin + i] = T(0);
@@ -230,32 +196,14 @@ struct commit_kernel {
 
 /// The layers of a frame over the tensors bound, zeros for those dropped.
 template <class T>
-struct restore_kernel {
-  static constexpr unsigned threads = 256;
-  static constexpr unsigned teams_at_once = 2;
-  struct shared_memory {};
-
-  model_view<T> at;
+struct restore {
   const T* payload;
-  blocks_of_launch work = blocks_of_launch::of(at.blocks);
 
-  std::size_t teams(unsigned groups) const { return work.teams(at.blocks, groups); }
+  LAMINA_HOST_DEVICE static bool may(step_phase phase) { return has_frame(phase); }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory&) const {
-    const auto group = team.group();
-    const auto share = work.of_group(at, team, group);
-    team.wait_for_launches();
-    if (at.state->has_frame == 0) {
-      if (team.index() == 0 && team.thread() == 0) at.state->raise(misuse::restore_without_frame);
-    } else if (share.is_some) {
-      restore(group, share);
-    }
-  }
-
- private:
   LAMINA_ANY_CALLER template <class Group>
-  LAMINA_HOST_DEVICE void restore(const Group& group, const blocks_of_launch::share& share) const {
+  LAMINA_HOST_DEVICE void do_share(const model_view<T>& at, const Group& group,
+                                   const block_share& share) const {
     constexpr unsigned each = static_cast<unsigned>(lanes) / Group::threads;
     const std::size_t layer = share.place.layer;
     const std::size_t in_layer = share.place.begin - at.offsets[layer];

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
-#include <type_traits>
 
-#include "lamina/cuda/detail/arithmetic.hpp"
-#include "lamina/cuda/detail/search.hpp"
+#include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/step.hpp"
-#include "lamina/cuda/detail/team.hpp"
+#include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/host_device.hpp"
@@ -21,93 +19,205 @@
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// What a decision needs of compressor_options, which own memory of the host.
-struct decision_rules {
-  std::optional<double> byte_budget;
-  double drop_ratio;
-  std::uint64_t warm_up_steps;
-  refresh_schedule refresh;
-  std::uint64_t max_age;
-  payload_type payload;
+/// Integers that order as the numbers do, with the two zeros as one; not of NaN.
+constexpr std::uint64_t key_of(double value) {
+  constexpr std::uint64_t sign = std::uint64_t{1} << 63U;
+  const auto bits = std::bit_cast<std::uint64_t>(value == 0 ? 0.0 : value);
+  return (bits & sign) != 0 ? ~bits : bits | sign;
+}
+constexpr double value_of(std::uint64_t key) {
+  constexpr std::uint64_t sign = std::uint64_t{1} << 63U;
+  return std::bit_cast<double>((key & sign) != 0 ? key & ~sign : ~key);
+}
 
-  explicit decision_rules(const compressor_options& options)
-      : byte_budget(options.byte_budget),
-        drop_ratio(options.drop_ratio),
-        warm_up_steps(options.warm_up_steps),
-        refresh(options.refresh),
-        max_age(options.max_age),
-        payload(options.payload) {}
+/// The first key in ascending order with which the sum of the elements is greater than the limit.
+struct crossing {
+  bool is_found;  // not if the sum never is
+  unsigned long long key;
+  unsigned long long before;  // elements of smaller keys
 };
-static_assert(std::is_trivially_copyable_v<decision_rules>);
 
-/// Algorithm 1, the selection and the header of the frame, by one team: L values are little work, and teams could not
-/// wait for each other. Decides by detail/decision.hpp, as lamina::layer_selector does.
+/// Where a sum over keys in ascending order exceeds a limit: what lamina::threshold_search finds. The range of the keys is cut into 256 bins, in which the elements add up; the bin in which the sum crosses the limit is the next
+/// range, until that is one key. So there are eight rounds at most, and two or three of layers that have different values. Sums are of
+/// integers, so neither the number of threads nor the order of its threads changes what is found.
+class crossing_search {
+ public:
+  static constexpr unsigned bins = 256;
+
+  struct shared_memory {
+    shared_sum elements[bins];
+    unsigned bin;  // in which the sum crosses the limit
+    unsigned long long before;
+    std::uint32_t kept;
+    union {
+      block_scratch<2> least;
+      block_scratch<1> sums;
+    };
+  };
+
+  /// Called by all threads, which all get it; entry_of(i) is the i-th of `count`, fewer than 2^32. `kept` has room for twice as many.
+  /// Two reads of all of them in the first round, one more and a write of what is left in the second, and from there on of that alone.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Entry>
+  LAMINA_HOST_DEVICE LAMINA_CALLED static crossing find(const ThreadBlock& cta, shared_memory& shared,
+                                                        candidate* kept, std::size_t count, double limit,
+                                                        const Entry& entry_of) {
+    const std::size_t room = count;
+    const candidate* from = nullptr;
+    const auto entry = [&](std::size_t i) { return from == nullptr ? entry_of(i) : from[i]; };
+    unsigned long long first = 0;  // the range, and the elements below it
+    unsigned long long last = ~0ULL;
+    unsigned long long before = 0;
+    const auto is_in_range = [&](const candidate& each) {
+      return each.elements > 0 && each.key >= first && each.key <= last;
+    };
+    const auto exceeds = [&](unsigned long long sum) { return static_cast<double>(sum) > limit; };
+    for (unsigned round = 0;; ++round) {
+      candidate* const to = round == 0 ? nullptr : kept + (round % 2) * room;
+      cta.barrier();  // what was found before may still be read
+      if (cta.thread() == 0) shared.kept = 0;
+      for (unsigned bin = cta.thread(); bin < bins; bin += cta.threads()) shared.elements[bin] = {0, 0};
+      cta.barrier();
+      unsigned long long least[2] = {~0ULL, ~0ULL};  // of keys, and of their complements
+      for_each(cta, count, entry, [&](const candidate& each) {
+        if (!is_in_range(each)) return;
+        least[0] = lesser(least[0], each.key);
+        least[1] = lesser(least[1], ~each.key);
+        if (to != nullptr) to[cta.count(shared.kept)] = each;
+      });
+      cta.least(least, shared.least);
+      const unsigned long long low = least[0];
+      const unsigned long long high = ~least[1];
+      if (low > high) return {false, 0, 0};
+      if (to != nullptr) {
+        from = to;
+        count = shared.kept;
+      }
+      unsigned shift = 0;
+      while ((high - low) >> shift >= bins) ++shift;
+      for_each(cta, count, entry, [&](const candidate& each) {
+        if (is_in_range(each)) cta.add(shared.elements[(each.key - low) >> shift], each.elements);
+      });
+      cta.barrier();
+      if (!cross(cta, shared, before, exceeds)) return {false, 0, 0};
+      before = shared.before;
+      first = low + (static_cast<unsigned long long>(shared.bin) << shift);
+      if (shift == 0) return {true, first, before};
+      const unsigned long long width = (1ULL << shift) - 1;
+      last = high - first < width ? high : first + width;
+    }
+  }
+
+ private:
+  // Calls visit for the thread's entries, which are on their way several at a time.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Entry, class Visit>
+  LAMINA_HOST_DEVICE static void for_each(const ThreadBlock& cta, std::size_t count, const Entry& entry_of,
+                                          const Visit& visit) {
+    constexpr unsigned at_once = 4;
+    const std::size_t stride = cta.threads();
+    for (std::size_t i = cta.thread(); i < count; i += at_once * stride) {
+      candidate loaded[at_once];
+      for (unsigned k = 0; k < at_once; ++k)
+        loaded[k] = i + k * stride < count ? entry_of(i + k * stride) : candidate{0, 0};
+      for (const candidate& each : loaded) visit(each);
+    }
+  }
+
+  // Whether the sum over the bins crosses the limit; all threads may read where, then.
+  LAMINA_ANY_CALLER template <class ThreadBlock, class Exceeds>
+  LAMINA_HOST_DEVICE static bool cross(const ThreadBlock& cta, shared_memory& shared,
+                                       unsigned long long before, const Exceeds& exceeds) {
+    const unsigned each = (bins + cta.threads() - 1) / cta.threads();
+    const unsigned begin = cta.thread() * each < bins ? cta.thread() * each : bins;
+    const unsigned end = begin + each < bins ? begin + each : bins;
+    unsigned long long own = 0;
+    for (unsigned bin = begin; bin < end; ++bin) own += shared.elements[bin].value();
+    if (!exceeds(before + cta.sum_before(own, shared.sums))) return false;
+    unsigned long long sum = before + own;
+    for (unsigned bin = begin; bin < end; ++bin) {
+      const unsigned long long next = sum + shared.elements[bin].value();
+      if (!exceeds(sum) && exceeds(next)) {
+        shared.bin = bin;
+        shared.before = sum;
+      }
+      sum = next;
+    }
+    cta.barrier();
+    return true;
+  }
+};
+
+/// The most layers over which add_kernel decides a step, half of select_kernel's threads each with two: beyond it each layer is read
+/// several times, and what counts is how many threads wait for that.
+inline constexpr std::size_t most_selected_with_add = 1024;
+
+/// Algorithm 1, the selection and the header of the frame, by one thread block: L values are little work, and thread blocks could not
+/// wait for each other. Decides by detail/decision.hpp, as lamina::selector does. A step that is decided already stays so.
 template <element T>
 struct select_kernel {
   static constexpr unsigned threads = 512;
-  static constexpr unsigned teams_at_once = 1;
+  static constexpr unsigned thread_blocks_at_once = 1;
   static constexpr unsigned layers_at_once = 8;  // of a thread: a byte of the bitmap
 
   struct shared_memory {
     crossing_search::shared_memory search;
     union {
-      team_scratch<1> sum;
-      team_scratch<3> least;
+      block_scratch<1> sum;
+      block_scratch<3> least;
     };
   };
 
   model_view<T> at;
-  decision_rules rules;
-  selection_kind kind;
-  const double* values;                 // of this device or those that all workers agreed on; L
-  const std::uint8_t* held;             // L: not 0 for layers not to be sent in this step; or none
-  std::uint8_t* held_before;            // L: `held` as the step was decided, where there was one
-  const std::uint8_t* always_sent;      // L: not 0 for layers sent in every step; or none
-  const double* drop_ratio_in_warm_up;  // of the steps 1, 2, ... below rules.warm_up_steps
-  std::size_t largest_layer;
-  candidate* candidates;  // 2 L
+  const double* values;      // L
+  const std::uint8_t* held;  // L: not 0 for layers not to be sent in this step; or none
+  // As in worker_options, which own memory of the host.
+  bool has_threshold;
+  double send_budget;  // 0: none
+  double drop_ratio;
+  std::uint64_t warm_up_steps;
+  std::uint64_t search_every;
+  std::uint64_t at_least_every;
+  bool by_score;
+  payload_type payload;
 
-  std::size_t teams(unsigned) const { return 1; }
+  std::size_t thread_blocks(unsigned) const { return 1; }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void operator()(const Team& team, shared_memory& shared) const {
-    team.wait_for_launches();
-    fetch(team);
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE LAMINA_CALLED void operator()(const ThreadBlock& cta, shared_memory& shared) const {
+    cta.wait_for_launches();
+    fetch(cta);
     const step_phase phase = at.state->load_phase();
-    if (phase != step_phase::accumulating) {
-      again(team, shared, phase);
+    if (phase != step_phase::adding) {
+      if (cta.thread() == 0 && !may_select(phase)) at.state->set_misused();
       return;
-    }
-    if (held != nullptr) {
-      for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads())
-        held_before[layer] = held[layer];
     }
     lamina::detail::step_decision decision;
     decision.step = at.state->step + 1;
     decision.threshold = at.state->threshold;
-    decision.max_age = rules.max_age;
+    decision.max_age = at_least_every;
     double allowance = at.state->allowance;
     const double elements = static_cast<double>(at.elements);
-    if (rules.byte_budget.has_value()) {
-      const double share = product(rules.byte_budget.value_or(0), elements);
-      allowance = lamina::detail::grown_allowance(allowance, share, largest_layer);
-      const double left = lamina::detail::allowance_by_value(allowance, elements_always_sent(team, shared));
-      within_budget(team, shared, left, decision);
+    if (send_budget > 0) {
+      const double share = product(send_budget, elements);
+      allowance = lamina::detail::grown_allowance(allowance, share, at.largest_layer);
+      const double left = lamina::detail::allowance_by_value(allowance, elements_always_sent(cta, shared));
+      within_budget(cta, shared, left, decision);
     } else {
       const double ratio = drop_ratio_in(decision.step);
-      if (lamina::detail::searches(rules.refresh, decision.step, ratio, decision.threshold))
-        decision.threshold = searched(team, shared, product(ratio, elements));
-      decision.sends_all = ratio == 0 || (ratio == 1 && !rules.refresh.fixed_threshold());
+      if (searches_in(decision.step, ratio, decision.threshold)) {  // as lamina::threshold_search::beyond
+        const searched_layers by_value = {this, searched_layers::by::value, 0, decision.step};
+        const crossing found = find_crossing(cta, shared, product(ratio, elements), by_value);
+        decision.threshold = found.is_found ? value_of(found.key) : invalid_threshold;
+      }
+      decision.sends_all = ratio == 0 || (ratio == 1 && !has_threshold);
     }
-    const part sent = write_selection(team, shared, decision);
-    if (team.thread() != 0) return;
+    const total sent = write_selection(cta, shared, decision);
+    if (cta.thread() != 0) return;
     step_state& state = *at.state;
     state.step = decision.step;
     state.threshold = decision.threshold;
     state.allowance = allowance;
     state.sent_elements = sent.elements;
     state.payload_bytes = sent.bytes;
-    state.selected_by = kind;
     state.store_phase(step_phase::selected);
     auto* header = reinterpret_cast<lamina::detail::wire_header*>(at.prefix);
     header->step = decision.step;
@@ -115,89 +225,77 @@ struct select_kernel {
   }
 
  private:
-  struct part {
+  struct total {
     std::size_t elements;
     std::size_t bytes;
   };
 
   // All that is read of the first layers is on its way before the first of it is waited for.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void fetch(const Team& team) const {
-    for (std::size_t layer = team.thread(); layer < at.layers && layer < 4 * team.threads();
-         layer += team.threads()) {
-      team.prefetch(values + layer);
-      team.prefetch(at.sizes + layer);
-      team.prefetch(at.cleared_in + layer);
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void fetch(const ThreadBlock& cta) const {
+    const std::size_t end = at.layers < 4 * cta.threads() ? at.layers : 4 * cta.threads();
+    for (std::size_t layer = cta.thread(); layer < end; layer += cta.threads()) {
+      cta.prefetch(values + layer);
+      cta.prefetch(at.sizes + layer);
+      cta.prefetch(at.sent_in + layer);
     }
   }
 
   // Bitmap and payload_begin: a thread takes the layers of a byte at a time.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE part write_selection(const Team& team, shared_memory& shared,
-                                          const lamina::detail::step_decision& decision) const {
-    part sent = {0, 0};
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE total write_selection(const ThreadBlock& cta, shared_memory& shared,
+                                           const lamina::detail::step_decision& decision) const {
+    total sent = {0, 0};
     const std::size_t bytes_of_bitmap = (at.layers + layers_at_once - 1) / layers_at_once;
-    for (std::size_t first = 0; first < bytes_of_bitmap; first += team.threads()) {
-      const std::size_t byte = first + team.thread();
+    for (std::size_t first = 0; first < bytes_of_bitmap; first += cta.threads()) {
+      const std::size_t byte = first + cta.thread();
       unsigned is_sent = 0;  // a bit each
       unsigned long long begin = 0;
       for (unsigned k = 0; k < layers_at_once; ++k) {
         const std::size_t layer = byte * layers_at_once + k;
-        const bool goes = layer < at.layers && decision.sends(layer, values[layer], at.sizes[layer],
-                                                              at.cleared_in[layer], rule_of(layer));
-        if (!goes) continue;
+        const bool sends =
+            layer < at.layers && decision.sends(layer, score(layer, decision.step), at.sizes[layer],
+                                                at.sent_in[layer], rule_of(layer));
+        if (!sends) continue;
         sent.elements += at.sizes[layer];
-        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
+        begin += lamina::payload_bytes<T>(payload, at.sizes[layer]);
         is_sent |= 1U << k;
       }
-      const std::size_t bytes = team.sum_before(begin, shared.sum);
+      const std::size_t bytes = cta.sum_before(begin, shared.sum);
       begin += sent.bytes;
       for (unsigned k = 0; k < layers_at_once; ++k) {
         if (((is_sent >> k) & 1U) == 0) continue;
         const std::size_t layer = byte * layers_at_once + k;
         at.payload_begin[layer] = begin;
-        begin += lamina::payload_bytes<T>(rules.payload, at.sizes[layer]);
+        begin += lamina::payload_bytes<T>(payload, at.sizes[layer]);
       }
       if (byte < bytes_of_bitmap) at.bitmap[byte] = static_cast<std::uint8_t>(is_sent);
       sent.bytes += bytes;
     }
-    return {sum_over(team, shared, sent.elements), sent.bytes};
-  }
-
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE static std::size_t sum_over(const Team& team, shared_memory& shared, std::size_t own) {
-    unsigned long long sum[1] = {own};
-    team.combine(sum, shared.sum, sum_of());
-    return sum[0];
+    unsigned long long own = sent.elements;
+    return {cta.sum_before(own, shared.sum), sent.bytes};
   }
 
   LAMINA_HOST_DEVICE double drop_ratio_in(std::uint64_t step) const {
-    if (step >= rules.warm_up_steps || rules.drop_ratio == 1) return rules.drop_ratio;
-    return drop_ratio_in_warm_up[step - 1];
+    if (step >= warm_up_steps || drop_ratio == 1) return drop_ratio;
+    return at.warm_up[step - 1];
   }
 
-  // Asked again, which gives the same; or out of order.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void again(const Team& team, shared_memory& shared, step_phase phase) const {
-    const bool may_select = lamina::detail::may_select(phase);
-    std::size_t held_otherwise = 0;
-    if (may_select && at.state->selected_by == kind && held != nullptr) {
-      for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads())
-        held_otherwise += (held[layer] != 0) != (held_before[layer] != 0) ? 1 : 0;
-      held_otherwise = sum_over(team, shared, held_otherwise);
-    }
-    if (team.thread() != 0) return;
-    if (!may_select) {
-      at.state->raise(misuse::select_without_gradients);
-    } else if (at.state->selected_by != kind || held_otherwise > 0) {
-      at.state->raise(misuse::other_selection);
-    }
+  LAMINA_HOST_DEVICE bool searches_in(std::uint64_t step, double ratio, double threshold) const {
+    if (!(ratio > 0) || has_threshold) return false;
+    return (step - 1) % search_every == 0 || step <= warm_up_steps ||
+           !lamina::detail::outlasts_its_step(threshold);
+  }
+
+  LAMINA_HOST_DEVICE double score(std::size_t layer, std::uint64_t step) const {
+    if (!by_score) return values[layer];
+    return product(values[layer], static_cast<double>(step - at.sent_in[layer]));
   }
 
   LAMINA_HOST_DEVICE lamina::detail::layer_rule rule_of(std::size_t layer) const {
     using lamina::detail::layer_rule;
     if (held != nullptr && held[layer] != 0) return layer_rule::held;
-    if (always_sent != nullptr && always_sent[layer] != 0) return layer_rule::always;
+    if (at.always_sent != nullptr && at.always_sent[layer] != 0) return layer_rule::always;
     return layer_rule::by_value;
   }
 
@@ -206,10 +304,11 @@ struct select_kernel {
     const select_kernel* kernel;
     enum class by { value, value_descending, place } order;
     unsigned long long tied;  // by place: what does not have this key, descending, does not count
+    std::uint64_t step;
 
     LAMINA_HOST_DEVICE candidate operator()(std::size_t layer) const {
       const lamina::detail::layer_rule rule = kernel->rule_of(layer);
-      const double value = kernel->values[layer];
+      const double value = kernel->score(layer, step);
       const std::size_t elements = kernel->at.sizes[layer];
       if (order == by::value) return {key_of(lamina::detail::search_value(value, rule)), elements};
       // What its value does not decide on does not count.
@@ -220,60 +319,54 @@ struct select_kernel {
     }
   };
 
-  // As lamina::threshold_search::beyond.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE double searched(const Team& team, shared_memory& shared, double limit) const {
-    const crossing found = find_crossing(team, shared, limit, {this, searched_layers::by::value, 0});
-    return found.is_found ? value_of(found.key) : invalid_threshold;
-  }
-
-  // As lamina::layer_selector: the smallest value above the first that does not fit, and of the layers that have that one
+  // As lamina::selector: the smallest value above the first that does not fit, and of the layers that have that one
   // the first that fit.
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE void within_budget(const Team& team, shared_memory& shared, double most,
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE void within_budget(const ThreadBlock& cta, shared_memory& shared, double most,
                                         lamina::detail::step_decision& decision) const {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    const searched_layers descending = {this, searched_layers::by::value_descending, 0};
-    const crossing found = find_crossing(team, shared, most, descending);
+    const searched_layers descending = {this, searched_layers::by::value_descending, 0, decision.step};
+    const crossing found = find_crossing(cta, shared, most, descending);
     decision.threshold = -infinity;
     if (!found.is_found) return;
     // Above it, and the first and the last layer that are tied.
     unsigned long long least[3] = {key_of(infinity), at.layers, ~0ULL};
-    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
+    for (std::size_t layer = cta.thread(); layer < at.layers; layer += cta.threads()) {
       const candidate each = descending(layer);
       if (each.elements == 0) continue;
-      if (each.key < found.key) least[0] = least_of()(least[0], ~each.key);
+      if (each.key < found.key) least[0] = lesser(least[0], ~each.key);
       if (each.key == found.key) {
-        least[1] = least_of()(least[1], layer);
+        least[1] = lesser(least[1], layer);
         least[2] = ~layer;
       }
     }
-    team.combine(least, shared.least, least_of());
+    cta.least(least, shared.least);
     const unsigned long long first_tied = least[1];
     unsigned long long end = first_tied;  // alone it does not fit
     if (first_tied != ~least[2]) {
       const double left = most - static_cast<double>(found.before);
-      end = find_crossing(team, shared, left, {this, searched_layers::by::place, found.key}).key;
+      end =
+          find_crossing(cta, shared, left, {this, searched_layers::by::place, found.key, decision.step}).key;
     }
     const double value = value_of(~found.key);
     decision.threshold = end > first_tied ? value : value_of(least[0]);
     if (decision.threshold == value) decision.equals_end = end;
   }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE std::size_t elements_always_sent(const Team& team, shared_memory& shared) const {
-    if (always_sent == nullptr) return 0;
-    std::size_t elements = 0;
-    for (std::size_t layer = team.thread(); layer < at.layers; layer += team.threads()) {
-      if (rule_of(layer) == lamina::detail::layer_rule::always) elements += at.sizes[layer];
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE std::size_t elements_always_sent(const ThreadBlock& cta, shared_memory& shared) const {
+    if (at.always_sent == nullptr) return 0;
+    unsigned long long own = 0;
+    for (std::size_t layer = cta.thread(); layer < at.layers; layer += cta.threads()) {
+      if (rule_of(layer) == lamina::detail::layer_rule::always) own += at.sizes[layer];
     }
-    return sum_over(team, shared, elements);
+    return cta.sum_before(own, shared.sum);
   }
 
-  LAMINA_ANY_CALLER template <class Team>
-  LAMINA_HOST_DEVICE crossing find_crossing(const Team& team, shared_memory& shared, double limit,
+  LAMINA_ANY_CALLER template <class ThreadBlock>
+  LAMINA_HOST_DEVICE crossing find_crossing(const ThreadBlock& cta, shared_memory& shared, double limit,
                                             const searched_layers& layers) const {
-    return crossing_search::find(team, shared.search, candidates, at.layers, limit, layers);
+    return crossing_search::find(cta, shared.search, at.candidates, at.layers, limit, layers);
   }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The device's cases by teams of threads that run at the same time, as on a GPU.
+// The device's cases by thread blocks whose threads run at the same time, as on a GPU.
 #include <thrust/execution_policy.h>
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 #include "lamina/cuda/thrust_execution.hpp"
 #include "threads_execution.hpp"
 
-TEST_CASE("cuda: a team of threads does what one does") {
-  // What one order of a team's threads hides, the other shows.
+TEST_CASE("cuda: a thread block does what one thread does") {
+  // What one order of the threads hides, the other shows.
   const auto [threads, begins_forwards] =
       GENERATE(std::pair(2U, true), std::pair(2U, false), std::pair(5U, false));
   lamina_test::for_each_case(lamina_test::by_threads(threads, begins_forwards),
@@ -21,7 +21,7 @@ TEST_CASE("cuda: a team of threads does what one does") {
                              });
 }
 
-TEST_CASE("cuda: a search by a team of many threads") {
+TEST_CASE("cuda: a search by a thread block of many threads") {
   const auto [threads, begins_forwards] = GENERATE(std::pair(128U, true), std::pair(1024U, false));
   for (const std::size_t layers : {161U, 300U, 5000U}) {
     INFO(layers << " layers, " << threads << " threads");
