@@ -17,9 +17,9 @@ start() {
   done
   shift
   if [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
-    "$root/tools/install_packages" "${groups[@]}"
+    "$root/tools/install_packages" benchmarks "${groups[@]}"
     mkdir -p "$build"
-    if ! { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLAMINA_BUILD_TESTS=OFF &&
+    if ! { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLAMINA_BUILD_TESTS=OFF -DLAMINA_BUILD_BENCHMARKS=ON &&
       cmake --build "$build" --parallel 2 --target "${programs[@]}"; } >"$build/build.log" 2>&1; then
       tail -n 30 "$build/build.log" >&2
       exit 1
