@@ -7,54 +7,41 @@
 void work_by_allreduce(const run& of) {
   replica own(of);
   const lamina::partition cut(lamina::layout_of(own.network), of.with.fragment);
-  fragment_sgd sgd(own.parameters, cut, of.with.momentum);
-  MPI_Comm workers = MPI_COMM_NULL;
-  MPI_Comm_split(MPI_COMM_WORLD, 1, of.who.rank, &workers);
+  torch::optim::SGD sgd(lamina::parts_of(own.parameters, cut), torch::optim::SGDOptions(0).momentum(of.with.momentum));
   for (std::uint64_t step = 1;; ++step) {
     report told;
     if (of.tests_before(step)) own.test(told);
     if (step > of.with.steps) {
       told.checksum = checksum_of(own.parameters);
-      send_report(told, of.who);
-      break;
+      of.who.send(std::as_bytes(std::span(&told, 1)), 0, report_tag);
+      return;
     }
     own.compute(step, told);
-    send_report(told, of.who);
+    of.who.send(std::as_bytes(std::span(&told, 1)), 0, report_tag);
     std::vector<torch::Tensor> gradients = lamina::gradients_of(own.parameters);
     for (torch::Tensor& each : gradients) {
-      MPI_Allreduce(MPI_IN_PLACE, each.data_ptr(), static_cast<int>(each.numel()), MPI_FLOAT, MPI_SUM,
-                    workers);
+      MPI_Allreduce(MPI_IN_PLACE, each.data_ptr(), static_cast<int>(each.numel()), MPI_FLOAT, MPI_SUM, of.who.all);
       each.div_(of.who.workers);
     }
-    sgd.step(lamina::parts_of(gradients, cut), of.rate(step));
+    update(sgd, lamina::parts_of(gradients, cut), of.rate(step));
   }
-  MPI_Comm_free(&workers);
 }
 
 records watch_allreduce(const run& of) {
-  MPI_Comm none = MPI_COMM_NULL;
-  MPI_Comm_split(MPI_COMM_WORLD, MPI_UNDEFINED, 0, &none);
-  const resnet50 network(of.data.train->classes());
-  const std::size_t model_bytes = lamina::layout_of(network).elements() * sizeof(float);
-  records log(of.title, of.directory, of.with.steps, 0);
-  std::printf(
-      "  no server, no layer dropping; a ring sends 2 (W - 1) / W of the gradients from each worker\n");
+  const std::size_t elements = lamina::layout_of(resnet50(of.data.train->classes())).elements();
+  records log(of.title, of.directory, of.with.steps, 0, of.who.workers, elements);
+  std::printf("  no server, no layer dropping; a ring sends 2 (W - 1) / W of the gradients from each worker\n");
   auto begin = clock_type::now();
   for (std::uint64_t step = 1;; ++step) {
-    step_reports reports;
-    reports.receive_all(of.who);
-    reports.log_test(log, step - 1);
+    step_record record = {.step = step};
+    add_reports(record.told, of.who.all_workers, of.who);
+    record.seconds = seconds_since(begin);
     if (step > of.with.steps) {
-      reports.compare(reports.first_checksum());
+      log.finish(record.told);
       return log;
     }
-    const double share = 2.0 * (of.who.workers - 1) / of.who.workers;
-    step_record record;
-    record.step = step;
-    record.up_bytes = record.down_bytes = share * static_cast<double>(model_bytes);
-    record.seconds = seconds_since(begin);
-    reports.put_into(record);
-    log.add(record, model_bytes);
+    record.up_bytes = record.down_bytes = 2.0 * (of.who.workers - 1) / of.who.workers * 4.0 * static_cast<double>(elements);
+    log.add(record);
     begin = clock_type::now();
   }
 }

@@ -8,14 +8,27 @@
 #include <string>
 #include <vector>
 
+/// How the images of a set are shown.
+struct looks {
+  std::int64_t size;  // pixels a side
+  std::uint64_t seed;
+  bool augments;  // at random, as it is done for training
+};
+
 /// Labelled images: 3 x size x size floats of about zero mean and unit variance, and a class as an integer.
 class image_set {
  public:
+  explicit image_set(looks as) : as_(as) {}
   virtual ~image_set() = default;
-  virtual std::size_t size() const = 0;
-  virtual std::int64_t classes() const = 0;
+  std::size_t size() const { return size_; }
+  std::int64_t classes() const { return classes_; }
   /// An image as it looks in an epoch. It depends on nothing else, so that a run can be repeated and gone on with.
   virtual torch::data::Example<> get(std::size_t index, std::uint64_t epoch) const = 0;
+
+ protected:
+  looks as_;
+  std::size_t size_ = 0;
+  std::int64_t classes_ = 10;
 };
 
 struct data_sets {
@@ -28,24 +41,9 @@ struct data_sets {
 data_sets open_data(const std::string& source, std::int64_t image_size, std::uint64_t seed);
 
 /// These images as one batch.
-torch::data::Example<> batch_of(const image_set& images, const std::vector<std::size_t>& indices,
-                                std::uint64_t epoch);
+torch::data::Example<> batch_of(const image_set& images, const std::vector<std::size_t>& indices, std::uint64_t epoch);
 
-/// The batches of one worker: each epoch is shuffled anew, and those of the workers are disjoint. Has no state but what it keeps
-/// at hand, so that a checkpoint needs none.
-class batches {
- public:
-  /// \param workers, worker  how many there are, and which of them this is, from 0 on
-  /// Throws std::runtime_error if an epoch has not one batch for each worker.
-  batches(const image_set& images, std::size_t workers, std::size_t worker, std::size_t batch,
-          std::uint64_t seed);
-  /// That of a step, counted from 1.
-  torch::data::Example<> of_step(std::uint64_t step);
-
- private:
-  const image_set& images_;
-  std::size_t workers_, worker_, batch_;
-  std::uint64_t seed_;
-  std::uint64_t epoch_ = ~std::uint64_t{0};  // that order_ is of
-  std::vector<std::size_t> order_;
-};
+/// The batch of a step, counted from 1, of one of several workers, counted from 0. Those of the workers are disjoint, and each epoch is
+/// shuffled anew. Nothing is kept between steps, so that a checkpoint needs nothing of it.
+torch::data::Example<> batch_of_step(std::uint64_t step, const image_set& images, std::size_t worker, std::size_t workers,
+                                     std::size_t batch, std::uint64_t seed);

@@ -8,43 +8,34 @@
 
 namespace {
 
+const char* const help_text =
+#include "help.txt"
+    ;
+
 // All that a run may be refused for. Throws std::runtime_error.
 data_sets prepare(const options& with, const ranks& who) {
   if (who.workers == 0) throw std::runtime_error("rank 0 is the server: start at least two ranks");
   if (with.fragment % 4096 != 0) throw std::runtime_error("--fragment must be a multiple of 4096");
   const bool has_checkpoints = with.checkpoint_every > 0 || with.resume;
   if (has_checkpoints && std::ranges::find(with.runs, "allreduce") != with.runs.end())
-    throw std::runtime_error(
-        "the plain allreduce has no checkpoints: choose others with --runs, such as 0,0.95");
+    throw std::runtime_error("the plain allreduce has no checkpoints: choose others with --runs, such as 0,0.95");
   if (who.is_server() && !with.output.empty()) {
-    const std::filesystem::path output = with.output;
-    const bool is_new = !std::filesystem::exists(output) || std::filesystem::is_empty(output);
-    if (is_new && with.resume) throw std::runtime_error("--resume: nothing is in " + with.output);
-    if (!is_new && !with.resume)
+    std::filesystem::create_directories(with.output);
+    if (std::filesystem::is_empty(with.output) == with.resume)
       throw std::runtime_error(with.output +
-                               " has files already: give another --output, or go on with --resume");
+                               (with.resume ? " has nothing to --resume" : " has files: give another --output, or go on with --resume"));
   }
   data_sets data = open_data(with.data, with.image_size, with.seed);
-  if (data.train->classes() > 100'000) throw std::runtime_error("there are too many classes");
-  batches(*data.train, static_cast<std::size_t>(who.workers), 0, with.batch, with.seed);
-  if (who.is_server() && !with.output.empty()) std::filesystem::create_directories(with.output);
+  batch_of_step(1, *data.train, 0, static_cast<std::size_t>(who.workers), with.batch, with.seed);  // refuses too few images, or bad ones
   return data;
-}
-
-// The workers share the cores of their machine; the server works while they wait, with one thread.
-void share_cores(int threads, bool is_server) {
-  MPI_Comm machine = MPI_COMM_NULL;
-  int workers = is_server ? 0 : 1;
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
-  MPI_Allreduce(MPI_IN_PLACE, &workers, 1, MPI_INT, MPI_SUM, machine);
-  MPI_Comm_free(&machine);
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  torch::set_num_threads(threads > 0 ? threads : is_server ? 1 : std::max(1, cores / workers));
 }
 
 int train(const options& with) {
   const ranks who(with.workers_per_node, std::chrono::seconds(with.timeout));
-  share_cores(with.threads, who.is_server());
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  torch::set_num_threads(with.threads > 0  ? with.threads
+                         : who.is_server() ? 1  // it works while they wait
+                                           : std::max(1, cores / std::max(1, who.workers)));
   data_sets data;
   std::string problem;
   try {
@@ -58,11 +49,8 @@ int train(const options& with) {
   if (first <= who.workers) return 2;
 
   if (who.is_server()) {
-    std::printf(
-        "ResNet-50, %s: %zu training and %zu test images, %lld classes; %d workers x %zu images a step\n",
-        with.data.c_str(), data.train->size(), data.test->size(),
-        static_cast<long long>(data.train->classes()), who.workers, with.batch);
-    if (!with.output.empty()) std::ofstream(with.output + "/options.txt") << with.in_common() << '\n';
+    std::printf("ResNet-50, %s: %zu training and %zu test images, %lld classes; %d workers x %zu images a step\n", with.data.c_str(),
+                data.train->size(), data.test->size(), static_cast<long long>(data.train->classes()), who.workers, with.batch);
   }
   std::vector<records> results;
   for (const std::string& which : with.runs) {
@@ -81,16 +69,14 @@ int train(const options& with) {
     }
   }
   if (who.is_server()) records::print_head();
-  for (std::size_t i = 0; i < results.size(); ++i)
-    results[i].print_row(!with.async || with.runs[i] == "allreduce");
+  for (std::size_t i = 0; i < results.size(); ++i) results[i].print_row(!with.async || with.runs[i] == "allreduce");
   return 0;
 }
 
-[[noreturn]] void give_up(int rank, const std::string& sentence) {
+void give_up(int rank, const std::string& sentence) {
   std::fprintf(stderr, "resnet50_ps: %s: %s\n", name_of(rank).c_str(), sentence.c_str());
   std::fflush(nullptr);
   MPI_Abort(MPI_COMM_WORLD, 1);  // the others wait for this one
-  std::abort();
 }
 
 }  // namespace
@@ -116,12 +102,10 @@ int main(int argc, char** argv) {
     if (rank == 0) std::fprintf(stderr, "resnet50_ps: %s\n", error.what());
     code = 2;
   } catch (const lamina::mpi::timeout_error& error) {
-    give_up(rank, name_of(error.rank()) + " has said nothing for " + std::to_string(with.timeout) +
-                      " s; the run ends");
-  } catch (const c10::Error& error) {
-    give_up(rank, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    give_up(rank, error.what());
+    give_up(rank, name_of(error.rank()) + " has said nothing for " + std::to_string(with.timeout) + " s; the run ends");
+  } catch (const std::exception& error) {  // of which torch's have a page of addresses after the sentence
+    const std::string sentence = error.what();
+    give_up(rank, sentence.substr(0, sentence.find('\n')));
   }
   MPI_Finalize();
   return code;

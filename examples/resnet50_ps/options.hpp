@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,7 +23,7 @@ struct options {
   std::uint64_t staleness = std::numeric_limits<std::uint64_t>::max();
   int workers_per_node = 1;
 
-  double learning_rate = 0.02;
+  double learning_rate = 0.01;
   std::uint64_t warm_up = 10;
   double momentum = 0;
 
@@ -34,31 +33,16 @@ struct options {
   bool resume = false;
   int threads = 0;
   int timeout = 600;
-
-  /// What a run that goes on from a checkpoint must have in common with the one that made it.
-  std::string in_common() const {
-    std::ostringstream all;
-    all << "data=" << data << " image-size=" << image_size << " batch=" << batch << " seed=" << seed
-        << " fragment=" << fragment << " refresh=" << refresh << " local=" << local
-        << " workers-per-node=" << workers_per_node << " learning-rate=" << learning_rate
-        << " warm-up=" << warm_up << " momentum=" << momentum;
-    return all.str();
-  }
 };
-
-inline const char* const help_text =
-#include "help.txt"
-    ;
 
 /// Adds the options to a parser, which refuses what is out of range.
 inline void add_options(CLI::App& app, options& o) {
   const CLI::Range counted(1, 1 << 30);
   const CLI::Range count(0, 1 << 30);
-  const auto is_run = [](const std::string& text) -> std::string {
-    double ratio = 0;
-    if (text == "allreduce" || (CLI::detail::lexical_cast(text, ratio) && ratio >= 0 && ratio <= 1))
-      return {};
-    return "'" + text + "' is neither a drop ratio from 0 to 1 nor allreduce";
+  const auto is_run = [](const std::string& text) {
+    double ratio = -1;
+    const bool is_good = text == "allreduce" || (CLI::detail::lexical_cast(text, ratio) && ratio >= 0 && ratio <= 1);
+    return is_good ? "" : "'" + text + "' is neither a drop ratio from 0 to 1 nor allreduce";
   };
   app.option_defaults()->always_capture_default();
   app.add_option("--data", o.data);

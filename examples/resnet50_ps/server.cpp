@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What rank 0 does: holds the parameters, takes gradients, and sends each leader the fragments that it has not seen.
 #include <lamina/lamina.hpp>
-#include <optional>
+#include <sstream>
 
 #include "checkpoint.hpp"
 #include "training.hpp"
@@ -17,21 +17,23 @@ class server {
         network_((torch::manual_seed(of.with.seed), of.data.train->classes())),
         parameters_(network_.parameters()),
         cut_(lamina::layout_of(network_), of.with.fragment),
-        sgd_(parameters_, cut_, of.with.momentum),
+        fragments_(lamina::parts_of(parameters_, cut_)),
+        sgd_(fragments_, torch::optim::SGDOptions(0).momentum(of.with.momentum)),
         publisher_(cut_.parts(), of.who.leaders.size()),
         down_bytes_(of.who.leaders.size()),
         done_(load()),
-        log_(of.title, of.directory, of.with.steps, done_) {
-    for (const torch::Tensor& each : sgd_.fragments()) memory_.push_back(torch::empty_like(each));
-    std::printf("  %s\n", promise().c_str());
+        log_(of.title, of.directory, of.with.steps, done_, of.who.workers, cut_.model().elements()) {
+    for (const torch::Tensor& each : fragments_) memory_.push_back(torch::empty_like(each));
+    std::printf("  %zu elements in %zu fragments of up to %zu; a step sends %g %% and less than a fragment more\n", cut_.model().elements(),
+                cut_.parts().layers(), std::ranges::max(cut_.parts().sizes()),
+                of.drop_ratio == 1 ? 100 : 100 * (1 - of.drop_ratio));  // at R = 1, Algorithm 1 finds no threshold
   }
 
   records serve() {
     of_.with.async ? serve_asynchronously() : serve_in_step();
-    step_reports last;
-    last.receive_all(of_.who);
-    last.log_test(log_, of_.with.steps);
-    last.compare(checksum_of(parameters_));
+    report last = {.checksum = checksum_of(parameters_)};
+    add_reports(last, of_.who.all_workers, of_.who);
+    log_.finish(last);
     return std::move(log_);
   }
 
@@ -44,19 +46,18 @@ class server {
     std::vector<std::vector<std::byte>> frames(senders());  // the aggregator looks into them
     for (std::uint64_t step = done_ + 1;; ++step) {
       const auto& news = publisher_.encode_for_all(step, fragment_);
-      lamina::mpi::send(news, of_.who.leaders, parameters_tag, MPI_COMM_WORLD, of_.who.patience);
+      of_.who.send(news, of_.who.leaders, parameters_tag);
       publisher_.commit_all();
       std::ranges::fill(down_bytes_, news.size_bytes());
       if (step > of_.with.steps) return;
 
-      reports_.receive_all(of_.who);
-      reports_.log_test(log_, step - 1);
+      add_reports(record_.told, of_.who.all_workers, of_.who);
       if (of_.agrees()) agree();
       for (std::size_t s = 0; s < senders(); ++s) {
-        lamina::mpi::receive(frames[s], of_.who.leaders[s], gradients_tag, MPI_COMM_WORLD, of_.who.patience);
+        frames[s] = of_.who.receive(of_.who.leaders[s], gradients_tag);
         take(s, frames[s], aggregator);
       }
-      update(aggregator, of_.rate(step));
+      apply(aggregator, of_.rate(step));
       finish_step(step);
       if (of_.saves_after(step)) save(step);
     }
@@ -74,15 +75,15 @@ class server {
     std::vector<std::byte> frame;
     for (std::uint64_t applied = 0; applied < of_.with.steps * senders();) {
       const std::size_t s = next_sender();
-      lamina::mpi::receive(frame, of_.who.leaders[s], gradients_tag, MPI_COMM_WORLD, of_.who.patience);
-      for (const int worker : of_.who.nodes[s]) reports_.receive(worker, of_.who);
+      frame = of_.who.receive(of_.who.leaders[s], gradients_tag);
+      add_reports(record_.told, of_.who.nodes[s], of_.who);
       take(s, frame, aggregators[s]);
       // A frame is the sum over the workers of its node, and all of them together move the parameters as far as a step does.
-      update(aggregators[s], of_.rate(applied / senders() + 1) / of_.who.workers);
+      apply(aggregators[s], of_.rate(applied / senders() + 1) / of_.who.workers);
       if (++applied % senders() == 0) finish_step(applied / senders());
 
       is_due[s] = ++done[s] < of_.with.steps;
-      waits_since_[s].reset();
+      waits_since_[s] = clock_type::time_point::max();
       for (std::size_t other = 0; other < senders(); ++other) {
         if (!is_due[other] || done[other] - *std::ranges::min_element(done) > of_.with.staleness) continue;
         reply(other, done[other] + 1);
@@ -94,7 +95,7 @@ class server {
 
   void reply(std::size_t s, std::uint64_t step) {
     const auto& news = publisher_.encode(s, step, fragment_);
-    lamina::mpi::send(news, of_.who.leaders[s], parameters_tag, MPI_COMM_WORLD, of_.who.patience);
+    of_.who.send(news, of_.who.leaders[s], parameters_tag);
     publisher_.commit(s);
     down_bytes_[s] = news.size_bytes();
     waits_since_[s] = clock_type::now();
@@ -103,20 +104,16 @@ class server {
   // Of which sender a frame has come. Throws where one has been silent for too long, whatever the others send.
   std::size_t next_sender() {
     for (;;) {
-      std::size_t longest = 0;
-      for (std::size_t s = 0; s < senders(); ++s) {
-        if (waits_since_[s] && (!waits_since_[longest] || *waits_since_[s] < *waits_since_[longest]))
-          longest = s;
-      }
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          *waits_since_[longest] + of_.who.patience - clock_type::now());
+      const auto longest = std::ranges::min_element(waits_since_) - waits_since_.begin();
+      const int leader = of_.who.leaders[static_cast<std::size_t>(longest)];
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(waits_since_[static_cast<std::size_t>(longest)] +
+                                                                              of_.who.patience - clock_type::now());
       const bool is_over = left.count() <= 0;
       try {
-        return of_.who.sender(
-            lamina::mpi::wait_for_message(is_over ? of_.who.leaders[longest] : MPI_ANY_SOURCE, gradients_tag,
-                                          MPI_COMM_WORLD, is_over ? std::chrono::milliseconds(0) : left));
+        return of_.who.sender(lamina::mpi::wait_for_message(is_over ? leader : MPI_ANY_SOURCE, gradients_tag, MPI_COMM_WORLD,
+                                                            is_over ? std::chrono::milliseconds(0) : left));
       } catch (const lamina::mpi::timeout_error&) {
-        if (is_over) throw lamina::mpi::timeout_error(of_.who.leaders[longest], "");
+        if (is_over) throw;
       }
     }
   }
@@ -125,12 +122,11 @@ class server {
   void agree() {
     std::vector<double> sum(cut_.parts().layers()), own(sum.size());
     for (const int leader : of_.who.leaders) {
-      const auto bytes = lamina::mpi::receive(leader, values_tag, MPI_COMM_WORLD, of_.who.patience);
+      const auto bytes = of_.who.receive(leader, values_tag);
       std::memcpy(own.data(), bytes.data(), bytes.size());
       for (std::size_t f = 0; f < sum.size(); ++f) sum[f] += own[f] / of_.who.workers;
     }
-    lamina::mpi::send(std::as_bytes(std::span(sum)), of_.who.leaders, agreed_tag, MPI_COMM_WORLD,
-                      of_.who.patience);
+    of_.who.send(std::as_bytes(std::span(sum)), of_.who.leaders, agreed_tag);
   }
 
   void take(std::size_t s, std::span<const std::byte> frame, aggregator_type& into) {
@@ -141,17 +137,16 @@ class server {
     record_.down_bytes += static_cast<double>(down_bytes_[s]) / static_cast<double>(senders());
   }
 
-  void update(aggregator_type& gradients, double rate) {
+  void apply(aggregator_type& gradients, double rate) {
     const auto begin = clock_type::now();
     std::vector<torch::Tensor> means(memory_.size());
     for (std::size_t f = 0; f < means.size(); ++f) {
       if (gradients.arrived().is_dropped(f)) continue;  // no gradient, no update
       means[f] = memory_[f];
-      gradients.mean(f, [&](std::size_t first, std::span<const float> mean) {
-        std::ranges::copy(mean, means[f].data_ptr<float>() + first);
-      });
+      auto* to = memory_[f].data_ptr<float>();
+      gradients.mean(f, [&](std::size_t first, std::span<const float> mean) { std::ranges::copy(mean, to + first); });
     }
-    sgd_.step(means, rate);
+    update(sgd_, means, rate);
     publisher_.update(gradients.arrived());
     gradients.next_step();
     record_.server_seconds += seconds_since(begin);
@@ -160,44 +155,28 @@ class server {
   void finish_step(std::uint64_t step) {
     record_.step = step;
     record_.seconds = seconds_since(begin_);
-    reports_.put_into(record_);
-    log_.add(record_, cut_.model().elements() * sizeof(float));
+    log_.add(record_);
     begin_ = clock_type::now();
     record_ = {};
-    reports_ = {};
   }
 
   std::size_t senders() const { return of_.who.leaders.size(); }
 
-  std::string promise() const {
-    const auto all = static_cast<double>(cut_.model().elements());
-    std::ostringstream text;
-    text << std::setprecision(3);
-    if (of_.drop_ratio == 0 || of_.drop_ratio == 1) {
-      text << "all of " << all / 1e6 << " million elements are sent in each step";
-    } else {
-      text << 100 - 100 * of_.drop_ratio << " % of " << all / 1e6 << " million elements, and at most one of "
-           << cut_.parts().layers() << " fragments more ("
-           << 100 * static_cast<double>(std::ranges::max(cut_.parts().sizes())) / all
-           << " %), are sent in each step" << (of_.with.refresh > 1 ? " that searches a threshold" : "");
-    }
-    return text.str();
-  }
-
   std::string file() const { return of_.directory + "/checkpoint.pt"; }
+  std::string options() const {  // that a run which goes on must share
+    return of_.with.data + ", batch " + std::to_string(of_.with.batch) + ", seed " + std::to_string(of_.with.seed) + ", " +
+           std::to_string(of_.who.workers) + " workers";
+  }
 
   void save(std::uint64_t step) {
     torch::serialize::OutputArchive archive, optimizer;
     network_.save(archive);
-    sgd_.state().save(optimizer);
+    sgd_.save(optimizer);
     archive.write("optimizer", optimizer);
     archive.write("step", c10::IValue(static_cast<std::int64_t>(step)));
-    archive.write("options",
-                  c10::IValue(of_.with.in_common() + " workers=" + std::to_string(of_.who.workers)));
-    for (int rank = 1; rank <= of_.who.workers; ++rank) {
-      const auto state = lamina::mpi::receive(rank, state_tag, MPI_COMM_WORLD, of_.who.patience);
-      archive.write("worker" + std::to_string(rank), tensor_of(state));
-    }
+    archive.write("options", c10::IValue(options()));
+    for (const int worker : of_.who.all_workers)
+      archive.write("worker" + std::to_string(worker), tensor_of(of_.who.receive(worker, state_tag)));
     std::ostringstream stream;
     archive.save_to(stream);
     replace_file(file(), std::move(stream).str());
@@ -206,54 +185,46 @@ class server {
 
   // Goes on from the checkpoint, if --resume says so and there is one, and gives each worker its part. Returns the steps done.
   std::uint64_t load() try {
-    const ranks& who = of_.who;
-    std::uint64_t done = 0;
-    if (!of_.with.resume || !std::filesystem::exists(file())) {
-      for (int rank = 1; rank <= who.workers; ++rank)
-        lamina::mpi::send(std::span<const std::byte>(), rank, state_tag, MPI_COMM_WORLD, who.patience);
-      return done;
-    }
+    const bool is_there = of_.with.resume && std::filesystem::exists(file());
     torch::serialize::InputArchive archive, optimizer;
-    archive.load_from(file());
-    c10::IValue step, made_with;
-    archive.read("options", made_with);
-    const std::string common = of_.with.in_common() + " workers=" + std::to_string(who.workers);
-    if (made_with.toStringRef() != common)
-      throw std::runtime_error("was made with " + made_with.toStringRef() + ", this run has " + common);
-    archive.read("step", step);
-    done = static_cast<std::uint64_t>(step.toInt());
-    network_.load(archive);
-    archive.read("optimizer", optimizer);
-    sgd_.state().load(optimizer);
-    for (int rank = 1; rank <= who.workers; ++rank) {
-      torch::Tensor state;
-      archive.read("worker" + std::to_string(rank), state);
-      lamina::mpi::send(bytes_of(state), rank, state_tag, MPI_COMM_WORLD, who.patience);
-      lamina::mpi::send(std::as_bytes(std::span(&done, 1)), rank, state_tag, MPI_COMM_WORLD, who.patience);
+    c10::IValue step(std::int64_t{0}), made_with;
+    if (is_there) {
+      archive.load_from(file());
+      archive.read("options", made_with);
+      if (made_with.toStringRef() != options())
+        throw std::runtime_error("made with " + made_with.toStringRef() + "; this run has " + options());
+      archive.read("step", step);
+      network_.load(archive);
+      archive.read("optimizer", optimizer);
+      sgd_.load(optimizer);
     }
-    return done;
-  } catch (const c10::Error& error) {
-    throw std::runtime_error(file() + " is damaged: " + error.what_without_backtrace());
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(file() + ": " + error.what());
+    for (const int worker : of_.who.all_workers) {
+      torch::Tensor state = torch::empty({0}, torch::kByte);
+      if (is_there) archive.read("worker" + std::to_string(worker), state);
+      of_.who.send(bytes_of(state), worker, state_tag);
+    }
+    return static_cast<std::uint64_t>(step.toInt());
+  } catch (const std::exception& error) {  // of which torch's have a page of addresses after the sentence
+    const std::string sentence = error.what();
+    throw std::runtime_error(file() + ": " + sentence.substr(0, sentence.find('\n')));
   }
 
   const run& of_;
   resnet50 network_;
   std::vector<torch::Tensor> parameters_;
   lamina::partition cut_;
-  fragment_sgd sgd_;
+  std::vector<torch::Tensor> fragments_;  // of the parameters, whose memory they share
+  torch::optim::SGD sgd_;
   lamina::parameter_publisher<float> publisher_;
   std::vector<std::size_t> down_bytes_;  // of the last reply to each sender
   std::uint64_t done_;
   records log_;
-  std::vector<torch::Tensor> memory_;  // of the mean gradients
-  std::vector<std::optional<clock_type::time_point>> waits_since_{of_.who.leaders.size()};  // for each sender
-  step_record record_;  // of the step under way
-  step_reports reports_;
+  std::vector<torch::Tensor> memory_;                                                                       // of the mean gradients
+  std::vector<clock_type::time_point> waits_since_{of_.who.leaders.size(), clock_type::time_point::max()};  // for each sender
+  step_record record_;                                                                                      // of the step under way
   clock_type::time_point begin_ = clock_type::now();
   const std::function<std::span<const float>(std::size_t)> fragment_ = [this](std::size_t f) {
-    return lamina::elements_of<float>(sgd_.fragments()[f]);
+    return lamina::elements_of<float>(fragments_[f]);
   };
 };
 
