@@ -92,7 +92,7 @@ def table(results: list[Result]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./benchmarks/lab/converge", description=__doc__)
-    parser.add_argument("--data", default="synthetic", help="cifar10:DIR or synthetic")
+    parser.add_argument("--data", default="synthetic", help="cifar10:DIR, imagefolder:DIR or synthetic")
     parser.add_argument("--steps", type=int, default=200, help="of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--workers", type=int, default=2)

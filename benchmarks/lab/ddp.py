@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""One rank of PyTorch's DistributedDataParallel over gloo, whose computation takes its time layer by layer as that of the training
-harness does with --replay --by-layer. Started by overlap.py, which says where and how many; rank 0 writes what its steps took."""
+"""One rank of PyTorch's DistributedDataParallel over gloo, whose computation takes its time layer by layer as that of the
+lab does with --replay --by-layer. Started by overlap.py, which says where and how many; rank 0 writes what its steps took."""
 
 import argparse
 import json

@@ -120,7 +120,7 @@ std::vector<step_seen> exchange_frames(const exchange_options& options, const ex
     over = way_over_udp(MPI_COMM_WORLD, frame_grid(plan.layers, plan.losses), sockets, most_bytes, timeout,
                         name_of);
   } else {
-    over = way_over_mpi(MPI_COMM_WORLD, most_bytes, timeout, name_of);
+    over = way_over_mpi(MPI_COMM_WORLD, timeout);
   }
   if (all.rank() == 0) return exchange::serve(*over, all, plan);
   exchange::work(*over, all, plan);

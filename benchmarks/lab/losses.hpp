@@ -78,11 +78,9 @@ class gradient_way {
     if (memory_) required = memory_->required(layers, plan_.max_losses);
     const lamina::bounded::obligations owed{.required = required};
     constexpr std::size_t server = 0;
-    result.arrived =
-        way_.send({&server, 1}, message_kind::gradients,
-                  {.frame = {frame.segments(), nullptr}, .chunks = result.chunks ? &*result.chunks : nullptr},
-                  {&owed, 1})[0]
-            .arrived;
+    result.arrived = way_.send({&server, 1}, message_kind::gradients, frame,
+                               result.chunks ? &*result.chunks : nullptr, {&owed, 1})[0]
+                         .arrived;
     if (result.arrived && memory_) memory_->note(*result.arrived);
     return result;
   }
@@ -101,8 +99,7 @@ inline std::vector<sent_frame> send_parameters(way& over, const frame_cutter& cu
                                                std::span<const std::size_t> clients) {
   const auto chunks = cutter.cut(frame, published.published_to_all(), 0);
   std::vector<sent_frame> sent =
-      over.send(clients, message_kind::parameters,
-                {.frame = {frame.segments(), nullptr}, .chunks = chunks ? &*chunks : nullptr});
+      over.send(clients, message_kind::parameters, frame, chunks ? &*chunks : nullptr);
   published.commit_all();
   return sent;
 }

@@ -33,7 +33,7 @@ void train(const options& how) {
     over = way_over_udp(run.callers->communicator(), frame_grid(run.local.model(), run.losses()),
                         run.sockets(), max_bytes, timeout, name_of);
   } else if (run.callers) {
-    over = way_over_mpi(run.callers->communicator(), max_bytes, timeout, name_of);
+    over = way_over_mpi(run.callers->communicator(), timeout);
   }
   if (run.is_server) return serve(run, *over);
   work(run, over.get());

@@ -16,7 +16,7 @@ void add_options(CLI::App& app, options& into) {
   const CLI::Range some(std::uint64_t{1}, std::uint64_t{1} << 40U);
 
   const char* const data = "Data and network";
-  add(data, "--data", into.data, "cifar10:DIR or synthetic");
+  add(data, "--data", into.data, "cifar10:DIR, imagefolder:DIR or synthetic");
   add(data, "--network", into.network, "what is trained")->check(one_of({"resnet50", "vgg16", "tiny"}));
   add(data, "--image-size", into.image_size_pixels, "pixels a side; 0: 32")->check(CLI::Range(0, 4096));
   add(data, "--classes", into.classes, "outputs of the network")->check(CLI::Range(10, 1 << 20));

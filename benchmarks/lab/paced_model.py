@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A model that takes its time layer by layer, as paced_player of replay.cpp does for the training harness: forward passes the layers as
+"""A model that takes its time layer by layer, as paced_player of replay.cpp does for the lab: forward passes the layers as
 they are needed, and backward is one of autograd, in which each gradient is complete when its share of the pass is over."""
 
 import pathlib

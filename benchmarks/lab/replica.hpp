@@ -20,7 +20,7 @@ class replica {
   replica(torch::nn::AnyModule trained, std::size_t fragment_elements)
       : network_(std::move(trained)),
         parameters_(network_.ptr()->parameters()),
-        partition_(layout_of(*network_.ptr()), fragment_elements) {}
+        partition_(lamina::layout_of(*network_.ptr()), fragment_elements) {}
 
   torch::nn::AnyModule& network() { return network_; }
   const lamina::partition& partition() const { return partition_; }
@@ -32,11 +32,7 @@ class replica {
     return fragment_of(parameters_[partition_.layer_of(l)], l);
   }
   /// Of whole layers, as the last backward pass has left them.
-  std::vector<torch::Tensor> gradients() const {
-    std::vector<torch::Tensor> all;
-    for (const torch::Tensor& each : parameters_) all.push_back(each.grad());
-    return all;
-  }
+  std::vector<torch::Tensor> gradients() const { return lamina::gradients_of(parameters_); }
   std::vector<std::span<float>> gradient_elements() const {
     std::vector<std::span<float>> all;
     for (const torch::Tensor& each : parameters_)
@@ -55,12 +51,6 @@ class replica {
   }
 
  private:
-  static lamina::layout layout_of(const torch::nn::Module& module) {
-    std::vector<lamina::layer> layers;
-    for (const auto& item : module.named_parameters())
-      layers.push_back(lamina::layer_of(item.key(), item.value()));
-    return lamina::layout(std::move(layers));
-  }
   std::span<float> fragment_of(const torch::Tensor& layer, std::size_t l) const {
     return lamina::writable_elements_of<float>(layer).subspan(partition_.begin(l), model().sizes()[l]);
   }

@@ -31,15 +31,15 @@ double correct_within(std::int64_t first, const torch::Tensor& logits, const tor
   return best.eq(classes.unsqueeze(1)).sum().item<double>();
 }
 
-void compute_gradients(replica& local, const batch& images, step_report& report) {
+void compute_gradients(replica& local, const torch::data::Example<>& images, step_report& report) {
   local.network().ptr()->train();
   local.network().ptr()->zero_grad();
-  const torch::Tensor logits = local.network().forward(images.images);
-  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, images.classes);
+  const torch::Tensor logits = local.network().forward(images.data);
+  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, images.target);
   loss.backward();
   report.loss = loss.item<double>();
-  report.correct = correct_within(1, logits, images.classes);
-  report.images = static_cast<double>(images.classes.size(0));
+  report.correct = correct_within(1, logits, images.target);
+  report.images = static_cast<double>(images.target.size(0));
 }
 
 replica make_replica(const options& how) {
@@ -82,11 +82,12 @@ training::training(const options& given, mpi_ranks& ranks, work_clock& working)
   data_ = open_data(how.data, how.image_size_pixels, how.seed);
   if (is_server) return;
   const auto number = static_cast<std::size_t>(worker);
-  batches_.emplace(data_.train, shard{count, number}, how.batch_images, how.seed);
-  compute = gradients_of(how, number, local.partition().model(), local,
-                         [this](std::uint64_t step, step_report& report) {
-                           compute_gradients(local, batches_->of(step), report);
-                         });
+  compute = gradients_of(
+      how, number, local.partition().model(), local,
+      [this, number, count](std::uint64_t step, step_report& report) {
+        compute_gradients(local, batch_of_step(step, *data_.train, number, count, how.batch_images, how.seed),
+                          report);
+      });
 }
 
 std::string training::name_of(std::size_t rank) const {
@@ -155,13 +156,18 @@ std::array<double, 3> training::evaluate() {
     average_statistics();
     const torch::NoGradGuard no_gradients;
     local.network().ptr()->eval();
-    for_each_batch(*data_.test, {workers_in_all(), workers->rank()}, evaluation_batch_images,
-                   [&](const batch& images) {
-                     const torch::Tensor logits = local.network().forward(images.images);
-                     seen[0] += static_cast<double>(images.classes.size(0));
-                     seen[1] += correct_within(1, logits, images.classes);
-                     seen[2] += correct_within(5, logits, images.classes);
-                   });
+    std::vector<std::size_t> indices;
+    const std::size_t step = workers_in_all();
+    for (std::size_t i = workers->rank(); i < data_.test->size(); i += step) {
+      indices.push_back(i);
+      if (indices.size() < evaluation_batch_images && i + step < data_.test->size()) continue;
+      const torch::data::Example<> images = batch_of(*data_.test, indices, 0);
+      const torch::Tensor logits = local.network().forward(images.data);
+      seen[0] += static_cast<double>(indices.size());
+      seen[1] += correct_within(1, logits, images.target);
+      seen[2] += correct_within(5, logits, images.target);
+      indices.clear();
+    }
   }
   all.sum(seen);
   return seen;

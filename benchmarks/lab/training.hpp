@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "clock.hpp"
-#include "data.hpp"
 #include "losses.hpp"
 #include "mpi_ranks.hpp"
 #include "options.hpp"
 #include "replica.hpp"
+#include "resnet50_ps/data.hpp"
 
 namespace lab {
 
@@ -87,7 +87,6 @@ class training {
   std::array<double, 3> evaluate();
 
   data_sets data_;
-  std::optional<batches> batches_;
   stopwatch since_last_;  // step that was logged
 };
 

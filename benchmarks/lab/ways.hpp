@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <lamina/bounded/bounded.hpp>
+#include <lamina/frame.hpp>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,18 +29,18 @@ class way {
   /// The same frame to each; returns when each has as much of it as it must, and says how much that is.
   ///
   /// \param kind     parameters or gradients
+  /// \param chunks   how it is cut where some of it may be lost; nullptr: nothing may be
   /// \param of_each  what each receiver must get whatever the bound says: none, or one for each receiver
   virtual std::vector<sent_frame> send(std::span<const std::size_t> to, message_kind kind,
-                                       const outgoing_frame& what,
+                                       const lamina::encoded_frame& frame,
+                                       const lamina::bounded::frame_chunks* chunks,
                                        std::span<const lamina::bounded::obligations> of_each = {}) = 0;
   /// A frame of each of these ranks, in their order. The bytes stand until the next frame of the same rank is asked for.
   virtual std::vector<message> receive(std::span<const std::size_t> from, message_kind kind) = 0;
 };
 
-/// Over MPI, where nothing is lost: pieces of 1 MiB, without a copy, one receiver after the other, so that who has all of it can begin to
-/// compute while others get theirs. `max_bytes` bounds what a peer may announce.
-std::unique_ptr<way> way_over_mpi(MPI_Comm ranks, std::size_t max_bytes, std::chrono::seconds timeout,
-                                  rank_names name_of);
+/// Over MPI, where nothing is lost. Its errors are also lamina::mpi::timeout_error.
+std::unique_ptr<way> way_over_mpi(MPI_Comm ranks, std::chrono::seconds timeout);
 
 /// Sockets of packets, and what of gradients may be lost on them.
 struct socket_options {
