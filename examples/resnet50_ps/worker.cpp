@@ -67,7 +67,7 @@ void work(const run& of) {
   std::vector<std::byte> frame;
   for (std::uint64_t step = load_state(own, compressor, who) + 1;; ++step) {
     lamina::mpi::receive(frame, who.is_leader() ? 0 : who.leader, parameters_tag, MPI_COMM_WORLD, who.patience);
-    if (who.is_leader()) who.send(std::span<const std::byte>(frame), who.members(), parameters_tag);
+    if (compressor) who.send(std::span<const std::byte>(frame), std::span(who.nodes[who.sender(who.rank)]).subspan(1), parameters_tag);
     lamina::apply<float>(frame, cut, step, own.parameters);
 
     report told;
