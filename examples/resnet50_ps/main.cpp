@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
     if (rank == 0) std::fprintf(stderr, "resnet50_ps: %s\n", error.what());
     code = 2;
   } catch (const lamina::mpi::timeout_error& error) {
-    give_up(rank, name_of(error.rank()) + " has said nothing for " + std::to_string(with.timeout) + " s; the run ends");
+    give_up(rank, name_of(error.rank()) + " has said nothing within --timeout, " + std::to_string(with.timeout) + " s");
   } catch (const std::exception& error) {  // of which torch's have a page of addresses after the sentence
     const std::string sentence = error.what();
     give_up(rank, sentence.substr(0, sentence.find('\n')));

@@ -174,7 +174,7 @@ def stopped(runs):
         os.kill(ranks_of(runs.program)[2], signal.SIGSTOP)
         _, error = started.communicate(timeout=90)
         assert started.returncode != 0
-        assert "the server: worker 2 has said nothing for 8 s" in error, (mode, error)
+        assert "worker 2 has said nothing within --timeout, 8 s" in error, (mode, error)
         assert not ranks_of(runs.program)
 
 
