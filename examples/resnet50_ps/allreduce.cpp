@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The baseline: all workers sum their gradients by MPI_Allreduce and update their own parameters. Nothing is dropped.
-#include <lamina/lamina.hpp>
-
 #include "training.hpp"
 
 void work_by_allreduce(const run& of) {

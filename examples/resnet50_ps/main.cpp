@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Trains ResNet-50 with a parameter server over MPI, both directions compressed by layer dropping (Lee et al. 2020). Rank 0 is the server
-// (server.cpp), the others are workers (worker.cpp).
-#include <exception>
+// Trains ResNet-50 by layer dropping (Lee et al. 2020). Rank 0 is the server, see server.cpp, the others are workers, see worker.cpp.
 #include <thread>
 
 #include "training.hpp"
@@ -15,9 +13,10 @@ const char* const help_text =
 // All that a run may be refused for. Throws std::runtime_error.
 data_sets prepare(const options& with, const ranks& who) {
   if (who.workers == 0) throw std::runtime_error("rank 0 is the server: start at least two ranks");
+  if (with.workers != 0 && with.workers != who.workers)
+    throw std::runtime_error("--workers is " + std::to_string(with.workers) + ", but mpirun has started " + std::to_string(who.workers));
   if (with.fragment % 4096 != 0) throw std::runtime_error("--fragment must be a multiple of 4096");
-  const bool has_checkpoints = with.checkpoint_every > 0 || with.resume;
-  if (has_checkpoints && std::ranges::find(with.runs, "allreduce") != with.runs.end())
+  if ((with.checkpoint_every > 0 || with.resume) && std::ranges::find(with.runs, "allreduce") != with.runs.end())
     throw std::runtime_error("the plain allreduce has no checkpoints: choose others with --runs, such as 0,0.95");
   if (who.is_server() && !with.output.empty()) {
     std::filesystem::create_directories(with.output);
@@ -32,10 +31,9 @@ data_sets prepare(const options& with, const ranks& who) {
 
 int train(const options& with) {
   const ranks who(with.workers_per_node, std::chrono::seconds(with.timeout));
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
   torch::set_num_threads(with.threads > 0  ? with.threads
                          : who.is_server() ? 1  // it works while they wait
-                                           : std::max(1, cores / std::max(1, who.workers)));
+                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, who.workers)));
   data_sets data;
   std::string problem;
   try {
@@ -62,13 +60,12 @@ int train(const options& with) {
                     .drop_ratio = is_dense ? 0 : std::stod(which),
                     .title = is_dense ? "plain MPI_Allreduce" : "R = " + which,
                     .directory = directory};
-    if (who.is_server()) {
+    if (who.is_server())
       results.push_back(is_dense ? watch_allreduce(of) : serve(of));
-    } else {
+    else
       is_dense ? work_by_allreduce(of) : work(of);
-    }
   }
-  if (who.is_server()) records::print_head();
+  if (!results.empty()) records::print_head();
   for (std::size_t i = 0; i < results.size(); ++i) results[i].print_row(!with.async || with.runs[i] == "allreduce");
   return 0;
 }
@@ -83,6 +80,7 @@ void give_up(int rank, const std::string& sentence) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a line is read when it is printed, by whatever
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   int code = 0;
@@ -93,16 +91,13 @@ int main(int argc, char** argv) {
   try {
     add_options(app, with);
     app.parse(argc, argv);
-    if (*help) {
-      if (rank == 0) std::printf("%s", help_text);
-    } else {
-      code = train(with);
-    }
+    if (!*help) code = train(with);
+    if (*help && rank == 0) std::printf("%s", help_text);
   } catch (const CLI::ParseError& error) {
     if (rank == 0) std::fprintf(stderr, "resnet50_ps: %s\n", error.what());
     code = 2;
   } catch (const lamina::mpi::timeout_error& error) {
-    give_up(rank, name_of(error.rank()) + " has said nothing for " + std::to_string(with.timeout) + " s; the run ends");
+    give_up(rank, name_of(error.rank()) + " has said nothing within --timeout, " + std::to_string(with.timeout) + " s");
   } catch (const std::exception& error) {  // of which torch's have a page of addresses after the sentence
     const std::string sentence = error.what();
     give_up(rank, sentence.substr(0, sentence.find('\n')));

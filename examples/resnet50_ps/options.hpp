@@ -14,7 +14,6 @@ struct options {
   std::size_t batch = 16;
   std::uint64_t steps = 100;
   std::uint64_t seed = 1;
-
   std::vector<std::string> runs = {"allreduce", "0", "0.95"};
   std::size_t fragment = 65'536;
   std::uint64_t refresh = 1;
@@ -22,6 +21,7 @@ struct options {
   bool async = false;
   std::uint64_t staleness = std::numeric_limits<std::uint64_t>::max();
   int workers_per_node = 1;
+  int workers = 0;  // as many as there are
 
   double learning_rate = 0.01;
   std::uint64_t warm_up = 10;
@@ -56,6 +56,7 @@ inline void add_options(CLI::App& app, options& o) {
   app.add_flag("--local", o.local);
   auto* async = app.add_flag("--async", o.async);
   app.add_option("--staleness", o.staleness)->check(count)->needs(async);
+  app.add_option("--workers", o.workers)->check(counted);
   app.add_option("--workers-per-node", o.workers_per_node)->check(count);
   app.add_option("--learning-rate", o.learning_rate)->check(CLI::Range(0.0, 1000.0));
   app.add_option("--warm-up", o.warm_up)->check(count);

@@ -14,9 +14,7 @@
 /// What a message between two ranks is.
 enum tag : int { parameters_tag, report_tag, values_tag, agreed_tag, gradients_tag, state_tag };
 
-inline std::string name_of(int rank) {
-  return rank == 0 ? "the server" : "worker " + std::to_string(rank);
-}
+inline std::string name_of(int rank) { return rank == 0 ? "the server" : "worker " + std::to_string(rank); }
 
 /// Who is who. Rank 0 is the server, all others are workers. The workers of a node sum their gradients, and the first of them, its
 /// leader, exchanges with the server. A worker for itself is the leader of a node of one.
@@ -65,8 +63,6 @@ struct ranks {
   bool is_leader() const { return rank == leader && !is_server(); }
   /// The index among the senders, of a leader.
   std::size_t sender(int of_leader) const { return static_cast<std::size_t>(std::ranges::find(leaders, of_leader) - leaders.begin()); }
-  /// The others of this leader's node.
-  std::span<const int> members() const { return std::span(nodes[sender(rank)]).subspan(1); }
 };
 
 /// What each worker tells the server in each step before gradients are exchanged: the server so knows who has not come that far.

@@ -51,7 +51,6 @@ class records {
     std::printf("  %4llu/%llu  loss %6.4f  up %6.2f MB (%5.1f %%)  down %6.2f MB (%5.1f %%)  %5.2f s\n",
                 static_cast<unsigned long long>(s.step), static_cast<unsigned long long>(steps_), s.told.loss, s.up_bytes / 1e6, up,
                 s.down_bytes / 1e6, down, s.seconds);
-    std::fflush(stdout);
     lines_.push_back({s.told.compute_seconds, s.server_seconds, s.seconds, up, down, s.told.loss});
   }
 
@@ -64,9 +63,8 @@ class records {
   /// In the shape of the paper's Table 1.
   static void print_head() {
     std::printf(
-        "\nMeans of all steps but the first, which sends the whole model: seconds, and shares of the model; loss of the last ten\n"
-        "%-22s%9s%9s%9s%9s%9s%9s%9s%10s\n",
-        "", "compute", "server", "network", "total", "up", "down", "loss", "test acc.");
+        "\nMeans of all steps but the first, which sends the whole model: seconds, and shares of the model; loss of the last ten\n");
+    std::printf("%31s%9s%9s%9s%9s%9s%9s%11s\n", "compute", "server", "network", "total", "up", "down", "loss", "test acc.");
   }
   /// \param has_network  whether what a step does not compute is communication; an asynchronous server's has no such rest
   void print_row(bool has_network) const {
@@ -95,6 +93,7 @@ class records {
   void write(const std::string& line) {
     if (!path_.empty() && !(file_ << line << std::endl)) throw std::runtime_error("cannot write " + path_ + ": is the disk full?");
   }
+
   std::string title_;
   std::uint64_t steps_;
   int workers_;

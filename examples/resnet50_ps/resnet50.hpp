@@ -19,7 +19,7 @@ class resnet50 : public torch::nn::Module {
       }
     }
     register_module("features", features_);
-    fc_ = register_module("fc", torch::nn::Linear(channels, classes));
+    register_module("fc", fc_ = torch::nn::Linear(channels, classes));
   }
 
   /// N x 3 x height x width, of about zero mean and unit variance, to N x classes scores.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What rank 0 does: holds the parameters, takes gradients, and sends each leader the fragments that it has not seen.
 #include <lamina/lamina.hpp>
-#include <sstream>
 
 #include "checkpoint.hpp"
 #include "training.hpp"
@@ -72,10 +71,9 @@ class server {
     }
     std::vector<std::uint64_t> done(senders(), 0);
     std::vector<bool> is_due(senders(), false);  // a reply that --staleness holds back
-    std::vector<std::byte> frame;
     for (std::uint64_t applied = 0; applied < of_.with.steps * senders();) {
       const std::size_t s = next_sender();
-      frame = of_.who.receive(of_.who.leaders[s], gradients_tag);
+      const auto frame = of_.who.receive(of_.who.leaders[s], gradients_tag);
       add_reports(record_.told, of_.who.nodes[s], of_.who);
       take(s, frame, aggregators[s]);
       // A frame is the sum over the workers of its node, and all of them together move the parameters as far as a step does.
@@ -106,12 +104,11 @@ class server {
     for (;;) {
       const auto longest = std::ranges::min_element(waits_since_) - waits_since_.begin();
       const int leader = of_.who.leaders[static_cast<std::size_t>(longest)];
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(waits_since_[static_cast<std::size_t>(longest)] +
-                                                                              of_.who.patience - clock_type::now());
-      const bool is_over = left.count() <= 0;
+      const auto since = clock_type::now() - waits_since_[static_cast<std::size_t>(longest)];
+      const bool is_over = since >= of_.who.patience;  // then only this one is looked for
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(of_.who.patience - since);
       try {
-        return of_.who.sender(lamina::mpi::wait_for_message(is_over ? leader : MPI_ANY_SOURCE, gradients_tag, MPI_COMM_WORLD,
-                                                            is_over ? std::chrono::milliseconds(0) : left));
+        return of_.who.sender(lamina::mpi::wait_for_message(is_over ? leader : MPI_ANY_SOURCE, gradients_tag, MPI_COMM_WORLD, left));
       } catch (const lamina::mpi::timeout_error&) {
         if (is_over) throw;
       }
@@ -161,7 +158,6 @@ class server {
   }
 
   std::size_t senders() const { return of_.who.leaders.size(); }
-
   std::string file() const { return of_.directory + "/checkpoint.pt"; }
   std::string options() const {  // that a run which goes on must share
     return of_.with.data + ", batch " + std::to_string(of_.with.batch) + ", seed " + std::to_string(of_.with.seed) + ", " +
@@ -170,7 +166,7 @@ class server {
 
   void save(std::uint64_t step) {
     torch::serialize::OutputArchive archive, optimizer;
-    network_.save(archive);
+    archive.write("parameters", c10::IValue(parameters_));
     sgd_.save(optimizer);
     archive.write("optimizer", optimizer);
     archive.write("step", c10::IValue(static_cast<std::int64_t>(step)));
@@ -187,14 +183,15 @@ class server {
   std::uint64_t load() try {
     const bool is_there = of_.with.resume && std::filesystem::exists(file());
     torch::serialize::InputArchive archive, optimizer;
-    c10::IValue step(std::int64_t{0}), made_with;
+    c10::IValue step(std::int64_t{0}), made_with, parameters;
     if (is_there) {
       archive.load_from(file());
       archive.read("options", made_with);
       if (made_with.toStringRef() != options())
         throw std::runtime_error("made with " + made_with.toStringRef() + "; this run has " + options());
       archive.read("step", step);
-      network_.load(archive);
+      archive.read("parameters", parameters);
+      for (std::size_t l = 0; l < parameters_.size(); ++l) parameters_[l].detach().copy_(parameters.toTensorVector().at(l));
       archive.read("optimizer", optimizer);
       sgd_.load(optimizer);
     }
@@ -230,6 +227,4 @@ class server {
 
 }  // namespace
 
-records serve(const run& of) {
-  return server(of).serve();
-}
+records serve(const run& of) { return server(of).serve(); }

@@ -14,9 +14,7 @@
 
 using clock_type = std::chrono::steady_clock;
 
-inline double seconds_since(clock_type::time_point begin) {
-  return std::chrono::duration<double>(clock_type::now() - begin).count();
-}
+inline double seconds_since(clock_type::time_point begin) { return std::chrono::duration<double>(clock_type::now() - begin).count(); }
 
 /// One training from the first step to the last.
 struct run {
@@ -28,16 +26,16 @@ struct run {
   std::string directory;  // empty: nothing is kept
 
   bool agrees() const { return !with.local && !with.async; }
-  bool tests_before(std::uint64_t step) const { return step > with.steps || (!with.async && is_due(with.evaluate_every, step - 1)); }
-  bool saves_after(std::uint64_t step) const { return is_due(with.checkpoint_every, step); }
+  bool tests_before(std::uint64_t step) const {
+    const bool is_due = with.evaluate_every > 0 && step > 1 && (step - 1) % with.evaluate_every == 0;
+    return step > with.steps || (is_due && !with.async);
+  }
+  bool saves_after(std::uint64_t step) const { return with.checkpoint_every > 0 && step % with.checkpoint_every == 0; }
   /// The learning rate of a step: grows from zero in --warm-up steps.
   double rate(std::uint64_t step) const {
     return step > with.warm_up ? with.learning_rate
                                : with.learning_rate * static_cast<double>(step) / static_cast<double>(with.warm_up + 1);
   }
-
- private:
-  static bool is_due(std::uint64_t period, std::uint64_t done) { return period > 0 && done > 0 && done % period == 0; }
 };
 
 /// The server of a run, and each of its workers: server.cpp and worker.cpp.
@@ -68,7 +66,7 @@ struct replica {
   /// The gradients of a step's batch, in the parameters' grad().
   void compute(std::uint64_t step, report& told) {
     const auto begin = clock_type::now();
-    const auto batch = batch_of_step(step, *of_.data.train, worker(), workers(), of_.with.batch, of_.with.seed);
+    const auto batch = batch_of_step(step, *of_.data.train, worker_, workers_, of_.with.batch, of_.with.seed);
     network.zero_grad();
     const torch::Tensor loss = torch::nn::functional::cross_entropy(network.forward(batch.data), batch.target);
     loss.backward();
@@ -81,7 +79,7 @@ struct replica {
     const auto begin = clock_type::now();
     const torch::NoGradGuard no_gradients;
     network.eval();
-    for (std::size_t first = worker() * 100; first < of_.data.test->size(); first += workers() * 100) {
+    for (std::size_t first = worker_ * 100; first < of_.data.test->size(); first += workers_ * 100) {
       std::vector<std::size_t> indices(std::min<std::size_t>(100, of_.data.test->size() - first));
       std::iota(indices.begin(), indices.end(), first);
       const auto batch = batch_of(*of_.data.test, indices, 0);
@@ -98,9 +96,8 @@ struct replica {
   std::vector<torch::Tensor> parameters;
 
  private:
-  std::size_t worker() const { return static_cast<std::size_t>(of_.who.rank - 1); }
-  std::size_t workers() const { return static_cast<std::size_t>(of_.who.workers); }
   const run& of_;
+  const std::size_t worker_ = static_cast<std::size_t>(of_.who.rank - 1), workers_ = static_cast<std::size_t>(of_.who.workers);
 };
 
 /// A step of torch's SGD over fragments of the parameters. `gradients[f]` is undefined where fragment f has none: it then stays as it is,

@@ -67,7 +67,10 @@ void work(const run& of) {
   std::vector<std::byte> frame;
   for (std::uint64_t step = load_state(own, compressor, who) + 1;; ++step) {
     lamina::mpi::receive(frame, who.is_leader() ? 0 : who.leader, parameters_tag, MPI_COMM_WORLD, who.patience);
-    if (who.is_leader()) who.send(std::span<const std::byte>(frame), who.members(), parameters_tag);
+    if (compressor) {  // the node's others wait for it: with less patience, so that the server hears of them by name
+      const std::span others = std::span(who.nodes[who.sender(who.rank)]).subspan(1);
+      lamina::mpi::send(std::span<const std::byte>(frame), others, parameters_tag, MPI_COMM_WORLD, who.patience / 4);
+    }
     lamina::apply<float>(frame, cut, step, own.parameters);
 
     report told;

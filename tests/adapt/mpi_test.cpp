@@ -12,7 +12,7 @@ using lamina::mpi::send;
 using lamina::mpi::timeout_error;
 using std::chrono::milliseconds;
 
-constexpr MPI_Comm world = MPI_COMM_WORLD;
+const MPI_Comm world = MPI_COMM_WORLD;
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 const std::vector<int> others = {1, 2};
 
