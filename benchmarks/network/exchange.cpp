@@ -24,7 +24,7 @@
 #include "loops/losses.hpp"
 #include "messages/in_process_transport.hpp"
 #include "messages/mpi_transport.hpp"
-#include "messages/udp/whole_meeting.hpp"
+#include "messages/over_udp.hpp"
 
 namespace {
 

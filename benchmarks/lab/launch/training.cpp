@@ -28,7 +28,7 @@ std::uint32_t in_ppm(double share) {
 
 // Without the headers of IP, UDP and the packet.
 std::size_t packet_data_bytes(const training& run) {
-  const bool is_v6 = !run.paths.empty() && run.paths[0].is_v6 != 0;
+  const bool is_v6 = run.paths.control.is_v6 != 0;
   return run.options.mtu - (is_v6 ? 48 : 28) - lamina::bounded::packet_header_bytes;
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <lamina/layout.hpp>
+#include <lamina/udp/address.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,6 @@
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
 #include "messages/lossy_way.hpp"
-#include "messages/udp/address.hpp"
 #include "model/replica.hpp"
 
 namespace lab {
@@ -45,7 +45,7 @@ struct training {
   lab::topology topology;
   std::size_t place_on_machine = 0;        ///< of this rank, among the workers there
   MPI_Comm communicator = MPI_COMM_WORLD;  ///< of its ranks, unless they are all in this process
-  std::vector<endpoint> paths = {};  ///< local addresses of this rank's packets, with --transport udp alone
+  lamina::udp::rank_addresses paths = {};  ///< local addresses of this rank's packets, with --transport udp alone
   bool layer_dropping = true;
   experiment added = {};
 

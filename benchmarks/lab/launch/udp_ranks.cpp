@@ -9,8 +9,7 @@
 
 #include "loops/losses.hpp"
 #include "messages/mpi_session.hpp"
-#include "messages/udp/udp_transport.hpp"
-#include "messages/udp/whole_meeting.hpp"
+#include "messages/over_udp.hpp"
 
 namespace lab {
 namespace {
@@ -40,7 +39,7 @@ frame_options frames_of(const training& run, const replica& local) {
           .has_tags = losses.has_tags};
 }
 
-udp_transport_options options_of(const training& run, const replica& local, std::size_t rank) {
+udp_options options_of(const training& run, const replica& local, std::size_t rank) {
   const lab::options& options = run.options;
   const topology& who = run.topology;
   // The clients send to the server at the same time; it sends to all of them over one link, which they share in turns. Without a server
@@ -68,7 +67,7 @@ udp_transport_options options_of(const training& run, const replica& local, std:
 
 }  // namespace
 
-std::vector<endpoint> udp_paths_of(const lab::options& options, const launch_info& here) {
+lamina::udp::rank_addresses udp_paths_of(const lab::options& options, const launch_info& here) {
   const bool is_one_machine =
       std::ranges::all_of(here.machines, [&](int each) { return each == here.machines[0]; });
   return local_paths(options.interfaces, is_one_machine);

@@ -12,7 +12,7 @@
 namespace lab {
 
 /// Throws std::invalid_argument, naming the option, if this machine has no address that is meant.
-std::vector<endpoint> udp_paths_of(const lab::options& options, const launch_info& here);
+lamina::udp::rank_addresses udp_paths_of(const lab::options& options, const launch_info& here);
 
 /// All ranks of run.communicator meet: by MPI, once, and from then on by sockets alone. Throws link_error.
 std::unique_ptr<transport> meet_over_udp(const training& run, const replica& local);

@@ -10,7 +10,6 @@
 #include "lamina/bounded/grid.hpp"
 #include "lamina/bounded/heartbeat.hpp"
 #include "lamina/bounded/keyed_check.hpp"
-#include "lamina/bounded/lossy_channel.hpp"
 #include "lamina/bounded/messages.hpp"
 #include "lamina/bounded/owed.hpp"
 #include "lamina/bounded/packet.hpp"
