@@ -16,7 +16,8 @@ int main(int argc, char** argv) try {
   const lamina::layout model({{"embedding", {1000, 64}}, {"head", {64, 10}}});
   constexpr auto type = lamina::payload_type::as_is;
   const auto grid = bounded::chunk_grid::of<float>(model, type, bounded::chunk_elements<float>(type, 1416));
-  constexpr std::uint32_t tenth = 100'000;  // in parts per million
+  constexpr std::uint32_t tenth = 100'000;             // in parts per million
+  constexpr auto none = lamina::frame_checksum::none;  // packets have one
 
   udp::transport ranks(udp::open_sockets(all.at(rank), {.inject_loss = 0.2}), all,
                        {.rank = rank,
@@ -24,7 +25,7 @@ int main(int argc, char** argv) try {
                         .peers = {{.rank = 1 - rank, .sends = grid, .takes = grid, .most_bound_ppm = tenth}},
                         .secret = std::strtoull(argv[4], nullptr, 10)});
   if (rank == 1) {
-    lamina::gradient_compressor<float> worker(model, {.frame_checksum = lamina::frame_checksum::none});
+    lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0, .frame_checksum = none});
     worker.accumulate_all(std::vector{std::vector<float>(64'000, 2.0F), std::vector<float>(640, 1.0F)});
     const lamina::encoded_frame& frame = worker.encode();
     const bounded::frame_chunks chunks(frame, worker.chosen(), grid, {.bound_ppm = tenth});

@@ -25,7 +25,7 @@
 
 #include "lamina/bounded/control.hpp"
 #include "lamina/bounded/error.hpp"
-#include "lamina/bounded/keyed_check.hpp"
+#include "lamina/bounded/packet.hpp"
 #include "lamina/udp/socket.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {

@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/bounded/control.hpp"
 #include "lamina/bounded/grid.hpp"
-#include "lamina/bounded/messages.hpp"
 #include "lamina/bounded/receiver.hpp"
 #include "lamina/options.hpp"
 #include "lamina/udp/control.hpp"
