@@ -43,14 +43,15 @@ class uplink {
       : run_(run), grid_(grid_of(run, parts)), losses_(grid_) {
     udp::open_sockets here = std::move(opened.sockets[rank]);
     opened.sockets.clear();  // those of the others are theirs
-    udp::transport_options options{.rank = rank,
-                                   .ranks = run.workers + 1,
-                                   .secret = opened.secret,
-                                   .mtu = mtu,
-                                   .link_bits = 10'000'000'000,
-                                   .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers),
-                                   .meeting_timeout = 2 * timeout,
-                                   .name_of = name_of};
+    udp::transport_options options{
+        .rank = rank,
+        .ranks = run.workers + 1,
+        .secret = opened.secret,
+        .mtu = mtu,
+        .rate = {.link_bits = 10'000'000'000,
+                 .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers)},
+        .meeting_timeout = 2 * timeout,
+        .name_of = name_of};
     for (std::size_t other = 0; other <= run.workers; ++other) {
       if ((rank == server) == (other == server)) continue;
       options.peers.push_back({.rank = other,

@@ -95,11 +95,10 @@ inline udp::transport_options options_of(const ranks_given& given, std::size_t r
                                  .mtu = given.mtu,
                                  .stop = given.stop,
                                  .has_classes = given.has_tags,
-                                 .link_bits = given.link_bits,
-                                 .senders = rank == 0 ? 1 : static_cast<std::uint32_t>(ranks - 1),
+                                 .rate = {.link_bits = given.link_bits,
+                                          .senders = rank == 0 ? 1 : static_cast<std::uint32_t>(ranks - 1)},
                                  .most_message_bytes = given.max_message_bytes,
                                  .meeting_timeout = 20s,
-                                 .ping_every = 250ms,
                                  .name_of = name_of};
   for (const std::size_t peer : peers_of(rank, ranks)) {
     options.peers.push_back(

@@ -101,7 +101,7 @@ TEST_CASE("transport: with a bound of 0 every frame arrives whole, over a networ
             test_frame(given, lamina::frame_kind::gradients, step, 100 * worker + step).bytes());
     }
   }
-  CHECK(counted.paths.injected > 0);
+  CHECK(counted.paths.at(0).injected > 0);
   CHECK(counted.foreign == 0);
   using bounded::packet_fate;
   for (const udp::peer_counters& each : counted.peers) {
@@ -332,13 +332,10 @@ TEST_CASE("transport: options that contradict each other are refused") {
     }
     return std::string();
   };
-  CHECK(refusal([](auto& options, auto&) { options.rank = 2; }) == "rank 2 of 2 ranks at 2 addresses");
-  CHECK(refusal([](auto&, auto& all) { all.pop_back(); }) == "rank 0 of 2 ranks at 1 addresses");
+  CHECK_THAT(refusal([](auto& options, auto&) { options.rank = 2; }), Contains("is one of 2 ranks"));
+  CHECK_THAT(refusal([](auto&, auto& all) { all.pop_back(); }), Contains("has one of 1 addresses"));
   CHECK_THAT(refusal([](auto& options, auto&) { options.peers[0].rank = 0; }),
-             Contains("rank 0 is no peer of rank 0"));
-  CHECK_THAT(refusal([](auto& options, auto&) { options.peers.push_back(options.peers[0]); }),
-             Contains("rank 1 is no peer"));
-  CHECK(refusal([](auto& options, auto&) { options.peers[0].timeout = 0ms; }) == "a timeout is above 0");
+             Contains("rank 0 with peers the server and the server") && Contains("and once"));
   CHECK(refusal([](auto&, auto& all) { all[1].paths = 2; }) ==
         "worker 0 has 2 paths of IPv4, the server has 1 paths of IPv4");
 }

@@ -45,24 +45,22 @@ udp_options options_of(const training& run, const replica& local, std::size_t ra
   // The clients send to the server at the same time; it sends to all of them over one link, which they share in turns. Without a server
   // each sends to one, and hears of one, at a time.
   const bool is_one_of_many = who.has_server && !who.is_server(rank);
-  return {
-      .rank = rank,
-      .ranks = who.ranks(),
-      .takes_gradients = !who.has_server || who.is_server(rank),
-      .peers = who.peers_of(rank),
-      .frames = frames_of(run, local),
-      .link_bits = options.link_rate_bits,
-      .senders =
-          static_cast<std::uint32_t>(is_one_of_many ? std::max<std::size_t>(1, who.below(0).size()) : 1),
-      .mtu = options.mtu,
-      .max_message_bytes = largest_message_bytes(run, local),
-      .timeout_of =
-          [&run, rank](std::size_t awaited) {
-            return std::chrono::seconds(run.options.timeout_seconds) * run.topology.patience(rank, awaited);
-          },
-      .ping_every =
-          std::min(std::chrono::milliseconds(1000), std::chrono::milliseconds(250 * options.timeout_seconds)),
-      .name_of = [&run](std::size_t each) { return run.topology.name_of(each); }};
+  return {.rank = rank,
+          .ranks = who.ranks(),
+          .takes_gradients = !who.has_server || who.is_server(rank),
+          .peers = who.peers_of(rank),
+          .frames = frames_of(run, local),
+          .link_bits = options.link_rate_bits,
+          .senders =
+              static_cast<std::uint32_t>(is_one_of_many ? std::max<std::size_t>(1, who.below(0).size()) : 1),
+          .mtu = options.mtu,
+          .max_message_bytes = largest_message_bytes(run, local),
+          .timeout_of =
+              [&run, rank](std::size_t awaited) {
+                return std::chrono::seconds(run.options.timeout_seconds) *
+                       run.topology.patience(rank, awaited);
+              },
+          .name_of = [&run](std::size_t each) { return run.topology.name_of(each); }};
 }
 
 }  // namespace

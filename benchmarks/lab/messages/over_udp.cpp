@@ -50,19 +50,17 @@ const bounded::chunk_grid& taken_by(const udp_options& how, std::size_t rank) {
 }
 
 udp::transport_options options_of(const udp_options& how, std::uint64_t secret) {
-  udp::transport_options options{.rank = how.rank,
-                                 .ranks = how.ranks,
-                                 .secret = secret,
-                                 .mtu = how.mtu,
-                                 .stop = how.frames.stop,
-                                 .has_classes = how.frames.has_tags,
-                                 .link_bits = how.link_bits,
-                                 .senders = how.senders,
-                                 .controls_rate = how.controls_rate,
-                                 .most_message_bytes = how.max_message_bytes,
-                                 .meeting_timeout = std::chrono::milliseconds(0),
-                                 .ping_every = how.ping_every,
-                                 .name_of = how.name_of};
+  udp::transport_options options{
+      .rank = how.rank,
+      .ranks = how.ranks,
+      .secret = secret,
+      .mtu = how.mtu,
+      .stop = how.frames.stop,
+      .has_classes = how.frames.has_tags,
+      .rate = {.link_bits = how.link_bits, .senders = how.senders, .is_controlled = how.controls_rate},
+      .most_message_bytes = how.max_message_bytes,
+      .meeting_timeout = std::chrono::milliseconds(0),
+      .name_of = how.name_of};
   for (const std::size_t rank : how.peers) {
     const std::chrono::milliseconds timeout = how.timeout_of(rank);
     options.meeting_timeout = std::max(options.meeting_timeout, 2 * timeout);
@@ -141,10 +139,17 @@ class over_udp : public transport {
       for (const udp::peer_counters& each : all.peers) sum += each.taken.of(fate);
       return sum;
     };
-    return {{"sent", all.paths.sent},
-            {"injected_loss", all.paths.injected},
-            {"unsent", all.paths.unsent},
-            {"overrun", all.paths.overrun},
+    udp::socket_counters paths;
+    for (const udp::socket_counters& each : all.paths) {
+      paths.sent += each.sent;
+      paths.injected += each.injected;
+      paths.unsent += each.unsent;
+      paths.overrun += each.overrun;
+    }
+    return {{"sent", paths.sent},
+            {"injected_loss", paths.injected},
+            {"unsent", paths.unsent},
+            {"overrun", paths.overrun},
             {"placed", of(packet_fate::placed)},
             {"duplicate", of(packet_fate::duplicate)},
             {"late", of(packet_fate::late)},

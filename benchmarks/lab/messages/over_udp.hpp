@@ -44,7 +44,6 @@ struct udp_options {
   std::size_t mtu = 1500;
   std::size_t max_message_bytes = 0;  ///< bounds what a peer may announce, and what waits of each
   std::function<std::chrono::seconds(std::size_t rank)> timeout_of;
-  std::chrono::milliseconds ping_every{1000};  ///< a fraction of the timeouts
   rank_names name_of;
 };
 

@@ -3,9 +3,8 @@
 
 /// The thread of a transport: what comes, what is to go, and when. Read after peer.hpp, before transport.hpp.
 
-#include <sys/epoll.h>
+#include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -38,10 +37,8 @@ class engine {
         sending_order_(options.peers.size()),
         next_path_(options.peers.size(), 0),
         link_(largest_packet_bits()),
-        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-        timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)),
         event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (!epoll_.is_open() || !timer_.is_open() || !event_.is_open()) throw_system_error("epoll");
+    if (!event_.is_open()) throw_system_error("eventfd");
     const bounded::instant now = clock_now();
     for (std::size_t i = 0; i < options.peers.size(); ++i) {
       const peer_options& each = options.peers[i];
@@ -52,8 +49,6 @@ class engine {
     }
     std::ranges::sort(senders_);
     std::iota(sending_order_.begin(), sending_order_.end(), std::size_t{0});
-    watched_.assign(peers.size() + paths_.size() + 2, 0);
-    ready_.resize(watched_.size());
     watch();
     thread_ = std::thread([this] { run(); });
   }
@@ -88,9 +83,9 @@ class engine {
     const auto found = std::ranges::find(sending_order_, place);
     std::rotate(found, found + 1, sending_order_.end());
   }
-  [[nodiscard]] socket_counters path_counters() const {
-    socket_counters all;
-    for (const packet_socket& each : paths_) all += each.counters();
+  [[nodiscard]] std::vector<socket_counters> path_counters() const {
+    std::vector<socket_counters> all;
+    for (const packet_socket& each : paths_) all.push_back(each.counters());
     return all;
   }
   /// Packets from addresses that no peer has told.
@@ -139,32 +134,34 @@ class engine {
   void turn() {
     // Whoever was not heard until here was not heard of in what is read below.
     const bounded::instant before = clock_now();
-    const int count = ::epoll_wait(epoll_.get(), ready_.data(), static_cast<int>(ready_.size()), -1);
-    if (count < 0 && errno != EINTR) throw_system_error("epoll_wait");
+    const bounded::instant nap = (std::max)(wake_at_ - before, bounded::instant(0));
+    const timespec until{static_cast<time_t>(nap.count() / 1'000'000'000),
+                         static_cast<long>(nap.count() % 1'000'000'000)};
+    const int count = ::ppoll(watched_.data(), watched_.size(), &until, nullptr);
+    if (count < 0 && errno != EINTR) throw_system_error("ppoll");
 
     const std::scoped_lock held(mutex);
-    for (int i = 0; i < count; ++i) read(ready_[static_cast<std::size_t>(i)], clock_now());
     if (count >= 0) {
+      for (std::size_t i = 0; i < watched_.size(); ++i) {
+        if (watched_[i].revents != 0) read(i);
+      }
       for (peer& each : peers) each.judge(before);
     }
     say_and_send(clock_now());
     watch();
-    set_timer(next_deadline());
     if (is_waited_for && is_waited_for()) settled.notify_all();
   }
 
-  // Keys of what epoll says: the places of the peers, then those of the paths, the timer and the event.
-  void read(const epoll_event& ready, bounded::instant now) {
-    const std::size_t key = ready.data.u64;
-    if (key < peers.size()) return peers[key].read_control(now);
-    const std::size_t path = key - peers.size();
-    if (path < paths_.size()) {
-      if ((ready.events & EPOLLIN) != 0) read_path(paths_[path]);
-      return;
+  // Places in `watched_`: the peers, the paths, and the event by which the rank wakes this thread.
+  void read(std::size_t place) {
+    if (place < peers.size()) {
+      peers[place].read_control(clock_now());
+    } else if (place < peers.size() + paths_.size()) {
+      if ((watched_[place].revents & POLLIN) != 0) read_path(paths_[place - peers.size()]);
+    } else {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const ssize_t bytes = ::read(event_.get(), &count, sizeof count);
     }
-    std::uint64_t count = 0;
-    const descriptor& counter = path == paths_.size() ? timer_ : event_;
-    [[maybe_unused]] const ssize_t bytes = ::read(counter.get(), &count, sizeof count);
   }
   void read_path(packet_socket& path) {
     path.receive(most_datagrams,
@@ -193,7 +190,7 @@ class engine {
     const auto open = static_cast<std::uint32_t>(std::ranges::count_if(
         peers, [](const peer& each) { return each.receiver().state() == bounded::receiver_state::open; }));
     for (peer& each : peers) {
-      each.set_load((std::max)(open, 1U), options.link_bits / (std::max)(open, 1U));
+      each.set_load((std::max)(open, 1U), options.rate.link_bits / (std::max)(open, 1U));
       each.say(now, packets_have_gone());
     }
     if (!send_packets(now)) return;
@@ -207,7 +204,7 @@ class engine {
   // others get theirs. With a packet of each in turn all would have them at the end, and reply at once. Whether all that were let go
   // have gone.
   bool send_packets(bounded::instant now) {
-    const double rate = options.link_bits > 0 ? static_cast<double>(options.link_bits) : 10e9;
+    const double rate = options.rate.link_bits > 0 ? static_cast<double>(options.rate.link_bits) : 10e9;
     const std::size_t largest_bits = largest_packet_bits();
     const auto have_room = [this] {
       return std::ranges::all_of(paths_, [](const packet_socket& each) { return each.has_room(); });
@@ -233,49 +230,28 @@ class engine {
     return have_gone;
   }
 
-  // Which events each socket is waited for with.
+  // Which events each socket is waited for with, and until when.
   void watch() {
-    std::size_t key = 0;
+    watched_.clear();
     for (const peer& each : peers) {
-      const std::uint32_t in = each.is_held() ? 0U : std::uint32_t{EPOLLIN};
-      const std::uint32_t out = each.channel().has_unsent() ? std::uint32_t{EPOLLOUT} : 0U;
-      if (each.is_here()) watch(each.channel().descriptor_number(), key, in | out);  // or epoll knows
-      ++key;
+      const int events = (each.is_held() ? 0 : POLLIN) | (each.channel().has_unsent() ? POLLOUT : 0);
+      // Of one that is gone none: a number below 0 is passed over.
+      watched_.push_back({each.channel().descriptor_number(), static_cast<short>(events), 0});
     }
-    for (const packet_socket& each : paths_)
-      watch(each.descriptor_number(), key++, EPOLLIN | (each.is_empty() ? 0U : std::uint32_t{EPOLLOUT}));
-    watch(timer_.get(), key++, EPOLLIN);
-    watch(event_.get(), key++, EPOLLIN);
-  }
-  void watch(int number, std::size_t key, std::uint32_t wanted) {
-    constexpr std::uint32_t is_watched = 1U << 31U;  // also where no event is wanted
-    std::uint32_t& now = watched_[key];
-    if (now == (wanted | is_watched)) return;
-    epoll_event event{};
-    event.events = wanted;
-    event.data.u64 = key;
-    if (::epoll_ctl(epoll_.get(), now == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, number, &event) != 0)
-      throw_system_error("epoll_ctl");
-    now = wanted | is_watched;
-  }
+    for (const packet_socket& each : paths_) {
+      const int events = POLLIN | (each.is_empty() ? 0 : POLLOUT);
+      watched_.push_back({each.descriptor_number(), static_cast<short>(events), 0});
+    }
+    watched_.push_back({event_.get(), POLLIN, 0});
 
-  [[nodiscard]] bounded::instant next_deadline() const {
     const bool have_gone = packets_have_gone();
-    bounded::instant next = end_ == end::saying_bye ? end_at_ : bounded::never;
+    wake_at_ = end_ == end::saying_bye ? end_at_ : bounded::never;
     for (const peer& each : peers) {
-      next = (std::min)(next, each.deadline(have_gone));
+      wake_at_ = (std::min)(wake_at_, each.deadline(have_gone));
       if (!have_gone || !each.is_streaming()) continue;  // the system says when there is room
-      next = (std::min)(next, (std::max)({each.sender().deadline(), link_at_, clock_now() + shortest_nap}));
+      wake_at_ =
+          (std::min)(wake_at_, (std::max)({each.sender().deadline(), link_at_, clock_now() + shortest_nap}));
     }
-    return next;
-  }
-  void set_timer(bounded::instant at) {
-    const auto nanoseconds = (std::max<bounded::instant::rep>)(at.count(), 1);  // 0 would switch it off
-    itimerspec when{};
-    when.it_value.tv_sec = static_cast<time_t>(nanoseconds / 1'000'000'000);
-    when.it_value.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
-    if (::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr) != 0)
-      throw_system_error("timerfd_settime");
   }
 
   std::vector<packet_socket> paths_;
@@ -285,11 +261,9 @@ class engine {
   bounded::pacer link_;                     // that all transfers share
   bounded::instant link_at_{};              // when another packet may go
   std::uint64_t foreign_ = 0;
-  descriptor epoll_;
-  descriptor timer_;
   descriptor event_;
-  std::vector<std::uint32_t> watched_;  // events, by their key
-  std::vector<epoll_event> ready_;
+  std::vector<pollfd> watched_;
+  bounded::instant wake_at_{};
   end end_ = end::none;
   bounded::instant end_at_{};
   bool has_said_bye_ = false;

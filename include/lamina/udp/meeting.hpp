@@ -74,13 +74,10 @@ struct transport_options {
   std::size_t mtu = 1500;                ///< of the path, in bytes; the grids were made for it
   bounded::stop_policy stop = bounded::stop_policy::eager;
   bool has_classes = true;                     ///< packets have their class and precedence (DSCP)
-  std::uint64_t link_bits = 0;                 ///< a second, of each rank's link; 0: not known
-  std::uint32_t senders = 1;                   ///< ranks that send to the same one at the same time
-  bool controls_rate = true;                   ///< false: sends at the link's rate, whatever is lost
+  bounded::rate_options rate = {};             ///< of each rank's link, and of those that send into it
   std::size_t most_message_bytes = 1U << 20U;  ///< of what a peer may announce, and of what waits of each
   std::chrono::milliseconds meeting_timeout{30'000};     ///< in which all must have met
   std::chrono::milliseconds hello_timeout{5'000};        ///< for a connection that says nothing
-  std::chrono::milliseconds ping_every{1'000};           ///< a fraction of the timeouts
   std::function<std::string(std::size_t)> name_of = {};  ///< of a rank, for errors; empty: "rank 2"
 
   [[nodiscard]] std::string name(std::size_t which) const {

@@ -65,16 +65,15 @@ class peer {
         sender_(own.sends, {.rank = static_cast<std::uint16_t>(all.rank),
                             .receiver = static_cast<std::uint16_t>(own.rank),
                             .secret = all.secret,
-                            .rate = {.link_bits = all.link_bits,
-                                     .senders = all.senders,
-                                     .is_controlled = all.controls_rate}}),
+                            .rate = all.rate}),
         receiver_(own.takes, {.rank = static_cast<std::uint16_t>(all.rank),
                               .sender = static_cast<std::uint16_t>(own.rank),
                               .secret = all.secret,
                               .takes = {.kind = own.kind, .most_bound_ppm = own.most_bound_ppm},
                               .stop = all.stop}),
         writer_(all.secret, sizeof(std::uint64_t)),
-        beat_(own.timeout, all.ping_every) {
+        beat_(own.timeout,
+              (std::min)(bounded::instant(own.timeout) / 4, bounded::instant(std::chrono::seconds(1)))) {
     beat_.heard(now);
   }
 

@@ -15,7 +15,6 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -32,8 +31,6 @@ namespace lamina::inline LAMINA_ABI::udp {
 struct socket_options {
   double inject_loss = 0;         ///< share of the packets that are counted as sent, and are not; in [0, 1]
   std::uint64_t inject_seed = 1;  ///< of which ones
-  bool joins_segments = true;     ///< false: each datagram by itself, as where the system cannot segment
-  bool takes_joined = true;       ///< the same of what comes
 };
 
 struct socket_counters {
@@ -41,14 +38,6 @@ struct socket_counters {
   std::uint64_t injected = 0;  ///< lost on purpose
   std::uint64_t unsent = 0;    ///< lost since the system would not send them now
   std::uint64_t overrun = 0;   ///< lost since this end did not take them in time
-
-  socket_counters& operator+=(const socket_counters& more) noexcept {
-    sent += more.sent;
-    injected += more.injected;
-    unsent += more.unsent;
-    overrun += more.overrun;
-    return *this;
-  }
 };
 
 namespace detail {
@@ -90,25 +79,16 @@ class message_batch {
   }
   mmsghdr* at(std::size_t index) { return &messages_[index]; }
   [[nodiscard]] endpoint from(std::size_t index) const { return addresses_[index].to_endpoint(); }
-
-  /// What the system says of a message that came.
-  struct notes {
-    std::optional<std::uint32_t> overrun;  // how many it has dropped before this one
-    std::optional<timespec> arrived_at;
-    std::optional<int> datagram_bytes;  // of several in one message
-  };
-  [[nodiscard]] notes notes_of(std::size_t index) {
-    notes all;
+  /// What the system says of a message that came, where it says so: into `to`, if it is of this level and type.
+  template <class Value>
+  bool read_note(std::size_t index, int level, int type, Value& to) {
     msghdr& message = messages_[index].msg_hdr;
     for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
-      const auto is = [&](int level, int type) { return at->cmsg_level == level && at->cmsg_type == type; };
-      if (is(SOL_UDP, UDP_GRO)) std::memcpy(&all.datagram_bytes.emplace(), CMSG_DATA(at), sizeof(int));
-      if (is(SOL_SOCKET, SO_RXQ_OVFL))
-        std::memcpy(&all.overrun.emplace(), CMSG_DATA(at), sizeof(std::uint32_t));
-      if (is(SOL_SOCKET, SCM_TIMESTAMPNS))
-        std::memcpy(&all.arrived_at.emplace(), CMSG_DATA(at), sizeof(timespec));
+      if (at->cmsg_level != level || at->cmsg_type != type) continue;
+      std::memcpy(&to, CMSG_DATA(at), sizeof to);
+      return true;
     }
-    return all;
+    return false;
   }
 
  private:
@@ -159,7 +139,6 @@ class packet_socket {
   explicit packet_socket(const endpoint& local, const socket_options& options = {})
       : socket_(
             ::socket(local.is_v6 != 0 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)),
-        joins_segments_(options.joins_segments),
         inject_loss_(options.inject_loss),
         random_(options.inject_seed),
         batch_(std::make_unique<detail::message_batch>()),
@@ -172,10 +151,8 @@ class packet_socket {
     set_buffer(number, SO_SNDBUFFORCE, SO_SNDBUF, "SO_SNDBUF");
     detail::set_option(number, SOL_SOCKET, SO_RXQ_OVFL, 1, "SO_RXQ_OVFL");
     detail::set_option(number, SOL_SOCKET, SO_TIMESTAMPNS, 1, "SO_TIMESTAMPNS");
-    if (options.takes_joined) {
-      const int yes = 1;  // where the system does not know it, datagrams come one by one
-      ::setsockopt(number, SOL_UDP, UDP_GRO, &yes, sizeof yes);
-    }
+    const int yes = 1;  // where the system does not know it, datagrams come one by one
+    ::setsockopt(number, SOL_UDP, UDP_GRO, &yes, sizeof yes);
     if (local.is_v6 != 0) {
       detail::set_option(number, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO, "IPV6_MTU_DISCOVER");
     } else {
@@ -377,15 +354,18 @@ class packet_socket {
     ::clock_gettime(CLOCK_REALTIME, &system_now);
     const bounded::instant now = detail::clock_now();
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      const auto notes = batch_->notes_of(i);
       slot& each = slots_[i];
       each.bytes = batch_->at(i)->msg_len;
-      each.datagram_bytes =
-          notes.datagram_bytes ? static_cast<std::size_t>(*notes.datagram_bytes) : each.bytes;
+      int joined_bytes = 0;
+      const bool is_joined = batch_->read_note(i, SOL_UDP, UDP_GRO, joined_bytes);
+      each.datagram_bytes = is_joined ? static_cast<std::size_t>(joined_bytes) : each.bytes;
+      timespec arrived_at{};
       each.arrived_at = now;
-      if (notes.arrived_at) each.arrived_at -= between(*notes.arrived_at, system_now);
-      if (notes.overrun)
-        counters_.overrun += *notes.overrun - static_cast<std::uint32_t>(counters_.overrun);  // it wraps
+      if (batch_->read_note(i, SOL_SOCKET, SCM_TIMESTAMPNS, arrived_at))
+        each.arrived_at -= between(arrived_at, system_now);
+      std::uint32_t overrun = 0;  // how many the system has dropped before this one; it wraps
+      if (batch_->read_note(i, SOL_SOCKET, SO_RXQ_OVFL, overrun))
+        counters_.overrun += overrun - static_cast<std::uint32_t>(counters_.overrun);
     }
     return static_cast<std::size_t>(count);
   }
@@ -398,7 +378,7 @@ class packet_socket {
 
   detail::descriptor socket_;
   endpoint local_;
-  bool joins_segments_;
+  bool joins_segments_ = true;
   double inject_loss_;
   std::mt19937_64 random_;
   socket_counters counters_;

@@ -41,9 +41,9 @@ struct peer_counters {
   double rate_bits = 0;              ///< a second, at its end
 };
 struct transport_counters {
-  socket_counters paths;             ///< of all paths together
-  std::uint64_t foreign = 0;         ///< packets from addresses that no peer has told
-  std::vector<peer_counters> peers;  ///< in the order of the options'
+  std::vector<socket_counters> paths;  ///< of each path
+  std::uint64_t foreign = 0;           ///< packets from addresses that no peer has told
+  std::vector<peer_counters> peers;    ///< in the order of the options'
 };
 
 /// One rank's end. Frames go as packets over UDP, of which some may be lost; messages and control go over one TCP connection a pair. Between
@@ -184,27 +184,23 @@ class transport {
 
   static const transport_options& checked(const transport_options& options, const open_sockets& here,
                                           std::span<const rank_addresses> all) {
-    const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
-    if (options.ranks == 0 || options.ranks > 65'536 || all.size() != options.ranks ||
-        options.rank >= options.ranks)
-      refuse("rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) + " ranks at " +
-             std::to_string(all.size()) + " addresses");
     std::vector<std::size_t> ranks = {options.rank};
-    for (const peer_options& each : options.peers) {
-      if (each.rank >= options.ranks || std::ranges::find(ranks, each.rank) != ranks.end())
-        refuse("rank " + std::to_string(each.rank) + " is no peer of rank " + std::to_string(options.rank) +
-               ", or is one twice");
-      if (each.timeout <= std::chrono::milliseconds(0)) refuse("a timeout is above 0");
-      ranks.push_back(each.rank);
+    for (const peer_options& each : options.peers) ranks.push_back(each.rank);
+    std::ranges::sort(ranks);
+    if (options.ranks > 65'536 || all.size() != options.ranks || ranks.back() >= options.ranks ||
+        std::ranges::adjacent_find(ranks) != ranks.end()) {
+      throw std::invalid_argument("rank " + std::to_string(options.rank) + " with peers " +
+                                  options.names(std::span(ranks)) + ": each is one of " +
+                                  std::to_string(options.ranks) + " ranks, and once, and has one of " +
+                                  std::to_string(all.size()) + " addresses");
     }
     const auto paths = [](const rank_addresses& of) {
       return std::to_string(of.paths) + " paths of IPv" + (of.control.is_v6 != 0 ? "6" : "4");
     };
-    if (here.paths.empty()) refuse("a rank needs a path");
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (paths(all[rank]) != paths(all[0]))
-        throw error(options.name(rank) + " has " + paths(all[rank]) + ", " + options.name(0) + " has " +
-                    paths(all[0]));
+      if (all[rank].paths == 0 || paths(all[rank]) != paths(here.addresses))
+        throw error(options.name(rank) + " has " + paths(all[rank]) + ", " + options.name(options.rank) +
+                    " has " + paths(here.addresses));
     }
     return options;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// All of lamina/udp: transfers of bounded loss over the sockets of Linux. In reading order: system.hpp, address.hpp, socket.hpp,
+/// All of lamina/udp: transfers of bounded loss over the sockets of Linux. In reading order: address.hpp, socket.hpp,
 /// control.hpp, meeting.hpp, peer.hpp, engine.hpp, transport.hpp. A program needs parse_addresses(), open_sockets, transport_options and
 /// transport.
 
@@ -11,5 +11,4 @@
 #include "lamina/udp/meeting.hpp"
 #include "lamina/udp/peer.hpp"
 #include "lamina/udp/socket.hpp"
-#include "lamina/udp/system.hpp"
 #include "lamina/udp/transport.hpp"
