@@ -245,8 +245,8 @@ class meeting {
   bool seat(guest& who) {
     const bounded::control_message& come = who.channel.message();
     std::error_code bad;
-    bounded::keyed_check check(options_.secret);
-    const bounded::hello_body hello = bounded::read_hello(come.body, check, bad);
+    bounded::keyed_check key(options_.secret);
+    const bounded::hello_body hello = bounded::read_hello(come.body, key, bad);
     if (bad || come.header.type != bounded::control_type::hello) {
       if (who.called) throw error(name_at(*who.called) + " says no HELLO of this run");
       return true;
