@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "messages/mpi_session.hpp"
-#include "messages/udp/whole_meeting.hpp"
+#include "messages/over_udp.hpp"
 
 namespace lab {
 namespace {

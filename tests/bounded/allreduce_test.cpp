@@ -112,7 +112,7 @@ class group {
       workers_.push_back(std::make_unique<worker<T>>(of, w));
       aggregators_.push_back(lamina::gradient_aggregator<T>::of_workers(slices_.of(w), workers));
       for (std::uint32_t to = 0; to < workers; ++to) {
-        const bounded::channel_options data{
+        const channel_options data{
             .seed = 1000 + 16 * w + to, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms};
         up_.push_back(std::make_unique<way<T>>(slices_.of(to), of.payload,
                                                simulated_link::options{.data = data, .stop = of.stop}));
