@@ -157,7 +157,7 @@ std::vector<contestant> contestants() {
   return all;
 }
 
-// Those of a training run, as `resnet50_ps_network --record DIR` keeps them: six steps of worker 0.
+// Those of a training run, as `lab --record DIR` keeps them: six steps of worker 0.
 gradient_source recorded_in(const std::string& directory) {
   const auto file_of = [directory](std::uint64_t step) {
     return directory + "/worker-0-" + std::to_string(step - 1) + ".f32";

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# What cmake --install puts where: headers, the CMake package, lamina.pc and its sibling, none of them bound to an architecture.
+# What cmake --install puts where: headers, the CMake package, lamina.pc and its siblings, none of them bound to an architecture.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/lamina")
@@ -24,7 +24,7 @@ install(FILES
 # Relative to lamina.pc, so that the prefix can be moved.
 file(RELATIVE_PATH include_from_pc
   "${CMAKE_INSTALL_PREFIX}/${pkgconfig_dir}" "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
-foreach(name IN ITEMS lamina lamina-collectives)
+foreach(name IN ITEMS lamina lamina-collectives lamina-udp)
   configure_file("${CMAKE_CURRENT_LIST_DIR}/${name}.pc.in" "${PROJECT_BINARY_DIR}/${name}.pc" @ONLY)
   install(FILES "${PROJECT_BINARY_DIR}/${name}.pc" DESTINATION "${pkgconfig_dir}")
 endforeach()

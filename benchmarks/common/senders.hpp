@@ -97,7 +97,7 @@ class senders {
     return std::exp2(2 * static_cast<double>(scrambled(number) >> 11U) * 0x1p-53);
   }
 
-  // With seven, the noise and R = 0.95, workers send of ResNet-50 what they send in training (docs/scale.md): 6 % each, and 13 % four together.
+  // With seven, the noise and R = 0.95, workers send of ResNet-50 what they send in training: 6 % each, and 13 % four together.
   static constexpr std::uint64_t octaves = 7;
 
   lamina::layout model_;

@@ -22,7 +22,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions: less than three minutes")
     parser.add_argument("--only", action="append", metavar="PROGRAM", help="of the programs this one alone; may be repeated")
     parser.add_argument("--gradients", type=pathlib.Path, metavar="DIR", help="gradients of a training run of ResNet-50, as "
-                        "resnet50_ps_network --record DIR keeps them: what receivers have of those, too")
+                        "lab --record DIR keeps them: what receivers have of those, too")
     parser.add_argument("--rounds", type=int, help="processes of what the ratios need, one after the other (5; with --quick 1)")
     parser.add_argument("--check", action="store_true", help="fail if a ratio is over its limit by more than noise, and "
                         f"worse than in {TABLE.relative_to(ROOT)}; makes the rounds at least 3")

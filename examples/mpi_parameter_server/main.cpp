@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <cstdio>
+#include <lamina/adapt/mpi.hpp>
 #include <lamina/lamina.hpp>
 #include <random>
 #include <string>
@@ -47,22 +48,6 @@ double compute(const std::vector<float>& weights, std::mt19937& random, std::vec
   return loss;
 }
 
-// examples/resnet50_ps/messages/mpi_transport.cpp sends frame.segments() as an MPI datatype, without this copy.
-void send_frame(const lamina::encoded_frame& frame, int to) {
-  const std::vector<std::byte> bytes = frame.to_bytes();
-  MPI_Send(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, 0, MPI_COMM_WORLD);
-}
-
-std::vector<std::byte> receive_frame(int from) {
-  MPI_Status status;
-  int count = 0;
-  MPI_Probe(from, 0, MPI_COMM_WORLD, &status);
-  MPI_Get_count(&status, MPI_BYTE, &count);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(count));
-  MPI_Recv(bytes.data(), count, MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  return bytes;
-}
-
 // Both return the loss of the last step; the server, the mean of its workers.
 double serve(const std::vector<std::span<float>>& layers, int workers) {
   auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, static_cast<std::size_t>(workers));
@@ -72,7 +57,7 @@ double serve(const std::vector<std::span<float>>& layers, int workers) {
   for (std::uint64_t step = 1;; ++step) {
     // The whole model at first, later what has changed: the same frame for all workers.
     const auto& news = publisher.encode_for_all(step, [&](std::size_t l) { return layers[l]; });
-    for (int rank = 1; rank <= workers; ++rank) send_frame(news, rank);
+    for (int rank = 1; rank <= workers; ++rank) lamina::mpi::send(news, rank, 0, MPI_COMM_WORLD);
     publisher.commit_all();
     double loss = 0;
     MPI_Reduce(MPI_IN_PLACE, &loss, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
@@ -80,7 +65,7 @@ double serve(const std::vector<std::span<float>>& layers, int workers) {
 
     std::vector<std::vector<std::byte>> frames;  // the aggregator looks into them until next_step()
     for (int rank = 1; rank <= workers; ++rank) {
-      frames.push_back(receive_frame(rank));
+      frames.push_back(lamina::mpi::receive(rank, 0, MPI_COMM_WORLD));
       aggregator.add(lamina::decode<float>(frames.back(), model));
       up += static_cast<double>(frames.back().size());
       down += static_cast<double>(news.size_bytes());
@@ -105,10 +90,7 @@ double work(std::vector<float>& weights, unsigned worker, int workers, MPI_Comm 
   std::mt19937 random(worker);  // other data in each worker
   lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.9, .sender = worker});
   for (std::uint64_t step = 1;; ++step) {
-    const std::vector<std::byte> bytes = receive_frame(0);
-    const auto news = lamina::decode<float>(bytes, model);
-    lamina::expect(news, lamina::frame_kind::parameters, step);
-    for (std::size_t l = 0; l < model.layers(); ++l) news.apply_to(l, layers[l]);
+    lamina::apply<float>(lamina::mpi::receive(0, 0, MPI_COMM_WORLD), model, step, layers);
     const double loss = compute(weights, random, gradient);
     MPI_Reduce(&loss, nullptr, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (step > steps) return loss;
@@ -120,7 +102,7 @@ double work(std::vector<float>& weights, unsigned worker, int workers, MPI_Comm 
       for (double& each : mean) each /= workers;
       compressor.select(mean);
     }
-    send_frame(compressor.encode(), 0);
+    lamina::mpi::send(compressor.encode(), 0, 0, MPI_COMM_WORLD);
     compressor.commit();  // MPI has taken the bytes: only now is what was sent cleared
   }
 }

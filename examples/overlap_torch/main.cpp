@@ -45,11 +45,8 @@ void train(double drop_ratio) {
   };
 
   std::vector<torch::Tensor> parameters = network->parameters();
-  std::vector<lamina::layer> layers;
-  for (const auto& each : network->named_parameters())
-    layers.push_back(lamina::layer_of(each.key(), each.value()));
-  const lamina::layout model(layers);
-  const std::vector classes(layers.size(), collectives::layer_class::fully_connected);
+  const lamina::layout model = lamina::layout_of(network);
+  const std::vector classes(model.layers(), collectives::layer_class::fully_connected);
   std::vector<std::size_t> order;  // in which gradients become ready: a step without communication tells
   {
     collectives::gradient_hooks hooks(*network, [&](std::size_t l) { order.push_back(l); });
@@ -61,7 +58,7 @@ void train(double drop_ratio) {
   collectives::engine engine(channel, plan);
   if (channel.rank() == 0) std::printf("%s", plan.table().c_str());
 
-  std::vector<bool> is_open(layers.size());  // summed, or on its way, and not yet part of the parameter
+  std::vector<bool> is_open(model.layers());  // summed, or on its way, and not yet part of the parameter
   const auto update = [&](std::size_t l) {
     if (!is_open[l]) return;
     engine.wait(l);

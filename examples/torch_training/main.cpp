@@ -24,13 +24,6 @@ torch::nn::Sequential make_mlp() {
   return mlp;
 }
 
-// A layer for each parameter, by torch's name for it: 0.weight, 0.bias and so on.
-lamina::layout layout_of(const torch::nn::Sequential& mlp) {
-  std::vector<lamina::layer> all;
-  for (const auto& each : mlp->named_parameters()) all.push_back(lamina::layer_of(each.key(), each.value()));
-  return lamina::layout(all);
-}
-
 // Each has inputs of its own. The teacher says what is to be learned of them.
 struct worker {
   worker(const lamina::layout& model, std::uint32_t index, const torch::Tensor& teacher)
@@ -39,18 +32,14 @@ struct worker {
         labels(inputs.matmul(teacher).argmax(1)) {}
 
   void pull(const std::vector<std::byte>& bytes) {
-    const auto reply = lamina::decode<float>(bytes, compressor.model());
-    lamina::expect(reply, lamina::frame_kind::parameters, compressor.steps() + 1);
-    for (std::size_t l = 0; l < parameters.size(); ++l) reply.apply_to(l, parameters[l]);
+    lamina::apply<float>(bytes, compressor.model(), compressor.steps() + 1, parameters);
   }
 
   std::vector<std::byte> push() {
     mlp->zero_grad();
     loss = torch::nn::functional::cross_entropy(mlp->forward(inputs), labels);
     loss.backward();
-    std::vector<torch::Tensor> gradients;  // an undefined one: no gradient in this step
-    for (const torch::Tensor& each : parameters) gradients.push_back(each.grad());
-    auto step = compressor.add(gradients);
+    auto step = compressor.add(lamina::gradients_of(parameters));
     std::vector<std::byte> bytes = step.frame().to_bytes();
     step.commit();  // the bytes stay in the process and arrive
     return bytes;
@@ -70,7 +59,7 @@ int main() {
   torch::manual_seed(1);
   const torch::nn::Sequential mlp = make_mlp();
   const std::vector<torch::Tensor> parameters = mlp->parameters();
-  const lamina::layout model = layout_of(mlp);
+  const lamina::layout model = lamina::layout_of(mlp);
   const torch::Tensor teacher = torch::randn({64, 10});
   std::vector<worker> replicas;
   for (std::uint32_t w = 0; w < workers; ++w) replicas.emplace_back(model, w, teacher);

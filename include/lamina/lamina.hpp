@@ -3,6 +3,7 @@
 
 /// Everything that needs no optional dependency.
 
+#include "lamina/apply.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"

@@ -63,7 +63,7 @@ class LaminaConan(ConanFile):
         self.cpp_info.set_property("pkg_config_name", "lamina")
         self.cpp_info.bindirs = []
         self.cpp_info.libdirs = []
-        # Of lamina/collectives alone.
+        # Of lamina/collectives and lamina/udp.
         self.cpp_info.system_libs = ["pthread"] if self.settings.os in ("Linux", "FreeBSD") else []
         # Or a header of the system would be used.
         if not self.options.with_xxhash:

@@ -194,3 +194,59 @@ TEST_CASE("torch: the layer of a tensor has its name and shape") {
   const auto undefined = [] { (void)lamina::layer_of("head", at::Tensor()); };
   REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'head'"));
 }
+
+namespace {
+
+// What a torch::nn::Module has that layout_of asks for.
+struct module {
+  struct item {
+    std::string name;
+    at::Tensor tensor;
+    const std::string& key() const { return name; }
+    const at::Tensor& value() const { return tensor; }
+  };
+  std::vector<item> named_parameters() const { return items; }
+  std::vector<item> items;
+};
+
+}  // namespace
+
+TEST_CASE("torch: a module is a layout, by itself and by what holds it") {
+  const module of = {{{"weight", at::ones({4, 3})}, {"bias", at::ones({4})}}};
+  const module* holder = &of;
+  for (const lamina::layout& model : {lamina::layout_of(of), lamina::layout_of(holder)}) {
+    REQUIRE(model.layers() == 2);
+    REQUIRE(model[0].name == "weight");
+    REQUIRE(model.sizes()[0] == 12);
+    REQUIRE(model[1].name == "bias");
+  }
+  REQUIRE_THROWS_AS(lamina::layout_of(module{{{"none", at::Tensor()}}}), std::invalid_argument);
+}
+
+TEST_CASE("torch: gradients are handles, and undefined where there is none") {
+  std::vector<at::Tensor> parameters = {at::ones({3}).set_requires_grad(true),
+                                        at::ones({2}).set_requires_grad(true)};
+  parameters[0].mutable_grad() = at::full({3}, 2.0F);
+  const std::vector<at::Tensor> gradients = lamina::gradients_of(parameters);
+  REQUIRE(gradients[0].data_ptr() == parameters[0].grad().data_ptr());
+  REQUIRE_FALSE(gradients[1].defined());
+}
+
+TEST_CASE("torch: parts of parameters share their memory") {
+  const lamina::partition cut(lamina::layout({{"large", {3, 3000}}, {"small", {7}}}), 4096);
+  const std::vector<at::Tensor> parameters = {at::zeros({3, 3000}).set_requires_grad(true), at::zeros({7})};
+  const std::vector<at::Tensor> parts = lamina::parts_of(parameters, cut);
+  REQUIRE(parts.size() == cut.parts().layers());
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    REQUIRE(static_cast<std::size_t>(parts[p].numel()) == cut.parts().sizes()[p]);
+    REQUIRE_FALSE(parts[p].requires_grad());
+    parts[p].fill_(static_cast<float>(p + 1));
+  }
+  REQUIRE(parameters[0][0][0].item<float>() == 1);
+  REQUIRE(parameters[0][1][1096].item<float>() == 2);  // element 4,096
+  REQUIRE(parameters[0][2][2999].item<float>() == 3);
+  REQUIRE(parameters[1].min().item<float>() == 4);
+  REQUIRE_THROWS_AS(lamina::parts_of({parameters[0]}, cut), std::invalid_argument);
+  REQUIRE_THROWS_AS(lamina::parts_of({at::zeros({3000, 3}).t(), parameters[1]}, cut), std::invalid_argument);
+  REQUIRE_THROWS_AS(lamina::parts_of({at::zeros({5}), parameters[1]}, cut), std::invalid_argument);
+}

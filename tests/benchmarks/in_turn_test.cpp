@@ -10,7 +10,7 @@
 #include "common/in_turn.hpp"
 #include "common/model.hpp"
 #include "common/senders.hpp"
-#include "lamina/decoder.hpp"
+#include "lamina/codec.hpp"
 
 using namespace lamina_benchmark;
 

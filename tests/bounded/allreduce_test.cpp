@@ -114,7 +114,7 @@ class group {
       workers_.push_back(std::make_unique<worker<T>>(of, w));
       owners_.emplace_back(slices_.of(w), lamina::server_options{.workers = workers});
       for (std::uint32_t to = 0; to < workers; ++to) {
-        const bounded::channel_options data{
+        const channel_options data{
             .seed = 1000 + 16 * w + to, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms};
         up_.push_back(std::make_unique<way<T>>(slices_.of(to), of.payload,
                                                simulated_link::options{.data = data, .stop = of.stop}));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bounded/simulated_transfer.hpp"
+#include "lossy_channel.hpp"
 
 namespace lamina_test {
 
@@ -50,7 +51,7 @@ class shared_link {
                                             .secret = test_secret,
                                             .takes = {.most_bound_ppm = bounded::most_bound_ppm},
                                             .stop = given.stop}),
-          bounded::lossy_channel({.delay = given.delay}), bounded::lossy_channel({.delay = given.delay})}));
+          lossy_channel({.delay = given.delay}), lossy_channel({.delay = given.delay})}));
       ends.back()->receiver.set_load(static_cast<std::uint32_t>(given.senders), 0);
     }
   }
@@ -58,7 +59,7 @@ class shared_link {
   struct end {
     bounded::bounded_sender sender;
     bounded::bounded_receiver receiver;
-    bounded::lossy_channel up, down;
+    lossy_channel up, down;
     std::uint64_t reports = 0;
     std::uint64_t transfers = 0;
     std::uint64_t lost_chunks = 0;  // of all of them
@@ -106,7 +107,7 @@ class shared_link {
     send_all(each.receiver, each.down);
   }
   template <class End>
-  void send_all(End& from, bounded::lossy_channel& to) {
+  void send_all(End& from, lossy_channel& to) {
     for (auto all = from.poll_control(now); !all.empty(); all = from.poll_control(now))
       to.send(0, {all}, now);
   }
@@ -134,7 +135,7 @@ class shared_link {
   bounded::frame_chunks chunks_;
 
  public:
-  bounded::lossy_channel data;
+  lossy_channel data;
 
  private:
   bounded::control_limits limits_;

@@ -16,6 +16,7 @@
 
 #include "lamina/bounded/bounded.hpp"
 #include "lamina/codec.hpp"
+#include "lossy_channel.hpp"
 #include "support.hpp"
 
 /// What the tests of bounded transfers share: frames of random numbers, and one sender and one receiver over a network in simulated
@@ -71,7 +72,7 @@ class made_frame {
 class simulated_link {
  public:
   struct options {
-    bounded::channel_options data = {};
+    channel_options data = {};
     bounded::arrival_options takes = {.kind = lamina::frame_kind::gradients,
                                       .most_bound_ppm = bounded::most_bound_ppm};
     stop_policy stop = stop_policy::eager;
@@ -160,9 +161,9 @@ class simulated_link {
 
   bounded::bounded_sender sender;
   bounded::bounded_receiver receiver;
-  bounded::lossy_channel data;
-  bounded::lossy_channel up;
-  bounded::lossy_channel down;
+  lossy_channel data;
+  lossy_channel up;
+  lossy_channel down;
   instant now;
   std::vector<packet_fate> fates;
   /// An adversary: whether a packet is lost.

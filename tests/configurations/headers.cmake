@@ -9,15 +9,17 @@ list(GET COMPILERS 0 first_compiler)
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}" "${INCLUDE_DIR}/lamina/*.hpp")
 list(FILTER headers EXCLUDE REGEX "/adapt/|/collectives/(gathered_linear|mpi_channel|torch_hooks)\\.hpp$")
 if(NOT DEPENDENCIES)
-  list(FILTER headers EXCLUDE REGEX "/bounded/")  # which needs xxHash
+  list(FILTER headers EXCLUDE REGEX "/bounded/|/udp/")  # which need xxHash
+elseif(NOT CMAKE_HOST_SYSTEM_NAME STREQUAL "Linux")
+  list(FILTER headers EXCLUDE REGEX "/udp/")
 endif()
 set(all)
 foreach(header IN LISTS headers)
   set(options ${bare})
-  if(header MATCHES "/bounded/")
+  if(header MATCHES "/(bounded|udp)/")
     set(options -DLAMINA_NO_SIMD)
   endif()
-  if(NOT header MATCHES "/collectives/")  # which carry exceptions from thread to thread
+  if(NOT header MATCHES "/(collectives|udp)/")  # which carry exceptions from thread to thread
     string(APPEND all "#include <${header}>\n")
   endif()
   execute_process(COMMAND "${first_compiler}" ${flags} ${options} -E -P -x c++ "${INCLUDE_DIR}/${header}"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Writes inputs to begin with: frames, states and checkpoints as the library writes them, those of one small model in every
+// Writes inputs to begin with: frames and states as the library writes them, those of one small model in every
 // way in which docs/reliability/index.md says that bytes are bad, and for the targets that take choices some bytes of any
 // kind. seeds DIRECTORY
 #include <algorithm>
@@ -8,9 +8,6 @@
 
 #include "fuzz.hpp"
 #include "lamina/worker.hpp"
-#ifdef LAMINA_FUZZ_CHECKPOINTS
-#include "state/checkpoint.hpp"
-#endif
 
 namespace {
 
@@ -95,36 +92,6 @@ void write_bad(const std::string& target, std::vector<int> choices, std::size_t 
     ++choices[mends];
   }
 }
-
-#ifdef LAMINA_FUZZ_CHECKPOINTS
-void write_checkpoints() {
-  using lab::checkpoint_header;
-  constexpr std::array fields = {
-      LAMINA_FIELD(checkpoint_header, magic),      LAMINA_FIELD(checkpoint_header, version),
-      LAMINA_FIELD(checkpoint_header, sections),   LAMINA_FIELD(checkpoint_header, step),
-      LAMINA_FIELD(checkpoint_header, file_bytes), LAMINA_FIELD(checkpoint_header, checksum)};
-  const std::string name = "section";
-  const std::array<std::uint64_t, 2> lengths = {name.size(), 5};
-  checkpoint_header header;
-  header.sections = 1;
-  header.step = 3;
-  header.file_bytes = sizeof header + sizeof lengths + name.size() + 5;
-  bytes file(sizeof header);
-  const auto append = [&](std::span<const std::byte> part) {
-    file.insert(file.end(), part.begin(), part.end());
-  };
-  append(std::as_bytes(std::span(lengths)));
-  append(std::as_bytes(std::span(name)));
-  file.resize(file.size() + 5, std::byte{42});
-  lamina::detail::checksum sum;
-  sum.add(std::span(file).subspan(sizeof header));
-  sum.add(std::as_bytes(std::span(&header, 1)));
-  header.checksum = sum.value();
-  std::memcpy(file.data(), &header, sizeof header);
-  write("checkpoint", "good", {2}, file);
-  write_bad("checkpoint", {2}, 0, file, fields);
-}
-#endif
 
 // The first and the last part of a step; of a small model every way in which they are bad, too.
 template <class T>
@@ -212,10 +179,7 @@ int main(int count, char** arguments) {
   root = arguments[1];
   write_frames_and_states<float>(0);
   write_frames_and_states<double>(1);
-#ifdef LAMINA_FUZZ_CHECKPOINTS
-  write_checkpoints();
-#endif
-  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "checkpoint", "schedule",
+  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "schedule",
                                    "packet", "control", "transfer"}) {
     std::mt19937 random(11);
     for (const std::size_t size : {16, 64, 256, 1000}) {

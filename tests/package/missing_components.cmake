@@ -3,9 +3,9 @@
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 set(consumer ${configure} -S "${CMAKE_CURRENT_LIST_DIR}/components" "-DCMAKE_PREFIX_PATH=${PREFIX}")
 
-run_refused("lamina has no component tensorflow, only xtensor, eigen, torch, dlpack, cuda, collectives"
+run_refused("lamina has no component tensorflow, only xtensor, eigen, torch, dlpack, cuda, collectives, udp"
   ${consumer} -B "${WORK_DIR}/unknown" -DCOMPONENTS=tensorflow)
-foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch dlpack=dlpack cuda=CUDAToolkit collectives=Threads)
+foreach(pair IN ITEMS xtensor=xtensor eigen=Eigen3 torch=Torch dlpack=dlpack cuda=CUDAToolkit collectives=Threads udp=Threads)
   string(REPLACE "=" ";" pair "${pair}")
   list(GET pair 0 component)
   list(GET pair 1 package)

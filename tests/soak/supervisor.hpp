@@ -169,7 +169,7 @@ class supervisor {
       work(round);
     } catch (const peer_lost&) {
       status = lost_a_peer;
-    } catch (const lab::peers_lost&) {
+    } catch (const udp::peers_lost&) {
       status = lost_a_peer;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "soak: %s, round %llu: %s\n", name.c_str(), static_cast<unsigned long long>(round),

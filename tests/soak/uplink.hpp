@@ -4,63 +4,63 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <lamina/bounded/bounded.hpp>
-#include <memory>
-#include <numeric>
+#include <lamina/udp/udp.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "channel.hpp"
-#include "messages/udp/joined.hpp"
-#include "messages/udp/opened.hpp"
 #include "setting.hpp"
 
 namespace soak {
 
+namespace udp = lamina::udp;
+
 /// What all ranks open before they are processes: the server, which is rank 0, and the workers.
 struct opened_ranks {
-  std::vector<lab::open_sockets> sockets;
-  std::vector<lab::rank_addresses> addresses;
+  std::vector<udp::open_sockets> sockets;
+  std::vector<udp::rank_addresses> addresses;
   std::uint64_t secret = 0;
 };
 inline opened_ranks open_ranks(const setting& run) {
   opened_ranks all;
-  all.secret = lab::make_secret();
+  all.secret = udp::draw_secret();
   for (std::size_t rank = 0; rank <= run.workers; ++rank) {
-    all.sockets.push_back(
-        lab::open_paths({lab::parse_network("127.0.0.1").begin},
-                                {.inject_loss = run.inject_loss, .inject_seed = run.seed << 8U | rank}));
-    all.addresses.push_back(lab::addresses_of(all.sockets.back()));
+    all.sockets.emplace_back(
+        udp::parse_addresses("127.0.0.1:0"),
+        udp::socket_options{.inject_loss = run.inject_loss, .inject_seed = run.seed << 8U | rank});
+    all.addresses.push_back(all.sockets.back().addresses);
   }
   return all;
 }
 
-/// The gradients' way: packets over UDP on loopback, some of which are lost, by the sockets of the training harness. One end of it. Throws
-/// lab::peers_lost where a peer is gone.
+/// The gradients' way: packets over UDP on loopback, some of which are lost. One end of it. Throws udp::peers_lost where a peer is gone.
 class uplink {
  public:
   uplink(const setting& run, const lamina::layout& parts, std::size_t rank, opened_ranks opened)
       : run_(run), grid_(grid_of(run, parts)), losses_(grid_) {
-    lab::open_sockets here = std::move(opened.sockets[rank]);
+    udp::open_sockets here = std::move(opened.sockets[rank]);
     opened.sockets.clear();  // those of the others are theirs
-    std::vector<std::size_t> peers(rank == server ? run.workers : 1);
-    std::iota(peers.begin(), peers.end(), rank == server ? server + 1 : server);
-    transport_ = lab::join_over_udp(
-        std::move(here), opened.addresses,
-        {.rank = rank,
-         .ranks = run.workers + 1,
-         .takes_gradients = rank == server,
-         .peers = peers,
-         .frames = {.gradients = grid_, .parameters = grid_, .most_bound_up_ppm = run.bound_ppm},
-         .secret = opened.secret,
-         .link_bits = 10'000'000'000,
-         .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers),
-         .mtu = mtu,
-         .max_message_bytes = std::size_t{1} << 20U,
-         .timeout_of = [](std::size_t) { return timeout; },
-         .name_of = name_of});
+    udp::transport_options options{
+        .rank = rank,
+        .ranks = run.workers + 1,
+        .secret = opened.secret,
+        .mtu = mtu,
+        .rate = {.link_bits = 10'000'000'000,
+                 .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers)},
+        .meeting_timeout = 2 * timeout,
+        .name_of = name_of};
+    for (std::size_t other = 0; other <= run.workers; ++other) {
+      if ((rank == server) == (other == server)) continue;
+      options.peers.push_back({.rank = other,
+                               .sends = grid_,
+                               .takes = grid_,
+                               .most_bound_ppm = rank == server ? run.bound_ppm : 0,
+                               .timeout = timeout});
+    }
+    transport_.emplace(std::move(here), opened.addresses, options);
   }
 
   /// A worker's: what of the frame has arrived.
@@ -68,19 +68,16 @@ class uplink {
     const lamina::bounded::frame_chunks chunks(frame, chosen, grid_, {.bound_ppm = run_.bound_ppm});
     const auto required = losses_.required(chosen, most_losses);
     const lamina::bounded::obligations beside{.required = required};
-    auto sent =
-        transport_->send_frame({&server, 1}, lab::message_kind::gradients,
-                               {.frame = {frame.segments(), nullptr}, .chunks = &chunks}, {&beside, 1});
-    losses_.note(sent[0].arrived.value());
-    return std::move(sent[0].arrived).value();
+    auto sent = transport_->send_frame({&server, 1}, chunks, {}, {&beside, 1});
+    losses_.note(sent[0].value());
+    return std::move(sent[0]).value();
   }
 
   /// The server's: the worker's next frame, with zeros where nothing arrived. It stands until the one after it is asked for. Throws
   /// std::runtime_error where more is missing than may be.
-  lab::message receive(std::size_t worker) {
-    const std::size_t rank = worker + 1;
-    lab::message got = transport_->receive_from_each({&rank, 1})[0];
-    const lamina::delivery& arrived = got.transfer->arrived;
+  udp::arrival receive(std::size_t worker) {
+    udp::arrival got = transport_->receive(worker + 1);
+    const lamina::delivery& arrived = got.frame->arrived;
     for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
       const std::size_t chunks = arrived.chunks(part);
       if (arrived.lost_chunks(part) * 1'000'000 > chunks * run_.bound_ppm)
@@ -111,7 +108,7 @@ class uplink {
   setting run_;
   lamina::bounded::chunk_grid grid_;
   lamina::bounded::loss_memory losses_;
-  std::unique_ptr<lab::udp_transport> transport_;
+  std::optional<udp::transport> transport_;
 };
 
 }  // namespace soak

@@ -16,7 +16,7 @@ namespace bounded = lamina::bounded;
 constexpr std::uint64_t secret = 1;
 constexpr std::uint64_t link_bits = 10'000'000'000;
 
-bounded::channel_options channel_of(const lossy_options& options, const lossy_way::ends& ranks) {
+lamina_test::channel_options channel_of(const lossy_options& options, const lossy_way::ends& ranks) {
   return {.seed = options.seed << 32U | std::uint64_t{ranks.from} << 16U | ranks.to, .loss = options.loss};
 }
 
@@ -67,7 +67,7 @@ sent_frame lossy_way::transfer(const bounded::frame_chunks& frame, const bounded
 // What both ends have to send goes out. Behind the last packet of a round there is a PROBE.
 void lossy_way::send() {
   bounded::bounded_sender& sender = sender_.machine();
-  const auto into = [this](bounded::lossy_channel& way) {
+  const auto into = [this](lamina_test::lossy_channel& way) {
     return [this, &way](std::span<const std::byte> said) { way.send(0, {said}, now_); };
   };
   say_all(sender, now_, into(forth_));

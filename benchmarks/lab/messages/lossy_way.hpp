@@ -8,6 +8,7 @@
 #include <string>
 
 #include "messages/transfer_ends.hpp"
+#include "tests/bounded/lossy_channel.hpp"
 
 namespace lab {
 
@@ -51,9 +52,9 @@ class lossy_way {
   ends ranks_;
   sending_end sender_;
   receiving_end receiver_;
-  lamina::bounded::lossy_channel packets_;
-  lamina::bounded::lossy_channel forth_;  // control messages
-  lamina::bounded::lossy_channel back_;
+  lamina_test::lossy_channel packets_;
+  lamina_test::lossy_channel forth_;  // control messages
+  lamina_test::lossy_channel back_;
   lamina::bounded::control_limits limits_;
   lamina::bounded::keyed_check check_;
   lamina::bounded::instant now_{};

@@ -8,8 +8,7 @@
 
 #include "messages/transfer.hpp"
 
-/// The two ends of bounded transfers, as a network drives them: the simulated one of a single process (lossy_way) and sockets
-/// (udp/udp_peer). Each is a state machine of lamina/bounded and what its transfers took. A network asks an end for what it has
+/// The two ends of bounded transfers, as the simulated network of a single process (lossy_way) drives them. Each is a state machine of lamina/bounded and what its transfers took. A network asks an end for what it has
 /// to say until it has nothing, hands it what comes, and comes back at its deadline; how it carries things, and how it waits,
 /// is its own.
 namespace lab {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <lamina/bounded/todo.hpp>
+#include <lamina/bounded/duties.hpp>
 #include <lamina/collectives/channel.hpp>
 #include <memory>
 #include <optional>

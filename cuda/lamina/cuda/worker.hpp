@@ -282,12 +282,12 @@ class worker {
 /// its checksum: bitwise the frame of a lamina::worker. Throws decode_error if there is no whole frame. Cost: one read of it.
 inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   using namespace lamina::detail;
-  if (buffer.size() < wire_header_bytes) throw decode_error(frame_errc::truncated, "a device's frame");
+  if (buffer.size() < wire_header_bytes) throw decode_error(errc::truncated, "a device's frame");
   wire_header header = read_header(buffer);
-  if (header.magic != wire_magic) throw decode_error(frame_errc::bad_magic, "a device's frame");
+  if (header.magic != wire_magic) throw decode_error(errc::bad_magic, "a device's frame");
   const std::size_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
   if (prefix_bytes > buffer.size() || header.payload_bytes > buffer.size() - prefix_bytes)
-    throw decode_error(frame_errc::truncated, "a device's frame");
+    throw decode_error(errc::truncated, "a device's frame");
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
   if (!checksum::available) return frame;
   header.flags |= flag_checksum;

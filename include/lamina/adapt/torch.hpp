@@ -5,16 +5,19 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/partition.hpp"
 #include "lamina/tensor.hpp"
 
 /// torch::Tensor as a tensor of lamina: read from and written to where it lies, without a copy.
@@ -110,6 +113,55 @@ inline layer layer_of(std::string name, const at::Tensor& tensor) {
   if (!tensor.defined())
     detail::raise(std::invalid_argument("layer '" + name + "': the torch tensor is undefined"));
   return {std::move(name), {tensor.sizes().begin(), tensor.sizes().end()}};
+}
+
+/// The model that a torch::nn::Module is: a layer for each parameter, by torch's name for it, in the order of module.parameters().
+/// Takes a module or what holds one, such as torch::nn::Linear. Throws std::invalid_argument for an undefined parameter.
+template <class Module>
+[[nodiscard]] layout layout_of(const Module& module) {
+  if constexpr (requires { module->named_parameters(); }) {
+    return layout_of(*module);
+  } else {
+    std::vector<layer> layers;
+    for (const auto& each : module.named_parameters()) layers.push_back(layer_of(each.key(), each.value()));
+    return layout(std::move(layers));
+  }
+}
+
+/// The gradients of these parameters, for gradient_compressor::accumulate_all: handles, no copies. One without a gradient gives an
+/// undefined tensor, which is skipped there.
+[[nodiscard]] inline std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  gradients.reserve(parameters.size());
+  for (const at::Tensor& each : parameters) gradients.push_back(each.grad());
+  return gradients;
+}
+
+/// The parameters of a server whose layers are cut: a tensor of one dimension for each of cut.parts(), which shares the parameter's
+/// memory and is not known to autograd. An optimizer of torch over these updates exactly what has arrived, since it passes over a tensor
+/// without a gradient; over whole parameters, momentum would also move what no worker is told of.
+///
+/// \throws std::invalid_argument  another number of parameters than layers, or one of another size, or one that is not contiguous
+[[nodiscard]] inline std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& parameters,
+                                                      const partition& cut) {
+  if (parameters.size() != cut.model().layers()) {
+    detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
+                                        " layers, got " + std::to_string(parameters.size()) + " parameters"));
+  }
+  std::vector<at::Tensor> parts;
+  for (std::size_t layer = 0; layer < parameters.size(); ++layer) {
+    if (!parameters[layer].defined() || !parameters[layer].is_contiguous()) {
+      detail::raise(std::invalid_argument("layer '" + cut.model()[layer].name +
+                                          "': the torch tensor is undefined or not contiguous"));
+    }
+    const at::Tensor flat = parameters[layer].detach().view({-1});
+    cut.model().check_size(layer, static_cast<std::size_t>(flat.numel()));
+    for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part) {
+      parts.push_back(flat.narrow(0, static_cast<std::int64_t>(cut.begin(part)),
+                                  static_cast<std::int64_t>(cut.parts().sizes()[part])));
+    }
+  }
+  return parts;
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -14,7 +14,6 @@
 #include "lamina/bounded/control.hpp"
 #include "lamina/bounded/error.hpp"
 #include "lamina/bounded/grid.hpp"
-#include "lamina/bounded/messages.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"

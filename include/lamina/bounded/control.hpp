@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <vector>
 
+#include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/error.hpp"
 #include "lamina/bounded/grid.hpp"
-#include "lamina/bounded/keyed_check.hpp"
+#include "lamina/bounded/packet.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 
 /// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.
@@ -59,43 +64,29 @@ static_assert(sizeof(control_header) == control_header_bytes && offsetof(control
 /// The most bytes that the body of a message may have: a reader takes memory for no more.
 class control_limits {
  public:
-  explicit control_limits(const chunk_grid& grid, std::size_t most_message_bytes = 0)
-      : begin_(lamina::detail::wire_header_bytes +
-               lamina::detail::padded_bitmap_bytes(grid.parts().layers()) + 4096 + 8 * grid.chunks()),
-        list_(32 + grid.chunks() / 8 + 8 * grid.parts().layers()),
-        message_(most_message_bytes) {}
-
+  explicit control_limits(const chunk_grid& grid, std::size_t most_message_bytes = 0) {
+    const std::size_t parts = grid.parts().layers();
+    const auto set = [this](control_type type, std::size_t bytes) { most_[index(type)] = bytes; };
+    set(control_type::hello, 64);
+    set(control_type::begin, lamina::detail::wire_header_bytes + lamina::detail::padded_bitmap_bytes(parts) +
+                                 4096 + 8 * grid.chunks());
+    set(control_type::ready, 12);
+    set(control_type::report, 28);
+    set(control_type::probe, 4);
+    set(control_type::wanted, 32 + grid.chunks() / 8 + 8 * parts);
+    set(control_type::stop, of(control_type::wanted));
+    set(control_type::abort, most_abort_bytes);
+    set(control_type::message, most_message_bytes);
+    set(control_type::ping, 8);
+    set(control_type::pong, 8);
+  }
   [[nodiscard]] std::size_t of(control_type type) const noexcept {
-    switch (type) {
-      case control_type::hello:
-        return 64;
-      case control_type::begin:
-        return begin_;
-      case control_type::ready:
-        return 12;
-      case control_type::report:
-        return 28;
-      case control_type::probe:
-        return 4;
-      case control_type::wanted:
-      case control_type::stop:
-        return list_;
-      case control_type::abort:
-        return most_abort_bytes;
-      case control_type::message:
-        return message_;
-      case control_type::ping:
-      case control_type::pong:
-        return 8;
-      default:
-        return 0;
-    }
+    return index(type) < most_.size() ? most_[index(type)] : 0;
   }
 
  private:
-  std::size_t begin_;
-  std::size_t list_;
-  std::size_t message_;
+  static std::size_t index(control_type type) noexcept { return static_cast<std::size_t>(type); }
+  std::array<std::size_t, 14> most_{};
 };
 
 /// Header and body of a message, for who has read both.
@@ -154,9 +145,11 @@ class control_writer {
 
   /// Begins another message.
   void clear() noexcept { bytes_.resize(control_header_bytes); }
-  template <class Value>
-  requires std::is_arithmetic_v<Value>
-  void put(Value value) { put(std::as_bytes(std::span(&value, 1))); }
+  /// The bytes of each, one after the other.
+  template <class... Values>
+  requires(std::is_arithmetic_v<Values>&&...) void put(Values... values) {
+    (put(std::as_bytes(std::span(&values, 1))), ...);
+  }
   void put(std::span<const std::byte> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
 
   /// The message, valid until the next clear().
@@ -184,11 +177,15 @@ class control_writer {
 
 namespace detail {
 
-/// Takes numbers from the front of a body; zeros where it is too short, which is_short() then says.
+/// Takes numbers from the front of a body; zeros where it is too short, which error() then says.
 class body_reader {
  public:
   explicit body_reader(std::span<const std::byte> body) noexcept : rest_(body) {}
 
+  template <class... Values>
+  requires(std::is_trivially_copyable_v<Values>&&...) void read(Values&... values) noexcept {
+    ((values = take<Values>()), ...);
+  }
   template <class Value>
   Value take() noexcept {
     Value value{};
@@ -196,14 +193,10 @@ class body_reader {
     if (!bytes.empty()) std::memcpy(&value, bytes.data(), sizeof value);
     return value;
   }
-  std::span<const std::byte> take(std::size_t count) noexcept {
-    if (count > rest_.size()) {
-      is_short_ = true;
-      rest_ = {};
-      return {};
-    }
-    const auto taken = rest_.first(count);
-    rest_ = rest_.subspan(count);
+  std::span<const std::byte> take(std::uint64_t count) noexcept {
+    is_short_ = is_short_ || count > rest_.size();
+    const auto taken = is_short_ ? std::span<const std::byte>() : rest_.first(count);
+    rest_ = is_short_ ? std::span<const std::byte>() : rest_.subspan(count);
     return taken;
   }
   [[nodiscard]] std::span<const std::byte> rest() const noexcept { return rest_; }
@@ -218,6 +211,14 @@ class body_reader {
   std::span<const std::byte> rest_;
   bool is_short_ = false;
 };
+
+/// A body that is these values and nothing else: truncated or wrong_length if it is none.
+template <class... Values>
+std::error_code read_body(std::span<const std::byte> body, Values&... values) noexcept {
+  body_reader from(body);
+  from.read(values...);
+  return from.error();
+}
 
 }  // namespace detail
 
@@ -234,24 +235,16 @@ struct transfer_report {
 };
 
 inline void write_report(control_writer& to, const transfer_report& report) {
-  to.put(report.granted_bits);
-  to.put(report.received);
-  to.put(report.transmissions);
-  to.put(report.delay_us);
-  to.put(report.seen);
-  to.put(report.open_transfers);
+  to.put(report.granted_bits, report.received, report.transmissions, report.delay_us, report.seen,
+         report.open_transfers);
 }
 
 namespace detail {
 
 inline transfer_report take_report(body_reader& from) noexcept {
   transfer_report report;
-  report.granted_bits = from.take<std::uint64_t>();
-  report.received = from.take<std::uint32_t>();
-  report.transmissions = from.take<std::uint32_t>();
-  report.delay_us = from.take<std::uint32_t>();
-  report.seen = from.take<std::uint32_t>();
-  report.open_transfers = from.take<std::uint32_t>();
+  from.read(report.granted_bits, report.received, report.transmissions, report.delay_us, report.seen,
+            report.open_transfers);
   return report;
 }
 
@@ -265,26 +258,11 @@ inline transfer_report read_report(std::span<const std::byte> body, std::error_c
   return report;
 }
 
-/// READY.
-struct ready_body {
-  std::uint64_t granted_bits = 0;
-  std::uint32_t open_transfers = 0;
-};
-inline ready_body read_ready(std::span<const std::byte> body, std::error_code& error) noexcept {
-  detail::body_reader from(body);
-  ready_body ready;
-  ready.granted_bits = from.take<std::uint64_t>();
-  ready.open_transfers = from.take<std::uint32_t>();
-  error = from.error();
-  return ready;
-}
-
 /// The one number of a PROBE (transmissions so far), or of a PING or PONG (sent at).
 template <class Number>
 Number read_number(std::span<const std::byte> body, std::error_code& error) noexcept {
-  detail::body_reader from(body);
-  const Number number = from.take<Number>();
-  error = from.error();
+  Number number{};
+  error = detail::read_body(body, number);
   return number;
 }
 
@@ -346,6 +324,129 @@ class chunk_list {
     count += static_cast<std::uint32_t>(std::popcount(std::to_integer<unsigned>(each)));
   }
   return count;
+}
+
+/// Who is at the other end, and whether both were built and started alike.
+struct hello_body {
+  std::uint32_t protocol = control_version;
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  std::uint8_t element_type = 0;  ///< as in a frame: 1 float, 2 double
+  std::uint8_t payload_type = 0;
+  std::uint64_t fingerprint = 0;  ///< of the layout of the parts
+  std::uint32_t chunk_elements = 0;
+  std::uint32_t mtu = 0;
+
+  friend bool operator==(const hello_body&, const hello_body&) = default;
+};
+
+/// HELLO, which proves by its last 8 bytes that its writer knows the secret.
+inline std::span<const std::byte> write_hello(control_writer& to, const hello_body& hello) {
+  to.clear();
+  to.put(hello.protocol, hello.rank, hello.ranks, hello.element_type, hello.payload_type, std::uint16_t{0},
+         hello.fingerprint, hello.chunk_elements, hello.mtu);
+  to.put(to.keyed().of({to.body()}));
+  return to.finish(control_type::hello, 0, 0);
+}
+
+/// `error` is set to truncated, wrong_length, nonzero_reserved, bad_proof or unsupported_version.
+inline hello_body read_hello(std::span<const std::byte> body, keyed_check& check,
+                             std::error_code& error) noexcept {
+  hello_body hello;
+  std::uint16_t reserved = 0;
+  std::uint64_t proof = 0;
+  error =
+      detail::read_body(body, hello.protocol, hello.rank, hello.ranks, hello.element_type, hello.payload_type,
+                        reserved, hello.fingerprint, hello.chunk_elements, hello.mtu, proof);
+  if (error) return hello;
+  if (reserved != 0) {
+    error = bounded_errc::nonzero_reserved;
+  } else if ((check.of({body.first(body.size() - sizeof proof)}) ^ proof) != 0) {  // in constant time
+    error = bounded_errc::bad_proof;
+  } else if (hello.protocol != control_version) {
+    error = bounded_errc::unsupported_version;
+  }
+  return hello;
+}
+
+/// What a transfer is to be: BEGIN, as it lies in the body.
+struct begin_body {
+  frame_kind kind{};
+  std::uint32_t bound_ppm = 0;
+  std::uint64_t frame_bytes = 0;
+  std::span<const std::byte> report;    ///< the caller's own, of the step
+  std::span<const std::byte> prefix;    ///< header and bitmap of the frame
+  std::span<const std::byte> required;  ///< 8 bytes a chunk: part, index; ascending
+
+  [[nodiscard]] std::size_t required_chunks() const noexcept { return required.size() / 8; }
+  /// consume(part, index) for each required chunk, in order. Those of parts that are not in the frame are repairs.
+  template <class Consume>
+  void for_each_required(Consume&& consume) const {
+    detail::body_reader from(required);
+    while (!from.rest().empty()) {
+      const auto part = from.take<std::uint32_t>();
+      consume(part, from.take<std::uint32_t>());
+    }
+  }
+};
+
+/// `error` is set to truncated, wrong_length, nonzero_reserved, bound_too_large (beyond half), no_such_chunk or bad_list (required chunks
+/// out of order or twice). The prefix has not been looked at.
+inline begin_body read_begin(std::span<const std::byte> body, const chunk_grid& grid,
+                             std::error_code& error) noexcept {
+  detail::body_reader from(body);
+  begin_body begin;
+  std::uint8_t reserved = 0;
+  std::uint16_t more_reserved = 0;
+  std::uint32_t report_bytes = 0, prefix_bytes = 0, required = 0, last_reserved = 0;
+  from.read(begin.kind, reserved, more_reserved, begin.bound_ppm, begin.frame_bytes, report_bytes,
+            prefix_bytes, required, last_reserved);
+  begin.report = from.take(report_bytes);
+  begin.prefix = from.take(prefix_bytes);
+  begin.required = from.take(std::uint64_t{8} * required);
+  error = from.error();
+  if (error) return begin;
+  if (reserved != 0 || more_reserved != 0 || last_reserved != 0) {
+    error = bounded_errc::nonzero_reserved;
+  } else if (report_bytes > most_report_bytes) {
+    error = bounded_errc::wrong_length;
+  } else if (begin.bound_ppm > most_bound_ppm) {
+    error = bounded_errc::bound_too_large;
+  } else {
+    chunk last;
+    bool is_first = true;
+    begin.for_each_required([&](std::uint32_t part, std::uint32_t index) {
+      const chunk each{part, index, 0};
+      if (!grid.has(part, index)) error = bounded_errc::no_such_chunk;
+      if (!is_first && !lies_before(last, each) && !error) error = bounded_errc::bad_list;
+      is_first = false;
+      last = each;
+    });
+  }
+  return begin;
+}
+
+/// Why an end has given up.
+struct abort_body {
+  std::uint32_t reason = 0;  ///< a bounded_errc, or 0: the caller wanted to
+  std::string_view text;
+};
+/// The text is cut where it is too long.
+inline std::span<const std::byte> write_abort(control_writer& to, std::uint32_t transfer,
+                                              const abort_body& abort) {
+  to.clear();
+  to.put(abort.reason);
+  to.put(std::as_bytes(std::span(abort.text.substr(0, most_abort_bytes - sizeof abort.reason))));
+  return to.finish(control_type::abort, transfer, 0);
+}
+inline abort_body read_abort(std::span<const std::byte> body, std::error_code& error) noexcept {
+  detail::body_reader from(body);
+  abort_body abort;
+  abort.reason = from.take<std::uint32_t>();
+  const auto text = from.rest();
+  abort.text = {reinterpret_cast<const char*>(text.data()), text.size()};
+  error = from.is_short() ? bounded_errc::truncated : std::error_code{};
+  return abort;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -47,55 +48,34 @@ class LAMINA_VISIBLE bounded_error_category final : public std::error_category {
  public:
   const char* name() const noexcept override { return "lamina.bounded"; }
   std::string message(int code) const override {
-    switch (static_cast<bounded_errc>(code)) {
-      case bounded_errc::truncated:
-        return "packet or message is truncated";
-      case bounded_errc::bad_magic:
-        return "not a data packet of lamina (bad magic)";
-      case bounded_errc::unsupported_version:
-        return "packet or message has an unsupported version";
-      case bounded_errc::nonzero_reserved:
-        return "packet or message has an unknown flag or a reserved byte set";
-      case bounded_errc::wrong_address:
-        return "packet is for another receiver or from another sender";
-      case bounded_errc::other_transfer:
-        return "packet is of a transfer that is not open";
-      case bounded_errc::no_such_chunk:
-        return "chunk is not of this transfer";
-      case bounded_errc::wrong_sizes:
-        return "sizes are not those of the chunk";
-      case bounded_errc::bad_check:
-        return "check does not hold: damaged, or of another run";
-      case bounded_errc::unknown_type:
-        return "message is of an unknown type";
-      case bounded_errc::wrong_length:
-        return "message is not as long as its type and fields say";
-      case bounded_errc::bad_list:
-        return "list of chunks is out of order, has a bit too many or nothing in it";
-      case bounded_errc::bad_proof:
-        return "HELLO does not prove the secret of this run";
-      case bounded_errc::unexpected_message:
-        return "message does not belong to the state of the transfer";
-      case bounded_errc::wrong_payload_type:
-        return "frame has another payload type than was agreed";
-      case bounded_errc::has_checksum:
-        return "frame of a bounded transfer has a checksum";
-      case bounded_errc::bound_too_large:
-        return "transfer may lose more than this end puts up with";
-      case bounded_errc::beyond_bound:
-        return "transfer ended with a part beyond its bound";
-      case bounded_errc::required_missing:
-        return "transfer ended without a required chunk";
-      case bounded_errc::no_progress:
-        return "rounds go by and nothing new arrives";
-      case bounded_errc::nothing_arrives:
-        return "UDP does not arrive: is the port blocked, or the path's MTU too small?";
-      case bounded_errc::aborted:
-        return "the other end has aborted";
-      case bounded_errc::lost:
-        return "the other end is lost";
-    }
-    return "unknown error of a bounded transfer";
+    // In the order of bounded_errc, from 1.
+    static constexpr std::array sentences = {
+        "packet or message is truncated",
+        "not a data packet of lamina (bad magic)",
+        "packet or message has an unsupported version",
+        "packet or message has an unknown flag or a reserved byte set",
+        "packet is for another receiver or from another sender",
+        "packet is of a transfer that is not open",
+        "chunk is not of this transfer",
+        "sizes are not those of the chunk",
+        "check does not hold: damaged, or of another run",
+        "message is of an unknown type",
+        "message is not as long as its type and fields say",
+        "list of chunks is out of order, has a bit too many or nothing in it",
+        "HELLO does not prove the secret of this run",
+        "message does not belong to the state of the transfer",
+        "frame has another payload type than was agreed",
+        "frame of a bounded transfer has a checksum",
+        "transfer may lose more than this end puts up with",
+        "transfer ended with a part beyond its bound",
+        "transfer ended without a required chunk",
+        "rounds go by and nothing new arrives",
+        "UDP does not arrive: is the port blocked, or the path's MTU too small?",
+        "the other end has aborted",
+        "the other end is lost",
+    };
+    const auto index = static_cast<std::size_t>(code) - 1;
+    return index < sentences.size() ? sentences[index] : "unknown error of a bounded transfer";
   }
 };
 

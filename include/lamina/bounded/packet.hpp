@@ -6,16 +6,43 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 #include <system_error>
 
 #include "lamina/bounded/error.hpp"
 #include "lamina/bounded/grid.hpp"
-#include "lamina/bounded/keyed_check.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/checksum.hpp"
+
+#if !LAMINA_HAS_XXHASH
+#error \
+    "lamina/bounded needs xxHash, for the check of its packets: install xxhash.h, and do not define LAMINA_NO_XXHASH"
+#endif
 
 /// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {
+
+/// The check of packets and control messages: XXH3 of 64 bits, seeded with the secret of the run. It notices damage, and bytes of those
+/// who do not know the secret; it is no MAC against somebody who reads the network. Allocates nothing.
+class keyed_check {
+ public:
+  explicit keyed_check(std::uint64_t secret) noexcept : secret_(secret) {}
+
+  /// Of these bytes as if they were joined.
+  [[nodiscard]] std::uint64_t of(std::initializer_list<std::span<const std::byte>> pieces) noexcept {
+    // The same seed as before, so that xxHash derives its own secret from it but once.
+    XXH3_64bits_reset_withSeed(&state_, secret_);
+    for (const auto piece : pieces) {
+      if (!piece.empty()) XXH3_64bits_update(&state_, piece.data(), piece.size());
+    }
+    return XXH3_64bits_digest(&state_);
+  }
+
+ private:
+  std::uint64_t secret_;
+  XXH3_state_t state_{};  // zeros: xxHash looks at the seed that it had before
+};
 
 inline constexpr std::size_t packet_header_bytes = 56;
 inline constexpr std::uint32_t packet_magic = 0x50414cf4;  // the bytes F4 'L' 'A' 'P'

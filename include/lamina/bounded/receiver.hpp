@@ -13,8 +13,6 @@
 #include "lamina/bounded/arrivals.hpp"
 #include "lamina/bounded/control.hpp"
 #include "lamina/bounded/error.hpp"
-#include "lamina/bounded/heartbeat.hpp"
-#include "lamina/bounded/messages.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
 #include "lamina/delivery.hpp"
@@ -317,8 +315,7 @@ class bounded_receiver {
 
   std::span<const std::byte> write_ready() {
     writer_.clear();
-    writer_.put(granted_bits_);
-    writer_.put(open_transfers_);
+    writer_.put(granted_bits_, open_transfers_);
     return writer_.finish(control_type::ready, transfer_, 0);
   }
   std::span<const std::byte> write_wanted(bool is_answer, instant now) {

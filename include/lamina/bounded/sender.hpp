@@ -15,12 +15,10 @@
 #include "lamina/bounded/arrivals.hpp"
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
+#include "lamina/bounded/duties.hpp"
 #include "lamina/bounded/error.hpp"
-#include "lamina/bounded/heartbeat.hpp"
-#include "lamina/bounded/messages.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
-#include "lamina/bounded/todo.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
@@ -224,21 +222,13 @@ class bounded_sender {
   void write_begin(std::span<const std::byte> report) {
     const auto prefix = frame_->prefix();
     writer_.clear();
-    writer_.put(lamina::detail::read_header(prefix).kind);
-    writer_.put(std::uint8_t{0});
-    writer_.put(std::uint16_t{0});
-    writer_.put(frame_->bound_ppm());
-    writer_.put(std::uint64_t{frame_->frame_bytes()});
-    writer_.put(static_cast<std::uint32_t>(report.size()));
-    writer_.put(static_cast<std::uint32_t>(prefix.size()));
-    writer_.put(static_cast<std::uint32_t>(todo_.duties().size()));
-    writer_.put(std::uint32_t{0});
+    writer_.put(lamina::detail::read_header(prefix).kind, std::uint8_t{0}, std::uint16_t{0},
+                frame_->bound_ppm(), std::uint64_t{frame_->frame_bytes()},
+                static_cast<std::uint32_t>(report.size()), static_cast<std::uint32_t>(prefix.size()),
+                static_cast<std::uint32_t>(todo_.duties().size()), std::uint32_t{0});
     writer_.put(report);
     writer_.put(prefix);
-    for (const duty& each : todo_.duties()) {
-      writer_.put(each.which.part);
-      writer_.put(each.which.index);
-    }
+    for (const duty& each : todo_.duties()) writer_.put(each.which.part, each.which.index);
   }
 
   void fail(const std::error_code& why) {
@@ -282,11 +272,11 @@ class bounded_sender {
   }
 
   std::error_code on_ready(std::span<const std::byte> body) {
-    std::error_code error;
-    const ready_body ready = read_ready(body, error);
-    if (error) return error;
+    std::uint64_t granted_bits = 0;
+    std::uint32_t open_transfers = 0;
+    if (const std::error_code error = detail::read_body(body, granted_bits, open_transfers)) return error;
     if (!todo_.has_chunks()) return bounded_errc::unexpected_message;
-    rate_.grant(ready.granted_bits);
+    rate_.grant(granted_bits);
     todo_.add_all();
     packet_at_ = {};
     state_ = sender_state::streaming;

@@ -233,7 +233,7 @@ class worker_memory {
   void load(std::span<const std::byte> bytes) {
     saved_state<T> saved = read_state<T>(bytes, cut_.parts(), at_.velocity != nullptr);
     selector decisions(cut_, options_);
-    decisions.restore({saved.memory.threshold, saved.memory.allowance, std::move(saved.memory.cleared_in)});
+    decisions.restore({saved.memory.threshold, saved.memory.allowance, std::move(saved.memory.sent_in)});
     const auto memory = decisions.remember(saved.step);
     step_state next = state();
     next.step = saved.step;

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <lamina/layout.hpp>
+#include <lamina/selection.hpp>
+#include <vector>
+
+#include "losses.hpp"
+#include "mpi_ranks.hpp"
+#include "ways.hpp"
+
+/// Steps of a synchronous parameter server without a model: the frames of a layout go up and down, and are decoded, summed and
+/// applied as in training. Nobody computes gradients, and nobody waits for anything but frames.
+namespace exchange {
+
+/// What is exchanged. The same on all ranks.
+struct exchange_plan {
+  lamina::layout layers;
+  double share = 1;  ///< of the elements, in each frame of gradients; above 0, at most 1
+  std::uint64_t steps = 50;
+  lab::loss_plan losses = {};
+};
+
+/// One step, as all ranks together saw it. The ranks' clocks must agree, as on one machine they do.
+struct step_seen {
+  std::uint64_t step = 0;
+  double down_seconds = 0;  ///< from the first byte of the parameters to the last worker that has them
+  double up_seconds = 0;    ///< from the first worker's first byte to the last frame at the server
+  double seconds = 0;  ///< of both: from the first byte of the parameters to the last frame at the server
+  double period_seconds = 0;     ///< from the first byte of the parameters to that of the next
+  std::uint64_t bytes_down = 0;  ///< of all frames
+  std::uint64_t bytes_up = 0;
+  lab::transfer_cost down = {};  ///< of a transport that may lose something
+  lab::transfer_cost up = {};
+  double cpu_seconds = 0;            ///< of all ranks, in the period
+  std::uint64_t missing_chunks = 0;  ///< of gradients, when their transfers had ended
+  std::uint64_t missing_droppable_chunks = 0;
+};
+
+/// Which layers go in each step: as many as make the share, on the average to the element, from all over the layout. All layers have
+/// their turn before one has its second.
+class rotation {
+ public:
+  rotation(const lamina::layout& layers, double share);
+  /// Of the next step.
+  const lamina::selection& next();
+
+ private:
+  lamina::layout layers_;
+  double share_;
+  std::vector<std::size_t> order_;
+  std::size_t at_ = 0;
+  std::uint64_t steps_ = 0;
+  std::uint64_t sent_elements_ = 0;
+  lamina::selection chosen_;
+};
+
+/// The server, rank 0: what all its steps took. Throws lab::link_error for a lost peer, and for a worker whose parameters at the
+/// end are not the server's. `ranks` are those of the way, by MPI.
+std::vector<step_seen> serve(lab::way& over, const lab::mpi_ranks& ranks, const exchange_plan& plan);
+/// Any other rank.
+void work(lab::way& over, const lab::mpi_ranks& ranks, const exchange_plan& plan);
+
+}  // namespace exchange

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <lamina/bounded/bounded.hpp>
+#include <lamina/codec.hpp>
+#include <lamina/server.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ways.hpp"
+
+/// What is lost of frames, and sent again: how they are cut into packets, and what of them must arrive.
+namespace lab {
+
+/// What of a frame may be lost on its way. A run that loses nothing cuts nothing and remembers nothing.
+struct loss_plan {
+  bool is_lossy = false;           ///< frames are cut, and go over a way that loses some of them
+  std::uint32_t bound_up_ppm = 0;  ///< p of gradients, in parts per million
+  unsigned max_losses = 3;  ///< a chunk of gradients that was lost so often in a row must arrive; 0: never
+  bool has_tags = true;     ///< the smallest of each layer are dropped first
+  std::size_t packet_data_bytes = 1416;  ///< what a packet has room for
+
+  /// Whether frames have a checksum: where some of them may be lost it would not hold; packets have one.
+  lamina::frame_checksum checksum() const {
+    return is_lossy ? lamina::frame_checksum::none : lamina::frame_checksum::xxh3;
+  }
+};
+
+/// How frames of these fragments are cut.
+inline lamina::bounded::chunk_grid frame_grid(const lamina::layout& fragments, const loss_plan& plan) {
+  constexpr auto as_is = lamina::payload_type::as_is;
+  return lamina::bounded::chunk_grid::of<float>(
+      fragments, as_is, lamina::bounded::chunk_elements<float>(as_is, plan.packet_data_bytes));
+}
+
+/// Cuts the frames of one kind.
+class frame_cutter {
+ public:
+  frame_cutter(const loss_plan& plan, const lamina::layout& fragments) : has_tags_(plan.has_tags) {
+    if (plan.is_lossy) grid_ = frame_grid(fragments, plan);
+  }
+
+  /// None if nothing can be lost. Points into the frame.
+  std::optional<lamina::bounded::frame_chunks> cut(const lamina::encoded_frame& frame,
+                                                   const lamina::selection& layers,
+                                                   std::uint32_t bound_ppm) const {
+    if (!grid_) return std::nullopt;
+    return lamina::bounded::frame_chunks(frame, layers, *grid_, {.bound_ppm = bound_ppm, .tags = has_tags_});
+  }
+  const std::optional<lamina::bounded::chunk_grid>& grid() const { return grid_; }
+
+ private:
+  bool has_tags_;
+  std::optional<lamina::bounded::chunk_grid> grid_;
+};
+
+/// Frames of gradients from a worker to the server, rank 0. What was lost too often must arrive.
+class gradient_way {
+ public:
+  gradient_way(way& over, const loss_plan& plan, const lamina::layout& fragments)
+      : way_(over), plan_(plan), cutter_(plan, fragments) {
+    if (cutter_.grid()) memory_.emplace(*cutter_.grid());
+  }
+
+  /// What arrived, and by which chunks; none where nothing can be lost.
+  struct sent {
+    std::optional<lamina::delivery> arrived;
+    std::optional<lamina::bounded::frame_chunks> chunks;
+  };
+  sent send(const lamina::encoded_frame& frame, const lamina::selection& layers) {
+    sent result{.arrived = {}, .chunks = cutter_.cut(frame, layers, plan_.bound_up_ppm)};
+    std::vector<lamina::bounded::chunk> required;
+    if (memory_) required = memory_->required(layers, plan_.max_losses);
+    const lamina::bounded::obligations owed{.required = required};
+    constexpr std::size_t server = 0;
+    result.arrived = way_.send({&server, 1}, message_kind::gradients, frame,
+                               result.chunks ? &*result.chunks : nullptr, {&owed, 1})[0]
+                         .arrived;
+    if (result.arrived && memory_) memory_->note(*result.arrived);
+    return result;
+  }
+
+ private:
+  way& way_;
+  loss_plan plan_;
+  frame_cutter cutter_;
+  std::optional<lamina::bounded::loss_memory> memory_;
+};
+
+/// Sends the frame of parameters that encode_for_all() has made to these clients, all of it, and commits it.
+inline std::vector<sent_frame> send_parameters(way& over, const frame_cutter& cutter,
+                                               lamina::parameter_publisher<float>& published,
+                                               const lamina::encoded_frame& frame,
+                                               std::span<const std::size_t> clients) {
+  const auto chunks = cutter.cut(frame, published.published_to_all(), 0);
+  std::vector<sent_frame> sent =
+      over.send(clients, message_kind::parameters, frame, chunks ? &*chunks : nullptr);
+  published.commit_all();
+  return sent;
+}
+
+/// Decodes what `sender` sent; a bad frame is a link_error that names it.
+template <class Read>
+auto read_from(const std::string& sender, Read&& read) {
+  try {
+    return read();
+  } catch (const lamina::decode_error& bad) {
+    throw link_error(sender + " sent a bad frame: " + bad.what());
+  }
+}
+
+/// Writes the parameters that came for `step` into `layers(l)`, a std::span<float> of each layer. Throws link_error for a bad frame.
+template <class Layers>
+void write_parameters(const message& parameters, const lamina::layout& model, std::uint64_t step,
+                      Layers&& layers) {
+  read_from("the server", [&] {
+    const auto frame = lamina::decode<float>(parameters.bytes, model);
+    lamina::expect(frame, lamina::frame_kind::parameters, step);
+    for (std::size_t l = 0; l < model.layers(); ++l) frame.apply_to(l, layers(l));
+  });
+}
+
+}  // namespace lab

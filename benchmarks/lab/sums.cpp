@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT
+// The loops of workers without a server.
+#include <algorithm>
+#include <cmath>
+#include <lamina/collectives/collectives.hpp>
+#include <lamina/collectives/mpi_channel.hpp>
+#include <lamina/collectives/torch_hooks.hpp>
+#include <lamina/error.hpp>
+#include <numeric>
+#include <utility>
+
+#include "exchanged_layers.hpp"
+#include "sgd.hpp"
+#include "training.hpp"
+
+namespace lab {
+namespace {
+
+namespace collectives = lamina::collectives;
+
+collectives::algorithm_choice choice_of(const std::string& name) {
+  if (name == "by_type")
+    return collectives::algorithm_choice::by_type(collectives::algorithm::halving_doubling);
+  if (name == "by_cost") return collectives::algorithm_choice::by_cost();
+  return collectives::algorithm_choice::always(collectives::parse_algorithm(name));
+}
+
+void require_finite(const lamina::layout& model, std::size_t layer, std::span<const float> gradient) {
+  if (std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); })) return;
+  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
+}
+
+// Hooks hand each layer over as soon as its gradient is complete, unless there is no overlap. The first step records in which order that is,
+// and overlaps with nothing. The mean of a layer is applied where the next forward pass needs the layer, through the gates of the network,
+// or at the end of the step. With layer dropping a compressor says which layers are summed, and its residual keeps the others.
+class summed_training {
+ public:
+  explicit summed_training(training& run)
+      : run_(run),
+        how_(run.how),
+        local_(run.local),
+        reaches_forward_(how_.overlap == "step"),
+        has_owners_(how_.exchange == "owners"),
+        channel_(run.all.communicator(), [&run](std::size_t rank) { return run.name_of(rank); }),
+        layers_(local_, run.all.size(), how_.fc_exchange, how_.batch_images),
+        optimizer_(local_.model().elements(), how_.momentum),
+        order_seconds_(layers_.model().layers()),
+        is_open_(local_.parameters().size()) {
+    if (how_.drops_layers()) compressor_.emplace(local_.partition().model(), run.compression());
+    if (how_.overlaps()) {
+      hooks_.emplace(*local_.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); });
+    } else {
+      order_.resize(local_.parameters().size());
+      std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
+    }
+    if (reaches_forward_)
+      collectives::set_gates(*local_.network().ptr(), [this](std::size_t l) {
+        const work_clock::pause waiting(run_.clock);
+        take(l);
+      });
+  }
+  summed_training(const summed_training&) = delete;
+  summed_training& operator=(const summed_training&) = delete;
+  ~summed_training() {
+    if (reaches_forward_) collectives::set_gates(*local_.network().ptr(), {});
+  }
+
+  void train() {
+    for (std::uint64_t step = 1;; ++step) {
+      run_.examine(step);
+      if (run_.is_over(step)) return;
+      compute(step);
+      if (!reaches_forward_ || run_.is_examined_before(step + 1)) finish_step();
+    }
+  }
+
+ private:
+  // Forward, whose gates take the layers of the last step, and backward, whose hooks hand over those of this one.
+  void compute(std::uint64_t step) {
+    computing_ = step;
+    is_begun_ = false;
+    seconds_before_ = 0;
+    since_begin_ = {};
+    step_report report{.is_sender = 1};
+    run_.clock.take();
+    run_.compute(step, report);
+    if (hooks_) hooks_->check_all_called();
+    if (compressor_ && how_.decide == "at_end") choose_at_end();
+    report.compute_seconds = seconds_before_ + run_.clock.take();
+    const bool is_planned = engine_.has_value();
+    if (!is_planned) plan();
+    if (!is_planned || !how_.overlaps()) {
+      begin_step();
+      for (const std::size_t l : order_) hand_over(l);
+    }
+    open_ = {step, report};
+  }
+
+  void choose_at_end() {
+    compressor_->accumulate_all(local_.gradients());
+    std::vector<double> agreed(compressor_->values().begin(), compressor_->values().end());
+    run_.all.average(agreed);
+    compressor_->select(agreed);
+  }
+
+  void gradient_is_ready(std::size_t layer) {
+    if (!engine_) {
+      order_.push_back(layer);
+      for (const std::size_t number : layers_.numbers_of(layer))
+        order_seconds_[number] = since_begin_.seconds();
+      return;
+    }
+    if (!is_begun_) begin_step();
+    hand_over(layer);
+  }
+
+  void plan() {
+    const auto timeout = std::chrono::seconds(how_.timeout_seconds);
+    std::vector<std::size_t> numbers;
+    for (const std::size_t l :
+         collectives::agree_on_order(channel_, local_.partition().model(), order_, timeout))
+      numbers.insert(numbers.end(), layers_.numbers_of(l).begin(), layers_.numbers_of(l).end());
+    collectives::plan_options options;
+    options.bucket_bytes = how_.bucket_bytes;
+    options.choice = choice_of(how_.collectives);
+    options.payload = collectives::parse_sum_payload(how_.sum_payload);
+    if (how_.gathers == "interleaved") {
+      run_.all.broadcast(std::as_writable_bytes(std::span(order_seconds_)));
+      options.ready_seconds = order_seconds_;
+    }
+    collectives::engine_options running;
+    running.timeout = timeout;
+    if (has_owners_)
+      running.update = [this](std::size_t number, std::size_t begin, std::span<float> mean) {
+        update_shard(*layers_.fragment_of(number), begin, mean);
+      };
+    engine_.emplace(channel_,
+                    collectives::plan(layers_.model(), channel_.ranks(), numbers, layers_.classes(), options,
+                                      collectives::gigabit_costs),
+                    running);
+  }
+
+  // With the first gradient, when the forward pass has taken all of the last step.
+  void begin_step() {
+    seconds_before_ += run_.clock.take();
+    finish_step();
+    before_ = engine_->totals();
+    rate_ = run_.learning_rate(computing_);
+    engine_->begin_step();
+    is_begun_ = true;
+    run_.clock.take();
+  }
+
+  // The gradient of a parameter is complete: what is exchanged of it goes on its way, or is dropped.
+  void hand_over(std::size_t layer) {
+    is_open_[layer] = true;
+    if (const auto* gathered = layers_.gathered(layer)) {
+      if (layer == gathered->weight) hand_over_activations(*gathered);
+      return;
+    }
+    const lamina::partition& cut = local_.partition();
+    const torch::Tensor gradient = local_.parameters()[layer].grad();
+    const auto elements = lamina::elements_of<float>(gradient);
+    if (!compressor_) {
+      require_finite(cut.model(), layer, elements);
+    } else if (how_.decide == "ahead") {
+      compressor_->accumulate(layer, gradient);
+    }
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      const std::size_t number = layers_.number_of(f);
+      if (!compressor_) {
+        engine_->ready(number, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
+      } else if (compressor_->is_sent(f)) {
+        engine_->ready(number, compressor_->residual()[f]);
+      } else {
+        engine_->hold_back(number);
+      }
+    }
+  }
+
+  void hand_over_activations(const exchanged_layers::gathered_layer& of) {
+    const lamina::layout& model = local_.partition().model();
+    for (const auto& [number, elements] :
+         {std::pair(of.input, of.module->inputs()), std::pair(of.input + 1, of.module->errors())}) {
+      require_finite(model, of.weight, elements);
+      engine_->ready(number, elements);
+    }
+  }
+
+  // Waits for a parameter of the open step, unless it was taken: it is then the new one.
+  void take(std::size_t layer) {
+    if (!is_open_[layer]) return;
+    if (const auto* gathered = layers_.gathered(layer)) make_gradients(*gathered, layer);
+    is_open_[layer] = false;
+    const lamina::partition& cut = local_.partition();
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      if (layers_.gathered(layer) != nullptr) {
+        const auto elements = lamina::elements_of<float>(local_.parameters()[layer].grad());
+        update(f, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
+        continue;
+      }
+      const std::size_t number = layers_.number_of(f);
+      engine_->wait(number);
+      if (has_owners_) {
+        std::ranges::copy(engine_->parameters(number), local_[f].begin());
+      } else if (const auto mean = engine_->mean(number); !mean.empty()) {
+        update(f, mean);
+      }
+    }
+  }
+
+  // Of weight and bias, the one that is taken first has both gradients made.
+  void make_gradients(const exchanged_layers::gathered_layer& of, std::size_t layer) {
+    const bool is_first = layer == of.weight ? !of.bias || is_open_[*of.bias] : is_open_[of.weight];
+    if (!is_first) return;
+    engine_->wait(of.input);
+    engine_->wait(of.input + 1);
+    of.module->set_gradients(engine_->gathered(of.input), engine_->gathered(of.input + 1), channel_.ranks());
+  }
+
+  void update(std::size_t fragment, std::span<const float> gradient) {
+    optimizer_.update(local_.model().offset(fragment), gradient, local_[fragment], rate_);
+  }
+
+  // In the engine's thread. Not in the network, whose parameters the backward pass may still read, but in a copy.
+  void update_shard(std::size_t fragment, std::size_t begin, std::span<float> mean) {
+    const auto old = local_[fragment].subspan(begin, mean.size());
+    shard_.assign(old.begin(), old.end());
+    optimizer_.update(local_.model().offset(fragment) + begin, mean, shard_, rate_);
+    std::ranges::copy(shard_, mean.begin());
+  }
+
+  // The step that was computed last, if it is open: its parameters, the choice for the next one, the records.
+  void finish_step() {
+    if (!open_) return;
+    {
+      const work_clock::pause waiting(run_.clock);
+      engine_->drain();
+      for (std::size_t l = 0; l < is_open_.size(); ++l) take(l);
+    }
+    auto [step, report] = *std::exchange(open_, std::nullopt);
+    report.threshold = -1;  // which every layer passes
+    if (compressor_) {
+      if (how_.decide == "ahead") {
+        std::vector<double> agreed(compressor_->predicted_values().begin(),
+                                   compressor_->predicted_values().end());
+        run_.all.average(agreed);
+        compressor_->plan_next(agreed);
+      }
+      compressor_->encode();
+      report.threshold = compressor_->threshold();
+      compressor_->commit();
+    }
+    const collectives::engine_totals now = engine_->totals();
+    const double exposed = now.waited_seconds - before_.waited_seconds;
+    // Half of what a worker sends are sums on their way to where they are made.
+    report.sent_bytes = static_cast<double>(now.sent_bytes - before_.sent_bytes) / 2;
+    run_.log(
+        step, report,
+        {.exposed_seconds = exposed,
+         .hidden_seconds = std::max(0.0, now.collective_seconds - before_.collective_seconds - exposed)});
+  }
+
+  struct computed_step {
+    std::uint64_t step = 0;
+    step_report report;
+  };
+
+  training& run_;
+  const options& how_;
+  replica& local_;
+  bool reaches_forward_;
+  bool has_owners_;
+  collectives::mpi_channel channel_;
+  exchanged_layers layers_;
+  std::optional<lamina::gradient_compressor<float>> compressor_;
+  sgd optimizer_;  // of the engine's thread while a step is open, but for parameters that have no owner
+  std::vector<float> shard_;
+  std::optional<collectives::gradient_hooks> hooks_;
+  std::vector<std::size_t> order_;     // of layers, as the first step has seen them
+  std::vector<double> order_seconds_;  // of what is exchanged, in that step
+  std::vector<bool> is_open_;          // parameters that were handed over and not taken
+  std::uint64_t computing_ = 0;
+  bool is_begun_ = false;      // the step that is computed has handed over a layer
+  double seconds_before_ = 0;  // of its computation, before that
+  float rate_ = 0;             // of the step that is summed
+  stopwatch since_begin_;
+  std::optional<computed_step> open_;
+  collectives::engine_totals before_;
+  std::optional<collectives::engine> engine_;  // the last: its thread uses the others
+};
+
+}  // namespace
+
+void train_by_sums(training& run) {
+  summed_training(run).train();
+}
+
+void train_plainly(training& run) {
+  constexpr std::size_t bucket_elements = (std::size_t{25} << 20) / sizeof(float);
+  replica& local = run.local;
+  const lamina::layout& model = local.model();
+  sgd optimizer(model.elements(), run.how.momentum);
+  std::vector<float> gradients(model.elements());
+  for (std::uint64_t step = 1;; ++step) {
+    run.examine(step);
+    if (run.is_over(step)) return;
+    step_report report{.is_sender = 1};
+    run.clock.take();
+    run.compute(step, report);
+    report.compute_seconds = run.clock.take();
+    {
+      const work_clock::pause summing(run.clock);
+      auto to = gradients.begin();
+      for (const auto gradient : local.gradient_elements()) to = std::ranges::copy(gradient, to).out;
+      for (std::size_t begin = 0; begin < gradients.size(); begin += bucket_elements)
+        check_mpi(MPI_Allreduce(MPI_IN_PLACE, gradients.data() + begin,
+                                static_cast<int>(std::min(bucket_elements, gradients.size() - begin)),
+                                MPI_FLOAT, MPI_SUM, run.all.communicator()),
+                  "MPI_Allreduce");
+    }
+    for (float& each : gradients) each /= static_cast<float>(run.all.size());
+    for (std::size_t l = 0; l < model.layers(); ++l)
+      optimizer.update(model.offset(l), std::span(gradients).subspan(model.offset(l), model.sizes()[l]),
+                       local[l], run.learning_rate(step));
+    // As few as an all-reduce can move in and out of each.
+    const auto workers = static_cast<double>(run.all.size());
+    report.sent_bytes = static_cast<double>(gradients.size() * sizeof(float)) * (workers - 1) / workers;
+    run.log(step, report);
+  }
+}
+
+}  // namespace lab

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT
+#include "training.hpp"
+
+#define XXH_INLINE_ALL
+#include <torch/torch.h>
+#include <xxhash.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "networks.hpp"
+#include "replay.hpp"
+
+namespace lab {
+namespace {
+
+constexpr std::size_t evaluation_batch_images = 100;
+
+std::uint64_t hash_of(const replica& local) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::size_t l = 0; l < local.model().layers(); ++l)
+    XXH3_64bits_update(&state, local[l].data(), local[l].size_bytes());
+  return XXH3_64bits_digest(&state);
+}
+
+double correct_within(std::int64_t first, const torch::Tensor& logits, const torch::Tensor& classes) {
+  const torch::Tensor best = std::get<1>(logits.topk(std::min(first, logits.size(1)), 1));
+  return best.eq(classes.unsqueeze(1)).sum().item<double>();
+}
+
+void compute_gradients(replica& local, const torch::data::Example<>& images, step_report& report) {
+  local.network().ptr()->train();
+  local.network().ptr()->zero_grad();
+  const torch::Tensor logits = local.network().forward(images.data);
+  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, images.target);
+  loss.backward();
+  report.loss = loss.item<double>();
+  report.correct = correct_within(1, logits, images.target);
+  report.images = static_cast<double>(images.target.size(0));
+}
+
+replica make_replica(const options& how) {
+  torch::manual_seed(static_cast<std::uint64_t>(how.seed));
+  return {make_network(how.network, how.classes), how.fragment_elements};
+}
+
+void print(const nlohmann::ordered_json& line) {
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+training::training(const options& given, mpi_ranks& ranks, work_clock& working)
+    : how(given),
+      all(ranks),
+      clock(working),
+      local(make_replica(given)),
+      is_server(given.has_server() && ranks.rank() == 0) {
+  const std::size_t count = workers_in_all();
+  if (count < 1) throw std::invalid_argument("a server alone cannot train: mpirun -n 2 or more");
+  if (count % how.workers_per_node != 0)
+    throw std::invalid_argument(std::to_string(count) + " workers are no nodes of " +
+                                std::to_string(how.workers_per_node));
+  const std::chrono::seconds timeout(how.timeout_seconds);
+  const std::size_t first = how.has_server() ? 1 : 0;
+  const int worker = static_cast<int>(all.rank() - (is_server ? 0 : first));
+  const int per_node = static_cast<int>(how.workers_per_node);
+  const MPI_Comm of_workers = all.split(is_server ? -1 : 0);
+  const MPI_Comm of_node = all.split(is_server ? -1 : worker / per_node);
+  const bool sends = worker % per_node == 0;
+  const MPI_Comm of_senders = all.split(is_server || !sends ? -1 : 0);
+  const MPI_Comm of_callers = all.split(is_server || sends ? 0 : -1);
+  if (of_workers != MPI_COMM_NULL) workers.emplace(of_workers, timeout, clock);
+  if (of_node != MPI_COMM_NULL && per_node > 1) node.emplace(of_node, timeout, clock);
+  if (of_senders != MPI_COMM_NULL) senders.emplace(of_senders, timeout, clock);
+  if (of_callers != MPI_COMM_NULL) callers.emplace(of_callers, timeout, clock);
+
+  data_ = open_data(how.data, how.image_size_pixels, how.seed);
+  if (is_server) return;
+  const auto number = static_cast<std::size_t>(worker);
+  compute = gradients_of(
+      how, number, local.partition().model(), local,
+      [this, number, count](std::uint64_t step, step_report& report) {
+        compute_gradients(local, batch_of_step(step, *data_.train, number, count, how.batch_images, how.seed),
+                          report);
+      });
+}
+
+std::string training::name_of(std::size_t rank) const {
+  return how.has_server() && rank == 0 ? "the server"
+                                       : "worker " + std::to_string(rank - (how.has_server() ? 1 : 0));
+}
+
+float training::learning_rate(std::uint64_t step) const {
+  if (step >= how.warm_up_steps) return how.learning_rate;
+  return how.learning_rate * static_cast<float>(step) / static_cast<float>(how.warm_up_steps);
+}
+
+socket_options training::sockets() const {
+  return {.interfaces = how.interfaces,
+          .link_rate_bits = how.link_rate_bits,
+          .bound_up_ppm = static_cast<std::uint32_t>(std::llround(how.loss_bound * 1e6)),
+          .inject_loss = how.inject_loss,
+          .seed = how.seed};
+}
+
+loss_plan training::losses() const {
+  return {.is_lossy = how.is_lossy(),
+          .bound_up_ppm = sockets().bound_up_ppm,
+          .packet_data_bytes = sockets().packet_data_bytes()};
+}
+
+lamina::compressor_options training::compression() const {
+  lamina::compressor_options compression;
+  if (senders) compression.sender = static_cast<std::uint32_t>(senders->rank());
+  compression.part_elements = how.fragment_elements;
+  compression.momentum = how.residual_momentum;
+  compression.drop_ratio = how.drop_ratio;
+  compression.warm_up_steps = how.drop_warm_up_steps;
+  compression.byte_budget = how.send_budget;
+  compression.refresh = lamina::refresh_schedule::every(how.refresh_steps);
+  compression.frame_checksum = losses().checksum();
+  if (how.decide == "ahead") compression.decide = lamina::decision_timing::ahead;
+  // What sums round away of gradients then stays in the residual.
+  if (how.sum_payload == "bfloat16") compression.payload = lamina::payload_type::bfloat16;
+  return compression;
+}
+
+bool training::is_examined_before(std::uint64_t step) const {
+  const std::uint64_t period = how.evaluation_period_steps;
+  return is_over(step) || (!how.no_evaluation && period > 0 && step > 1 && (step - 1) % period == 0);
+}
+
+void training::average_statistics() {
+  std::vector<std::span<float>> tensors;
+  std::vector<double> values;
+  for (const torch::Tensor& each : local.network().ptr()->buffers()) {
+    if (!each.is_floating_point()) continue;
+    tensors.push_back(lamina::writable_elements_of<float>(each));
+    values.insert(values.end(), tensors.back().begin(), tensors.back().end());
+  }
+  workers->average(values);
+  auto mean = values.begin();
+  for (const auto tensor : tensors) {
+    for (float& each : tensor) each = static_cast<float>(*mean++);
+  }
+}
+
+std::array<double, 3> training::evaluate() {
+  std::array<double, 3> seen{};
+  if (!is_server) {
+    average_statistics();
+    const torch::NoGradGuard no_gradients;
+    local.network().ptr()->eval();
+    std::vector<std::size_t> indices;
+    const std::size_t step = workers_in_all();
+    for (std::size_t i = workers->rank(); i < data_.test->size(); i += step) {
+      indices.push_back(i);
+      if (indices.size() < evaluation_batch_images && i + step < data_.test->size()) continue;
+      const torch::data::Example<> images = batch_of(*data_.test, indices, 0);
+      const torch::Tensor logits = local.network().forward(images.data);
+      seen[0] += static_cast<double>(indices.size());
+      seen[1] += correct_within(1, logits, images.target);
+      seen[2] += correct_within(5, logits, images.target);
+      indices.clear();
+    }
+  }
+  all.sum(seen);
+  return seen;
+}
+
+void training::examine(std::uint64_t step) {
+  if (!is_examined_before(step)) return;
+  const work_clock::pause examining(clock);
+  const std::vector<std::uint64_t> hashes = all.gather(hash_of(local));
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != hashes[0])
+      throw link_error(name_of(rank) + " began step " + std::to_string(step) +
+                       " with other parameters than " + name_of(0));
+  }
+  nlohmann::ordered_json line = {{"examined_after_step", step - 1},
+                                 {"parameters", hashes.empty() ? 0 : hashes[0]}};
+  if (!how.no_evaluation) {
+    const std::array<double, 3> seen = evaluate();
+    line.update({{"images", seen[0]}, {"top1", seen[1] / seen[0]}, {"top5", seen[2] / seen[0]}});
+  }
+  if (all.rank() == 0) print(line);
+  since_last_ = {};
+}
+
+void training::log(std::uint64_t step, const step_report& report, const step_traffic& traffic) {
+  const double server_seconds = clock.take();
+  const std::vector<step_report> reports = all.gather(report);
+  if (all.rank() != 0) return;
+  step_report sum;
+  for (const step_report& each : reports) {
+    sum.loss += each.loss * each.images;
+    sum.correct += each.correct;
+    sum.images += each.images;
+    sum.compute_seconds = std::max(sum.compute_seconds, each.compute_seconds);
+    sum.node_seconds = std::max(sum.node_seconds, each.node_seconds);
+    sum.threshold += each.threshold * each.is_sender;
+    sum.sent_bytes += each.sent_bytes;
+    sum.is_sender += each.is_sender;
+  }
+  const double model_bytes = static_cast<double>(local.model().elements() * sizeof(float));
+  const double bytes_down = traffic.receivers == 0 ? sum.sent_bytes : static_cast<double>(traffic.bytes_down);
+  const double receivers = traffic.receivers == 0 ? sum.is_sender : static_cast<double>(traffic.receivers);
+  const double total_seconds = std::exchange(since_last_, stopwatch()).seconds();
+  nlohmann::ordered_json line = {
+      {"step", step},
+      {"loss", sum.loss / sum.images},
+      {"accuracy", sum.correct / sum.images},
+      {"sent_up", sum.sent_bytes / sum.is_sender / model_bytes},
+      {"sent_down", bytes_down / receivers / model_bytes},
+      {"bytes_up", sum.sent_bytes},
+      {"bytes_down", bytes_down},
+      {"threshold", sum.threshold / sum.is_sender},
+      {"worker_seconds", sum.compute_seconds},
+      {"server_seconds", server_seconds},
+      {"communication_seconds", std::max(0.0, total_seconds - server_seconds - sum.compute_seconds)},
+      {"node_seconds", sum.node_seconds},
+      {"total_seconds", total_seconds}};
+  if (traffic.lost_up) line["lost_up"] = *traffic.lost_up;
+  if (traffic.exposed_seconds >= 0) {
+    line["exposed_seconds"] = traffic.exposed_seconds;
+    line["hidden_seconds"] = traffic.hidden_seconds;
+  }
+  print(line);
+}
+
+}  // namespace lab

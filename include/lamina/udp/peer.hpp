@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// One other rank: its connection, both ends of transfers, and what came from it. Read after meeting.hpp, before engine.hpp.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "lamina/bounded/bounded.hpp"
+#include "lamina/delivery.hpp"
+#include "lamina/udp/meeting.hpp"
+
+namespace lamina::inline LAMINA_ABI::udp {
+
+/// What is known of a frame that came.
+struct arrived_frame {
+  delivery arrived;                      ///< what is missing of it
+  std::vector<bounded::repair> repairs;  ///< elements of layers that are not in the frame
+};
+
+/// A message or a frame of one rank.
+struct arrival {
+  std::size_t rank = 0;
+  std::uint64_t tag = 0;             ///< of a message, as its sender gave it
+  std::span<const std::byte> bytes;  ///< of a frame: zeros where elements are missing
+  /// Of a message's bytes. A frame has none: its bytes, repairs and report stand until the next arrival of this rank is asked for, or a
+  /// frame is sent to it.
+  std::shared_ptr<const void> owner = {};
+  std::optional<arrived_frame> frame = {};  ///< none: a message
+  std::span<const std::byte> report = {};   ///< what the sender of a frame said with it
+};
+
+namespace detail {
+
+/// Hands all that an end of transfers has to say now to `say(bytes)`.
+template <class End, class Say>
+void say_all(End& end, bounded::instant now, Say&& say) {
+  for (auto said = end.poll_control(now); !said.empty(); said = end.poll_control(now)) say(said);
+}
+
+/// One other rank, as the thread of a transport sees it. It does not wait and takes no lock.
+class peer {
+ public:
+  peer(const transport_options& all, const peer_options& own, descriptor connection,
+       const rank_addresses& addresses, bounded::instant now)
+      : all_(all),
+        options_(own),
+        paths_(addresses.data.begin(), addresses.data.begin() + addresses.paths),
+        most_message_(
+            (std::min)(all.most_message_bytes, std::size_t{(std::numeric_limits<std::uint32_t>::max)()} - 8) +
+            8),
+        channel_(std::move(connection), all.secret,
+                 {bounded::control_limits(own.takes, most_message_),
+                  bounded::control_limits(own.sends, most_message_)}),
+        sender_(own.sends, {.rank = static_cast<std::uint16_t>(all.rank),
+                            .receiver = static_cast<std::uint16_t>(own.rank),
+                            .secret = all.secret,
+                            .rate = all.rate}),
+        receiver_(own.takes, {.rank = static_cast<std::uint16_t>(all.rank),
+                              .sender = static_cast<std::uint16_t>(own.rank),
+                              .secret = all.secret,
+                              .takes = {.kind = own.kind, .most_bound_ppm = own.most_bound_ppm},
+                              .stop = all.stop}),
+        writer_(all.secret, sizeof(std::uint64_t)),
+        beat_(own.timeout,
+              (std::min)(bounded::instant(own.timeout) / 4, bounded::instant(std::chrono::seconds(1)))) {
+    beat_.heard(now);
+  }
+
+  [[nodiscard]] std::string name() const { return all_.name(options_.rank); }
+  [[nodiscard]] std::size_t rank() const noexcept { return options_.rank; }
+  [[nodiscard]] bounded::instant timeout() const noexcept { return options_.timeout; }
+  [[nodiscard]] const std::vector<endpoint>& paths() const noexcept { return paths_; }
+  [[nodiscard]] const control_channel& channel() const noexcept { return channel_; }
+  [[nodiscard]] const bounded::bounded_sender& sender() const noexcept { return sender_; }
+  [[nodiscard]] const bounded::bounded_receiver& receiver() const noexcept { return receiver_; }
+
+  enum class presence : std::uint8_t {
+    here,
+    lost,   ///< said BYE, closed its connection, or nothing was heard of it
+    wrong,  ///< broke the protocol
+  };
+  [[nodiscard]] presence at() const noexcept { return at_; }
+  [[nodiscard]] bool is_here() const noexcept { return at_ == presence::here; }
+  /// Why it is not: "connection closed", or the whole sentence of one that is wrong.
+  [[nodiscard]] const std::string& why() const noexcept { return why_; }
+
+  // What its rank asks for.
+  void send_message(std::uint64_t tag, std::span<const std::byte> bytes) { channel_.put_message(tag, bytes); }
+  void begin_frame(const bounded::frame_chunks& frame, std::span<const std::byte> report,
+                   const bounded::obligations& owed) {
+    sender_.begin(frame, report, owed);
+    is_framing_ = true;
+  }
+  /// The rank gives its frame up, and with it this peer; nothing where none is under way.
+  void abandon_frame() {
+    sender_.abandon();
+    after_events();
+  }
+  [[nodiscard]] bool is_sending() const noexcept {
+    return channel_.has_unsent_message() || sender_.is_under_way();
+  }
+  /// Whether a frame has gone of which take_sent() was not asked.
+  [[nodiscard]] bool has_sent_frame() const noexcept {
+    return is_framing_ && sender_.state() == bounded::sender_state::done;
+  }
+  const delivery& take_sent() {
+    is_framing_ = false;
+    return sender_.arrived();
+  }
+  [[nodiscard]] bool has_arrival() const noexcept { return !inbox_.empty(); }
+  arrival take_arrival() {
+    arrival taken = std::move(inbox_.front());
+    inbox_.pop_front();
+    is_held_ = false;
+    if (taken.frame) {
+      is_frame_taken_ = true;
+    } else {
+      inbox_bytes_ -= taken.bytes.size();
+    }
+    return taken;
+  }
+  /// Of the frame that the rank took last nothing is read any more: the next may come.
+  void release(bounded::instant now) {
+    if (!is_frame_taken_) return;
+    is_frame_taken_ = is_frame_posted_ = false;
+    receiver_.release(now);
+    after_events();
+  }
+  void set_awaited(bool is_awaited) noexcept { is_awaited_ = is_awaited; }
+  void say_bye() {
+    if (is_here()) put(bounded::control_type::bye, {});
+  }
+
+  // What the thread does.
+  void read_control(bounded::instant now) {
+    while (is_here()) {
+      using come = control_channel::arrival;
+      const come what = channel_.read(inbox_bytes_ < most_message_ ? most_message_ - inbox_bytes_ : 0);
+      if (std::exchange(bytes_heard_, channel_.bytes_read()) != channel_.bytes_read()) beat_.heard(now);
+      is_held_ = what == come::held;
+      if (what == come::closed) return lose(presence::lost, "connection closed");
+      if (what == come::refused) return fail_control(channel_.failure());
+      if (what != come::message) return;
+      if (const std::error_code bad = take_message(now)) return fail_control(bad);
+      after_events();
+    }
+  }
+  void on_datagram(std::span<const std::byte> bytes, bounded::instant now) {
+    if (!is_here()) return;
+    receiver_.on_datagram(bytes, now);
+    after_events();
+  }
+  /// Puts what is to be said now into the connection, and writes. What a sender says after its packets waits for `packets_have_gone`.
+  void say(bounded::instant now, bool packets_have_gone) {
+    if (!is_here()) return;
+    const auto put_all = [this](std::span<const std::byte> said) { channel_.put(said); };
+    say_all(receiver_, now, put_all);
+    if (packets_have_gone) say_all(sender_, now, put_all);
+    after_events();
+    if (!is_here()) return;
+    if (now >= beat_.ping_at()) {
+      put(bounded::control_type::ping, now);
+      beat_.ping_sent(now);
+    }
+    if (!channel_.write()) lose(presence::lost, "connection closed");
+  }
+  [[nodiscard]] bool is_streaming() const noexcept {
+    return is_here() && sender_.state() == bounded::sender_state::streaming;
+  }
+  std::optional<bounded::outgoing_packet> next_packet(bounded::instant now) {
+    return sender_.next_packet(now);
+  }
+  void set_load(std::uint32_t open_transfers, std::uint64_t granted_bits) noexcept {
+    receiver_.set_load(open_transfers, granted_bits);
+  }
+  /// Lost, if it is waited for and nothing was heard. `read_at` is a time after which all that had come was read.
+  void judge(bounded::instant read_at) {
+    if (!is_here() || !is_awaited_ || is_held_ || !beat_.is_lost(read_at)) return;
+    lose(presence::lost, "nothing heard for " + std::to_string(options_.timeout.count()) + " ms");
+  }
+  /// When it has to say something again, or may be lost; packets apart.
+  [[nodiscard]] bounded::instant deadline(bool packets_have_gone) const noexcept {
+    if (!is_here()) return bounded::never;
+    bounded::instant next = (std::min)(receiver_.deadline(), beat_.ping_at());
+    if (packets_have_gone && !is_streaming()) next = (std::min)(next, sender_.deadline());
+    return is_awaited_ && !is_held_ ? (std::min)(next, beat_.lost_at()) : next;
+  }
+  /// Whether what comes over the connection waits until the rank takes what is there.
+  [[nodiscard]] bool is_held() const noexcept { return is_held_; }
+
+ private:
+  std::error_code take_message(bounded::instant now) {
+    using bounded::control_type;
+    const bounded::control_message& come = channel_.message();
+    std::error_code bad;
+    switch (come.header.type) {
+      case control_type::begin:
+      case control_type::probe:
+        receiver_.on_control(come, now);  // what it refuses is its failure()
+        break;
+      case control_type::ready:
+      case control_type::report:
+      case control_type::wanted:
+      case control_type::stop:
+        sender_.on_control(come);
+        break;
+      case control_type::message: {
+        const std::uint64_t tag = channel_.tag();
+        const auto bytes = channel_.take_message();
+        inbox_.push_back({.rank = options_.rank,
+                          .tag = tag,
+                          .bytes = std::span(*bytes).subspan(control_channel::message_begin),
+                          .owner = bytes});
+        inbox_bytes_ += inbox_.back().bytes.size();
+        break;
+      }
+      case control_type::ping: {
+        const auto sent_at = bounded::read_number<std::uint64_t>(come.body, bad);
+        if (!bad) put(control_type::pong, bounded::instant(static_cast<std::int64_t>(sent_at)));
+        break;
+      }
+      case control_type::pong: {
+        const auto sent_at = bounded::read_number<std::uint64_t>(come.body, bad);
+        if (!bad) beat_.pong(bounded::instant(static_cast<std::int64_t>(sent_at)), now);
+        receiver_.set_quiet(beat_.quiet());
+        break;
+      }
+      case control_type::abort: {
+        const bounded::abort_body abort = bounded::read_abort(come.body, bad);
+        if (!bad) lose(presence::wrong, name() + " has given up: " + std::string(abort.text));
+        break;
+      }
+      case control_type::bye:
+        lose(presence::lost, "gone before the end");
+        break;
+      case control_type::tick:
+        break;
+      default:
+        bad = bounded::bounded_errc::unexpected_message;
+    }
+    return bad;
+  }
+
+  // A frame that has come goes after the messages before it; what has failed ends all.
+  void after_events() {
+    if (receiver_.state() == bounded::receiver_state::frozen && !is_frame_posted_) post_frame();
+    if (!is_here()) return;
+    if (receiver_.failure()) {
+      fail(bounded::failure_sentence(receiver_.failure(), name(), all_.name(all_.rank), all_.mtu));
+    } else if (sender_.state() == bounded::sender_state::failed) {
+      fail(bounded::failure_sentence(sender_.failure(), all_.name(all_.rank), name(), all_.mtu));
+    }
+  }
+  void post_frame() {
+    is_frame_posted_ = true;
+    arrived_frame frame{receiver_.arrived(), {}};
+    receiver_.for_each_repair([&](std::size_t layer, std::size_t begin, std::span<const std::byte> elements) {
+      frame.repairs.push_back({layer, begin, elements});
+    });
+    inbox_.push_back({.rank = options_.rank,
+                      .bytes = receiver_.frame(),
+                      .frame = std::move(frame),
+                      .report = receiver_.report()});
+  }
+
+  void put(bounded::control_type type, bounded::instant sent_at) {  // PING, PONG, BYE
+    writer_.clear();
+    if (type != bounded::control_type::bye) writer_.put(static_cast<std::uint64_t>(sent_at.count()));
+    channel_.put(writer_.finish(type, 0, 0));
+  }
+  // The machines know of it already, or will in a moment; what came before stands.
+  void lose(presence why, const std::string& what) {
+    if (!is_here()) return;
+    at_ = why;
+    why_ = what;
+    sender_.lose();
+    receiver_.lose();
+    channel_.close();
+  }
+  void fail(const std::string& sentence) {
+    const auto put_all = [this](std::span<const std::byte> said) { channel_.put(said); };
+    say_all(receiver_, {}, put_all);  // ABORT, with the reason
+    say_all(sender_, {}, put_all);
+    channel_.write();
+    lose(presence::wrong, sentence);
+  }
+  void fail_control(const std::error_code& why) {
+    fail(name() + " sent a bad control message: " + why.message());
+  }
+
+  const transport_options& all_;
+  peer_options options_;
+  std::vector<endpoint> paths_;
+  std::size_t most_message_;  // with its tag
+  control_channel channel_;
+  bounded::bounded_sender sender_;
+  bounded::bounded_receiver receiver_;
+  bounded::control_writer writer_;
+  bounded::heartbeat beat_;
+  presence at_ = presence::here;
+  std::string why_;
+  bool is_awaited_ = false;
+  bool is_held_ = false;
+  std::uint64_t bytes_heard_ = 0;
+
+  std::deque<arrival> inbox_;
+  std::size_t inbox_bytes_ = 0;   // of messages
+  bool is_framing_ = false;       // a frame goes, or has gone
+  bool is_frame_posted_ = false;  // in the inbox, or with the rank
+  bool is_frame_taken_ = false;
+};
+
+}  // namespace detail
+
+}  // namespace lamina::inline LAMINA_ABI::udp

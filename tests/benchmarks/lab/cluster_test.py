@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The emulated cluster of benchmarks/lab: cluster_test.py. Ends with 77 where it cannot be built."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from here import LAB, cluster, require, skip_without_clusters
+
+
+def is_gone() -> bool:
+    namespaces = cluster.sh("ip", "netns", "list")
+    return cluster.SWITCH not in namespaces and cluster.PREFIX not in namespaces
+
+
+def ranks_stand_on_their_machines() -> None:
+    with cluster.Cluster(3, 1e8) as machines:
+        said = machines.mpirun([0, 1, 1, 2], ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"], 60).stdout
+        require(sorted(said.split("\n"))[-4:] == ["0 lamina-m0", "1 lamina-m1", "2 lamina-m1", "3 lamina-m2"], said)
+        for machine in range(3):
+            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, machines.port(machine))):
+                limit = cluster.sh("tc", "-n", namespace, "qdisc", "show", "dev", device)
+                require("tbf" in limit and "rate 100Mbit" in limit, f"no limit both ways: {limit}")
+    require(is_gone(), "a cluster was left behind")
+
+
+def send_over(machines: "cluster.Cluster", count: int) -> "cluster.Counters":
+    """Machine 0 sends so many bytes by TCP to machine 1; what that one has counted meanwhile."""
+    receive = ("import socket; s = socket.create_server(('10.77.0.2', 7000)); c = s.accept()[0]; n = 0\n"
+               "while d := c.recv(65536): n += len(d)\nprint(n)")
+    send = ("import socket, time\nfor _ in range(100):\n  try: c = socket.create_connection(('10.77.0.2', 7000)); break\n"
+            f"  except OSError: time.sleep(0.1)\nc.sendall(bytes({count}))")
+    before = machines.counters(1)
+    receiver = subprocess.Popen(machines.command_on(1, "python3", "-c", receive), stdout=subprocess.PIPE, text=True)
+    subprocess.run(machines.command_on(0, "python3", "-c", send), check=True, timeout=60)
+    said, _ = receiver.communicate(timeout=60)
+    require(int(said) == count, f"{said} bytes arrived")
+    return machines.counters(1).since(before)
+
+
+def counters_count_what_is_sent() -> None:
+    count = 2_000_000
+    with cluster.Cluster(2, 1e9) as machines:
+        counted = send_over(machines, count)
+    payload = counted.received_bytes - 66 * counted.received_packets
+    require(abs(payload / count - 1) < 0.02, f"{payload} bytes were counted of {count}")
+
+
+def links_count_headers_of_packets_that_a_card_makes() -> None:
+    count, packet_payload, packet = 20_000_000, 1448, 1514
+    for offload in (False, True):
+        with cluster.Cluster(2, 1e9, offload=offload) as machines:
+            counted = send_over(machines, count)
+            queue = json.loads(cluster.sh("tc", "-n", f"{cluster.PREFIX}0", "-s", "-j", "qdisc", "show", "dev", "eth0"))[0]
+        wire = count / packet_payload * packet
+        require(abs(queue["bytes"] / wire - 1) < 0.02, f"offload {offload}: {queue['bytes']} bytes limited of {wire:.0f}")
+        mean = counted.received_bytes / counted.received_packets
+        require((mean > 2 * packet) == offload, f"offload {offload}: {mean:.0f} bytes at once")
+
+
+def packets_keep_their_order() -> None:
+    """Where the cluster says so every end of a link hands a connection's packets to one of all processors, and else some end does not."""
+    with cluster.Cluster(2, 1e9) as machines:
+        masks = []
+        for machine in range(2):
+            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, machines.port(machine))):
+                file = f"/sys/class/net/{device}/queues/rx-0/rps_cpus"
+                said = cluster.sh("ip", "netns", "exec", namespace, "sh", "-c", f"if [ -e {file} ]; then cat {file}; else echo 0; fi")
+                masks.append(int(said.replace(",", ""), 16))
+    steered = all(mask == (1 << os.cpu_count()) - 1 for mask in masks)
+    require(steered == machines.keeps_order, f"the cluster says {machines.keeps_order} of {masks}")
+
+
+def interruption_leaves_nothing(number: signal.Signals) -> None:
+    inside = ("import sys, time; sys.path.insert(0, sys.argv[1]); import cluster, signal\n"
+              "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+              "with cluster.Cluster(2, 1e9) as c:\n  print('up', flush=True)\n  c.mpirun([0, 1], ['sleep', '60'], 90)\n")
+    process = subprocess.Popen([sys.executable, "-c", inside, str(LAB)], stdout=subprocess.PIPE, text=True)
+    require(process.stdout.readline() == "up\n", "the cluster did not come up")
+    time.sleep(1)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    if number == signal.SIGKILL:  # after which nobody can tidy up but the next one
+        require(not is_gone(), "this test tests nothing")
+        cluster.remove_leftovers()
+    require(is_gone(), f"{number.name} left a cluster behind")
+
+
+def main() -> None:
+    skip_without_clusters()
+    ranks_stand_on_their_machines()
+    counters_count_what_is_sent()
+    links_count_headers_of_packets_that_a_card_makes()
+    packets_keep_their_order()
+    interruption_leaves_nothing(signal.SIGTERM)
+    interruption_leaves_nothing(signal.SIGKILL)
+
+
+main()

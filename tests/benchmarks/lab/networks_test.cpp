@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "networks.hpp"  // Torch defines CHECK, so its headers come before Catch2's.
+#include "replica.hpp"
+#include "sgd.hpp"
+
+#include <torch/torch.h>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <lamina/collectives/torch_hooks.hpp>
+#include <string>
+#include <vector>
+
+#include "common/model.hpp"
+
+namespace {
+
+using namespace lab;
+
+void require_layers_of(const replica& local, const std::string& file) {
+  const lamina::layout expected =
+      lamina_benchmark::read_layers(LAMINA_SOURCE_DIR "/benchmarks/models/" + file);
+  REQUIRE(local.model().layers() == expected.layers());
+  for (std::size_t l = 0; l < expected.layers(); ++l) {
+    INFO(expected[l].name);
+    REQUIRE(local.model()[l].name == expected[l].name);
+    REQUIRE(local.model()[l].shape == expected[l].shape);
+  }
+}
+
+// Some images by heart, and every gate is passed.
+void require_to_learn(replica& local, std::int64_t side, float rate) {
+  std::vector<bool> was_needed(local.model().layers());
+  lamina::collectives::set_gates(*local.network().ptr(), [&](std::size_t l) { was_needed[l] = true; });
+  sgd optimizer(local.model().elements(), 0);
+  const torch::Tensor images = torch::randn({4, 3, side, side});
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    local.network().ptr()->zero_grad();
+    const torch::Tensor loss =
+        torch::nn::functional::cross_entropy(local.network().forward(images), torch::arange(4));
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    const auto gradients = local.gradient_elements();
+    for (std::size_t l = 0; l < gradients.size(); ++l)
+      optimizer.update(local.model().offset(l), gradients[l], local[l], rate);
+  }
+  INFO(losses[0] << " " << losses[1] << " " << losses[2]);
+  REQUIRE(losses[2] < losses[0]);
+  REQUIRE(was_needed == std::vector<bool>(local.model().layers(), true));
+}
+
+TEST_CASE(
+    "networks: ResNet-50 has torchvision's layers, its strides in the first convolution of a stage, and "
+    "learns") {
+  torch::manual_seed(3);
+  replica local(make_network("resnet50", 1000), 0);
+  require_layers_of(local, "resnet50.txt");
+  REQUIRE(local.model().elements() == 25'557'032);
+  for (const auto& item : local.network().ptr()->named_modules()) {
+    if (item.key() == "layer2.0.conv1" || item.key() == "layer4.0.conv1")
+      REQUIRE(item.value()->as<torch::nn::Conv2dImpl>()->options.stride()->at(0) == 2);
+    if (item.key() == "layer2.0.conv2")
+      REQUIRE(item.value()->as<torch::nn::Conv2dImpl>()->options.stride()->at(0) == 1);
+  }
+  require_to_learn(local, 32, 0.02F);
+}
+
+TEST_CASE("networks: VGG-16 has the layers of benchmarks/models/vgg16.txt, and learns") {
+  torch::manual_seed(3);
+  replica local(make_network("vgg16", 1000), 0);
+  require_layers_of(local, "vgg16.txt");
+  REQUIRE(local.model().elements() == 138'357'544);
+  require_to_learn(local, 32, 0.03F);
+}
+
+TEST_CASE("networks: there is none of another name") {
+  REQUIRE_THROWS_WITH(make_network("vgg11", 10), "there is no network vgg11");
+}
+
+TEST_CASE("networks: a replica of fragments shows the elements of the network") {
+  replica local(make_network("tiny", 10), 4096);
+  REQUIRE(local.model().layers() >= local.parameters().size());
+  local[0][0] = 42;
+  REQUIRE(local.parameters()[0].flatten()[0].item<float>() == 42);
+}
+
+TEST_CASE("sgd: as torch's, with and without momentum; a layer that is left out does not move") {
+  for (const float momentum : {0.0F, 0.9F}) {
+    torch::Tensor x = torch::randn({40}).requires_grad_();
+    std::vector<float> mine(x.data_ptr<float>(), x.data_ptr<float>() + 40);
+    torch::optim::SGD theirs({x}, torch::optim::SGDOptions(0.1).momentum(momentum));
+    sgd ours(100, momentum);
+    for (int step = 0; step < 4; ++step) {
+      x.mutable_grad() = torch::randn({40});
+      const std::vector<float> gradient(x.grad().data_ptr<float>(), x.grad().data_ptr<float>() + 40);
+      theirs.step();
+      ours.update(50, std::span(gradient).first(10), std::span(mine).first(10), 0.1F);  // in two blocks
+      ours.update(60, std::span(gradient).subspan(10), std::span(mine).subspan(10), 0.1F);
+    }
+    for (std::size_t i = 0; i < 40; ++i)
+      REQUIRE(mine[i] == Approx(x[static_cast<std::int64_t>(i)].item<float>()).margin(1e-6));
+  }
+}
+
+}  // namespace

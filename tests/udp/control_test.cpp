@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT
+// Control messages over a stream, and the meeting before it: what is taken, and what is refused.
+#include "lamina/udp/control.hpp"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+using namespace lamina_test;
+using Catch::Matchers::Contains;
+using arrival = control_channel::arrival;
+using bounded::bounded_errc;
+using bounded::control_type;
+
+constexpr std::size_t most_message = std::size_t{1} << 30U;
+
+/// Both ends of a connection.
+struct pair_of_channels {
+  pair_of_channels() {
+    std::array<int, 2> ends{};
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
+    const bounded::control_limits limits(grid_of({}), most_message);
+    here.emplace(descriptor(ends[0]), run_secret, udp::detail::channel_limits{limits, limits});
+    there.emplace(descriptor(ends[1]), run_secret, udp::detail::channel_limits{limits, limits});
+  }
+  void put_raw(std::span<const std::byte> bytes) {
+    REQUIRE(::send(here->descriptor_number(), bytes.data(), bytes.size(), 0) ==
+            static_cast<ssize_t>(bytes.size()));
+  }
+  // Of the other end, which writes on while this one reads.
+  arrival read(std::size_t room = most_message + 8) {
+    for (int empty = 0; empty < 3;) {
+      REQUIRE(here->write());
+      const arrival come = there->read(room);
+      if (come != arrival::nothing) return come;
+      empty += here->has_unsent() ? 0 : 1;
+    }
+    return arrival::nothing;
+  }
+  std::optional<control_channel> here;
+  std::optional<control_channel> there;
+};
+
+std::vector<std::byte> numbered(std::size_t count) {
+  std::vector<std::byte> bytes(count);
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 251);
+  return bytes;
+}
+
+bounded::control_header header_of(control_type type, std::uint32_t body_bytes) {
+  return {.body_bytes = body_bytes, .type = type};
+}
+template <class T>
+std::span<const std::byte> raw(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+}  // namespace
+
+TEST_CASE("control_channel: messages of any length arrive in order, whole") {
+  pair_of_channels link;
+  const std::vector<std::size_t> lengths = {0, 1, 23, 24, 4096, 1U << 20U, 20'000'001};
+  for (const std::size_t length : lengths) {
+    const auto bytes = numbered(length);
+    link.here->put_message(some_tag, bytes);
+    CHECK(link.here->has_unsent_message());
+    REQUIRE(link.read() == arrival::message);
+    CHECK_FALSE(link.here->has_unsent_message());
+    CHECK(link.there->message().header.type == control_type::message);
+    CHECK(link.there->tag() == some_tag);
+    const auto taken = link.there->take_message();
+    CHECK(std::ranges::equal(std::span(*taken).subspan(control_channel::message_begin), bytes));
+  }
+  CHECK(link.read() == arrival::nothing);
+  link.here->close();
+  CHECK(link.there->read(0) == arrival::closed);
+}
+
+TEST_CASE("control_channel: what is no message is refused by name, once and for all") {
+  pair_of_channels link;
+  const auto refused = [&](std::error_code why) {
+    CHECK(link.read() == arrival::refused);
+    CHECK(link.there->failure() == why);
+    CHECK(link.read() == arrival::refused);
+  };
+  SECTION("version") {
+    bounded::control_header header = header_of(control_type::tick, 0);
+    header.version = 2;
+    link.put_raw(raw(header));
+    refused(bounded_errc::unsupported_version);
+  }
+  SECTION("reserved") {
+    bounded::control_header header = header_of(control_type::tick, 0);
+    header.reserved = 1;
+    link.put_raw(raw(header));
+    refused(bounded_errc::nonzero_reserved);
+  }
+  SECTION("type") {
+    link.put_raw(raw(header_of(static_cast<control_type>(14), 0)));
+    refused(bounded_errc::unknown_type);
+  }
+  SECTION("longer than its type may be") {
+    const auto [type, most] = GENERATE(table<control_type, std::uint32_t>({{control_type::tick, 0},
+                                                                           {control_type::probe, 4},
+                                                                           {control_type::report, 28},
+                                                                           {control_type::ping, 8}}));
+    link.put_raw(raw(header_of(type, most + 1)));
+    refused(bounded_errc::wrong_length);
+  }
+  SECTION("a message without a kind") {
+    link.put_raw(raw(header_of(control_type::message, 7)));
+    refused(bounded_errc::wrong_length);
+  }
+  SECTION("damaged") {
+    bounded::control_writer writer(run_secret, 64);
+    const auto good = writer.finish(control_type::tick, 0, 0);
+    std::vector<std::byte> bytes(good.begin(), good.end());
+    bytes[16] ^= std::byte{1};
+    link.put_raw(bytes);
+    refused(bounded_errc::bad_check);
+  }
+  SECTION("with another secret") {
+    bounded::control_writer writer(run_secret + 1, 64);
+    link.put_raw(writer.finish(control_type::bye, 0, 0));
+    refused(bounded_errc::bad_check);
+  }
+}
+
+TEST_CASE("control_channel: memory grows with what has come, not with what is announced") {
+  pair_of_channels link;
+  link.put_raw(raw(header_of(control_type::message, most_message)));
+  link.put_raw(numbered(1000));
+  CHECK(link.read() == arrival::nothing);
+  CHECK(link.there->capacity_bytes() <= std::size_t{17} << 20U);
+}
+
+TEST_CASE("control_channel: a message for which there is no room waits, and is then whole") {
+  pair_of_channels link;
+  link.here->put_message(some_tag, numbered(1000));
+  CHECK(link.read(999) == arrival::held);
+  CHECK(link.read(1007) == arrival::held);
+  CHECK(link.read(1008) == arrival::message);
+  CHECK(link.there->message().body.size() == 1008);
+}
+
+namespace {
+
+/// Someone who calls a listener.
+descriptor call(const endpoint& at) {
+  descriptor made(socket(AF_INET, SOCK_STREAM, 0));
+  const udp::detail::socket_address to(at);
+  REQUIRE(connect(made.get(), to.get(), to.length) == 0);
+  return made;
+}
+void say(const descriptor& to, std::span<const std::byte> bytes) {
+  static_cast<void>(::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+}
+bool is_closed_within(const descriptor& at, int milliseconds) {
+  pollfd ready{at.get(), POLLIN, 0};
+  std::byte one{};
+  return poll(&ready, 1, milliseconds) == 1 && recv(at.get(), &one, 1, 0) <= 0;
+}
+std::vector<std::byte> hello_bytes(const bounded::hello_body& hello, std::uint64_t secret) {
+  bounded::control_writer writer(secret, 64);
+  const auto bytes = bounded::write_hello(writer, hello);
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace
+
+TEST_CASE("meeting: who does not prove the secret is sent away, and the others still meet") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  udp::transport_options options = options_of(given, 0, 2);
+  options.hello_timeout = 100ms;
+  auto met = std::async(std::launch::async, [&] { return meet_all(server, all, options); });
+
+  const descriptor noise = call(server.addresses.control);
+  say(noise, numbered(64));
+  const descriptor stranger = call(server.addresses.control);
+  say(stranger, hello_bytes(bounded::hello_body{.rank = 1, .ranks = 2}, run_secret + 1));
+  const descriptor silent = call(server.addresses.control);
+  CHECK(is_closed_within(noise, 2000));
+  CHECK(is_closed_within(stranger, 2000));
+  CHECK(is_closed_within(silent, 2000));
+  const auto other = meet_all(worker, all, options_of(given, 1, 2));
+  CHECK(other.size() == 1);
+  CHECK(met.get().size() == 1);
+}
+
+TEST_CASE("meeting: connections that say nothing are not hoarded, and keep nobody out") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  auto met = std::async(std::launch::async, [&] { return meet_all(server, all, options_of(given, 0, 2)); });
+  std::vector<descriptor> silent;
+  for (int i = 0; i < 6; ++i) silent.push_back(call(server.addresses.control));
+  CHECK(is_closed_within(silent[0], 2000));  // two ranks: four may wait
+  CHECK(meet_all(worker, all, options_of(given, 1, 2)).size() == 1);
+  CHECK(met.get().size() == 1);
+}
+
+TEST_CASE("meeting: a crowd that comes behind a rank does not push it out before it is heard") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  auto other =
+      std::async(std::launch::async, [&] { return meet_all(worker, all, options_of(given, 1, 2)).size(); });
+  std::this_thread::sleep_for(200ms);  // it has called, and waits for the server to listen
+  std::vector<descriptor> crowd;
+  for (int i = 0; i < 8; ++i) crowd.push_back(call(server.addresses.control));
+  CHECK(meet_all(server, all, options_of(given, 0, 2)).size() == 1);
+  CHECK(other.get() == 1);
+}
+
+TEST_CASE("control: where the system knows of it, TCP's least timeout is short") {
+  const descriptor here(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  constexpr int least_timeout_us = 45;  // TCP_RTO_MIN_US, which older headers do not name
+  int microseconds = 0;
+  socklen_t length = sizeof microseconds;
+  if (getsockopt(here.get(), IPPROTO_TCP, least_timeout_us, &microseconds, &length) != 0) {
+    WARN("skipped: this system has no TCP_RTO_MIN_US");
+    return;
+  }
+  REQUIRE(microseconds >= 100'000);
+  udp::detail::set_control_options(here.get(), 1000);
+  length = sizeof microseconds;
+  REQUIRE(getsockopt(here.get(), IPPROTO_TCP, least_timeout_us, &microseconds, &length) == 0);
+  CHECK(microseconds <= 40'000);
+}
+
+TEST_CASE("meeting: without a file descriptor left for who calls, it says so") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  const descriptor caller = call(server.addresses.control);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const descriptor next(dup(caller.get()));
+  const rlimit none{static_cast<rlim_t>(next.get()) + 1, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  CHECK_THROWS_WITH(meet_all(server, all, options_of(given, 0, 2)),
+                    Catch::Matchers::Contains("cannot accept a connection of control"));
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+TEST_CASE("meeting: both ends name what differs") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  udp::transport_options other = options_of(given, 1, 2);
+  other.mtu = 1400;
+  auto met = std::async(std::launch::async, [&] { return meet_all(server, all, options_of(given, 0, 2)); });
+  CHECK_THROWS_WITH(meet_all(worker, all, other),
+                    Contains("the server was started with another mtu: 1500 there, 1400 here"));
+  CHECK_THROWS_WITH(met.get(), Contains("worker 0 was started with another mtu: 1400 there, 1500 here"));
+}
+
+TEST_CASE("meeting: who does not come is named") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const std::vector<udp::rank_addresses> all(3, server.addresses);
+  udp::transport_options options = options_of(given, 0, 3);
+  options.meeting_timeout = 100ms;
+  CHECK_THROWS_WITH(meet_all(server, all, options), Contains("worker 0 and worker 1"));
+}
+
+TEST_CASE("meeting: a rank that calls before the other listens calls again") {
+  const ranks_given given;
+  std::vector<udp::rank_addresses> all;
+  for (const std::size_t rank : {0U, 1U}) all.push_back(start_rank(given, rank).addresses);  // free ports
+  auto met = std::async(std::launch::async, [&] {
+    const udp::open_sockets worker(all[1]);
+    return meet_all(worker, all, options_of(given, 1, 2)).size();
+  });
+  std::this_thread::sleep_for(200ms);
+  const udp::open_sockets server(all[0]);
+  CHECK(meet_all(server, all, options_of(given, 0, 2)).size() == 1);
+  CHECK(met.get() == 1);
+}
+
+TEST_CASE("meeting: who has another secret is told so") {
+  const ranks_given given;
+  const udp::open_sockets server = start_rank(given, 0);
+  const udp::open_sockets worker = start_rank(given, 1);
+  const std::vector<udp::rank_addresses> all = {server.addresses, worker.addresses};
+  udp::transport_options mine = options_of(given, 0, 2);
+  mine.meeting_timeout = 1s;
+  auto met = std::async(std::launch::async, [&] { return meet_all(server, all, mine); });
+  udp::transport_options other = options_of(given, 1, 2);
+  other.secret = run_secret + 1;
+  CHECK_THROWS_WITH(meet_all(worker, all, other), Contains("the server") && Contains("secret"));
+  CHECK_THROWS_WITH(met.get(), "no connection of control within 1000 ms with worker 0");
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+// What becomes of a rank whose peer dies at any point of a transfer, falls silent, or breaks the protocol. It is driven by hand, so that
+// each of these points is met.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "catch.hpp"
+#include "raw_peer.hpp"
+
+namespace {
+
+using namespace lamina_test;
+using bounded::control_type;
+using Catch::Matchers::Contains;
+
+constexpr std::size_t raw = 1;
+
+/// A frame of gradients.
+struct raw_frame : test_frame {
+  explicit raw_frame(const ranks_given& given, std::uint32_t bound_ppm = 0)
+      : test_frame(given, lamina::frame_kind::gradients, 1, 1, bound_ppm) {}
+  void begin(raw_peer& from) const { from.sender.begin(chunks(), {}); }
+};
+
+void receive_one(udp::transport& ranks) {
+  ranks.receive_from_each({&raw, 1});
+}
+void receive_one_of_server(udp::transport& ranks) {
+  ranks.receive_from_each({&server_rank, 1});
+}
+
+}  // namespace
+
+TEST_CASE("udp faults: a worker that dies before a transfer, or during it, has sent nothing, and is named") {
+  const ranks_given given;
+  const bool has_begun = GENERATE(false, true);
+  const auto said = run_with_raw_peer(given, receive_one, [&](raw_peer& peer) {
+    if (!has_begun) return;
+    const raw_frame frame(given);
+    frame.begin(peer);
+    // Every other packet: PROBE is answered with WANTED, where it ends.
+    peer.run_until(control_type::wanted, [](std::size_t i) { return i % 2 == 0; });
+  });
+  CHECK(said[0] == "connection closed while waiting for worker 0");
+}
+
+TEST_CASE(
+    "udp faults: a worker that dies between the sending of STOP and its receipt has sent its frame, once") {
+  const ranks_given given;
+  std::vector<std::byte> taken;
+  const auto said = run_with_raw_peer(
+      given,
+      [&](udp::transport& ranks) {
+        const udp::arrival got = ranks.receive_from_each({&raw, 1})[0];
+        taken.assign(got.bytes.begin(), got.bytes.end());
+        receive_one(ranks);
+      },
+      [&](raw_peer& peer) {
+        const raw_frame frame(given);
+        frame.begin(peer);
+        peer.run_until(control_type::stop);
+        // It has not heard of it: nothing is committed at this end.
+        if (!peer.sender.is_under_way()) throw std::logic_error("it has heard of STOP");
+      });
+  CHECK(said[1].empty());
+  CHECK(taken == raw_frame(given).bytes());
+  CHECK(said[0] == "connection closed while waiting for worker 0");
+}
+
+TEST_CASE(
+    "udp faults: a worker that takes a frame and dies before it says STOP is lost to its sender, and the "
+    "others have theirs") {
+  const ranks_given given;
+  bool was_lost = false;
+  const auto said = run_with_raw_peer(
+      given,
+      [&](udp::transport& ranks) {
+        if (ranks.rank() != server_rank) return receive_one_of_server(ranks);
+        const std::vector<std::size_t> to = {1, 2};
+        const test_frame down(given, lamina::frame_kind::parameters, 1, 1);
+        try {
+          ranks.send_frame(to, down.chunks());
+        } catch (const udp::frame_lost& loss) {
+          was_lost = loss.ranks() == std::vector<std::size_t>{1} && !loss.sent().at(0) && loss.sent().at(1) &&
+                     loss.sent().at(1)->is_complete();
+          throw;
+        }
+      },
+      [&](raw_peer& peer) {
+        peer.run_until(control_type::begin);
+        peer.receiver.on_control(peer.channel.message(), clock_now());
+        while (peer.receiver.state() == bounded::receiver_state::open) {
+          say_all(peer.receiver, clock_now(),
+                  [&](std::span<const std::byte> bytes) { peer.channel.put(bytes); });
+          peer.channel.write();
+          peer.path().receive(64, [&](const endpoint&, std::span<const std::byte> bytes, bounded::instant) {
+            peer.receiver.on_datagram(bytes, clock_now());
+          });
+        }
+        if (peer.receiver.state() != bounded::receiver_state::frozen) throw std::logic_error("not taken");
+      },
+      1);
+  CHECK(said[1].empty());
+  CHECK(said[2].empty());
+  CHECK(was_lost);
+  CHECK(said[0] == "connection closed while sending to worker 0");
+}
+
+TEST_CASE("udp faults: a worker of which nothing is heard is lost after the timeout, sending and waiting") {
+  ranks_given given;
+  given.timeout = 1s;
+  const bool sends = GENERATE(false, true);
+  const auto said = run_with_raw_peer(
+      given,
+      [&](udp::transport& ranks) {
+        if (!sends) return receive_one(ranks);
+        const test_frame down(given, lamina::frame_kind::parameters, 1, 1);
+        ranks.send_frame({&raw, 1}, down.chunks());
+      },
+      [](raw_peer& peer) {
+        std::byte one{};  // until the server closes
+        while (recv(peer.channel.descriptor_number(), &one, 1, 0) != 0) std::this_thread::sleep_for(1ms);
+      });
+  CHECK(said[0] == std::string("nothing heard for 1000 ms while ") + (sends ? "sending to" : "waiting for") +
+                       " worker 0");
+}
+
+TEST_CASE("udp faults: a worker that computes long is not lost, as its thread answers") {
+  ranks_given given;
+  given.timeout = 1s;
+  const auto said = run_ranks(2, given, [](udp::transport& ranks) {
+    const std::size_t other = 1 - ranks.rank();
+    if (ranks.rank() == 1) {
+      std::this_thread::sleep_for(1500ms);
+      ranks.send({&other, 1}, some_tag, text("done"));
+      return;
+    }
+    ranks.receive_from_each({&other, 1});
+  });
+  CHECK(said[0].empty());
+}
+
+TEST_CASE("udp faults: a peer that breaks the protocol ends the run by its name, and hears why") {
+  struct fault {
+    const char* said;
+    std::function<void(raw_peer&)> commit;
+  };
+  ranks_given given;
+  const raw_frame frame(given);
+  const auto open = [&](raw_peer& peer) {
+    frame.begin(peer);
+    peer.run_until(control_type::ready);
+    peer.sender.on_control(peer.channel.message());
+  };
+  // A packet of the transfer that is open, changed, with a good check.
+  const auto forge = [&](raw_peer& peer, const std::function<void(bounded::packet_header&)>& change) {
+    open(peer);
+    auto packet = *peer.sender.next_packet(clock_now());
+    std::error_code error;
+    bounded::packet_header header = bounded::read_packet_header(packet.header, error);
+    change(header);
+    bounded::keyed_check check(run_secret);
+    packet.header = bounded::write_packet_header(header, packet.data, check);
+    peer.path().put(peer.server, packet, 0);
+    peer.path().flush();
+  };
+  const std::string up = "transfer from worker 0 to the server: ";
+  const std::vector<fault> faults = {
+      {"chunk is not of this transfer",
+       [&](raw_peer& peer) { forge(peer, [](auto& header) { header.chunk = 1 << 30; }); }},
+      {"chunk is not of this transfer",
+       [&](raw_peer& peer) { forge(peer, [](auto& header) { header.part = 99; }); }},
+      {"sizes are not those of the chunk",
+       [&](raw_peer& peer) { forge(peer, [](auto& header) { ++header.offset; }); }},
+      {"message does not belong to the state of the transfer",
+       [](raw_peer& peer) { peer.say(control_type::probe, 7, 0, {1}); }},
+      {"message does not belong to the state of the transfer",
+       [&](raw_peer& peer) {  // BEGIN before the STOP of the last
+         open(peer);
+         bounded::bounded_sender second(peer.grid, {.rank = 1, .secret = run_secret, .last_transfer = 1});
+         second.begin(frame.chunks(), {});
+         say_all(second, clock_now(), [&](std::span<const std::byte> bytes) { peer.channel.put(bytes); });
+         peer.channel.write();
+       }},
+      {"packet or message is truncated",
+       [](raw_peer& peer) {
+         peer.say(control_type::begin, 1, 0, {1, 2, 3});
+       }},
+  };
+  for (const fault& each : faults) {
+    INFO(each.said);
+    std::string heard;
+    const auto said = run_with_raw_peer(given, receive_one, [&](raw_peer& peer) {
+      each.commit(peer);
+      peer.run([&](const bounded::control_message& come) {
+        if (come.header.type != control_type::abort) return false;
+        std::error_code error;
+        heard = std::string(bounded::read_abort(come.body, error).text);
+        return false;
+      });
+    });
+    CHECK(said[0] == up + each.said);
+    CHECK(heard == each.said);
+  }
+  CHECK_THAT(run_with_raw_peer(given, receive_one,
+                               [](raw_peer& peer) {
+                                 peer.say(control_type::hello, 0, 0);
+                                 peer.run_until_closed();
+                               })[0],
+             Contains("worker 0 sent a bad control message: message does not belong to the state"));
+  CHECK_THAT(
+      run_with_raw_peer(given, receive_one,
+                        [](raw_peer& peer) {
+                          peer.say(control_type::probe, 1, 0, {1, 2});
+                          peer.run_until_closed();
+                        })[0],
+      Contains("worker 0 sent a bad control message: message is not as long as its type and fields say"));
+}
+
+TEST_CASE(
+    "udp faults: a receiver that says STOP beyond the bound is not believed, and the frame is let go at "
+    "once") {
+  ranks_given given;
+  given.link_bits = 1'000'000;  // so that the other's transfer is under way for a second
+  const auto said = run_with_raw_peer(
+      given,
+      [&](udp::transport& ranks) {
+        if (ranks.rank() != server_rank) return receive_one_of_server(ranks);
+        const std::vector<std::size_t> to = {1, 2};
+        std::optional<test_frame> down;
+        down.emplace(given, lamina::frame_kind::parameters, 1, 1);
+        std::string why;
+        try {
+          ranks.send_frame(to, down->chunks());
+        } catch (const udp::error& error) {
+          why = error.what();
+        }
+        down.reset();  // a sanitizer sees whoever still reads it
+        std::this_thread::sleep_for(100ms);
+        throw udp::error(why);
+      },
+      [](raw_peer& peer) {
+        peer.run_until(control_type::begin);
+        const std::uint32_t transfer = peer.channel.message().header.transfer;
+        peer.say(control_type::ready, transfer, 0, {0, 0, 1});
+        peer.writer.clear();
+        // A report, and one part of which nothing has come.
+        for (const std::uint32_t each : {0, 0, 0, 0, 0, 0, 0, 1, 0}) peer.writer.put(each);
+        peer.writer.put(std::vector<std::byte>(peer.grid.bitmap_bytes(0)));
+        peer.channel.put(peer.writer.finish(control_type::stop, transfer, 0));
+        peer.channel.write();
+        peer.run_until_closed();
+      },
+      1);
+  CHECK(said[0] == "transfer from the server to worker 0: transfer ended with a part beyond its bound");
+  CHECK_THAT(said[2], Contains("the server has given up"));
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lamina/bounded/bounded.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/udp/udp.hpp"
+#include "support.hpp"
+
+/// What the tests over sockets share: ranks in threads of one process, over loopback, of which rank 0 is a server that takes gradients.
+namespace lamina_test {
+
+namespace bounded = lamina::bounded;
+namespace udp = lamina::udp;
+using namespace std::chrono_literals;
+using udp::endpoint;
+using udp::detail::clock_now;
+using udp::detail::control_channel;
+using udp::detail::descriptor;
+using udp::detail::say_all;
+
+constexpr std::uint64_t run_secret = 0x0123456789abcdef;
+
+inline endpoint loopback(const std::string& address = "127.0.0.1") {
+  return udp::parse_addresses((address.find(':') < address.size() ? "[" + address + "]" : address) + ":0")
+      .control;
+}
+
+/// Parts of many chunks, of one, of less, and of none.
+inline lamina::layout small_model() {
+  return lamina::layout(
+      {{"wide", {40'000}}, {"one", {352}}, {"short", {7}}, {"none", {0}}, {"tail", {5'000}}});
+}
+
+struct ranks_given {
+  lamina::layout model = small_model();
+  std::vector<endpoint> paths = {loopback()};
+  double inject_loss = 0;
+  std::uint64_t seed = 1;
+  std::uint32_t most_bound_ppm = 0;
+  bounded::stop_policy stop = bounded::stop_policy::eager;
+  std::chrono::seconds timeout{20};
+  std::uint64_t link_bits = 10'000'000'000;
+  std::size_t mtu = 1500;
+  bool has_tags = true;
+  std::size_t max_message_bytes = std::size_t{1} << 28U;
+};
+
+inline bounded::chunk_grid grid_of(const ranks_given& given) {
+  const std::size_t headers = given.paths[0].is_v6 != 0 ? 48 : 28;
+  const std::size_t data_bytes = given.mtu - headers - bounded::packet_header_bytes;
+  constexpr auto type = lamina::payload_type::as_is;
+  return bounded::chunk_grid::of<float>(given.model, type, bounded::chunk_elements<float>(type, data_bytes));
+}
+
+inline std::string name_of(std::size_t rank) {
+  return rank == 0 ? "the server" : "worker " + std::to_string(rank - 1);
+}
+
+inline udp::rank_addresses at(const std::vector<endpoint>& paths) {
+  udp::rank_addresses all{.control = paths.at(0), .paths = static_cast<std::uint32_t>(paths.size())};
+  std::ranges::copy(paths, all.data.begin());
+  return all;
+}
+inline udp::open_sockets start_rank(const ranks_given& given, std::size_t rank) {
+  return udp::open_sockets(at(given.paths),
+                           {.inject_loss = given.inject_loss, .inject_seed = given.seed << 8U | rank});
+}
+
+inline std::vector<std::size_t> peers_of(std::size_t rank, std::size_t ranks) {
+  if (rank > 0) return {0};
+  std::vector<std::size_t> all;
+  for (std::size_t r = 1; r < ranks; ++r) all.push_back(r);
+  return all;
+}
+
+inline udp::transport_options options_of(const ranks_given& given, std::size_t rank, std::size_t ranks) {
+  const bounded::chunk_grid grid = grid_of(given);
+  udp::transport_options options{.rank = rank,
+                                 .ranks = ranks,
+                                 .secret = run_secret,
+                                 .mtu = given.mtu,
+                                 .stop = given.stop,
+                                 .has_classes = given.has_tags,
+                                 .rate = {.link_bits = given.link_bits,
+                                          .senders = rank == 0 ? 1 : static_cast<std::uint32_t>(ranks - 1)},
+                                 .most_message_bytes = given.max_message_bytes,
+                                 .meeting_timeout = 20s,
+                                 .name_of = name_of};
+  for (const std::size_t peer : peers_of(rank, ranks)) {
+    options.peers.push_back(
+        {.rank = peer,
+         .sends = grid,
+         .takes = grid,
+         .kind = rank == 0 ? lamina::frame_kind::gradients : lamina::frame_kind::parameters,
+         .most_bound_ppm = given.most_bound_ppm,
+         .timeout = given.timeout});
+  }
+  return options;
+}
+
+/// The connections of a rank with its peers.
+inline std::vector<descriptor> meet_all(const udp::open_sockets& here,
+                                        const std::vector<udp::rank_addresses>& all,
+                                        const udp::transport_options& options) {
+  return udp::detail::meeting(here.listener.get(), all, options).run();
+}
+
+/// Runs `body(rank, here, all)` for each rank in a thread of its own, with what it has opened and where all are. What each
+/// threw, as text; empty if nothing.
+template <class Body>
+std::vector<std::string> run_started(std::size_t ranks, const ranks_given& given, Body body) {
+  std::vector<udp::open_sockets> starts;
+  std::vector<udp::rank_addresses> all;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    starts.push_back(start_rank(given, r));
+    all.push_back(starts.back().addresses);
+  }
+  std::vector<std::future<std::string>> ends;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    ends.push_back(std::async(std::launch::async, [&, r, here = std::move(starts[r])]() mutable {
+      try {
+        body(r, std::move(here), all);
+      } catch (const std::exception& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    }));
+  }
+  std::vector<std::string> said;
+  for (auto& each : ends) said.push_back(each.get());
+  return said;
+}
+
+/// The same with a transport of each.
+inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& given,
+                                          const std::function<void(udp::transport&)>& body) {
+  return run_started(ranks, given, [&](std::size_t r, udp::open_sockets here, const auto& all) {
+    udp::transport over(std::move(here), all, options_of(given, r, ranks));
+    body(over);
+  });
+}
+
+/// A frame of small whole numbers, cut.
+class test_frame {
+ public:
+  test_frame(const ranks_given& given, lamina::frame_kind kind, std::uint64_t step, std::uint64_t seed,
+             std::uint32_t bound_ppm = 0, std::optional<lamina::selection> chosen = {})
+      : sent_(chosen ? *chosen : all_of(given.model)), encoder_(given.model) {
+    std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
+    for (const std::size_t size : given.model.sizes())
+      values.push_back(random_integers<float>(random, size, 100));
+    encoder_.encode(
+        kind, step, 0, sent_, [this](std::size_t l) { return std::span<const float>(values[l]); },
+        lamina::payload_type::as_is, lamina::frame_checksum::none);
+    chunks_.emplace(encoder_.frame(), sent_, grid_of(given),
+                    bounded::sending_options{.bound_ppm = bound_ppm});
+  }
+  test_frame(const test_frame&) = delete;
+  test_frame& operator=(const test_frame&) = delete;
+  ~test_frame() = default;
+
+  std::vector<std::byte> bytes() const { return encoder_.frame().to_bytes(); }
+  const bounded::frame_chunks& chunks() const { return *chunks_; }
+  static lamina::selection all_of(const lamina::layout& model) {
+    lamina::selection all(model);
+    all.send_all();
+    return all;
+  }
+
+  std::vector<std::vector<float>> values;
+
+ private:
+  lamina::selection sent_;
+  lamina::frame_encoder<float> encoder_;
+  std::optional<bounded::frame_chunks> chunks_;
+};
+
+inline std::string text_in(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+inline std::span<const std::byte> text(const std::string& what) {
+  return std::as_bytes(std::span(what));
+}
+constexpr std::uint64_t some_tag = 7;
+constexpr std::size_t server_rank = 0;
+
+}  // namespace lamina_test
