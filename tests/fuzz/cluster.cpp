@@ -149,7 +149,9 @@ class cluster {
     if (!one.step || has_frame(one)) {
       if (one.worker.steps() >= server_.step(w) && in_.below(8) != 7) return;
       one.step.reset();
+      if (one.worker.steps() + 1 < server_.step(w)) one.worker.skip_to(server_.step(w));
       one.step = one.worker.begin();
+      one.frame_of = 0;  // a step that was given up has had this number
       one.has_gradient.assign(model_.layers(), 0);
     }
     const auto gradient = lamina_test::random_integers<float>(random_, model_.sizes()[l], 1 + in_.below(8));

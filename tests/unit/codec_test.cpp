@@ -34,7 +34,7 @@ enum field : std::size_t {
   user_bytes = 39,
   payload_bytes = 40,
   run = 48,
-  unsettled = 52,
+  reserved = 52,
   checksum = 56,
   bitmap = 64
 };
@@ -200,7 +200,7 @@ TEMPLATE_TEST_CASE("codec: the header's fields stand where the format says", "",
   CHECK(read<std::uint32_t>(frame, layer_count) == 4);
   CHECK(read<std::uint64_t>(frame, payload_bytes) == 5 * sizeof(TestType));
   CHECK(read<std::uint32_t>(frame, sequence) == 0);  // with payload_kind and user_bytes
-  CHECK(read<std::uint32_t>(frame, unsettled) == 0);
+  CHECK(read<std::uint32_t>(frame, reserved) == 0);
   CHECK(read<std::uint32_t>(frame, run) == 0);
   CHECK(read<std::uint64_t>(frame, checksum) == checksum_of(frame));
   CHECK(read<std::uint8_t>(frame, bitmap) == 0b101);
@@ -352,7 +352,7 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
   for (const int number : {65, 255}) {
     CHECK(refused(user_bytes, static_cast<std::uint8_t>(number)) == errc::nonzero_reserved);
   }
-  CHECK(refused(unsettled, std::uint32_t{8}) == errc::nonzero_reserved);  // before the first of 7 steps
+  CHECK(refused(reserved, std::uint32_t{8}) == errc::nonzero_reserved);
   CHECK(refused(fingerprint, small.model.fingerprint() + 1) == errc::wrong_layout);
   for (const std::uint32_t number : {0U, 3U, 5U, ~0U}) {
     CHECK(refused(layer_count, number) == errc::wrong_layout);

@@ -277,6 +277,18 @@ TEST_CASE("server: a receive buffer may be used for one frame after another") {
   CHECK(update(server)[0] == std::vector<float>{1.5F});
 }
 
+TEST_CASE("server: the frame of a worker that is forgotten is gone, and may come again") {
+  const lamina::layout model = model_of({1});
+  lamina::server<float> server(model, {.workers = 2});
+  REQUIRE_FALSE(server.add(frame_of<float>(model, {{8}}, 0)));
+  server.forget(0);
+  CHECK(server.arrived().sent_layers() == 0);
+  CHECK(server.missing() == indices{0, 1});
+  REQUIRE_FALSE(server.add(frame_of<float>(model, {{4}}, 1)));
+  REQUIRE_FALSE(server.add(frame_of<float>(model, {{2}}, 0)));
+  CHECK(update(server)[0] == std::vector<float>{3});
+}
+
 TEST_CASE("server: options that make no server are refused by name") {
   const lamina::layout model = model_of({1});
   const auto refusal = [&](const lamina::server_options& options) {
