@@ -251,8 +251,7 @@ TEST_CASE("transfer: a WANTED goes out unasked where the PROBE does not come") {
   const made_frame<float> made(random, model, everything(model));
   const auto chunks = made.cut(grid);
   simulated_link link(grid, {.data = {.loss = 0.2}});
-  link.up =
-      lossy_channel({.delay = 200ms});  // messages of the sender take as long as TCP repeats them
+  link.up = lossy_channel({.delay = 200ms});  // messages of the sender take as long as TCP repeats them
   link.transfer(chunks);
   CHECK(link.sender.state() == sender_state::done);
   // BEGIN takes 200 ms, and no PROBE is waited for.

@@ -179,8 +179,8 @@ int main(int count, char** arguments) {
   root = arguments[1];
   write_frames_and_states<float>(0);
   write_frames_and_states<double>(1);
-  for (const std::string target : {"round_trip", "options", "cluster", "kernels", "schedule",
-                                   "packet", "control", "transfer"}) {
+  for (const std::string target :
+       {"round_trip", "options", "cluster", "kernels", "schedule", "packet", "control", "transfer"}) {
     std::mt19937 random(11);
     for (const std::size_t size : {16, 64, 256, 1000}) {
       bytes any(size);

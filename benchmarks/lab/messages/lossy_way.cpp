@@ -13,7 +13,7 @@ namespace {
 namespace bounded = lamina::bounded;
 
 // Nobody else is on this network.
-constexpr std::uint64_t secret = 1;
+constexpr std::uint64_t lossy_secret = 1;
 constexpr std::uint64_t link_bits = 10'000'000'000;
 
 lamina_test::channel_options channel_of(const lossy_options& options, const lossy_way::ends& ranks) {
@@ -31,16 +31,16 @@ lossy_way::lossy_way(const bounded::chunk_grid& grid, lamina::frame_kind kind, c
     : ranks_(std::move(ranks)),
       sender_(grid, {.rank = ranks_.from,
                      .receiver = ranks_.to,
-                     .secret = secret,
+                     .secret = lossy_secret,
                      .rate = {.link_bits = link_bits, .senders = 1}}),
       receiver_(grid, {.rank = ranks_.to,
                        .sender = ranks_.from,
-                       .secret = secret,
+                       .secret = lossy_secret,
                        .takes = {.kind = kind, .most_bound_ppm = most_bound(kind, options)},
                        .stop = options.stop}),
       packets_(channel_of(options, ranks_)),
       limits_(grid),
-      check_(secret) {}
+      check_(lossy_secret) {}
 
 sent_frame lossy_way::transfer(const bounded::frame_chunks& frame, const bounded::obligations& beside) {
   bounded::bounded_sender& sender = sender_.machine();

@@ -201,6 +201,10 @@ namespace lamina::inline LAMINA_ABI::mpi {
 /// Sends a frame, without a copy, to each of these ranks at the same time. Returns when MPI has taken all of it: the frame's memory may
 /// then change.
 ///
+/// \param frame     a whole frame, of any size
+/// \param ranks     of `comm`, each once
+/// \param tag       as of MPI_Send
+/// \param comm      where the ranks are
 /// \param patience  how long nothing may move
 /// \throws timeout_error  naming the rank that took nothing for so long
 inline void send(const encoded_frame& frame, std::span<const int> ranks, int tag, MPI_Comm comm,

@@ -60,8 +60,9 @@ class transport {
 
   /// This rank meets its peers.
   ///
-  /// \param here  what this rank has opened
-  /// \param all   where every rank is, by rank; where a rank's port is known beforehand, it need not have started
+  /// \param here     what this rank has opened
+  /// \param all      where every rank is, by rank; where a rank's port is known beforehand, it need not have started
+  /// \param options  the same at every rank
   /// \throws std::invalid_argument  options that contradict each other
   /// \throws error, peers_lost      naming who cannot be reached, was started otherwise, has another secret, or did not come
   transport(open_sockets here, std::span<const rank_addresses> all, const transport_options& options)
@@ -95,8 +96,11 @@ class transport {
   /// The same frame to each of `to`; returns when each has as much of it as it must, and says what that is: what to commit. The frame
   /// stays as it is until then. A receiver that is lost ends its own transfer only.
   ///
+  /// \param to      the ranks that receive it
+  /// \param frame   its fragments, with the memory they point into
   /// \param report  what the receivers' callers are to know of the step
   /// \param owed    what each receiver must get whatever the bound says: none, or one a receiver
+  /// \param within  how long, for each thing that is waited for
   /// \throws frame_lost             receivers were lost: what became of it at the others
   /// \throws std::invalid_argument  what bounded_sender::begin() throws
   std::vector<std::optional<delivery>> send_frame(std::span<const std::size_t> to,
