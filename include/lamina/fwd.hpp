@@ -21,7 +21,6 @@ class part_slices;
 struct element_range;
 struct float16;
 struct bfloat16;
-class any_tensor;
 
 // What is told.
 enum class payload_type : std::uint8_t;
@@ -60,7 +59,6 @@ template <element T, class Representative = mean_abs>
 class drift_compressor;
 template <element T>
 class outer_step;
-class any_compressor;
 
 // What goes over the wire.
 class encoded_frame;

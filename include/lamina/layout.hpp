@@ -194,7 +194,7 @@ class layout {
   table* table_;
 };
 
-/// The indices of the layers of which predicate(layer) says so, in order: for compressor_options::always_sent, for
+/// The indices of the layers of which predicate(layer) says so, in order: for worker_options::always_sent, for
 /// instance all biases. Cost: one call a layer.
 template <class Predicate>
 [[nodiscard]] std::vector<std::size_t> layers_where(const layout& model, const Predicate& predicate) {

@@ -193,10 +193,9 @@ TEST_CASE("allocation: what workers keep") {
 TEST_CASE("allocation: decode allocates by the layout, not by what the bytes claim") {
   const lamina::layout model = model_of({3, 4});
   lamina::frame_encoder<float> encoder(model);
-  const auto good = encoder
-                        .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
-                                [](std::size_t) { return std::span<const float>(); })
-                        .to_bytes();
+  const auto good =
+      encoder.encode({}, lamina::selection(model), [](std::size_t) { return std::span<const float>(); })
+          .to_bytes();
   for (std::size_t at = 0; at < good.size(); ++at) {
     auto bytes = good;
     bytes[at] = std::byte{0xff};
@@ -208,10 +207,9 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
 TEST_CASE("allocation: decode reports that the index cannot be allocated") {
   const lamina::layout model = model_of({3, 4});
   lamina::frame_encoder<float> encoder(model);
-  const auto bytes = encoder
-                         .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
-                                 [](std::size_t) { return std::span<const float>(); })
-                         .to_bytes();
+  const auto bytes =
+      encoder.encode({}, lamina::selection(model), [](std::size_t) { return std::span<const float>(); })
+          .to_bytes();
   std::error_code error;
   granted = 0;
   const auto view = lamina::decode<float>(bytes, model, error);

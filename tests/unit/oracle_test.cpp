@@ -39,10 +39,10 @@ class broken_worker {
       values_[l] = residual_.accumulate(l, gradients[l]);
     }
     sent_.apply_threshold(values_, threshold_);
-    bytes frame = encoder_
-                      .encode(lamina::frame_kind::gradients, ++step_, rank_, sent_,
-                              [this](std::size_t l) { return residual_[l]; })
-                      .to_bytes();
+    bytes frame =
+        encoder_
+            .encode({.step = ++step_, .sender = rank_}, sent_, [this](std::size_t l) { return residual_[l]; })
+            .to_bytes();
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (Defect != defect::never_clears && sent_.is_sent(l)) residual_.clear(l);
     }

@@ -16,7 +16,7 @@ namespace lamina::inline LAMINA_ABI::detail {
 /// What the caller says of a layer, or part, whatever its value.
 enum class layer_rule : std::uint8_t {
   by_value,
-  always,  ///< sent in every step: compressor_options::always_sent
+  always,  ///< sent in every step: worker_options::always_sent
   held,    ///< not sent in this step: select(agreed, held)
 };
 
