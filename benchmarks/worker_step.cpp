@@ -94,17 +94,22 @@ void assign(benchmark::State& state) {
   }
 }
 
-// All layers in one call; the model in as many threads as the benchmark's argument says.
-void accumulate_all(benchmark::State& state, lamina::finite_check check) {
-  lamina::gradient_compressor<float> compressor(model, {.check = check});
+std::vector<std::vector<std::span<const float>>> layers_of_gradients() {
   std::vector<std::vector<std::span<const float>>> layers(gradients.size());
   for (std::size_t k = 0; k < gradients.size(); ++k) {
     for (std::size_t l = 0; l < model.layers(); ++l) layers[k].push_back(layer_of(gradients[k], model, l));
   }
+  return layers;
+}
+
+// All layers in one call; the model in as many threads as the benchmark's argument says.
+void accumulate_all(benchmark::State& state, lamina::finite_check check) {
+  lamina::worker<float> worker(model, {.check = check});
+  const std::vector<std::vector<std::span<const float>>> layers = layers_of_gradients();
   const lamina::openmp threads{static_cast<int>(state.range(0))};
-  compressor.accumulate_all(layers[0], threads);
+  auto step = worker.add(layers[0], 1, threads);
   std::size_t turn = 0;
-  for (auto _ : state) compressor.accumulate_all(layers[turn++ % layers.size()], threads);
+  for (auto _ : state) step.add(layers[turn++ % layers.size()], 1, threads);
 }
 
 // The same with a model that the caches of two cores hold, so that memory sets no limit to the threads.
@@ -123,43 +128,37 @@ void accumulate_all_in_cache(benchmark::State& state) {
   }
 }
 
-// The first step of a run takes the residual's pages from the system, which no later step does.
-void touch(lamina::gradient_compressor<float>& compressor) {
-  for (std::size_t l = 0; l < model.layers(); ++l) compressor.accumulate(l, layer_of(gradients[1], model, l));
-  compressor.encode();
-  compressor.commit();
-}
-
-void step(benchmark::State& state, lamina::finite_check check, double drop_ratio) {
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = drop_ratio, .check = check});
-  touch(compressor);
+void step_by_layer(benchmark::State& state, lamina::finite_check check, double drop_ratio) {
+  lamina::worker<float> worker(model, {.drop_ratio = drop_ratio, .check = check});
+  const auto one_step = [&](const std::vector<float>& gradient) {
+    auto step = worker.begin();
+    for (std::size_t l = 0; l < model.layers(); ++l) step.add(l, layer_of(gradient, model, l));
+    const std::size_t sent_bytes = step.frame().size_bytes();
+    step.commit();
+    return sent_bytes;
+  };
+  one_step(gradients[1]);  // takes the residual's pages from the system, which no later step does
   std::size_t turn = 0;
   std::size_t sent_bytes = 0;
-  for (auto _ : state) {
-    const std::vector<float>& gradient = gradients[turn++ % gradients.size()];
-    for (std::size_t l = 0; l < model.layers(); ++l) compressor.accumulate(l, layer_of(gradient, model, l));
-    sent_bytes += compressor.encode().size_bytes();
-    compressor.commit();
-  }
+  for (auto _ : state) sent_bytes += one_step(gradients[turn++ % gradients.size()]);
   state.counters["sent_percent"] = 100.0 * static_cast<double>(sent_bytes) /
                                    static_cast<double>(state.iterations() * model.elements() * sizeof(float));
 }
 
 // What a user gets who sets nothing but R, so that about 5 % are sent.
 void step_by_default(benchmark::State& state) {
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.97});
-  touch(compressor);
-  std::vector<std::vector<std::span<const float>>> layers(gradients.size());
-  for (std::size_t k = 0; k < gradients.size(); ++k) {
-    for (std::size_t l = 0; l < model.layers(); ++l) layers[k].push_back(layer_of(gradients[k], model, l));
-  }
+  lamina::worker<float> worker(model, {.drop_ratio = 0.97});
+  const std::vector<std::vector<std::span<const float>>> layers = layers_of_gradients();
+  const auto one_step = [&](const std::vector<std::span<const float>>& gradient) {
+    auto step = worker.add(gradient);
+    const std::size_t sent_bytes = step.frame().size_bytes();
+    step.commit();
+    return sent_bytes;
+  };
+  one_step(layers[1]);  // as above
   std::size_t turn = 0;
   std::size_t sent_bytes = 0;
-  for (auto _ : state) {
-    compressor.accumulate_all(layers[turn++ % layers.size()]);
-    sent_bytes += compressor.encode().size_bytes();
-    compressor.commit();
-  }
+  for (auto _ : state) sent_bytes += one_step(layers[turn++ % layers.size()]);
   state.counters["sent_percent"] = 100.0 * static_cast<double>(sent_bytes) /
                                    static_cast<double>(state.iterations() * model.elements() * sizeof(float));
 }
@@ -207,7 +206,10 @@ BENCHMARK_CAPTURE(accumulate_all, each_element, each_element)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK(accumulate_all_in_cache)->DenseRange(1, 2)->UseRealTime()->Unit(benchmark::kMicrosecond);
-BENCHMARK_CAPTURE(step, each_element, each_element, 0.97)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(step_by_layer, each_element, each_element, 0.97)
+    ->Name("step/each_element")
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK(observe)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(step_by_default)->Name("step/default")->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(power_sgd)->RangeMultiplier(2)->Range(1, 8)->UseRealTime()->Unit(benchmark::kMillisecond);

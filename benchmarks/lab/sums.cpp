@@ -5,7 +5,6 @@
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/collectives/mpi_channel.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
-#include <lamina/error.hpp>
 #include <numeric>
 #include <utility>
 
@@ -26,13 +25,13 @@ collectives::algorithm_choice choice_of(const std::string& name) {
 }
 
 void require_finite(const lamina::layout& model, std::size_t layer, std::span<const float> gradient) {
-  if (std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); })) return;
-  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
+  if (!std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); }))
+    refuse_gradient(model, layer);
 }
 
 // Hooks hand each layer over as soon as its gradient is complete, unless there is no overlap. The first step records in which order that is,
 // and overlaps with nothing. The mean of a layer is applied where the next forward pass needs the layer, through the gates of the network,
-// or at the end of the step. With layer dropping a compressor says which layers are summed, and its residual keeps the others.
+// or at the end of the step. With layer dropping a worker says which layers are summed, and its residual keeps the others.
 class summed_training {
  public:
   explicit summed_training(training& run)
@@ -41,12 +40,13 @@ class summed_training {
         local_(run.local),
         reaches_forward_(how_.overlap == "step"),
         has_owners_(how_.exchange == "owners"),
+        is_ahead_(how_.decide == "ahead"),
         channel_(run.all.communicator(), [&run](std::size_t rank) { return run.name_of(rank); }),
         layers_(local_, run.all.size(), how_.fc_exchange, how_.batch_images),
         optimizer_(local_.model().elements(), how_.momentum),
         order_seconds_(layers_.model().layers()),
         is_open_(local_.parameters().size()) {
-    if (how_.drops_layers()) compressor_.emplace(local_.partition().model(), run.compression());
+    if (how_.drops_layers()) worker_.emplace(local_.partition().model(), run.compression());
     if (how_.overlaps()) {
       hooks_.emplace(*local_.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); });
     } else {
@@ -85,7 +85,7 @@ class summed_training {
     run_.clock.take();
     run_.compute(step, report);
     if (hooks_) hooks_->check_all_called();
-    if (compressor_ && how_.decide == "at_end") choose_at_end();
+    if (worker_ && !is_ahead_) choose_at_end();
     report.compute_seconds = seconds_before_ + run_.clock.take();
     const bool is_planned = engine_.has_value();
     if (!is_planned) plan();
@@ -97,10 +97,10 @@ class summed_training {
   }
 
   void choose_at_end() {
-    compressor_->accumulate_all(local_.gradients());
-    std::vector<double> agreed(compressor_->values().begin(), compressor_->values().end());
-    run_.all.average(agreed);
-    compressor_->select(agreed);
+    step_.emplace(worker_->add(local_.gradients()));
+    if (!*step_) refuse_gradient(worker_->model(), step_->refused_layer());
+    run_.all.average(step_->values());
+    step_->select();
   }
 
   void gradient_is_ready(std::size_t layer) {
@@ -146,6 +146,7 @@ class summed_training {
     finish_step();
     before_ = engine_->totals();
     rate_ = run_.learning_rate(computing_);
+    if (worker_ && is_ahead_) step_.emplace(worker_->begin(worker_->plan()));
     engine_->begin_step();
     is_begun_ = true;
     run_.clock.take();
@@ -161,17 +162,17 @@ class summed_training {
     const lamina::partition& cut = local_.partition();
     const torch::Tensor gradient = local_.parameters()[layer].grad();
     const auto elements = lamina::elements_of<float>(gradient);
-    if (!compressor_) {
+    if (!worker_) {
       require_finite(cut.model(), layer, elements);
-    } else if (how_.decide == "ahead") {
-      compressor_->accumulate(layer, gradient);
+    } else if (is_ahead_ && !step_->add(layer, gradient)) {
+      refuse_gradient(cut.model(), layer);
     }
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
       const std::size_t number = layers_.number_of(f);
-      if (!compressor_) {
+      if (!worker_) {
         engine_->ready(number, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
-      } else if (compressor_->is_sent(f)) {
-        engine_->ready(number, compressor_->residual()[f]);
+      } else if (step_->is_sent(f)) {
+        engine_->ready(number, step_->fragment(f));
       } else {
         engine_->hold_back(number);
       }
@@ -239,17 +240,14 @@ class summed_training {
       for (std::size_t l = 0; l < is_open_.size(); ++l) take(l);
     }
     auto [step, report] = *std::exchange(open_, std::nullopt);
-    report.threshold = -1;  // which every layer passes
-    if (compressor_) {
-      if (how_.decide == "ahead") {
-        std::vector<double> agreed(compressor_->predicted_values().begin(),
-                                   compressor_->predicted_values().end());
-        run_.all.average(agreed);
-        compressor_->plan_next(agreed);
-      }
-      compressor_->encode();
-      report.threshold = compressor_->threshold();
-      compressor_->commit();
+    report.threshold = lamina::invalid_threshold;
+    if (step_) {
+      // Infinite where a first step is planned, which sends everything.
+      if (std::isfinite(worker_->threshold())) report.threshold = worker_->threshold();
+      if (!is_ahead_) step_->frame();  // a rounded payload is committed as it was written
+      step_->commit();
+      step_.reset();
+      if (is_ahead_) run_.all.average(worker_->values());
     }
     const collectives::engine_totals now = engine_->totals();
     const double exposed = now.waited_seconds - before_.waited_seconds;
@@ -271,9 +269,11 @@ class summed_training {
   replica& local_;
   bool reaches_forward_;
   bool has_owners_;
+  bool is_ahead_;
   collectives::mpi_channel channel_;
   exchanged_layers layers_;
-  std::optional<lamina::gradient_compressor<float>> compressor_;
+  std::optional<lamina::worker<float>> worker_;
+  std::optional<lamina::worker<float>::step> step_;  // from its choice to the end of its sums
   sgd optimizer_;  // of the engine's thread while a step is open, but for parameters that have no owner
   std::vector<float> shard_;
   std::optional<collectives::gradient_hooks> hooks_;
