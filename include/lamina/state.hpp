@@ -214,6 +214,7 @@ namespace lamina::inline LAMINA_ABI {
 /// \param memory     of its selector
 /// \param residual   flat, fragments.elements() elements
 /// \param velocity   as many, or none
+/// \param step       the last that was committed, counted from 1; 0: none
 /// \param expected   the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
