@@ -147,15 +147,6 @@ class any_compressor {
   ///                 of that type
   /// \param divisor  divides each element; 1 for the half-width types
   void pack(any_tensor to, double divisor = 1) { worker_->pack(to, divisor); }
-  /// \param layer     index in model()
-  /// \param gradient  of as many elements as the layer has
-  /// \param to        as many elements as are sent of the layer, of a type as for pack()
-  /// \param divisor   divides each element; 1 for the half-width types
-  /// \param scale     multiplies each element of the gradient before it is added
-  std::size_t pack_ahead(std::size_t layer, const any_tensor& gradient, any_tensor to, double divisor = 1,
-                         double scale = 1) {
-    return worker_->pack_ahead(layer, gradient, to, divisor, scale);
-  }
   void commit() { worker_->commit(); }
   void commit(const delivery& arrived) { worker_->commit(arrived); }
   void abandon() noexcept { worker_->abandon(); }
@@ -206,7 +197,6 @@ class any_compressor {
     virtual const selection& chosen() const = 0;
     virtual const encoded_frame& encode() = 0;
     virtual void pack(any_tensor&, double) = 0;
-    virtual std::size_t pack_ahead(std::size_t, const any_tensor&, any_tensor&, double, double) = 0;
     virtual void commit() = 0;
     virtual void commit(const delivery&) = 0;
     virtual void abandon() noexcept = 0;
@@ -272,19 +262,6 @@ class any_compressor {
       if (to.type() == element_type::float16) return as_halves(float16());
       if (to.type() == element_type::bfloat16) return as_halves(bfloat16());
       each.pack(writable_elements_of<T>(to), static_cast<T>(divisor));
-    }
-    std::size_t pack_ahead(std::size_t layer, const any_tensor& gradient, any_tensor& to, double divisor,
-                           double scale) override {
-      const auto as_halves = [&](auto half) {
-        if (divisor != 1)
-          detail::raise(std::invalid_argument("pack_ahead: half-width elements are not divided"));
-        return each.pack_ahead(layer, gradient,
-                               std::get<std::span<decltype(half)>>(tensor_traits<any_tensor>::elements(to)),
-                               scale);
-      };
-      if (to.type() == element_type::float16) return as_halves(float16());
-      if (to.type() == element_type::bfloat16) return as_halves(bfloat16());
-      return each.pack_ahead(layer, gradient, writable_elements_of<T>(to), static_cast<T>(divisor), scale);
     }
     void commit() override { each.commit(); }
     void commit(const delivery& arrived) override { each.commit(arrived); }

@@ -78,7 +78,7 @@ class drift_compressor {
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of
   /// \param options  as of a gradient_compressor. Refused are a momentum, which is the optimizer's; threshold_source::fresh, as
-  ///                 there is no gradient; finite_check::each_element, as nothing can be left out of what was done already; and
+  ///                 there is no gradient; non_finite::skip, as nothing can be left out of what was done already; and
   ///                 another decision_timing than at_end, as a drift is complete at the end of a step alone.
   /// \param functor  takes the value of a part of x - y
   /// \throws std::invalid_argument  naming the option; a model without layers
@@ -94,7 +94,7 @@ class drift_compressor {
 
   /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
   /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
-  /// non_finite_gradient for a difference that is NaN or infinite, unless options.check is finite_check::caller; nothing has
+  /// non_finite_gradient for a difference that is NaN or infinite; nothing has
   /// changed then.
   ///
   /// \param layer      index in model()
@@ -245,7 +245,7 @@ class drift_compressor {
   /// Not between the first observe() of a step and its encode(): x and y stay as they were observed, so that it does not matter
   /// when between them an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
   /// another layout, for one that lacks a part which was sent, and for tensors that do not fit; non_finite_gradient for d that
-  /// holds NaN or infinity, unless options.check is finite_check::caller; std::logic_error in a step that was observed and not
+  /// holds NaN or infinity; std::logic_error in a step that was observed and not
   /// encoded, for a step that was not committed yet, and for one out of order: not later than the last applied, or while an
   /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
@@ -265,10 +265,8 @@ class drift_compressor {
       }
     }
     detail::check_writable_pairs<T>(cut_, shared, local);
-    if (options_.check != finite_check::caller) {
-      for (std::size_t part = 0; part < parts().layers(); ++part) {
-        update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
-      }
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
     }
     const T* said = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;
@@ -302,15 +300,13 @@ class drift_compressor {
                                           std::to_string(step)));
     }
     detail::check_writable_pairs<T>(cut_, shared, local);
-    if (options_.check != finite_check::caller) {
-      std::span<const T> d = update;
-      for (const std::size_t part : sent->parts) {
-        check_update(part, d.first(parts().sizes()[part]));
-        d = d.subspan(parts().sizes()[part]);
-      }
+    const T* d = update.data();
+    for (const std::size_t part : sent->parts) {
+      check_update(part, {d, parts().sizes()[part]});
+      d += parts().sizes()[part];
     }
     const T* said = sent->is_lost() ? nullptr : sent->elements.data();
-    const T* d = update.data();
+    d = update.data();
     for (const std::size_t part : sent->parts) {
       const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
       shift(x.data(), y.data(), said, {d, x.size()});
@@ -339,7 +335,7 @@ class drift_compressor {
   /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
   /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
   /// counts as abandoned. Throws std::domain_error, naming the part, if what is under way holds NaN or infinity, as it may with
-  /// finite_check::caller: load() would refuse it.
+  /// non_finite::CALLER: load() would refuse it.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
       detail::raise(
@@ -377,8 +373,8 @@ class drift_compressor {
                               ? "source: a drift has no fresh gradient to search over"
                           : options.decide != decision_timing::at_end
                               ? "decide: a drift is complete at the end of a step alone, so at_end"
-                          : options.check == finite_check::each_element
-                              ? "check: nothing can be left out of a drift; whole_layer, or caller"
+                          : options.non_finite == non_finite::skip
+                              ? "non_finite: nothing can be left out of a drift, so refuse"
                               : nullptr;
     if (refused != nullptr) detail::raise(std::invalid_argument(refused));
     return options;
@@ -422,8 +418,7 @@ class drift_compressor {
   template <class Pairs, class Execution>
   void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
     for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
-    const std::size_t bad =
-        values_.read(cut_, first, last, pairs, options_.check != finite_check::caller, execution);
+    const std::size_t bad = values_.read(cut_, first, last, pairs, execution);
     if (bad < parts().layers()) {
       detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
                                         "the worker's parameters less the shared ones are not finite"));
@@ -483,7 +478,7 @@ class drift_compressor {
       const std::size_t begin = cut_.begin(part);
       detail::copy_elements(
           to, elements,
-          detail::difference_of<T, false>{both.shared.data() + begin, both.local.data() + begin});
+          detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
       to += elements;
     }
     return next;

@@ -26,7 +26,7 @@ class any_tensor;
 // What is told.
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
-enum class finite_check;
+enum class non_finite : std::uint8_t;
 enum class threshold_source;
 enum class decision_timing : std::uint8_t;
 enum class frame_kind : std::uint8_t;

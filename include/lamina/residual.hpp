@@ -2,12 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -15,6 +19,9 @@
 #include "lamina/detail/failure.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
@@ -38,8 +45,8 @@ class gradient_intake;
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
 /// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads
-/// that add the first gradients. Different layers may be used from different threads at a time, one layer from one, also for
-/// reading: the zeros of a cleared layer are written when it is looked at.
+/// that add the first gradients. Different layers may be used from different threads at a time; const members may be called from
+/// several threads at a time.
 template <element T>
 class residual_accumulator {
  public:
@@ -48,10 +55,10 @@ class residual_accumulator {
       : options_(options),
         memory_(model, options),
         blocks_(model),
-        bounds_after_(model.layers()),
         is_given_(model.layers()),
         left_out_(model.layers()),
         block_totals_(blocks_.count()),
+        limits_(blocks_.count()),
         block_notes_(blocks_.count()) {}
 
   /// The next gradient of each layer is the first of a step, for which the velocity decays; those that follow it are pieces
@@ -69,9 +76,10 @@ class residual_accumulator {
   /// \throws std::out_of_range      no such layer
   /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type; a scale that is not
   ///                                finite
-  /// \throws non_finite_gradient    with finite_check::whole_layer: it holds NaN or infinity, or a sum would overflow
+  /// \throws non_finite_gradient    with non_finite::refuse: it holds NaN or infinity, or a sum would overflow
   ///
-  /// On any of these errors the residual is as it was. Cost: see finite_check; a residual that is clear is written and not read.
+  /// On any of these errors the residual is as it was; after non_finite_gradient to within the rounding that non_finite::refuse says.
+  /// A residual that is clear is written and not read.
   /// Deterministic: the same bits on every machine and with any number of threads.
   template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
@@ -118,8 +126,8 @@ class residual_accumulator {
     memory_.clear(layer);
   }
 
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. An element that was sent as NaN
-  /// or infinity becomes 0. `payload` is layer l as it stands in a frame that was encoded from this residual.
+  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as it stands
+  /// in a frame that was encoded from this residual.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     memory_.subtract(layer, type, payload);
   }
@@ -141,7 +149,7 @@ class residual_accumulator {
     return memory_.is_clear(layer);
   }
 
-  /// Elements left out so far by finite_check::each_element.
+  /// Elements left out so far by non_finite::skip.
   [[nodiscard]] std::size_t left_out_elements() const noexcept {
     std::size_t all = 0;
     for (const std::size_t each : left_out_) all += each;
@@ -169,13 +177,19 @@ class residual_accumulator {
   /// elements() and velocity() and all numbers are finite.
   void restore(std::span<const T> elements, std::span<const T> velocity) {
     memory_.restore(elements, velocity);
+    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
+      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block) {
+        const auto [begin, count] = blocks_.extent_of(layer, block);
+        const detail::read_only<T> from(memory_.layer(layer).data() + begin);
+        set_limit(layer, block, detail::reduce_block<T>(detail::sum_of_magnitudes(), count, from).total);
+      }
+    }
   }
 
  private:
   template <element, representative>
   friend class detail::gradient_intake;
 
-  using magnitude_bounds = typename detail::residual_memory<T>::magnitude_bounds;
   using block_adder = detail::block_adder<T>;
 
   // What a pass is told beside its gradients.
@@ -185,47 +199,106 @@ class residual_accumulator {
     bool may_lack_gradients = false;      // of some layers, which stay as they are
     const partition* cut = nullptr;       // what the layers are parts of, for errors
   };
+  // What became of a pass that could be carried out.
+  struct outcome {
+    std::size_t refused;  // the first layer whose gradient must not be added; the end of the range: all were added
+    std::exception_ptr thrown = nullptr;  // by an execution
+  };
+
   // accumulate_layers, over where its errors go. What an execution threw comes back once all is added.
   template <class Gradients, class Representative, class Execution, class Fail>
   std::exception_ptr add(std::size_t first, std::size_t last, const Gradients& gradients,
                          std::span<double> values, const Representative& representative,
                          const Execution& execution, const pass& how, const Fail& fail) {
     if (!look_at(first, last, gradients, values, how, fail)) return nullptr;
-    const block_adder adder(memory_, blocks_, options_.check, static_cast<T>(how.scale));
-    std::exception_ptr looked;
-    if (options_.check == finite_check::whole_layer &&
-        !check_layers(first, last, gradients, execution, adder, how, fail, looked)) {
-      return nullptr;
-    }
-    if (!how.fresh_values.empty()) fresh_totals_.resize(blocks_.count());
+    const outcome done = add_or_refuse(first, last, gradients, values, representative, execution, how);
+    if (done.refused < last) fail_refused(done.refused, gradients, how, fail);
+    return done.thrown;
+  }
 
-    const auto add_run = [&](std::size_t layer, std::size_t block, std::size_t end) {
-      gradients(layer, [&](auto from) {
-        for (; block < end; ++block) {
-          if (block_notes_[block] != not_added) continue;
-          const auto sums = adder.add(layer, block, from, representative, !how.fresh_values.empty());
-          block_notes_[block] = sums.left_out;
-          block_totals_[block] = sums.total;
-          if (!how.fresh_values.empty()) fresh_totals_[block] = sums.fresh;
-        }
-      });
-    };
+  // Adds all gradients or, but for rounding, none. Of each block elements are added up to the first whose sum is not below the block's
+  // limit, so that what is added does not depend on threads. What is left of such blocks is looked at before more of it is added.
+  template <class Gradients, class Representative, class Execution>
+  outcome add_or_refuse(std::size_t first, std::size_t last, const Gradients& gradients,
+                        std::span<double> values, const Representative& representative,
+                        const Execution& execution, const pass& how) {
+    const block_adder adder(memory_, blocks_, static_cast<T>(how.scale));
+    const bool skips = options_.non_finite == non_finite::skip;
+    if (!how.fresh_values.empty()) fresh_totals_.resize(blocks_.count());
     std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
               block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
-    std::exception_ptr thrown = run_all(first, last, execution, add_run);
-    if (looked) thrown = looked;
+    outcome done{last};
+    // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
+    const auto run = [&](const auto& is_due, const auto& work) {
+      const std::exception_ptr thrown =
+          run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
+            gradients(layer, [&](auto from) {
+              for (; block < end; ++block) {
+                const std::size_t count = blocks_.extent_of(layer, block).second;
+                if (is_due(block_notes_[block], count)) work(layer, block, count, from);
+              }
+            });
+          });
+      if (thrown) done.thrown = thrown;
+    };
+    const auto set_total = [&](std::size_t layer, std::size_t block, double total) {
+      block_totals_[block] = total;
+      if (!skips) set_limit(layer, block, representative, total);
+    };
+
+    std::atomic<bool> has_rest = false;
+    const auto is_not_added = [](std::size_t note, std::size_t) { return note == not_added; };
+    run(is_not_added, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
+      const T limit = skips ? std::numeric_limits<T>::infinity() : limits_[block];
+      auto sums = adder.add(layer, block, from, representative, limit, !how.fresh_values.empty());
+      if (!how.fresh_values.empty()) fresh_totals_[block] = sums.fresh;
+      block_notes_[block] = skips ? std::uint16_t{0} : sums.taken;
+      if (sums.taken < count && skips) {
+        std::tie(sums.total, block_notes_[block]) =
+            adder.add_finite(layer, block, from, sums.taken, representative);
+      } else if (sums.taken < count) {
+        has_rest.store(true, std::memory_order_relaxed);
+        return;
+      }
+      set_total(layer, block, sums.total);
+    });
+    if (has_rest) {
+      const auto is_in_part = [](std::size_t note, std::size_t count) { return note < count; };
+      std::atomic<std::size_t> refused = last;
+      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
+        std::size_t lowest = refused;
+        if (layer >= lowest || adder.rest_is_finite(layer, block, from, block_notes_[block])) return;
+        while (layer < lowest && !refused.compare_exchange_weak(lowest, layer)) continue;
+      });
+      done.refused = refused;
+      if (done.refused < last) {
+        const auto has_some = [](std::size_t note, std::size_t) { return note != 0; };
+        run(has_some, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
+          const std::size_t taken = std::exchange(block_notes_[block], std::uint16_t{0});
+          if (memory_.is_clear(layer)) return;
+          set_limit(layer, block, adder.take_back(layer, block, from, taken));
+        });
+        return done;
+      }
+      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
+        const std::size_t taken = std::exchange(block_notes_[block], static_cast<std::uint16_t>(count));
+        set_total(layer, block, adder.add_rest(layer, block, from, taken, representative));
+      });
+    }
     for (std::size_t layer = first; layer < last; ++layer) {
       if (is_given_[layer] != 0) finish(layer, values[layer - first], representative, how, first);
     }
-    return thrown;
+    return done;
   }
 
-  // What a layer's residual will be once this gradient is added, over `to`.
-  template <class G>
-  void foresee(std::size_t layer, std::span<const G> gradient, T scale, T* to) {
-    const block_adder adder(memory_, blocks_, options_.check, scale);
-    for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
-      adder.foresee(layer, block, gradient, to + blocks_.extent_of(layer, block).first);
+  void set_limit(std::size_t layer, std::size_t block, double magnitudes) {
+    limits_[block] = detail::limit_of<T>(magnitudes, blocks_.extent_of(layer, block).second);
+  }
+  template <class Representative>
+  void set_limit(std::size_t layer, std::size_t block, const Representative& representative, double total) {
+    const auto [begin, count] = blocks_.extent_of(layer, block);
+    const T* elements = memory_.elements_at(model().offset(layer) + begin);
+    set_limit(layer, block, detail::magnitudes_of<T>(representative, total, elements, count));
   }
 
   // Whether the call can be carried out: all that can be wrong but for numbers.
@@ -270,9 +343,9 @@ class residual_accumulator {
 
   template <class Fail>
   static bool check_scale(double scale, const Fail& fail) {
-    const T as_element = static_cast<T>(scale);
-    if (detail::is_finite(scale) && detail::is_finite(static_cast<double>(as_element)) &&
-        (as_element != T(0) || scale == 0)) {
+    constexpr double most = (std::numeric_limits<T>::max)();
+    if (detail::is_finite(scale) && -most <= scale && scale <= most &&
+        (static_cast<T>(scale) != T(0) || scale == 0)) {
       return true;
     }
     fail(errc::bad_argument, [&] {
@@ -304,7 +377,7 @@ class residual_accumulator {
               std::size_t first) {
     const std::size_t begin = blocks_.first(layer);
     const std::size_t blocks = blocks_.first(layer + 1) - begin;
-    if (options_.check == finite_check::each_element) {
+    if (options_.non_finite == non_finite::skip) {
       for (std::size_t block = begin; block < begin + blocks; ++block)
         left_out_[layer] += block_notes_[block];
     }
@@ -318,50 +391,13 @@ class residual_accumulator {
     }
   }
 
-  // Fails, before anything changes, if one of the gradients must not be added; otherwise takes the bounds they lead to.
-  // As long as the bounds leave room, no sum can overflow and the sums need not be looked at; in the rare other case
-  // they are.
-  template <class Gradients, class Execution, class Fail>
-  bool check_layers(std::size_t first, std::size_t last, const Gradients& gradients,
-                    const Execution& execution, const block_adder& adder, const pass& how, const Fail& fail,
-                    std::exception_ptr& thrown) {
-    thrown = run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
-      gradients(layer, [&]<class G>(std::span<const G> from) {
-        const auto screen = adder.template screen_for<G>();
-        for (; block < end; ++block) {
-          const auto [begin, count] = blocks_.extent_of(layer, block);
-          block_notes_[block] = !screen.all_small(from.data() + begin, count);
-        }
-      });
+  template <class Gradients, class Fail>
+  void fail_refused(std::size_t layer, const Gradients& gradients, const pass& how, const Fail& fail) const {
+    bool overflows = false;
+    gradients(layer, [&]<class G>(std::span<const G> from) {
+      overflows = detail::is_finite_magnitude(
+          detail::largest_magnitude<T>(from.size(), detail::read_only<T, G>(from.data())));
     });
-    for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] == 0) continue;
-      const auto notes = std::span(block_notes_)
-                             .subspan(blocks_.first(layer), blocks_.first(layer + 1) - blocks_.first(layer));
-      const bool are_small =
-          std::all_of(notes.begin(), notes.end(), [](std::uint16_t note) { return note == 0; });
-      if (memory_.bounds(layer).leave_room() && are_small) {
-        bounds_after_[layer] = memory_.bounds_after_small(layer);
-        continue;
-      }
-      gradients(layer, [&](auto from) {
-        const auto bounds = adder.bounds_after(layer, from);
-        bounds_after_[layer] = bounds.after;
-        if (!detail::is_finite_magnitude(
-                detail::larger_magnitude(bounds.after.elements, bounds.after.velocity))) {
-          refuse(layer, detail::is_finite_magnitude(bounds.gradient), how, fail);
-        }
-      });
-      if (fail.has_failed()) return false;
-    }
-    for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] != 0) memory_.set_bounds(layer, bounds_after_[layer]);
-    }
-    return true;
-  }
-
-  template <class Fail>
-  void refuse(std::size_t layer, bool overflows, const pass& how, const Fail& fail) const {
     fail(overflows ? errc::overflow : errc::non_finite, [&] {
       return non_finite_gradient(how.cut == nullptr ? layer : how.cut->layer_of(layer), layer,
                                  model()[layer].name,
@@ -377,12 +413,14 @@ class residual_accumulator {
   residual_options options_;
   detail::residual_memory<T> memory_;
   detail::layer_blocks blocks_;
-  std::vector<magnitude_bounds> bounds_after_;  // while a check has not found the last of its layers good
   std::vector<char> is_given_;                  // of the call under way
   std::vector<std::size_t> left_out_;           // of each layer
   std::vector<double> block_totals_;
   std::vector<double> fresh_totals_;  // empty unless fresh values were wanted
-  // Of the pass under way: elements of a block that were left out; 1 for a block that is not all small; or not_added.
+  // Of each block, once its layer is not clear: sums below this are written before all gradients are known to be finite.
+  std::vector<T> limits_;
+  // Of each block in the pass under way: the elements from its first on that were added; with non_finite::skip the elements that were
+  // left out; or not_added.
   std::vector<std::uint16_t> block_notes_;
 };
 

@@ -102,7 +102,7 @@ template <element T>
 std::uint64_t load_state(std::span<const std::byte> bytes, residual_accumulator<T>& residual,
                          layer_selector& selector) {
   const detail::state_view state = detail::read_state<T>(
-      bytes, residual.model(), {.has_velocity = !residual.velocity().empty(), .timing = selector.timing()},
+      bytes, residual.model(), {.has_velocity = residual.has_velocity(), .timing = selector.timing()},
       "saved state");
   layer_selector::memory memory = state.memory();
   residual.restore(detail::values_of<T>(state.elements), detail::values_of<T>(state.velocity));

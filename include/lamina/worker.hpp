@@ -330,36 +330,6 @@ class gradient_compressor {
     }
   }
 
-  /// ahead: what pack() would write of one layer once this gradient is accumulated, to the last bit: the layer's parts that are
-  /// sent, one behind the other. A collective can so begin while the backward pass goes on, and if one of the batch's gradients
-  /// turns out bad on any worker, none of it was added: abandon() the step, and throw away what was received. Else go on with
-  /// accumulate_all(), plan_next(), encode() and commit(). Reads the residual, and changes nothing; between begin_step() and the
-  /// layer's accumulate(). Elements that finite_check::each_element would leave out are left out; other checks write
-  /// what comes out. Throws std::logic_error for another options.decide, before begin_step(), or if the layer has its gradient
-  /// already; std::invalid_argument for a gradient of another size or type, for a payload other than as_is, and unless `to`
-  /// has as many elements as are sent of the layer, the scale is finite, and divisor as for pack(). Cost: one read of the
-  /// gradient and of the residual where they are sent, one or two writes.
-  ///
-  /// \return the elements written: those of `to`
-  template <class Tensor>
-  std::size_t pack_ahead(std::size_t layer, const Tensor& gradient, std::span<T> to, T divisor = T(1),
-                         double scale = 1) {
-    check_divisor("pack_ahead", divisor);
-    check_payload("pack_ahead", payload_type::as_is);
-    const std::size_t written = foresee(layer, gradient, to, scale);
-    if (divisor != T(1)) detail::divide_elements(to.data(), divisor, written);
-    return written;
-  }
-  /// The same in half the bytes, rounded as pack() rounds; options.payload must be that type.
-  template <class Tensor, half_element Half>
-  std::size_t pack_ahead(std::size_t layer, const Tensor& gradient, std::span<Half> to, double scale = 1) {
-    check_payload("pack_ahead", payload_of<Half>);
-    foreseen_.resize(to.size());
-    const std::size_t written = foresee(layer, gradient, foreseen_, scale);
-    detail::encode_payload<T>(options_.payload, foreseen_, std::as_writable_bytes(to).data());
-    return written;
-  }
-
   /// The frame, or what was packed, has reached its receiver: takes what was sent out of the residual. Throws
   /// std::logic_error unless there is something encoded that was not committed yet.
   void commit() {
@@ -431,8 +401,7 @@ class gradient_compressor {
 
   /// Everything a later step depends on, as bytes with a checksum; see state.hpp. Between steps alone: throws
   /// std::logic_error while gradients of a step wait to be encoded. A frame that was encoded and not committed counts as
-  /// lost. Throws std::domain_error, naming the part, for a residual that holds NaN or infinity, as it may with
-  /// finite_check::caller: load() would refuse it. Ahead, throws std::logic_error also while nothing is agreed on for the next
+  /// lost. Ahead, throws std::logic_error also while nothing is agreed on for the next
   /// step.
   [[nodiscard]] std::vector<std::byte> save() const {
     detail::check_between_steps(intake_.phase(), step());
@@ -475,20 +444,6 @@ class gradient_compressor {
     detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(elements) +
                                         " elements, " + std::to_string(chosen().sent_elements()) +
                                         " are sent"));
-  }
-
-  template <class Tensor>
-  std::size_t foresee(std::size_t layer, const Tensor& gradient, std::span<T> to, double scale) {
-    model().check_layer(layer);
-    if (options_.decide != decision_timing::ahead) {
-      detail::raise(
-          std::logic_error("pack_ahead: options.decide is not ahead: it is not known yet what is sent"));
-    }
-    if (intake_.phase() != detail::step_phase::accumulating) {
-      detail::raise(std::logic_error(
-          "pack_ahead: call begin_step() before, and pack_ahead() before the step is selected"));
-    }
-    return intake_.foresee(layer, gradient, scale, to, [this](std::size_t part) { return is_sent(part); });
   }
 
   void check_encoded() const {
@@ -596,7 +551,6 @@ class gradient_compressor {
   detail::step_decider decider_;
   detail::departure<T> departure_;
   selection decided_;        // by the end of the part that is encoded
-  std::vector<T> foreseen_;  // what pack_ahead() rounds
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -96,10 +96,10 @@ void bind_compressor(nb::module_& m) {
              std::vector<std::size_t> always_sent) {
             lamina::compressor_options options = options_of(drop_ratio, warm_up_steps, refresh_every,
                                                             byte_budget, max_age, part_elements, momentum);
-            options.check = named<lamina::finite_check>("check", check,
-                                                        {{"whole_layer", lamina::finite_check::whole_layer},
-                                                         {"each_element", lamina::finite_check::each_element},
-                                                         {"caller", lamina::finite_check::caller}});
+            options.non_finite = named<lamina::non_finite>("check", check,
+                                                        {{"whole_layer", lamina::non_finite::refuse},
+                                                         {"each_element", lamina::non_finite::skip},
+                                                         {"caller", lamina::non_finite::CALLER}});
             options.payload = payload_of(payload);
             options.decide = timing(decide);
             options.sender = sender;

@@ -59,7 +59,7 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
         "another model");
 }
 
-void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::finite_check check_first) {
+void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::non_finite check_first) {
   using gradients = std::vector<std::vector<float>>;
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   constexpr float most = std::numeric_limits<float>::max();
@@ -67,7 +67,7 @@ void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::finite_
   const std::vector<float> second(5, 0.25f);
   lamina::compressor_options options;
   options.drop_ratio = 0;
-  options.check = check_first;
+  options.non_finite = check_first;
   lamina::gradient_compressor<float> worker(model, options);
   std::error_code error = std::make_error_code(std::errc::io_error);
   const auto is = [&](lamina::errc expected) { return error == expected; };
@@ -85,7 +85,7 @@ void bad_gradients_are_told_by_code(const lamina::layout& model, lamina::finite_
   worker.accumulate_all(gradients{first, first}, error);
   check(is(lamina::errc::wrong_size), "a gradient of another size among all");
 
-  if (check_first == lamina::finite_check::whole_layer) {
+  if (check_first == lamina::non_finite::refuse) {
     worker.accumulate(1, std::vector<float>{0, 0, 0, 0, nan}, error);
     check(is(lamina::errc::non_finite), "NaN");
     worker.accumulate_all(gradients{first, {0, nan, 0, 0, 0}}, error);
@@ -165,8 +165,8 @@ int main(int count, char** arguments) {
   }
   const lamina::layout model({{"a", {3, 4}}, {"b", {5}}});
   damaged_bytes_are_told_by_code(model);
-  bad_gradients_are_told_by_code(model, lamina::finite_check::whole_layer);
-  bad_gradients_are_told_by_code(model, lamina::finite_check::each_element);
+  bad_gradients_are_told_by_code(model, lamina::non_finite::refuse);
+  bad_gradients_are_told_by_code(model, lamina::non_finite::skip);
   what_was_lost_stays(model);
   frames_reach_a_server(model);
   std::printf("%d failures\n", failures);

@@ -28,7 +28,7 @@ void follows_the_cpu(
     std::size_t steps, std::size_t skipped = 0,
     const std::function<void(std::size_t step, std::size_t layer, std::vector<G>&)>& change = {}) {
   const lamina::layout model = model_of(sizes);
-  options.check = lamina::finite_check::each_element;
+  options.non_finite = lamina::non_finite::skip;
   options.sender = 3;
   options.run = 5;
   lamina::gradient_compressor<T, F> cpu(model, options);

@@ -81,7 +81,7 @@ class two_workers {
 template <class T, class G, class Execution>
 void states_are_the_cpus(const Execution& execution, lamina::compressor_options options) {
   const lamina::layout model = model_of({1, 0, 63, 65, 4097, 300, 9000});
-  options.check = lamina::finite_check::each_element;
+  options.non_finite = lamina::non_finite::skip;
   two_workers<T, G> workers(model, options, 11);
   workers.require_same_state(execution, "before the first step");
   two_workers<T, G> elsewhere(model, options, 12);
@@ -119,7 +119,7 @@ void steps_are_done_again(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000});
   two_workers<float, float> workers(
       model,
-      {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = lamina::payload_type::int8},
+      {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = lamina::payload_type::int8},
       41);
   const auto saved = workers.device.save(execution);
   for (int round = 0; round < 2; ++round) {
@@ -138,7 +138,7 @@ void refuses_states(const Execution& execution) {
   using bad = lamina::decode_error;
   const lamina::layout model = model_of({100, 5000});
   const lamina::compressor_options options{
-      .drop_ratio = 0.5, .momentum = 0.9, .check = lamina::finite_check::each_element};
+      .drop_ratio = 0.5, .momentum = 0.9, .non_finite = lamina::non_finite::skip};
   two_workers<float, float> workers(model, options, 5);
   workers.accumulate(execution);
   const auto refuses = [](const std::string& part, const std::string& message) {
@@ -227,7 +227,7 @@ void states_merge(const Execution& execution) {
   const lamina::compressor_options options{.byte_budget = 0.3,
                                            .part_elements = 4096,
                                            .momentum = 0.5,
-                                           .check = lamina::finite_check::each_element};
+                                           .non_finite = lamina::non_finite::skip};
   two_workers<float, float> first(model, options, 21);
   two_workers<float, float> second(model, options, 22);
   for (auto* worker : {&first, &second}) {

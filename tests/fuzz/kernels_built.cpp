@@ -19,7 +19,7 @@ class recorder {
       : of_(of),
         model_({{"before", {of.offset}}, {"layer", {elements}}, {"after", {3}}}),
         residual_(model_,
-                  {of.each_element ? lamina::finite_check::each_element : lamina::finite_check::whole_layer,
+                  {of.each_element ? lamina::non_finite::skip : lamina::non_finite::refuse,
                    of.momentum}) {}
 
   kernel_results run(std::span<const T> first, std::span<const T> second) {

@@ -14,7 +14,7 @@ namespace lamina_fuzz {
 template <class T>
 class literal_residual {
  public:
-  literal_residual(std::span<const std::size_t> sizes, T momentum, lamina::finite_check check)
+  literal_residual(std::span<const std::size_t> sizes, T momentum, lamina::non_finite check)
       : momentum_(momentum), check_(check) {
     for (const std::size_t size : sizes) {
       elements_.emplace_back(size);
@@ -28,7 +28,7 @@ class literal_residual {
 
   /// Whether a gradient is added, in parts or in full.
   bool takes(std::size_t layer, std::span<const T> gradient) const {
-    if (check_ == lamina::finite_check::each_element) return true;
+    if (check_ == lamina::non_finite::skip) return true;
     for (std::size_t i = 0; i < gradient.size(); ++i) {
       const sums after = sums_after(layer, i, gradient[i]);
       if (!std::isfinite(after.element) || !std::isfinite(after.velocity)) return false;
@@ -76,7 +76,7 @@ class literal_residual {
   }
 
   T momentum_;
-  lamina::finite_check check_;
+  lamina::non_finite check_;
   std::vector<std::vector<T>> elements_;
   std::vector<std::vector<T>> velocity_;
   std::vector<bool> has_decayed_;  // in this step

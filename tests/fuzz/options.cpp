@@ -14,7 +14,7 @@ namespace lamina_fuzz {
 namespace {
 
 using lamina::compressor_options;
-using lamina::finite_check;
+using lamina::non_finite;
 using lamina::refresh_schedule;
 
 constexpr double raw = -7;  // stands for any bits
@@ -33,7 +33,7 @@ compressor_options options_of(input& in, bool& is_valid) {
   if (in.flag()) options.source = lamina::threshold_source::fresh;
   options.part_elements = in.one_of<std::size_t, 5>({0, 0, 4096, 8192, 100});
   options.momentum = number(in, in.one_of<double, 5>({0, 0, 0.5, 0.9, raw}));
-  if (in.flag()) options.check = finite_check::each_element;
+  if (in.flag()) options.non_finite = non_finite::skip;
   options.payload = static_cast<lamina::payload_type>(in.below(5));
   options.sender = in.value<std::uint32_t>();
   is_valid = options.drop_ratio >= 0 && options.drop_ratio <= 1 && options.part_elements % 4096 == 0 &&
@@ -73,7 +73,7 @@ class run {
         worker_(model, options),
         partition_(model, options.part_elements),
         parts_(partition_.parts()),
-        literal_(parts_.sizes(), static_cast<T>(options.momentum), options.check),
+        literal_(parts_.sizes(), static_cast<T>(options.momentum), options.non_finite),
         fresh_(parts_.layers()),
         sent_in_(parts_.layers()) {
     for (const std::size_t size : parts_.sizes()) {

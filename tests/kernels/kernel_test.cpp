@@ -173,8 +173,8 @@ TEMPLATE_TEST_CASE(
         const placed<TestType> first_gradient(first, (7 * offset + length) % 64);
         const placed<TestType> second_gradient(second, (5 * offset + length) % 64);
         const lamina::layout model = model_of({offset, length, 7});
-        std::array residuals{lamina::residual_accumulator<T>(model, {lamina::finite_check::whole_layer}),
-                             lamina::residual_accumulator<T>(model, {lamina::finite_check::each_element})};
+        std::array residuals{lamina::residual_accumulator<T>(model, {lamina::non_finite::refuse}),
+                             lamina::residual_accumulator<T>(model, {lamina::non_finite::skip})};
         for_each_kernel([&](std::size_t f, const auto& functor) {
           const auto where = [&] { return described(functor_names[f], length, of, offset); };
           auto& residual = residuals[(f + offset + length / 16) % 2];

@@ -71,7 +71,7 @@ compressor_options some_options() {
   if (*rc::gen::arbitrary<bool>()) options.byte_budget = some_ratio();
   options.max_age = *rc::gen::element<std::uint64_t>(0, 0, 1, 3);
   if (*rc::gen::arbitrary<bool>()) options.source = lamina::threshold_source::fresh;
-  if (*rc::gen::arbitrary<bool>()) options.check = lamina::finite_check::each_element;
+  if (*rc::gen::arbitrary<bool>()) options.non_finite = lamina::non_finite::skip;
   return options;
 }
 

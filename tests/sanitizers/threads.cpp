@@ -55,9 +55,9 @@ int main(int argc, char** argv) {
   }
 
   for (const double momentum : {0.0, 0.9}) {
-    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
-      lamina::residual_accumulator<float> alone(model, {.check = check, .momentum = momentum});
-      lamina::residual_accumulator<float> together(model, {.check = check, .momentum = momentum});
+    for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+      lamina::residual_accumulator<float> alone(model, {.non_finite = check, .momentum = momentum});
+      lamina::residual_accumulator<float> together(model, {.non_finite = check, .momentum = momentum});
       for (int step = 0; step < 3; ++step) {
         std::vector<double> expected(model.layers());
         std::vector<double> values(model.layers());

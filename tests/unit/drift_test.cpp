@@ -748,7 +748,7 @@ TEST_CASE("drift: updates that are not finite are refused, unless the caller kno
     broken[1][4999] = bad;
     for (const bool trusts : {false, true}) {
       lamina::compressor_options options{.drop_ratio = 0};
-      if (trusts) options.check = lamina::finite_check::caller;
+      if (trusts) options.non_finite = lamina::non_finite::CALLER;
       lamina::drift_compressor<float> compressor(model, options);
       tensors<float> x = zeros_of<float>(model);
       tensors<float> y = zeros_of<float>(model);
@@ -786,7 +786,7 @@ TEST_CASE("drift: updates that are not finite are refused, unless the caller kno
         CHECK(compressor.steps_under_way() == 1);
       }
     }
-    lamina::drift_compressor<float> trusting(model, {.drop_ratio = 0, .check = lamina::finite_check::caller});
+    lamina::drift_compressor<float> trusting(model, {.drop_ratio = 0, .non_finite = lamina::non_finite::CALLER});
     trusting.observe_all(zeros_of<float>(model), broken);
     trusting.encode(zeros_of<float>(model), broken);
     trusting.commit();
@@ -1090,7 +1090,7 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
           lamina::drift_compressor<float>(three_layers, {.source = lamina::threshold_source::fresh});
         }) == "source: a drift has no fresh gradient to search over");
   CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.check = lamina::finite_check::each_element});
+          lamina::drift_compressor<float>(three_layers, {.non_finite = lamina::non_finite::skip});
         }) == "check: nothing can be left out of a drift; whole_layer, or caller");
   CHECK(message_of([&] {
           lamina::drift_compressor<float>(three_layers, {.decide = lamina::decision_timing::ahead});
@@ -1190,7 +1190,7 @@ TEST_CASE("drift: parameters that are not finite are refused, and the layer name
       CHECK(refused.part() == 1);
     }
     CHECK(compressor.step() == 0);
-    lamina::drift_compressor<float> trusting(three_layers, {.check = lamina::finite_check::caller});
+    lamina::drift_compressor<float> trusting(three_layers, {.non_finite = lamina::non_finite::CALLER});
     trusting.observe_all(x, y);
     CHECK(trusting.select().is_sent(0));
   }

@@ -9,7 +9,7 @@ struct names;
 using declared =
     names<lamina::layer, lamina::layout, lamina::partition, lamina::selection, lamina::delivery,
           lamina::element_range, lamina::float16, lamina::bfloat16, lamina::any_tensor, lamina::payload_type,
-          lamina::frame_checksum, lamina::finite_check, lamina::threshold_source, lamina::frame_kind,
+          lamina::frame_checksum, lamina::non_finite, lamina::threshold_source, lamina::frame_kind,
           lamina::element_type, lamina::value_functor, lamina::refresh_schedule, lamina::residual_options,
           lamina::compressor_options, lamina::aggregator_options, lamina::publisher_options,
           lamina::memory_resource, lamina::threshold_search, lamina::layer_selector,

@@ -874,7 +874,7 @@ TEMPLATE_TEST_CASE("payload: NaN and infinity go out of the residual as halves, 
   for (const auto type : rounding_types) {
     lamina::compressor_options options;
     options.drop_ratio = 0;
-    options.check = lamina::finite_check::caller;
+    options.non_finite = lamina::non_finite::CALLER;
     options.payload = type;
     lamina::gradient_compressor<TestType> compressor(model, options);
     std::vector<TestType> gradient(200, TestType(1) / 3);

@@ -68,7 +68,7 @@ std::vector<named_options> all_options() {
     o.source = lamina::threshold_source::fresh;
     o.refresh = refresh_schedule::every(3);
   });
-  with("each element", [](auto& o) { o.check = lamina::finite_check::each_element; });
+  with("each element", [](auto& o) { o.non_finite = lamina::non_finite::skip; });
   with("float16", [](auto& o) { o.payload = payload_type::float16; });
   with("bfloat16", [](auto& o) { o.payload = payload_type::bfloat16; });
   with("int8", [](auto& o) { o.payload = payload_type::int8; });
@@ -79,7 +79,7 @@ std::vector<named_options> all_options() {
     o.part_elements = 4096;
     o.momentum = 0.5;
     o.payload = payload_type::int8;
-    o.check = lamina::finite_check::each_element;
+    o.non_finite = lamina::non_finite::skip;
   });
   with("as ready", [](auto& o) {
     o.decide = decision_timing::as_ready;
@@ -1012,7 +1012,7 @@ TEST_CASE("state: a residual that holds NaN or infinity is not saved, and its la
   const lamina::layout model({{"first", {2}}, {"second", {8192}}});
   for (const double momentum : {0.0, 0.5}) {
     compressor_options options;
-    options.check = lamina::finite_check::caller;
+    options.non_finite = lamina::non_finite::CALLER;
     options.refresh = refresh_schedule::fixed(std::numeric_limits<double>::infinity());
     options.part_elements = 4096;
     options.momentum = momentum;

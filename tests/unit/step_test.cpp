@@ -20,7 +20,7 @@
 using namespace lamina_test;
 using lamina::compressor_options;
 using lamina::errc;
-using lamina::finite_check;
+using lamina::non_finite;
 using lamina::gradient_compressor;
 using lamina::refresh_schedule;
 
@@ -68,10 +68,10 @@ TEMPLATE_TEST_CASE("step: pieces of a gradient add up to it, also with momentum"
   std::mt19937 random(811);
   const lamina::layout model = model_of({3, 70, 0, 4096 + 9, 5});
   for (const std::size_t pieces : {2, 4, 8}) {
-    for (const auto check : {finite_check::whole_layer, finite_check::each_element, finite_check::caller}) {
+    for (const auto check : {non_finite::refuse, non_finite::skip, non_finite::CALLER}) {
       compressor_options options;
       options.momentum = 0.5;
-      options.check = check;
+      options.non_finite = check;
       options.drop_ratio = 0.7;
       gradient_compressor<TestType> whole(model, options);
       gradient_compressor<TestType> in_pieces(model, options);
@@ -105,10 +105,10 @@ TEMPLATE_TEST_CASE("step: pieces of a gradient add up to it, also with momentum"
 TEST_CASE("step: a piece that would overflow residual or velocity is refused, or left out of both") {
   const float half = std::numeric_limits<float>::max() / 2;
   const lamina::layout model = model_of({2});
-  for (const auto check : {finite_check::whole_layer, finite_check::each_element}) {
+  for (const auto check : {non_finite::refuse, non_finite::skip}) {
     compressor_options options;
     options.momentum = 0.5;
-    options.check = check;
+    options.non_finite = check;
     gradient_compressor<float> compressor(model, options);
     // The velocity is at -1.5 halves and the residual at 0 when a piece of -1 half comes.
     compressor.accumulate(0, std::vector<float>{1.5F * half, 1});
@@ -118,7 +118,7 @@ TEST_CASE("step: a piece that would overflow residual or velocity is refused, or
     const std::vector<float> velocity(compressor.residual().velocity().begin(),
                                       compressor.residual().velocity().end());
     const std::vector<float> too_much = {-half, 1};
-    if (check == finite_check::whole_layer) {
+    if (check == non_finite::refuse) {
       CHECK(contains(message_of<lamina::non_finite_gradient>([&] { compressor.accumulate(0, too_much); }),
                      "overflow"));
       CHECK(same_bits(residual_of(compressor), before));
@@ -138,12 +138,12 @@ TEMPLATE_TEST_CASE(
     double) {
   std::mt19937 random(812);
   const lamina::layout model = model_of({3, 4096 + 70, 131072 + 5});
-  for (const auto check : {finite_check::whole_layer, finite_check::each_element, finite_check::caller}) {
+  for (const auto check : {non_finite::refuse, non_finite::skip, non_finite::CALLER}) {
     for (const double momentum : {0.0, 0.9}) {
       for (const double scale : {1.0, 1.0 / 1024, 1.0 / 3, -2.7, 0.0}) {
         CAPTURE(momentum, scale);
         compressor_options options;
-        options.check = check;
+        options.non_finite = check;
         options.momentum = momentum;
         options.drop_ratio = 0.5;
         gradient_compressor<TestType> scaled(model, options);
@@ -203,9 +203,9 @@ TEST_CASE("step: a scale that is not finite, or makes a gradient that is not, ch
   CHECK(residual_of(compressor) == std::vector<float>{0x1p-10F, 0x1p110F});
 }
 
-TEST_CASE("step: finite_check::caller adds what is there") {
+TEST_CASE("step: non_finite::CALLER adds what is there") {
   compressor_options options;
-  options.check = finite_check::caller;
+  options.non_finite = non_finite::CALLER;
   gradient_compressor<float> compressor(model_of({3}), options);
   compressor.accumulate(0, std::vector<float>{1, infinity, 2});
   CHECK(residual_of(compressor) == std::vector<float>{1, infinity, 2});
@@ -214,7 +214,7 @@ TEST_CASE("step: finite_check::caller adds what is there") {
 
 TEST_CASE("step: a number that is not finite is 0 in an int8 payload, which has none") {
   compressor_options options;
-  options.check = finite_check::caller;
+  options.non_finite = non_finite::CALLER;
   options.payload = lamina::payload_type::int8;
   options.drop_ratio = 0;
   const lamina::layout model = model_of({2});
@@ -361,7 +361,7 @@ TEST_CASE("step: fresh values leave out what the residual leaves out") {
   compressor_options options;
   options.drop_ratio = 0.5;
   options.source = lamina::threshold_source::fresh;
-  options.check = finite_check::each_element;
+  options.non_finite = non_finite::skip;
   options.part_elements = 4096;
   const lamina::layout model = model_of({3 * 4096 + 9, 5000, 4096});
   gradient_compressor<float> compressor(model, options);
@@ -393,10 +393,10 @@ TEST_CASE("step: an execution that throws half-way loses nothing and leaves noth
   const lamina::layout model = model_of({piece + 3, piece, 7, 2 * piece});
   gradients given;
   for (const std::size_t size : model.sizes()) given.emplace_back(size, 1.0F);
-  for (const auto check : {finite_check::whole_layer, finite_check::each_element}) {
+  for (const auto check : {non_finite::refuse, non_finite::skip}) {
     for (std::size_t place = 0; place < 5; ++place) {
       compressor_options options;
-      options.check = check;
+      options.non_finite = check;
       gradient_compressor<float> compressor(model, options);
       gradient_compressor<float> expected(model, options);
       expected.accumulate_all(given);

@@ -527,7 +527,7 @@ TEST_CASE("worker: a layer in parts is refused whole, its parts keep what they h
 TEST_CASE("worker: fresh values are of the elements that were not left out") {
   lamina::compressor_options options = with_ratio(0.5);
   options.source = lamina::threshold_source::fresh;
-  options.check = lamina::finite_check::each_element;
+  options.non_finite = lamina::non_finite::skip;
   lamina::gradient_compressor<float> compressor(model_of({10, 10}), options);
   tensors<float> gradients(2, std::vector<float>(10, 1.0F));
   gradients[0][7] = std::numeric_limits<float>::quiet_NaN();

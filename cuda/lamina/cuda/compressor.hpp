@@ -60,8 +60,8 @@ struct accumulate_options {
 ///     compressor.accumulate(execution, {.commit = step > 1, .select = true});
 ///     compressor.encode(execution, buffer);
 ///
-/// Elements whose sum would not be finite are left out and counted, as by finite_check::each_element, whatever
-/// options.check says, since a refusal would have to wait for the host.
+/// Elements whose sum would not be finite are left out and counted, as by non_finite::skip, whatever
+/// options.non_finite says, since a refusal would have to wait for the host.
 ///
 /// Calls out of order throw before anything is launched. What graphs launch does not pass by the host: there each launch
 /// looks at how far the step has come in device memory. One that is out of order, such as commit() after the next

@@ -36,7 +36,7 @@ class gradient_intake {
       : functor_(std::move(functor)),
         partition_(model, options.part_elements),
         residual_(partition_.parts(),
-                  {.check = options.check, .momentum = options.momentum, .memory = options.memory}),
+                  {.non_finite = options.non_finite, .momentum = options.momentum, .memory = options.memory}),
         values_(parts().layers()),
         fresh_values_(options.source == threshold_source::fresh || options.decide == decision_timing::ahead
                           ? parts().layers()
@@ -100,39 +100,6 @@ class gradient_intake {
           if (has_value(tensor)) visit_gradient<T>(tensor, visitor, fail);
         },
         execution, {scale, true}, selector, fail);
-  }
-
-  /// Writes what the parts of a layer that are sent would hold, once this gradient is added, one behind the other; returns the
-  /// elements written. `sent` tells of a part whether it goes out.
-  template <class Tensor, class Sent>
-  std::size_t foresee(std::size_t layer, const Tensor& gradient, double scale, std::span<T> to,
-                      const Sent& sent) {
-    (void)residual_.check_scale(scale, throws());
-    std::size_t written = 0;
-    visit_gradient<T>(gradient, [&](auto from) {
-      check_gradient(layer, from.size(), throws());
-      std::size_t elements = 0;
-      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part) {
-        if (marks_[part] == mark::gradient) {
-          raise(std::logic_error("pack_ahead: layer '" + model()[layer].name + "' has a gradient in step " +
-                                 std::to_string(step_) + " already; call pack_ahead() before accumulate()"));
-        }
-        if (sent(part)) elements += parts().sizes()[part];
-      }
-      if (to.size() != elements) {
-        raise(std::invalid_argument("pack_ahead: there is room for " + std::to_string(to.size()) +
-                                    " elements, " + std::to_string(elements) + " of layer '" +
-                                    model()[layer].name + "' are sent"));
-      }
-      for (std::size_t part = partition_.first(layer); part < partition_.first(layer + 1); ++part) {
-        if (!sent(part)) continue;
-        const std::size_t size = parts().sizes()[part];
-        residual_.foresee(part, from.subspan(partition_.begin(part), size), static_cast<T>(scale),
-                          to.data() + written);
-        written += size;
-      }
-    });
-    return written;
   }
 
   /// What the execution of the last call threw, all being added.
@@ -307,11 +274,8 @@ class gradient_intake {
     if (!fresh_values_.empty()) fresh_values_[part] = 0;
     if (is_stale_[part] == 0) return;
     is_stale_[part] = 0;
-    const std::size_t elements = parts().sizes()[part];
-    // The value of zeros, without writing them.
-    values_[part] = elements == 0              ? 0.0
-                    : residual_.is_clear(part) ? static_cast<double>(functor_.finish(0.0, elements))
-                                               : representative_value(functor_, residual_[part]);
+    values_[part] = residual_.is_clear(part) ? value_of_zeros<T>(functor_, parts().sizes()[part])
+                                             : representative_value(functor_, residual_[part]);
   }
 
   void count_step() {

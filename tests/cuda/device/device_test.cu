@@ -78,7 +78,7 @@ void graphs_follow_the_cpu() {
   const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
   const lamina::compressor_options options{.drop_ratio = 0.8,
                                            .momentum = 0.9,
-                                           .check = lamina::finite_check::each_element,
+                                           .non_finite = lamina::non_finite::skip,
                                            .payload = lamina::payload_type::int8};
   lamina::gradient_compressor<float> cpu(model, options);
   lamina::cuda::gradient_compressor<float> device(model, options);
@@ -119,7 +119,7 @@ void graphs_of_two_launches_follow_the_cpu() {
   const lamina::layout model = lamina_test::model_of(lamina_test::telling_sizes());
   const lamina::compressor_options options{.drop_ratio = 0.8,
                                            .momentum = 0.9,
-                                           .check = lamina::finite_check::each_element,
+                                           .non_finite = lamina::non_finite::skip,
                                            .payload = lamina::payload_type::int8};
   lamina::gradient_compressor<float> cpu(model, options);
   lamina::cuda::gradient_compressor<float> device(model, options);

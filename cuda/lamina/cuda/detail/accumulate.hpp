@@ -24,7 +24,7 @@ namespace lamina::inline LAMINA_ABI::cuda::detail {
 enum class reduction_of { gradients, residuals, corrected_residuals };
 
 /// The value of each layer in the order of reduction.hpp, over all layers at once; of residuals in the pass that adds the
-/// gradients. An element whose sum is not finite is left out and counted, as by lamina::finite_check::each_element.
+/// gradients. An element whose sum is not finite is left out and counted, as by lamina::non_finite::skip.
 ///
 /// A group takes a block of 4,096 elements, by rows of 64. Each thread loads its elements of a few rows, adds, stores, and keeps its
 /// lanes in registers: there are neither barriers nor shared memory. The team that is last to arrive calls `end`.
