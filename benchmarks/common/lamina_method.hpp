@@ -16,13 +16,12 @@ class lamina_method final : public lamina_baselines::method {
  public:
   /// `part_elements`: 0 for whole layers.
   lamina_method(const lamina::layout& model, double share, std::size_t part_elements)
-      : compressor_(model, {.byte_budget = share,
-                            .part_elements = part_elements,
-                            .non_finite = lamina::non_finite::skip}) {}
+      : compressor_(
+            model,
+            {.byte_budget = share, .part_elements = part_elements, .non_finite = lamina::non_finite::skip}) {}
   /// Everything, as that payload.
   lamina_method(const lamina::layout& model, lamina::payload_type payload)
-      : compressor_(model,
-                    {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = payload}) {}
+      : compressor_(model, {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = payload}) {}
 
   void step(std::span<const float> gradient) override {
     if (frame_ != nullptr) {

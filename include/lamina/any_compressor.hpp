@@ -169,6 +169,8 @@ class any_compressor {
   [[nodiscard]] element_type residual_type() const noexcept { return type_; }
   /// The residual of a part, of residual_type(), to read; valid as long as this object.
   [[nodiscard]] any_tensor residual(std::size_t part) const { return worker_->residual(part); }
+  /// Empty without momentum.
+  [[nodiscard]] any_tensor velocity(std::size_t part) const { return worker_->velocity(part); }
   [[nodiscard]] std::size_t left_out_elements() const { return worker_->left_out_elements(); }
   [[nodiscard]] std::uint64_t step() const { return worker_->step(); }
   [[nodiscard]] double threshold() const { return worker_->threshold(); }
@@ -207,6 +209,7 @@ class any_compressor {
     virtual std::vector<std::byte> save() const = 0;
     virtual void load(std::span<const std::byte>) = 0;
     virtual any_tensor residual(std::size_t) const = 0;
+    virtual any_tensor velocity(std::size_t) const = 0;
     virtual std::size_t left_out_elements() const = 0;
     virtual std::uint64_t step() const = 0;
     virtual double threshold() const = 0;
@@ -279,6 +282,11 @@ class any_compressor {
     std::vector<std::byte> save() const override { return each.save(); }
     void load(std::span<const std::byte> bytes) override { each.load(bytes); }
     any_tensor residual(std::size_t part) const override { return each.residual()[part]; }
+    any_tensor velocity(std::size_t part) const override {
+      each.parts().check_layer(part);
+      const std::span<const T> all = each.residual().velocity();
+      return all.empty() ? all : all.subspan(each.parts().offset(part), each.parts().sizes()[part]);
+    }
     std::size_t left_out_elements() const override { return each.residual().left_out_elements(); }
     std::uint64_t step() const override { return each.step(); }
     double threshold() const override { return each.threshold(); }

@@ -334,8 +334,7 @@ class drift_compressor {
 
   /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
   /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
-  /// counts as abandoned. Throws std::domain_error, naming the part, if what is under way holds NaN or infinity, as it may with
-  /// non_finite::CALLER: load() would refuse it.
+  /// counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
       detail::raise(
@@ -367,15 +366,14 @@ class drift_compressor {
 
  private:
   static const compressor_options& checked(const layout& model, const compressor_options& options) {
-    const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
-                          : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
-                          : options.source == threshold_source::fresh
-                              ? "source: a drift has no fresh gradient to search over"
-                          : options.decide != decision_timing::at_end
-                              ? "decide: a drift is complete at the end of a step alone, so at_end"
-                          : options.non_finite == non_finite::skip
-                              ? "non_finite: nothing can be left out of a drift, so refuse"
-                              : nullptr;
+    const char* refused =
+        model.layers() == 0                         ? "a model without layers has nothing to compress"
+        : options.momentum != 0                     ? "momentum: a drift has none, the worker's optimizer may"
+        : options.source == threshold_source::fresh ? "source: a drift has no fresh gradient to search over"
+        : options.decide != decision_timing::at_end
+            ? "decide: a drift is complete at the end of a step alone, so at_end"
+        : options.non_finite == non_finite::skip ? "non_finite: nothing can be left out of a drift, so refuse"
+                                                 : nullptr;
     if (refused != nullptr) detail::raise(std::invalid_argument(refused));
     return options;
   }
@@ -476,9 +474,8 @@ class drift_compressor {
       const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
       const std::size_t elements = parts().sizes()[part];
       const std::size_t begin = cut_.begin(part);
-      detail::copy_elements(
-          to, elements,
-          detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
+      detail::copy_elements(to, elements,
+                            detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
       to += elements;
     }
     return next;

@@ -201,7 +201,8 @@ class residual_accumulator {
   };
   // What became of a pass that could be carried out.
   struct outcome {
-    std::size_t refused;  // the first layer whose gradient must not be added; the end of the range: all were added
+    std::size_t
+        refused;  // the first layer whose gradient must not be added; the end of the range: all were added
     std::exception_ptr thrown = nullptr;  // by an execution
   };
 
@@ -278,6 +279,9 @@ class residual_accumulator {
           if (memory_.is_clear(layer)) return;
           set_limit(layer, block, adder.take_back(layer, block, from, taken));
         });
+        for (std::size_t layer = first; layer < last; ++layer) {
+          if (memory_.is_clear(layer)) memory_.clear(layer);  // its memory is anything again
+        }
         return done;
       }
       run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
@@ -413,8 +417,8 @@ class residual_accumulator {
   residual_options options_;
   detail::residual_memory<T> memory_;
   detail::layer_blocks blocks_;
-  std::vector<char> is_given_;                  // of the call under way
-  std::vector<std::size_t> left_out_;           // of each layer
+  std::vector<char> is_given_;         // of the call under way
+  std::vector<std::size_t> left_out_;  // of each layer
   std::vector<double> block_totals_;
   std::vector<double> fresh_totals_;  // empty unless fresh values were wanted
   // Of each block, once its layer is not clear: sums below this are written before all gradients are known to be finite.

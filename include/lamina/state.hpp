@@ -39,17 +39,16 @@ inline void check_between_steps(step_phase phase, std::uint64_t step) {
 }  // namespace detail
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 a layer, or 16 unless steps are decided at their end, and the
-/// residual and velocity in T. Cost: one read and one copy. Throws std::domain_error, naming the layer, for NaN or infinity. gradient_compressor::save() calls it.
+/// residual and velocity in T. Cost: one read and one copy. gradient_compressor::save() calls it.
 template <element T>
 std::vector<std::byte> save_state(const residual_accumulator<T>& residual,
                                   const layer_selector::memory& memory, std::uint64_t step) {
-  detail::check_savable(residual.model(), residual.elements(), "residual");
-  detail::check_savable(residual.model(), residual.velocity(), "velocity");
   return detail::write_state<T>(residual.model(), memory, residual.elements(), residual.velocity(), step);
 }
 
 /// The same of a residual that lies elsewhere, on a device or in a framework's tensors: flat, of `parts.elements()` elements,
-/// and as much velocity or none. Throws std::invalid_argument for other sizes, and as above.
+/// and as much velocity or none. Throws std::invalid_argument for other sizes, and
+/// std::domain_error, naming the layer, for NaN or infinity.
 template <element T>
 std::vector<std::byte> save_state(const layout& parts, const layer_selector::memory& memory,
                                   std::span<const T> residual, std::span<const T> velocity,

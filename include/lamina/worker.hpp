@@ -550,7 +550,7 @@ class gradient_compressor {
   detail::gradient_intake<T, Representative> intake_;
   detail::step_decider decider_;
   detail::departure<T> departure_;
-  selection decided_;        // by the end of the part that is encoded
+  selection decided_;  // by the end of the part that is encoded
 };
 
 }  // namespace lamina::inline LAMINA_ABI

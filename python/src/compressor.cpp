@@ -48,13 +48,14 @@ lamina::value_functor functor(const std::string& value) {
                                        {"max_abs", max_abs},
                                        {"signed_mean", signed_mean}});
 }
-// The residual of a whole layer, whose parts may lie apart.
+// Residual or velocity of a whole layer, whose parts may lie apart.
 template <class T>
-numbers_view residual_of(const lamina::any_compressor& compressor, std::size_t layer) {
+numbers_view flat(const lamina::any_compressor& compressor, std::size_t layer,
+                  lamina::any_tensor (lamina::any_compressor::*of)(std::size_t) const) {
   compressor.model().check_layer(layer);
   std::vector<T> all;
   for (std::size_t part = compressor.cut().first(layer); part < compressor.cut().first(layer + 1); ++part) {
-    const lamina::any_tensor piece = compressor.residual(part);
+    const lamina::any_tensor piece = (compressor.*of)(part);
     const T* const begin = static_cast<const T*>(piece.data());
     all.insert(all.end(), begin, begin + piece.elements());
   }
@@ -85,21 +86,21 @@ void bind_compressor(nb::module_& m) {
       "One thread at a time; "
       "the GIL is released while elements are read. Calls out of order raise RuntimeError, an index beyond "
       "the last "
-      "layer IndexError; on every error the residual is as it was.")
+      "layer IndexError; on every error the residual is as it was, after a refused gradient to within "
+      "rounding.")
       .def(
           "__init__",
           [](any_compressor* self, const lamina::layout& layout, double drop_ratio,
              std::uint64_t warm_up_steps, std::uint64_t refresh_every, std::optional<double> byte_budget,
              std::uint64_t max_age, std::size_t part_elements, double momentum, const std::string& value,
-             const std::string& check, const std::string& payload, const std::string& decide,
+             const std::string& non_finite, const std::string& payload, const std::string& decide,
              const std::string& dtype, std::uint32_t sender, std::uint32_t run,
              std::vector<std::size_t> always_sent) {
             lamina::compressor_options options = options_of(drop_ratio, warm_up_steps, refresh_every,
                                                             byte_budget, max_age, part_elements, momentum);
-            options.non_finite = named<lamina::non_finite>("check", check,
-                                                        {{"whole_layer", lamina::non_finite::refuse},
-                                                         {"each_element", lamina::non_finite::skip},
-                                                         {"caller", lamina::non_finite::CALLER}});
+            options.non_finite = named<lamina::non_finite>(
+                "non_finite", non_finite,
+                {{"refuse", lamina::non_finite::refuse}, {"skip", lamina::non_finite::skip}});
             options.payload = payload_of(payload);
             options.decide = timing(decide);
             options.sender = sender;
@@ -110,7 +111,7 @@ void bind_compressor(nb::module_& m) {
           "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
           "warm_up_steps"_a = defaults.warm_up_steps, "refresh_every"_a = 1, "byte_budget"_a = nb::none(),
           "max_age"_a = defaults.max_age, "part_elements"_a = defaults.part_elements,
-          "momentum"_a = defaults.momentum, "value"_a = "mean_abs", "check"_a = "whole_layer",
+          "momentum"_a = defaults.momentum, "value"_a = "mean_abs", "non_finite"_a = "refuse",
           "payload"_a = "as_is", "decide"_a = "at_end", "dtype"_a = "float32", "sender"_a = defaults.sender,
           "run"_a = defaults.run, "always_sent"_a = std::vector<std::size_t>(),
           "drop_ratio: R in [0, 1], the share of the elements to hold back in a step; 0 sends everything.\n"
@@ -124,7 +125,9 @@ void bind_compressor(nb::module_& m) {
           "momentum: momentum correction in the residual, in [0, 1); the optimizer is then plain SGD.\n"
           "value: what stands for a layer: mean_abs, l1_norm, l2_norm, root_mean_square, max_abs, "
           "signed_mean.\n"
-          "check: of NaN and infinity: whole_layer refuses, each_element leaves out, caller does not look.\n"
+          "non_finite: what becomes of gradients with NaN or infinity: refuse refuses all that came in the "
+          "call, skip leaves out these "
+          "elements.\n"
           "payload: how frames write elements: as_is, float16, bfloat16, int8, int4; what rounding takes "
           "away "
           "stays.\n"
@@ -187,20 +190,6 @@ void bind_compressor(nb::module_& m) {
           "agreed"_a.noconvert(),
           "ahead: the next step is decided by these values, mostly the workers' mean of predicted_values().")
       .def(
-          "pack_ahead",
-          [](any_compressor& self, std::size_t layer, const readable& gradient, const writable& to,
-             double divisor, double scale) {
-            self.model().check_layer(layer);
-            const lamina::any_tensor from = tensor_of(gradient, name_of(self.model(), layer));
-            const lamina::any_tensor tensor = tensor_of(to, "to");
-            const nb::gil_scoped_release released;
-            return self.pack_ahead(layer, from, tensor, divisor, scale);
-          },
-          "layer"_a, "gradient"_a.noconvert(), "to"_a.noconvert(), "divisor"_a = 1.0, "scale"_a = 1.0,
-          "ahead: writes what pack() would write of a layer once this gradient is accumulated, and changes "
-          "nothing; between "
-          "begin_step and accumulate. Returns the elements written.")
-      .def(
           "values", [](const any_compressor& self) { return copy_of(self.values()); },
           "The value of each part, float64: what the threshold is compared with. A copy.")
       .def(
@@ -245,12 +234,13 @@ void bind_compressor(nb::module_& m) {
           [](any_compressor& self) {
             if (self.decide() != lamina::decision_timing::ahead)
               throw std::logic_error(
-                  "use_ahead: decide is not ahead, so nothing was packed ahead; call pack()");
+                  "use_ahead: decide is not ahead, so nothing is known to have been sent; call pack()");
             const nb::gil_scoped_release released;
             self.encode();
           },
-          "In place of pack(), where pack_ahead() has written all layers that are sent, which is not looked "
-          "at: commit() takes them out of the residual. RuntimeError unless decide is ahead.")
+          "In place of pack(), where the caller has sent what is in the residual of the parts that go out: "
+          "commit() takes them out of "
+          "the residual. RuntimeError unless decide is ahead.")
       .def("commit", nb::overload_cast<>(&any_compressor::commit), nb::call_guard<nb::gil_scoped_release>(),
            "What was encoded or packed has arrived: takes it out of the residual.")
       .def("abandon", &any_compressor::abandon,
@@ -310,15 +300,24 @@ void bind_compressor(nb::module_& m) {
       .def(
           "residual",
           [](const any_compressor& self, std::size_t layer) {
-            return self.residual_type() == lamina::element_type::float64 ? residual_of<double>(self, layer)
-                                                                         : residual_of<float>(self, layer);
+            const auto of = &any_compressor::residual;
+            return self.residual_type() == lamina::element_type::float64 ? flat<double>(self, layer, of)
+                                                                         : flat<float>(self, layer, of);
           },
           "layer"_a, "What a layer has not sent yet, of `dtype`, flat. A copy.")
+      .def(
+          "velocity",
+          [](const any_compressor& self, std::size_t layer) {
+            const auto of = &any_compressor::velocity;
+            return self.residual_type() == lamina::element_type::float64 ? flat<double>(self, layer, of)
+                                                                         : flat<float>(self, layer, of);
+          },
+          "layer"_a, "The layer's velocity, as residual(); empty without momentum. A copy.")
       .def_prop_ro("step", &any_compressor::step, "Counted from 1; 0 before the first accumulate.")
       .def_prop_ro("threshold", &any_compressor::threshold,
                    "As of the last select(); -1 where everything goes out.")
       .def_prop_ro("left_out_elements", &any_compressor::left_out_elements,
-                   "Elements that the check each_element has left out so far.")
+                   "Elements that non_finite='skip' has left out so far.")
       .def_prop_ro("layout", &any_compressor::model, nb::rv_policy::copy, "The model.")
       .def_prop_ro("parts", &any_compressor::parts, nb::rv_policy::copy,
                    "What is decided on, and what frames are of: the layers, or the parts they are cut into.")

@@ -118,8 +118,7 @@ template <class Execution>
 void steps_are_done_again(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000});
   two_workers<float, float> workers(
-      model,
-      {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = lamina::payload_type::int8},
+      model, {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = lamina::payload_type::int8},
       41);
   const auto saved = workers.device.save(execution);
   for (int round = 0; round < 2; ++round) {
@@ -224,10 +223,8 @@ void refuses_what_is_not_finite(const Execution& execution) {
 template <class Execution>
 void states_merge(const Execution& execution) {
   const lamina::layout model = model_of({100, 5000, 4097});
-  const lamina::compressor_options options{.byte_budget = 0.3,
-                                           .part_elements = 4096,
-                                           .momentum = 0.5,
-                                           .non_finite = lamina::non_finite::skip};
+  const lamina::compressor_options options{
+      .byte_budget = 0.3, .part_elements = 4096, .momentum = 0.5, .non_finite = lamina::non_finite::skip};
   two_workers<float, float> first(model, options, 21);
   two_workers<float, float> second(model, options, 22);
   for (auto* worker : {&first, &second}) {

@@ -132,6 +132,8 @@ class run {
       if (is_taken) {
         literal_.add(p, part_of(p, gradient));
         note(p, part_of(p, gradient));
+      } else {
+        settle(p);
       }
       if (looks) check_part(p);
     }
@@ -148,6 +150,15 @@ class run {
     for (T& each : finite) each = std::isfinite(each) ? each : T(0);
     fresh_[part] = lamina_test::literal_mean_abs<T>(finite);
     for (std::size_t i = 0; i < gradient.size(); ++i) computed_[part][i] += finite[i];
+  }
+
+  void settle(std::size_t part) {
+    const auto& residual = worker_.residual();
+    const auto velocity = residual.velocity();
+    const std::size_t elements = parts_.sizes()[part];
+    check(literal_.settle(part, residual[part],
+                          velocity.empty() ? velocity : velocity.subspan(parts_.offset(part), elements)),
+          "a refused gradient leaves no more than rounding");
   }
 
   void check_part(std::size_t part) const {

@@ -3,7 +3,9 @@
 // time, a layout and a frame by all, and an execution may run the pieces of a step on threads of its own. With --race one
 // layer is used by two threads, which is not allowed: the sanitizer must say so.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -72,6 +74,23 @@ int main(int argc, char** argv) {
         require(same_bits(alone.elements(), together.elements()), "threads give other residuals");
       }
     }
+  }
+
+  // Whoever reads a clear layer first writes its zeros, and others may read it meanwhile.
+  lamina::residual_accumulator<float> cleared(model, {.momentum = 0.5});
+  for (int round = 0; round < 20; ++round) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      cleared.accumulate(l, gradients[l]);
+      cleared.clear(l);
+    }
+    const auto& read = cleared;
+    std::array<double, 4> sums{};
+    at_once(sums.size(), [&](std::size_t i) {
+      for (std::size_t l = 0; l < model.layers(); ++l)
+        for (const float each : read[l]) sums[i] += std::abs(static_cast<double>(each));
+      for (const float each : read.velocity()) sums[i] += std::abs(static_cast<double>(each));
+    });
+    require(sums == std::array<double, 4>{}, "a clear layer is not zero");
   }
 
   lamina::gradient_compressor<float> alone(model, {.drop_ratio = 0.5});

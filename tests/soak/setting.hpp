@@ -93,7 +93,7 @@ inline std::string described(const setting& each) {
   }
   text << " max_age " << options.max_age << " parts " << options.part_elements << ' '
        << payloads[static_cast<std::size_t>(options.payload)] << " momentum " << options.momentum
-       << (options.non_finite == lamina::non_finite::refuse ? " whole_layer" : " each_element")
+       << (options.non_finite == lamina::non_finite::refuse ? " refuse" : " skip")
        << (each.sends_fail ? " failing sends" : "");
   if (each.is_lossy) text << " over UDP, loss " << each.inject_loss << ", bound " << each.bound_ppm << " ppm";
   return text.str();

@@ -255,8 +255,8 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
   }
 }
 
-TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; whole_layer leaves out none",
-                   "", float, double) {
+TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; refuse leaves out none", "",
+                   float, double) {
   lamina::residual_accumulator<TestType> residual(model_of({10, 4096 + 5}),
                                                   with_check(lamina::non_finite::skip));
   std::vector<TestType> first(10, TestType(1));

@@ -20,8 +20,8 @@
 using namespace lamina_test;
 using lamina::compressor_options;
 using lamina::errc;
-using lamina::non_finite;
 using lamina::gradient_compressor;
+using lamina::non_finite;
 using lamina::refresh_schedule;
 
 namespace {
@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("step: pieces of a gradient add up to it, also with momentum"
   std::mt19937 random(811);
   const lamina::layout model = model_of({3, 70, 0, 4096 + 9, 5});
   for (const std::size_t pieces : {2, 4, 8}) {
-    for (const auto check : {non_finite::refuse, non_finite::skip, non_finite::CALLER}) {
+    for (const auto check : {non_finite::refuse, non_finite::skip}) {
       compressor_options options;
       options.momentum = 0.5;
       options.non_finite = check;
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE(
     double) {
   std::mt19937 random(812);
   const lamina::layout model = model_of({3, 4096 + 70, 131072 + 5});
-  for (const auto check : {non_finite::refuse, non_finite::skip, non_finite::CALLER}) {
+  for (const auto check : {non_finite::refuse, non_finite::skip}) {
     for (const double momentum : {0.0, 0.9}) {
       for (const double scale : {1.0, 1.0 / 1024, 1.0 / 3, -2.7, 0.0}) {
         CAPTURE(momentum, scale);
@@ -201,29 +201,6 @@ TEST_CASE("step: a scale that is not finite, or makes a gradient that is not, ch
   CHECK(compressor.step() == 0);
   compressor.accumulate(0, gradient, 0x1p-10);
   CHECK(residual_of(compressor) == std::vector<float>{0x1p-10F, 0x1p110F});
-}
-
-TEST_CASE("step: non_finite::CALLER adds what is there") {
-  compressor_options options;
-  options.non_finite = non_finite::CALLER;
-  gradient_compressor<float> compressor(model_of({3}), options);
-  compressor.accumulate(0, std::vector<float>{1, infinity, 2});
-  CHECK(residual_of(compressor) == std::vector<float>{1, infinity, 2});
-  CHECK(compressor.residual().left_out_elements() == 0);
-}
-
-TEST_CASE("step: a number that is not finite is 0 in an int8 payload, which has none") {
-  compressor_options options;
-  options.non_finite = non_finite::CALLER;
-  options.payload = lamina::payload_type::int8;
-  options.drop_ratio = 0;
-  const lamina::layout model = model_of({2});
-  gradient_compressor<float> compressor(model, options);
-  compressor.accumulate(0, std::vector<float>{not_a_number, 1});
-  std::vector<float> sent(2);
-  const std::vector<std::byte> bytes = compressor.encode().to_bytes();
-  lamina::decode<float>(bytes, model).restore(0, sent);
-  CHECK(sent[0] == 0);
 }
 
 TEST_CASE("step: the layer that a refusal names is the model's, and the part is the part") {

@@ -183,9 +183,8 @@ class block_adder {
                         const Visitor& visitor) const {
     T* to = memory_.elements_at(at.offset);
     const read_only<T, G, Scaled> gradient(from, scale_);
-    return memory_.is_clear(layer)
-               ? visitor(add_to<T, G, Scaled, true>{to, gradient, infinity_carry<T>})
-               : visitor(add_to<T, G, Scaled, false>{to, gradient, carry_of(limit)});
+    return memory_.is_clear(layer) ? visitor(add_to<T, G, Scaled, true>{to, gradient, infinity_carry<T>})
+                                   : visitor(add_to<T, G, Scaled, false>{to, gradient, carry_of(limit)});
   }
   template <class G, class Visitor>
   auto directly(std::size_t layer, const extent& at, const G* from, T limit, const Visitor& visitor) const {

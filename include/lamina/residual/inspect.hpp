@@ -47,18 +47,18 @@ std::optional<std::size_t> first_non_finite(const layout& model, const Tensors& 
   visit_all<T>(model, gradients, [](std::size_t, auto) {});
   const layer_blocks blocks(model);
   std::vector<char> is_bad(blocks.count());
-  blocks.for_each_run(
-      0, model.layers(), execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
-        const auto& tensor = tensor_at(gradients, layer);
-        if (!has_value(tensor)) return;
-        visit_gradient<T>(tensor, [&]<class G>(std::span<const G> from) {
-          for (; block < end; ++block) {
-            const auto [begin, count] = blocks.extent_of(layer, block);
-            const read_only<T, G> source{from.data() + begin};
-            is_bad[block] = !is_finite_magnitude(largest_magnitude<T>(count, source));
-          }
-        });
-      });
+  blocks.for_each_run(0, model.layers(), execution,
+                      [&](std::size_t layer, std::size_t block, std::size_t end) {
+                        const auto& tensor = tensor_at(gradients, layer);
+                        if (!has_value(tensor)) return;
+                        visit_gradient<T>(tensor, [&]<class G>(std::span<const G> from) {
+                          for (; block < end; ++block) {
+                            const auto [begin, count] = blocks.extent_of(layer, block);
+                            const read_only<T, G> source{from.data() + begin};
+                            is_bad[block] = !is_finite_magnitude(largest_magnitude<T>(count, source));
+                          }
+                        });
+                      });
   for (std::size_t layer = 0; layer < model.layers(); ++layer) {
     for (std::size_t block = blocks.first(layer); block < blocks.first(layer + 1); ++block) {
       if (is_bad[block] != 0) return layer;

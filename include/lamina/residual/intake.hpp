@@ -41,7 +41,7 @@ class gradient_intake {
         fresh_values_(options.source == threshold_source::fresh || options.decide == decision_timing::ahead
                           ? parts().layers()
                           : 0),
-        is_stale_(parts().layers()),
+        is_stale_(parts().layers(), char{1}),
         marks_(parts().layers()) {}
 
   const layout& model() const noexcept { return partition_.model(); }

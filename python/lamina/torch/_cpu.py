@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -9,15 +9,32 @@ import lamina
 Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its buffer it begins
 
 
+def write_ahead(to: torch.Tensor, residual: torch.Tensor, velocity: torch.Tensor, gradient: torch.Tensor, momentum: float,
+                scale: float, divisor: int) -> None:
+    """Writes what a part's residual will be once this gradient is accumulated, divided and rounded as pack() does. An element that
+    would not be finite, there or in the velocity, is left out. Without momentum the velocity is not looked at."""
+    added = gradient.float() * scale if scale != 1 else gradient.float()
+    updated = velocity * momentum + added if momentum else added
+    after = residual + updated
+    written = torch.where(torch.isfinite(after) & torch.isfinite(updated), after, residual)
+    if to.dtype is torch.float32:
+        written.div_(divisor)
+    else:
+        written.clamp_(torch.finfo(to.dtype).min, torch.finfo(to.dtype).max)
+    to.copy_(written)
+
+
 class CpuBackend:
     """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device, decide: str) -> None:
         self._layout = layout
         self._wire = getattr(torch, wire)
-        # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
-        self._core = lamina.Compressor(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
+        # Of gradients that were looked at already, skip leaves out what would overflow the residual alone.
+        self._core = lamina.Compressor(layout, non_finite="skip", payload="as_is" if wire == "float32" else wire,
                                        decide=decide, **dataclasses.asdict(options))
+        self._momentum = options.momentum
+        self._is_sent: Set[int] = set()  # of the parts, in a step that was decided ahead
         self._taken: Optional[lamina.Gradients] = None
         self.parts = self._core.parts
         self.parts_of = self._core.parts_of
@@ -50,10 +67,23 @@ class CpuBackend:
     def begin(self) -> List[int]:
         """Begins a step that was decided ahead; returns the parts that go out."""
         self._core.begin_step()
-        return self._core.sent_parts
+        sent = self._core.sent_parts
+        self._is_sent = set(sent)
+        return sent
 
     def pack_ahead(self, layer: int, gradient: torch.Tensor, to: torch.Tensor, divisor: int, scale: float) -> None:
-        self._core.pack_ahead(layer, gradient, to, divisor, scale)
+        """What pack() will hold of the layer once this gradient is accumulated."""
+        first, last = self.parts_of(layer)
+        residual = self.residual(layer)
+        velocity = torch.frombuffer(self._core.velocity(layer), dtype=torch.float32) if self._momentum else residual
+        begin, filled = 0, 0
+        for part in range(first, last):
+            end = begin + self.parts.sizes[part]
+            if part in self._is_sent:
+                write_ahead(to[filled:filled + end - begin], residual[begin:end], velocity[begin:end], gradient[begin:end],
+                            self._momentum, scale, divisor)
+                filled += end - begin
+            begin = end
 
     def predicted_values(self) -> torch.Tensor:
         return torch.frombuffer(self._core.predicted_values(), dtype=torch.float64)

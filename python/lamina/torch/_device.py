@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence, Set
 import torch
 
 import lamina
-from lamina.torch._cpu import Place
+from lamina.torch._cpu import Place, write_ahead
 
 # What stands for a part: the order of a norm of its elements, and the power of their number that divides it.
 NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_mean_square": (2, 0.5),
@@ -70,17 +70,9 @@ class TorchBackend:
         for part in range(first, last):
             size = self.parts.sizes[part]
             if part in self._is_sent:
-                added = gradient[begin:begin + size].float() * scale if scale != 1 else gradient[begin:begin + size].float()
-                before = self._residual_parts[part]
-                updated = self._velocity_parts[part] * self._momentum + added if self._momentum else added
-                after = before + updated
-                is_good = torch.isfinite(after) & torch.isfinite(updated) if self._momentum else torch.isfinite(after)
-                written = torch.where(is_good, after, before)
-                if self._wire is torch.float32:
-                    written.div_(divisor)
-                else:
-                    written.clamp_(torch.finfo(self._wire).min, torch.finfo(self._wire).max)
-                to[filled:filled + size] = written
+                velocity = self._velocity_parts[part] if self._momentum else self._residual_parts[part]
+                write_ahead(to[filled:filled + size], self._residual_parts[part], velocity, gradient[begin:begin + size],
+                            self._momentum, scale, divisor)
                 filled += size
             begin += size
 
