@@ -128,7 +128,10 @@ double reduce_contiguous(const F& functor, std::span<const G> elements) {
 /// The value of so many zeros, which lie nowhere.
 template <element T, representative F>
 double value_of_zeros(const F& functor, std::size_t elements) {
-  const auto total_of = [&](std::size_t count) { return reduce_block<T>(functor, count, zeros<T>()).total; };
+  const std::array<T, block_elements> zeros{};
+  const auto total_of = [&](std::size_t count) {
+    return reduce_block<T>(functor, count, read_only<T>(zeros.data())).total;
+  };
   const double of_whole_block = total_of((std::min)(block_elements, elements));
   totals_in_runs totals(functor);
   for (std::size_t begin = 0; begin < elements; begin += block_elements) {

@@ -256,7 +256,7 @@ class residual_accumulator {
       block_notes_[block] = skips ? std::uint16_t{0} : sums.taken;
       if (sums.taken < count && skips) {
         std::tie(sums.total, block_notes_[block]) =
-            adder.add_finite(layer, block, from, sums.taken, representative);
+            adder.add_rest(layer, block, from, sums.taken, representative);
       } else if (sums.taken < count) {
         has_rest.store(true, std::memory_order_relaxed);
         return;
@@ -286,7 +286,7 @@ class residual_accumulator {
       }
       run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
         const std::size_t taken = std::exchange(block_notes_[block], static_cast<std::uint16_t>(count));
-        set_total(layer, block, adder.add_rest(layer, block, from, taken, representative));
+        set_total(layer, block, adder.add_rest(layer, block, from, taken, representative).first);
       });
     }
     for (std::size_t layer = first; layer < last; ++layer) {

@@ -90,25 +90,15 @@ class widened_row {
   std::array<T, lanes> operands_;
 };
 
-/// The sum of two rows.
-template <class A, class B>
-struct row_of_sums {
+/// The sum or the difference of two rows.
+template <bool Subtracts, class A, class B>
+struct row_of_two {
   A a;
   B b;
   template <class V>
   LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
+    if constexpr (Subtracts) return a.template at<V>(k) - b.template at<V>(k);
     return a.template at<V>(k) + b.template at<V>(k);
-  }
-};
-
-/// The difference of two rows.
-template <class A, class B>
-struct row_of_differences {
-  A a;
-  B b;
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    return a.template at<V>(k) - b.template at<V>(k);
   }
 };
 
@@ -119,23 +109,6 @@ struct row_of_zeros {
   LAMINA_ALWAYS_INLINE V at(std::size_t) const {
     return V(T(0));
   }
-};
-
-/// A row with zeros in the place of elements that are not finite.
-template <class T>
-class finite_row {
- public:
-  LAMINA_ALWAYS_INLINE explicit finite_row(const T* from) {
-    for (std::size_t i = 0; i < lanes; ++i) operands_[i] = finite_or_zero(from[i]);
-  }
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    return load<V>(operands_.data() + k);
-  }
-  static T finite_or_zero(T x) { return all_finite<T>(std::array{x}) ? x : T(0); }
-
- private:
-  std::array<T, lanes> operands_;
 };
 
 /// What one gradient makes of an element, or of a register of them, where there is a velocity.
@@ -193,37 +166,6 @@ struct read_only {
   }
 };
 
-/// Zeros, which are not in memory.
-template <class T>
-struct zeros {
-  static constexpr bool writes = false;
-  static constexpr bool refuses = false;
-
-  LAMINA_ALWAYS_INLINE void prefetch(std::size_t, std::size_t) const {}
-  T at(std::size_t) const { return T(0); }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t) const {
-    return row_of_zeros<T>();
-  }
-};
-
-/// Elements, with zeros in the place of those that are not finite.
-template <class T>
-struct finite_only {
-  static constexpr bool writes = false;
-  static constexpr bool refuses = false;
-  const T* from;
-
-  LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(from + i, count);
-  }
-  T at(std::size_t i) const { return finite_row<T>::finite_or_zero(from[i]); }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    return finite_row<T>(from + i);
-  }
-};
-
 /// Sources that refuse end a block before the first operands of which one is not below `carry`: see carry_from().
 
 /// x - y, of which nothing is written.
@@ -242,7 +184,7 @@ struct difference_of {
   T at(std::size_t i) const { return minuend[i] - subtrahend[i]; }
   template <class V>
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    return row_of_differences<row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
+    return row_of_two<true, row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
   }
 };
 
@@ -264,9 +206,9 @@ struct add_to {
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
     using row_of_addends = decltype(gradient.template row<V>(i));
     if constexpr (Clear) {
-      return row_of_sums<row_of_zeros<T>, row_of_addends>{{}, gradient.template row<V>(i)};
+      return row_of_two<false, row_of_zeros<T>, row_of_addends>{{}, gradient.template row<V>(i)};
     } else {
-      return row_of_sums<row_in_memory<T>, row_of_addends>{{residual + i}, gradient.template row<V>(i)};
+      return row_of_two<false, row_in_memory<T>, row_of_addends>{{residual + i}, gradient.template row<V>(i)};
     }
   }
   template <class V>

@@ -91,28 +91,19 @@ class block_adder {
       sums = directly(layer, at, from, limit, add_all(representative));
     }
     if (wants_fresh) {
-      const finite_only<T> addends{scaled(from, at.count, buffer)};
-      sums.fresh = reduce_block<T>(representative, at.count, addends).total;
+      const T* addends = scaled(from, at.count, buffer);
+      std::transform(addends, addends + at.count, buffer.begin(),
+                     [](T each) { return may_take<T>(std::array{each}, infinity_carry<T>) ? each : T(0); });
+      sums.fresh = reduce_block<T>(representative, at.count, read_only<T>(buffer.data())).total;
     }
     return sums;
   }
 
-  /// Adds the rest of a block of which the first elements were added; gives its total.
+  /// Adds the rest of a block of which the first elements were added, but for elements whose sum, or velocity, would not be finite;
+  /// gives the block's total, and how many these are.
   template <class G, class Representative>
-  double add_rest(std::size_t layer, std::size_t block, std::span<const G> gradient, std::size_t taken,
-                  const Representative& representative) const {
-    const extent at = extent_of(layer, block);
-    with_source(layer, at, gradient, [&](const auto& source) {
-      for (std::size_t i = taken; i < at.count; ++i) source.put(i, source.at(i));
-    });
-    return total_of(representative, at);
-  }
-
-  /// The same without the elements whose sum, or velocity, is not finite; gives also their number.
-  template <class G, class Representative>
-  std::pair<double, std::uint16_t> add_finite(std::size_t layer, std::size_t block,
-                                              std::span<const G> gradient, std::size_t taken,
-                                              const Representative& representative) const {
+  std::pair<double, std::uint16_t> add_rest(std::size_t layer, std::size_t block, std::span<const G> gradient,
+                                            std::size_t taken, const Representative& representative) const {
     const extent at = extent_of(layer, block);
     std::uint16_t left_out = 0;
     with_source(layer, at, gradient, [&](const auto& source) {
