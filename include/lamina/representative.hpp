@@ -9,7 +9,6 @@
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
-#include "lamina/detail/screen.hpp"
 #include "lamina/reduction.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold.

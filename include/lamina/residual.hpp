@@ -201,8 +201,7 @@ class residual_accumulator {
   };
   // What became of a pass that could be carried out.
   struct outcome {
-    std::size_t
-        refused;  // the first layer whose gradient must not be added; the end of the range: all were added
+    std::size_t refused;  // the first layer whose gradient must not be added, or the end of the range
     std::exception_ptr thrown = nullptr;  // by an execution
   };
 

@@ -9,7 +9,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/reduce.hpp"
-#include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
