@@ -22,8 +22,8 @@ std::vector<T> copy_of(std::span<const T> values) {
   return {values.begin(), values.end()};
 }
 
-inline lamina::residual_options with_check(lamina::finite_check check, double momentum = 0) {
-  return {.check = check, .momentum = momentum};
+inline lamina::residual_options with_check(lamina::non_finite check, double momentum = 0) {
+  return {.non_finite = check, .momentum = momentum};
 }
 
 }  // namespace lamina_test

@@ -26,7 +26,7 @@ class any_tensor;
 // What is told.
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
-enum class finite_check;
+enum class non_finite : std::uint8_t;
 enum class frame_kind : std::uint8_t;
 enum class element_type : std::uint8_t;
 enum class value_functor : std::uint8_t;
