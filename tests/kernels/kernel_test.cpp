@@ -217,7 +217,7 @@ TEMPLATE_TEST_CASE("kernels: a scaled gradient is multiplied, rounded and then a
         const auto where = [&] { return described(functor_names[f], length, kind::fractions, offset); };
         using source = lamina::detail::read_only<T, TestType, true>;
         const auto carry =
-            limited ? lamina::detail::carry_from(std::bit_cast<lamina::detail::pattern_of<T>>(T(16)))
+            limited ? lamina::detail::carry_from(std::bit_cast<lamina::detail::pattern_of<T>>(T(128)))
                     : lamina::detail::infinity_carry<T>;
         std::vector<T> residual(length, T(7));
         require_same_bits(value_by_blocks<T>(functor, length,

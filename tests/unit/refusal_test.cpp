@@ -41,21 +41,6 @@ struct share_of_small {
   static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
 };
 
-// The largest distance of an element from what it was, over 2^-11 of the rounding unit's steps of its block's mean magnitude.
-template <class T>
-double worst_distance(std::span<const T> now, std::span<const T> before) {
-  double worst = 0;
-  for (std::size_t begin = 0; begin < now.size(); begin += block) {
-    const std::size_t end = std::min(begin + block, now.size());
-    double total = 0;
-    for (std::size_t i = begin; i < end; ++i) total += std::abs(static_cast<double>(before[i]));
-    const double most = total / static_cast<double>(end - begin) * 2048 * std::numeric_limits<T>::epsilon();
-    for (std::size_t i = begin; i < end; ++i)
-      worst = std::max(worst, std::abs(static_cast<double>(now[i]) - static_cast<double>(before[i])) / most);
-  }
-  return worst;
-}
-
 template <class T>
 std::vector<T> times(std::vector<T> values, int power) {
   for (T& each : values) each = std::ldexp(each, power);
@@ -295,8 +280,7 @@ TEST_CASE("refusal: a step goes on without the micro-batch gradient that was ref
 TEST_CASE("refusal: the values and the next steps are those of the residual that a refused batch has left") {
   std::mt19937 random(907);
   for (const double momentum : {0.0, 0.5}) {
-    const lamina::worker_options options{
-        .drop_ratio = 0.5, .fragment_elements = block, .momentum = momentum};
+    const lamina::worker_options options{.drop_ratio = 0.5, .fragment_elements = block, .momentum = momentum};
     lamina::worker<float> worker(model, options);
     std::size_t changed = 0;
     for (int t = 0; t < 6; ++t) {
@@ -326,6 +310,39 @@ TEST_CASE("refusal: the values and the next steps are those of the residual that
       worker.load(loaded.save());
     }
     CHECK(changed > 0);  // else nothing was left, and nothing was tested
+  }
+}
+
+TEST_CASE("refusal: a micro-batch that would overflow residual or velocity is refused, or left out of both") {
+  const float half = largest<float> / 2;
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+    lamina::worker<float> worker(model_of({2}), {.momentum = 0.5, .non_finite = check});
+    auto step = worker.begin();
+    // The velocity is at -1.5 halves and the residual at 0 when a micro-batch of -1 half comes.
+    for (const float first : {1.5F * half, -1.5F * half, -1.5F * half})
+      REQUIRE(step.add(0, std::vector<float>{first, 1}));
+    const auto before = copy_of(worker.residual().elements());
+    const auto velocity = copy_of(worker.residual().velocity());
+    const bool is_taken = step.add(0, std::vector<float>{-half, 1});
+    CHECK(is_taken == (check == lamina::non_finite::skip));
+    const float more = is_taken ? 1 : 0;
+    CHECK(copy_of(worker.residual().elements()) == std::vector<float>{before[0], before[1] + more});
+    CHECK(copy_of(worker.residual().velocity()) == std::vector<float>{velocity[0], velocity[1] + more});
+    CHECK(worker.residual().left_out_elements() == (is_taken ? 1 : 0));
+  }
+}
+
+TEST_CASE(
+    "refusal: a scale that makes a gradient infinite is refused, and left out where elements are skipped") {
+  const std::vector<float> gradient = {1, 0x1p120F};
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+    const bool skips = check == lamina::non_finite::skip;
+    lamina::worker<float> worker(model_of({2}), {.non_finite = check});
+    auto step = worker.begin();
+    CHECK(step.add(0, gradient, 0x1p10) == skips);
+    CHECK(copy_of(worker.residual()[0]) == std::vector<float>{skips ? 0x1p10F : 0.0F, 0});
+    CHECK(step.add(0, gradient, 0x1p-10));
+    CHECK(worker.residual()[0][1] == 0x1p110F);
   }
 }
 

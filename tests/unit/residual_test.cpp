@@ -109,7 +109,8 @@ TEMPLATE_TEST_CASE("residual: clearing one layer does not lose track of another'
   CHECK(std::isfinite(residual[0][0]));
 }
 
-TEMPLATE_TEST_CASE("residual: a refused gradient leaves no trace in the magnitude bound", "", float, double) {
+TEMPLATE_TEST_CASE("residual: a refused gradient leaves no trace in what is accepted after it", "", float,
+                   double) {
   lamina::residual_accumulator<TestType> residual(model_of({1}));
   residual.accumulate(0, std::vector<TestType>{1});
   CHECK_THROWS_AS(residual.accumulate(0, std::vector<TestType>{nan_value<TestType>}),
@@ -290,12 +291,11 @@ TEST_CASE("residual: a momentum below 0 or from 1 on is refused, 0 keeps no velo
   CHECK(lamina::residual_accumulator<float>(model_of({7}), {.momentum = 0.5}).velocity().size() == 7);
 }
 
-TEMPLATE_TEST_CASE("residual: many gradients just below what counts as small add up without an alarm", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("residual: many gradients of large numbers add up without a refusal", "", float, double) {
   const TestType most_small =
       std::nextafter(sizeof(TestType) == 4 ? TestType(0x1p100F) : TestType(0x1p990), TestType(0));
   lamina::residual_accumulator<TestType> residual(model_of({3}));
-  // The bounds start just below the room they have, and soon leave it.
+  // Sums of a quarter of the range and more, none of which is beyond it.
   std::vector<TestType> a = {largest<TestType> / 4 - 64 * most_small, -largest<TestType> / TestType(4.5), 0};
   residual.restore(a, {});
   const std::vector<TestType> gradient = {most_small, -most_small, most_small};
