@@ -38,7 +38,7 @@ void step(benchmark::State& state, const lamina::layout& model, std::size_t thre
   for (std::size_t l = 0; l < model.layers(); ++l) {
     layers.push_back(lamina_benchmark::layer_of(gradient, model, l));
   }
-  lamina::worker<float> worker(model, {.check = lamina::finite_check::each_element});
+  lamina::worker<float> worker(model, {.non_finite = lamina::non_finite::skip});
   // The first step takes the residual's pages from the system, which no later step does.
   (void)worker.add(layers, 1, lamina::openmp{static_cast<int>(threads)});
   for (auto _ : state) {
@@ -51,7 +51,7 @@ void step(benchmark::State& state, const lamina::layout& model, std::size_t thre
 // The layers one by one, as a training loop's hooks do it.
 void step_by_layer(benchmark::State& state, const lamina::layout& model) {
   const std::vector<float> gradient = lamina_benchmark::gradient_of_step(model, 1);
-  lamina::worker<float> worker(model, {.check = lamina::finite_check::each_element});
+  lamina::worker<float> worker(model, {.non_finite = lamina::non_finite::skip});
   const auto one_step = [&] {
     auto step = worker.begin();
     for (std::size_t l = 0; l < model.layers(); ++l)

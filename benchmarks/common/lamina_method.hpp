@@ -19,10 +19,10 @@ class lamina_method final : public lamina_baselines::method {
   lamina_method(const lamina::layout& model, double share, std::size_t fragment_elements)
       : worker_(model, {.send_budget = share,
                         .fragment_elements = fragment_elements,
-                        .check = lamina::finite_check::each_element}) {}
+                        .non_finite = lamina::non_finite::skip}) {}
   /// Everything, as that payload.
   lamina_method(const lamina::layout& model, lamina::payload_type payload)
-      : worker_(model, {.drop_ratio = 0, .check = lamina::finite_check::each_element, .payload = payload}) {}
+      : worker_(model, {.drop_ratio = 0, .non_finite = lamina::non_finite::skip, .payload = payload}) {}
 
   void step(std::span<const float> gradient) override {
     if (step_) {

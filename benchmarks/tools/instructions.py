@@ -14,22 +14,22 @@ constexpr std::size_t elements = %d;
 const lamina::layout model({{"layer", {elements}}});
 std::vector<float> gradient(elements, 0.5F);
 std::vector<float> sum(elements);
-lamina::residual_accumulator<float> each(model, {.check = lamina::finite_check::each_element});
-lamina::residual_accumulator<float> whole(model);
+lamina::residual_accumulator<float> skips(model, {.non_finite = lamina::non_finite::skip});
+lamina::residual_accumulator<float> refuses(model);
 extern "C" {
 [[gnu::noinline]] void plain_add() {
   for (std::size_t i = 0; i < elements; ++i) sum[i] += gradient[i];
 }
-[[gnu::noinline]] double each_element() { return each.accumulate(0, gradient); }
-[[gnu::noinline]] double whole_layer() { return whole.accumulate(0, gradient); }
+[[gnu::noinline]] double skip() { return skips.accumulate(0, gradient); }
+[[gnu::noinline]] double refuse() { return refuses.accumulate(0, gradient); }
 }
 int main() {
-  const double before = each.accumulate(0, gradient) + whole.accumulate(0, gradient);  // assigns, and is not counted
+  const double before = skips.accumulate(0, gradient) + refuses.accumulate(0, gradient);  // assigns, and is not counted
   plain_add();
-  return each_element() + whole_layer() > before && sum[0] > 0 ? 0 : 1;
+  return skip() + refuse() > before && sum[0] > 0 ? 0 : 1;
 }
 """ % ELEMENTS
-FUNCTIONS = ("plain_add", "each_element", "whole_layer")
+FUNCTIONS = ("plain_add", "skip", "refuse")
 # Valgrind does not run AVX-512.
 INSTRUCTION_SETS = {"sse2": [], "avx2": ["-march=x86-64-v3"]}
 

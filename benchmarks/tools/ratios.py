@@ -15,7 +15,10 @@ class Definition:
     program: str
     numerator: str
     denominator: str
-    limit: float
+    limits: dict[str, float]  # by instruction set; of all others ""
+
+    def limit(self, variant: str) -> float:
+        return self.limits.get(variant.split("_")[0], self.limits[""])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,12 @@ def definitions(path: pathlib.Path) -> list[Definition]:
     for line in lines:
         if len(line) != 5:
             raise ValueError(f"{path}: not five columns: {' '.join(line)}")
-    return [Definition(*line[:4], float(line[4])) for line in lines]
+    return [Definition(*line[:4], _limits(line[4])) for line in lines]
+
+
+def _limits(column: str) -> dict[str, float]:
+    parts = [part.rpartition(":") for part in column.split(",")]
+    return {name: float(limit) for name, _, limit in parts}
 
 
 def of(defined: list[Definition], results: Results) -> list[Ratio]:
@@ -54,7 +62,8 @@ def of(defined: list[Definition], results: Results) -> list[Ratio]:
             below = [_seconds(each.denominator)] * len(above) if _constant(each) \
                 else _medians(each, each.denominator, measured)
             rounds = [a / b for a, b in zip(above, below, strict=True)]
-            ratios.append(Ratio(name, statistics.median(rounds), min(rounds), max(rounds), each.limit))
+            limit = each.limit(variant_title(suffix))
+            ratios.append(Ratio(name, statistics.median(rounds), min(rounds), max(rounds), limit))
     return ratios
 
 

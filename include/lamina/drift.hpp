@@ -77,7 +77,7 @@ class drift_compressor {
 
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of
-  /// \param options  as of a worker. Refused are a momentum, which is the optimizer's, and finite_check::each_element,
+  /// \param options  as of a worker. Refused are a momentum, which is the optimizer's, and non_finite::skip,
   ///                 as nothing can be left out of what was done already.
   /// \param functor  takes the value of a part of x - y
   /// \throws std::invalid_argument  naming the option; a model without layers
@@ -93,7 +93,7 @@ class drift_compressor {
 
   /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
   /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
-  /// non_finite_gradient for a difference that is NaN or infinite, unless options.check is finite_check::caller; nothing has
+  /// non_finite_gradient for a difference that is NaN or infinite; nothing has
   /// changed then.
   ///
   /// \param layer      index in model()
@@ -246,7 +246,7 @@ class drift_compressor {
   /// Not between the first observe() of a step and its encode(): x and y stay as they were observed, so that it does not matter
   /// when between them an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
   /// another layout, for one that lacks a part which was sent, and for tensors that do not fit; non_finite_gradient for d that
-  /// holds NaN or infinity, unless options.check is finite_check::caller; std::logic_error in a step that was observed and not
+  /// holds NaN or infinity; std::logic_error in a step that was observed and not
   /// encoded, for a step that was not committed yet, and for one out of order: not later than the last applied, or while an
   /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
@@ -266,10 +266,8 @@ class drift_compressor {
       }
     }
     detail::check_writable_pairs<T>(cut_, shared, local);
-    if (options_.check != finite_check::caller) {
-      for (std::size_t part = 0; part < parts().layers(); ++part) {
-        update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
-      }
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
     }
     const T* said = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;
@@ -303,15 +301,13 @@ class drift_compressor {
                                           std::to_string(step)));
     }
     detail::check_writable_pairs<T>(cut_, shared, local);
-    if (options_.check != finite_check::caller) {
-      std::span<const T> d = update;
-      for (const std::size_t part : sent->parts) {
-        check_update(part, d.first(parts().sizes()[part]));
-        d = d.subspan(parts().sizes()[part]);
-      }
+    const T* d = update.data();
+    for (const std::size_t part : sent->parts) {
+      check_update(part, {d, parts().sizes()[part]});
+      d += parts().sizes()[part];
     }
     const T* said = sent->is_lost() ? nullptr : sent->elements.data();
-    const T* d = update.data();
+    d = update.data();
     for (const std::size_t part : sent->parts) {
       const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
       shift(x.data(), y.data(), said, {d, x.size()});
@@ -339,8 +335,7 @@ class drift_compressor {
 
   /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
   /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
-  /// counts as abandoned. Throws std::domain_error, naming the part, if what is under way holds NaN or infinity, as it may with
-  /// finite_check::caller: load() would refuse it.
+  /// counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
     if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
       detail::raise(
@@ -374,8 +369,8 @@ class drift_compressor {
   static const worker_options& checked(const layout& model, const worker_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
-                          : options.check == finite_check::each_element
-                              ? "check: nothing can be left out of a drift; whole_layer, or caller"
+                          : options.non_finite == non_finite::skip
+                              ? "non_finite: nothing can be left out of a drift, so refuse"
                               : nullptr;
     if (refused != nullptr) detail::raise(std::invalid_argument(refused));
     return options;
@@ -419,8 +414,7 @@ class drift_compressor {
   template <class Pairs, class Execution>
   void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
     for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
-    const std::size_t bad =
-        values_.read(cut_, first, last, pairs, options_.check != finite_check::caller, execution);
+    const std::size_t bad = values_.read(cut_, first, last, pairs, execution);
     if (bad < parts().layers()) {
       detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
                                         "the worker's parameters less the shared ones are not finite"));
@@ -478,9 +472,8 @@ class drift_compressor {
       const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
       const std::size_t elements = parts().sizes()[part];
       const std::size_t begin = cut_.begin(part);
-      detail::copy_elements(
-          to, elements,
-          detail::difference_of<T, false>{both.shared.data() + begin, both.local.data() + begin});
+      detail::copy_elements(to, elements,
+                            detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
       to += elements;
     }
     return next;

@@ -25,7 +25,7 @@ struct bfloat16;
 // What is told.
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
-enum class finite_check;
+enum class non_finite : std::uint8_t;
 enum class frame_kind : std::uint8_t;
 enum class element_type : std::uint8_t;
 enum class value_functor : std::uint8_t;

@@ -17,8 +17,8 @@ namespace lamina::inline LAMINA_ABI {
 class memory_resource;
 
 /// How the elements of a layer that is sent are written. Of gradients, what rounding takes away stays in
-/// the residual; of parameters see server_options. NaN and infinity, which come into a residual by
-/// finite_check::caller alone, go out as such in all but int8 and int4.
+/// the residual; of parameters see server_options. NaN and infinity of parameters go out as such in
+/// all but int8 and int4.
 enum class payload_type : std::uint8_t {
   as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
   float16 =
@@ -43,24 +43,19 @@ enum class frame_checksum : std::uint8_t {
 };
 
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
-enum class finite_check {
-  /// All that is given in one call is looked through first and refused whole: accumulate throws and the residual is as it was.
-  /// The default; costs one more read of the gradient, from cache where that holds it.
-  whole_layer,
-  /// Looked at within the one pass, so that the check costs next to nothing. Elements that are not finite, or that would
-  /// overflow, are left out and counted in left_out_elements(); the others are added. For training that would rather lose
-  /// a few elements than a layer.
-  each_element,
-  /// Not looked at: the caller knows already that the gradients are finite and that no sum overflows, as with loss scaling,
-  /// which looks for infinity itself, or after clipping. NaN or infinity that comes all the same goes into the residual and,
-  /// as the largest of values, out to the others, which clears it here; but for payload_type::int8 and int4, which cannot say it. A
-  /// residual that holds it is not saved.
-  caller,
+enum class non_finite : std::uint8_t {
+  /// All that is given in one call is refused, and the layer is named. The default. The gradient is added and looked at in one pass, and
+  /// what was added of a refused one is subtracted again. That leaves at most 2^-12 (float; double: 2^-41) of the mean magnitude which the
+  /// element's block of 4,096 had after the last gradient, whatever the refused gradient was; layers that were clear stay clear.
+  refuse,
+  /// Elements that are not finite, or that would overflow, are left out and counted in left_out_elements(); the others are added. For
+  /// training that would rather lose a few elements than a step.
+  skip,
 };
 
 /// How a residual takes gradients.
 struct residual_options {
-  finite_check check = finite_check::whole_layer;
+  lamina::non_finite non_finite = lamina::non_finite::refuse;
   /// Momentum correction: u <- m·u + g, a <- a + u, and u is cleared with what is sent. 0: off, and no memory for u.
   /// Of the pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others.
   /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
@@ -95,7 +90,7 @@ struct worker_options {
   /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off. The server then uses
   /// plain SGD. Source: Deep Gradient Compression, eq. 4 and 5.
   double momentum = 0;
-  finite_check check = finite_check::whole_layer;
+  lamina::non_finite non_finite = lamina::non_finite::refuse;
   /// How elements are written; what rounding takes away stays in the residual.
   payload_type payload = payload_type::as_is;
   /// This worker's index among the senders, written into its frames.

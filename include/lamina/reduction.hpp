@@ -125,14 +125,20 @@ double reduce_contiguous(const F& functor, std::span<const G> elements) {
   return totals.value(elements.size());
 }
 
-/// The total of one block with zeros in the place of elements that are not finite.
+/// The value of so many zeros, which lie nowhere.
 template <element T, representative F>
-double reduce_finite_block(const F& functor, const T* elements, std::size_t count) {
-  std::array<T, block_elements> finite;
-  for (std::size_t i = 0; i < count; ++i) {
-    finite[i] = all_finite<T>(std::array{elements[i]}) ? elements[i] : T(0);
+double value_of_zeros(const F& functor, std::size_t elements) {
+  const std::array<T, block_elements> zeros{};
+  const auto total_of = [&](std::size_t count) {
+    return reduce_block<T>(functor, count, read_only<T>(zeros.data())).total;
+  };
+  const double of_whole_block = total_of((std::min)(block_elements, elements));
+  totals_in_runs totals(functor);
+  for (std::size_t begin = 0; begin < elements; begin += block_elements) {
+    const std::size_t rest = elements - begin;
+    totals.add(rest < block_elements ? total_of(rest) : of_whole_block);
   }
-  return reduce_block<T>(functor, count, read_only<T>{finite.data()}).total;
+  return totals.value(elements);
 }
 
 /// The value of a layer from the totals of its blocks, where they lie in memory.

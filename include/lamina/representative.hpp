@@ -9,7 +9,6 @@
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/host_device.hpp"
-#include "lamina/detail/screen.hpp"
 #include "lamina/reduction.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold.
@@ -55,6 +54,7 @@ struct sum {
 
 struct magnitude {
   using is_simd = void;
+  using is_without_product = void;
   LAMINA_HOST_DEVICE static float map(float x) { return lamina::abs(x); }
   LAMINA_HOST_DEVICE static double map(double x) { return lamina::abs(x); }
   template <simd_register V>
@@ -63,12 +63,16 @@ struct magnitude {
   }
 };
 
-struct sum_of_magnitudes : sum, magnitude {};
+// least_magnitudes() is what the magnitudes of the elements add up to at least, which one pass tells the next one.
+struct sum_of_magnitudes : sum, magnitude {
+  static double least_magnitudes(double total) { return total; }
+};
 
 struct sum_of_squares : sum {
   // In double, where the square of a float is exact; registers of floats are not mapped.
   using is_simd = void;
   LAMINA_HOST_DEVICE static double map(double x) { return x * x; }
+  static double least_magnitudes(double total) { return std::sqrt(total); }
   template <simd_register V>
   requires std::same_as<typename V::value_type, double>
   static V map(const V& x) { return x * x; }

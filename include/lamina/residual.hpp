@@ -2,25 +2,30 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
-#include "lamina/detail/failure.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual/add.hpp"
@@ -31,16 +36,11 @@
 
 namespace lamina::inline LAMINA_ABI {
 
-namespace detail {
-template <element, representative>
-class gradient_intake;
-}
-
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
 /// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads
-/// that add the first gradients. Different layers may be used from different threads at a time, one layer from one, also for
-/// reading: the zeros of a cleared layer are written when it is looked at.
+/// that add the first gradients. Different layers may be used from different threads at a time; const members may be called from
+/// several threads at a time.
 template <element T>
 class residual_accumulator {
  public:
@@ -49,10 +49,10 @@ class residual_accumulator {
       : options_(options),
         memory_(model, options),
         blocks_(model),
-        bounds_after_(model.layers()),
         is_given_(model.layers()),
         left_out_(model.layers()),
         block_totals_(blocks_.count()),
+        limits_(blocks_.count()),
         block_notes_(blocks_.count()) {}
 
   /// The next gradient of each layer is the first of a step, for which the velocity decays; those that follow it are pieces
@@ -70,9 +70,10 @@ class residual_accumulator {
   /// \throws std::out_of_range      no such layer
   /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type; a scale that is not
   ///                                finite
-  /// \throws non_finite_gradient    with finite_check::whole_layer: it holds NaN or infinity, or a sum would overflow
+  /// \throws non_finite_gradient    with non_finite::refuse: it holds NaN or infinity, or a sum would overflow
   ///
-  /// On any of these errors the residual is as it was. Cost: see finite_check; a residual that is clear is written and not read.
+  /// On any of these errors the residual is as it was; after non_finite_gradient to within the rounding that non_finite::refuse says.
+  /// A residual that is clear is written and not read.
   /// Deterministic: the same bits on every machine and with any number of threads.
   template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
@@ -101,8 +102,10 @@ class residual_accumulator {
   void accumulate_layers(std::size_t first, std::size_t last, const Gradients& gradients,
                          std::span<double> values, const Representative& representative = {},
                          const Execution& execution = {}, double scale = 1) {
-    const std::exception_ptr thrown =
-        add(first, last, gradients, values, representative, execution, {.scale = scale}, detail::throws());
+    std::exception_ptr thrown;
+    const std::optional<std::size_t> refused =
+        try_add(first, last, gradients, values, representative, execution, scale, false, thrown);
+    if (refused) raise_refused(*refused, gradients);
 #if LAMINA_HAS_EXCEPTIONS
     if (thrown) std::rethrow_exception(thrown);
 #endif
@@ -119,8 +122,8 @@ class residual_accumulator {
     memory_.clear(layer);
   }
 
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. An element that was sent as NaN
-  /// or infinity becomes 0. `payload` is layer l as it stands in a frame that was encoded from this residual.
+  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as it stands
+  /// in a frame that was encoded from this residual.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     memory_.subtract(layer, type, payload);
   }
@@ -142,7 +145,7 @@ class residual_accumulator {
     return memory_.is_clear(layer);
   }
 
-  /// Elements left out so far by finite_check::each_element.
+  /// Elements left out so far by non_finite::skip.
   [[nodiscard]] std::size_t left_out_elements() const noexcept {
     std::size_t all = 0;
     for (const std::size_t each : left_out_) all += each;
@@ -170,149 +173,165 @@ class residual_accumulator {
   /// elements() and velocity() and all numbers are finite.
   void restore(std::span<const T> elements, std::span<const T> velocity) {
     memory_.restore(elements, velocity);
+    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
+      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block) {
+        const auto [begin, count] = blocks_.extent_of(layer, block);
+        const detail::read_only<T> from(memory_.layer(layer).data() + begin);
+        set_limit(layer, block, detail::reduce_block<T>(detail::sum_of_magnitudes(), count, from).total);
+      }
+    }
   }
 
  private:
-  template <element, representative>
-  friend class detail::gradient_intake;
   template <element, class>
   friend class worker;
 
-  // The first fragment whose gradient is refused; none of the call's gradients then is added. Other errors throw. What an
-  // execution throws comes back in `thrown`, once all is added.
-  class refusal {
-   public:
-    template <class Make>
-    void operator()(detail::mistake code, const Make& make) const {
-      if (code != detail::mistake::non_finite && code != detail::mistake::overflow) detail::raise(make());
-      if constexpr (requires { make().part(); }) fragment_ = make().part();
-    }
-    bool has_failed() const noexcept { return fragment_.has_value(); }
-    std::optional<std::size_t> fragment() const noexcept { return fragment_; }
+  using block_adder = detail::block_adder<T>;
 
-   private:
-    mutable std::optional<std::size_t> fragment_;
+  // What became of a pass that could be carried out.
+  struct outcome {
+    std::size_t refused;  // the first layer whose gradient must not be added, or the end of the range
+    std::exception_ptr thrown = nullptr;  // by an execution
   };
+
+  // accumulate_layers, which gives back the first layer whose gradient is refused; none of the call's gradients then is added.
+  // What an execution threw comes back in `thrown`, once all is added. Layers may lack their gradient if that is said, and
+  // then stay as they are.
   template <class Gradients, class Representative, class Execution>
   std::optional<std::size_t> try_add(std::size_t first, std::size_t last, const Gradients& gradients,
                                      std::span<double> values, const Representative& representative,
                                      const Execution& execution, double scale, bool may_lack_gradients,
                                      std::exception_ptr& thrown) {
-    const refusal refused;
-    thrown = add(first, last, gradients, values, representative, execution,
-                 {.scale = scale, .may_lack_gradients = may_lack_gradients}, refused);
-    return refused.fragment();
+    look_at(first, last, gradients, values, scale, may_lack_gradients);
+    const outcome done = add_or_refuse(first, last, gradients, values, representative, execution, scale);
+    if (done.refused < last) return done.refused;
+    thrown = done.thrown;
+    return std::nullopt;
   }
   // Whether the last call had a gradient for it.
   bool was_given(std::size_t layer) const noexcept {
     return is_given_[layer] != 0;
   }
 
-  using magnitude_bounds = typename detail::residual_memory<T>::magnitude_bounds;
-  using block_adder = detail::block_adder<T>;
-
-  // What a pass is told beside its gradients.
-  struct pass {
-    double scale = 1;
-    std::span<double> fresh_values = {};  // gets the values of the gradients alone, unless it is empty
-    bool may_lack_gradients = false;      // of some layers, which stay as they are
-    const partition* cut = nullptr;       // what the layers are parts of, for errors
-  };
-  // accumulate_layers, over where its errors go. What an execution threw comes back once all is added.
-  template <class Gradients, class Representative, class Execution, class Fail>
-  std::exception_ptr add(std::size_t first, std::size_t last, const Gradients& gradients,
-                         std::span<double> values, const Representative& representative,
-                         const Execution& execution, const pass& how, const Fail& fail) {
-    if (!look_at(first, last, gradients, values, how, fail)) return nullptr;
-    const block_adder adder(memory_, blocks_, options_.check, static_cast<T>(how.scale));
-    std::exception_ptr looked;
-    if (options_.check == finite_check::whole_layer &&
-        !check_layers(first, last, gradients, execution, adder, how, fail, looked)) {
-      return nullptr;
-    }
-    if (!how.fresh_values.empty()) fresh_totals_.resize(blocks_.count());
-
-    const auto add_run = [&](std::size_t layer, std::size_t block, std::size_t end) {
-      gradients(layer, [&](auto from) {
-        for (; block < end; ++block) {
-          if (block_notes_[block] != not_added) continue;
-          const auto sums = adder.add(layer, block, from, representative, !how.fresh_values.empty());
-          block_notes_[block] = sums.left_out;
-          block_totals_[block] = sums.total;
-          if (!how.fresh_values.empty()) fresh_totals_[block] = sums.fresh;
-        }
-      });
-    };
+  // Adds all gradients or, but for rounding, none. Of each block elements are added up to the first whose sum is not below the block's
+  // limit, so that what is added does not depend on threads. What is left of such blocks is looked at before more of it is added.
+  template <class Gradients, class Representative, class Execution>
+  outcome add_or_refuse(std::size_t first, std::size_t last, const Gradients& gradients,
+                        std::span<double> values, const Representative& representative,
+                        const Execution& execution, double scale) {
+    const block_adder adder(memory_, blocks_, static_cast<T>(scale));
+    const bool skips = options_.non_finite == non_finite::skip;
     std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
               block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
-    std::exception_ptr thrown = run_all(first, last, execution, add_run);
-    if (looked) thrown = looked;
-    for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] != 0) finish(layer, values[layer - first], representative, how, first);
-    }
-    return thrown;
-  }
+    outcome done{last};
+    // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
+    const auto run = [&](const auto& is_due, const auto& work) {
+      const std::exception_ptr thrown =
+          run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
+            gradients(layer, [&](auto from) {
+              for (; block < end; ++block) {
+                const std::size_t count = blocks_.extent_of(layer, block).second;
+                if (is_due(block_notes_[block], count)) work(layer, block, count, from);
+              }
+            });
+          });
+      if (thrown) done.thrown = thrown;
+    };
+    const auto set_total = [&](std::size_t layer, std::size_t block, double total) {
+      block_totals_[block] = total;
+      if (!skips) set_limit(layer, block, representative, total);
+    };
 
-  // What a layer's residual will be once this gradient is added, over `to`.
-  template <class G>
-  void foresee(std::size_t layer, std::span<const G> gradient, T scale, T* to) {
-    const block_adder adder(memory_, blocks_, options_.check, scale);
-    for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
-      adder.foresee(layer, block, gradient, to + blocks_.extent_of(layer, block).first);
-  }
-
-  // Whether the call can be carried out: all that can be wrong but for numbers.
-  template <class Gradients, class Fail>
-  bool look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
-               const pass& how, const Fail& fail) {
-    if (first > last || last > model().layers()) {
-      fail(detail::mistake::no_such_layer, [&] {
-        return std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
-                                 ") among " + std::to_string(model().layers()));
+    std::atomic<bool> has_rest = false;
+    const auto is_not_added = [](std::size_t note, std::size_t) { return note == not_added; };
+    run(is_not_added, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
+      const T limit = skips ? std::numeric_limits<T>::infinity() : limits_[block];
+      auto sums = adder.add(layer, block, from, representative, limit);
+      block_notes_[block] = skips ? std::uint16_t{0} : sums.taken;
+      if (sums.taken < count && skips) {
+        std::tie(sums.total, block_notes_[block]) =
+            adder.add_rest(layer, block, from, sums.taken, representative);
+      } else if (sums.taken < count) {
+        has_rest.store(true, std::memory_order_relaxed);
+        return;
+      }
+      set_total(layer, block, sums.total);
+    });
+    if (has_rest) {
+      const auto is_in_part = [](std::size_t note, std::size_t count) { return note < count; };
+      std::atomic<std::size_t> refused = last;
+      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
+        std::size_t lowest = refused;
+        if (layer >= lowest || adder.rest_is_finite(layer, block, from, block_notes_[block])) return;
+        while (layer < lowest && !refused.compare_exchange_weak(lowest, layer)) continue;
       });
-      return false;
+      done.refused = refused;
+      if (done.refused < last) {
+        const auto has_some = [](std::size_t note, std::size_t) { return note != 0; };
+        run(has_some, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
+          const std::size_t taken = std::exchange(block_notes_[block], std::uint16_t{0});
+          if (memory_.is_clear(layer)) return;
+          set_limit(layer, block, adder.take_back(layer, block, from, taken));
+        });
+        for (std::size_t layer = first; layer < last; ++layer) {
+          if (memory_.is_clear(layer)) memory_.clear(layer);  // its memory is anything again
+        }
+        return done;
+      }
+      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
+        const std::size_t taken = std::exchange(block_notes_[block], static_cast<std::uint16_t>(count));
+        set_total(layer, block, adder.add_rest(layer, block, from, taken, representative).first);
+      });
+    }
+    for (std::size_t layer = first; layer < last; ++layer) {
+      if (is_given_[layer] != 0) finish(layer, values[layer - first], representative);
+    }
+    return done;
+  }
+
+  void set_limit(std::size_t layer, std::size_t block, double magnitudes) {
+    limits_[block] = detail::limit_of<T>(magnitudes, blocks_.extent_of(layer, block).second);
+  }
+  template <class Representative>
+  void set_limit(std::size_t layer, std::size_t block, const Representative& representative, double total) {
+    const auto [begin, count] = blocks_.extent_of(layer, block);
+    const T* elements = memory_.elements_at(model().offset(layer) + begin);
+    set_limit(layer, block, detail::magnitudes_of<T>(representative, total, elements, count));
+  }
+
+  // Throws unless the call can be carried out: all that can be wrong but for numbers.
+  template <class Gradients>
+  void look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
+               double scale, bool may_lack_gradients) {
+    if (first > last || last > model().layers()) {
+      detail::raise(std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
+                                      ") among " + std::to_string(model().layers())));
     }
     if (values.size() != last - first) {
-      fail(detail::mistake::wrong_count, [&] {
-        return std::invalid_argument("there is room for " + std::to_string(values.size()) + " values of " +
-                                     std::to_string(last - first) + " layers");
-      });
-      return false;
+      detail::raise(std::invalid_argument("there is room for " + std::to_string(values.size()) +
+                                          " values of " + std::to_string(last - first) + " layers"));
     }
-    if (!check_scale(how.scale, fail)) return false;
+    check_scale(scale);
     for (std::size_t layer = first; layer < last; ++layer) {
-      bool has_right_size = true;
       is_given_[layer] = 0;
       gradients(layer, [&](auto from) {
         is_given_[layer] = 1;
-        has_right_size = from.size() == model().sizes()[layer];
-        if (!has_right_size) {
-          fail(detail::mistake::wrong_size, [&] { return model().size_error(layer, from.size()); });
-        }
+        model().check_size(layer, from.size());
       });
-      if (!has_right_size || fail.has_failed()) return false;
-      if (is_given_[layer] == 0 && !how.may_lack_gradients) {
-        fail(detail::mistake::no_gradient, [&] {
-          return std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'");
-        });
-        return false;
+      if (is_given_[layer] == 0 && !may_lack_gradients) {
+        detail::raise(std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'"));
       }
     }
-    return true;
   }
 
-  template <class Fail>
-  static bool check_scale(double scale, const Fail& fail) {
-    const T as_element = static_cast<T>(scale);
-    if (detail::is_finite(scale) && detail::is_finite(static_cast<double>(as_element)) &&
-        (as_element != T(0) || scale == 0)) {
-      return true;
+  static void check_scale(double scale) {
+    constexpr double most = (std::numeric_limits<T>::max)();
+    if (detail::is_finite(scale) && -most <= scale && scale <= most &&
+        (static_cast<T>(scale) != T(0) || scale == 0)) {
+      return;
     }
-    fail(detail::mistake::bad_argument, [&] {
-      return std::invalid_argument("the scale of the gradients must be a finite number of their type, got " +
-                                   std::to_string(scale));
-    });
-    return false;
+    detail::raise(std::invalid_argument(
+        "the scale of the gradients must be a finite number of their type, got " + std::to_string(scale)));
   }
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
@@ -333,74 +352,29 @@ class residual_accumulator {
   }
 
   template <class Representative>
-  void finish(std::size_t layer, double& value, const Representative& representative, const pass& how,
-              std::size_t first) {
+  void finish(std::size_t layer, double& value, const Representative& representative) {
     const std::size_t begin = blocks_.first(layer);
     const std::size_t blocks = blocks_.first(layer + 1) - begin;
-    if (options_.check == finite_check::each_element) {
+    if (options_.non_finite == non_finite::skip) {
       for (std::size_t block = begin; block < begin + blocks; ++block)
         left_out_[layer] += block_notes_[block];
     }
     memory_.set_written(layer);
     memory_.set_decayed(layer);
-    const std::size_t elements = model().sizes()[layer];
-    value = detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks), elements);
-    if (!how.fresh_values.empty()) {
-      how.fresh_values[layer - first] =
-          detail::finished_value(representative, std::span(fresh_totals_).subspan(begin, blocks), elements);
-    }
+    value = detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks),
+                                   model().sizes()[layer]);
   }
 
-  // Fails, before anything changes, if one of the gradients must not be added; otherwise takes the bounds they lead to.
-  // As long as the bounds leave room, no sum can overflow and the sums need not be looked at; in the rare other case
-  // they are.
-  template <class Gradients, class Execution, class Fail>
-  bool check_layers(std::size_t first, std::size_t last, const Gradients& gradients,
-                    const Execution& execution, const block_adder& adder, const pass& how, const Fail& fail,
-                    std::exception_ptr& thrown) {
-    thrown = run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
-      gradients(layer, [&]<class G>(std::span<const G> from) {
-        const auto screen = adder.template screen_for<G>();
-        for (; block < end; ++block) {
-          const auto [begin, count] = blocks_.extent_of(layer, block);
-          block_notes_[block] = !screen.all_small(from.data() + begin, count);
-        }
-      });
+  template <class Gradients>
+  void raise_refused(std::size_t layer, const Gradients& gradients) const {
+    bool overflows = false;
+    gradients(layer, [&]<class G>(std::span<const G> from) {
+      overflows = detail::is_finite_magnitude(
+          detail::largest_magnitude<T>(from.size(), detail::read_only<T, G>(from.data())));
     });
-    for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] == 0) continue;
-      const auto notes = std::span(block_notes_)
-                             .subspan(blocks_.first(layer), blocks_.first(layer + 1) - blocks_.first(layer));
-      const bool are_small =
-          std::all_of(notes.begin(), notes.end(), [](std::uint16_t note) { return note == 0; });
-      if (memory_.bounds(layer).leave_room() && are_small) {
-        bounds_after_[layer] = memory_.bounds_after_small(layer);
-        continue;
-      }
-      gradients(layer, [&](auto from) {
-        const auto bounds = adder.bounds_after(layer, from);
-        bounds_after_[layer] = bounds.after;
-        if (!detail::is_finite_magnitude(
-                detail::larger_magnitude(bounds.after.elements, bounds.after.velocity))) {
-          refuse(layer, detail::is_finite_magnitude(bounds.gradient), how, fail);
-        }
-      });
-      if (fail.has_failed()) return false;
-    }
-    for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] != 0) memory_.set_bounds(layer, bounds_after_[layer]);
-    }
-    return true;
-  }
-
-  template <class Fail>
-  void refuse(std::size_t layer, bool overflows, const pass& how, const Fail& fail) const {
-    fail(overflows ? detail::mistake::overflow : detail::mistake::non_finite, [&] {
-      return non_finite_gradient(how.cut == nullptr ? layer : how.cut->layer_of(layer), layer,
-                                 model()[layer].name,
-                                 overflows ? "adding the gradient would overflow the residual"
-                                           : "the gradient holds NaN or infinity");
-    });
+    detail::raise(non_finite_gradient(layer, layer, model()[layer].name,
+                                      overflows ? "adding the gradient would overflow the residual"
+                                                : "the gradient holds NaN or infinity"));
   }
 
   // In block_notes_: more than a block has elements.
@@ -410,12 +384,13 @@ class residual_accumulator {
   residual_options options_;
   detail::residual_memory<T> memory_;
   detail::layer_blocks blocks_;
-  std::vector<magnitude_bounds> bounds_after_;  // while a check has not found the last of its layers good
-  std::vector<char> is_given_;                  // of the call under way
-  std::vector<std::size_t> left_out_;           // of each layer
+  std::vector<char> is_given_;         // of the call under way
+  std::vector<std::size_t> left_out_;  // of each layer
   std::vector<double> block_totals_;
-  std::vector<double> fresh_totals_;  // empty unless fresh values were wanted
-  // Of the pass under way: elements of a block that were left out; 1 for a block that is not all small; or not_added.
+  // Of each block, once its layer is not clear: sums below this are written before all gradients are known to be finite.
+  std::vector<T> limits_;
+  // Of each block in the pass under way: the elements from its first on that were added; with non_finite::skip the elements that were
+  // left out; or not_added.
   std::vector<std::uint16_t> block_notes_;
 };
 

@@ -70,7 +70,8 @@ class worker {
       : state_(std::make_unique<state>(model, options, std::move(functor))) {}
 
   /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity
-  /// or would overflow the residual, none: the step is then empty and names the layer.
+  /// or would overflow the residual, none: the step is then empty and names the layer. The gradients are read once, so that what
+  /// was added of a refused batch is subtracted again: non_finite::refuse says how little of it is left.
   ///
   /// \param gradients  a range with a tensor for each layer, of T, float16 or bfloat16. An empty std::optional, or a framework's
   ///                   tensor that is not defined, is a layer without a gradient
@@ -143,8 +144,8 @@ class worker {
   void skip_to(std::uint64_t next) {
     state_->require_closed("skip_to");
     if (next <= state_->number) {
-      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) + " is over: the last was " +
-                                          std::to_string(state_->number)));
+      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) +
+                                          " is over: the last was " + std::to_string(state_->number)));
     }
     state_->number = next - 1;
   }
@@ -420,7 +421,8 @@ struct worker<T, Representative>::state {
       : options(given),
         functor(std::move(of_values)),
         cut(model, given.fragment_elements),
-        residual(cut.parts(), {.check = given.check, .momentum = given.momentum, .memory = given.memory}),
+        residual(cut.parts(),
+                 {.non_finite = given.non_finite, .momentum = given.momentum, .memory = given.memory}),
         decisions(cut, given),
         in_frames(cut.parts()),
         in_next(cut.parts()),
@@ -428,7 +430,7 @@ struct worker<T, Representative>::state {
         decision_values(cut.parts().layers()),
         expected(cut.parts().layers(), detail::infinite_value),
         marks(cut.parts().layers()),
-        is_stale(cut.parts().layers()) {
+        is_stale(cut.parts().layers(), char{1}) {
     if (model.layers() == 0)
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
     detail::check_payload_type(given.payload);
@@ -569,7 +571,14 @@ struct worker<T, Representative>::state {
     const std::optional<std::size_t> refused =
         residual.try_add(begin, end, by_fragment, std::span(values).subspan(begin, end - begin), functor,
                          execution, scale, may_lack_gradients, thrown);
-    if (refused) return cut.layer_of(*refused);
+    if (refused) {
+      // What rounding leaves of a refused gradient is of the residual, and so of its value.
+      for (std::size_t f = begin; f < end; ++f) {
+        if (residual.was_given(f)) is_stale[f] = 1;
+        if (is_open && marks[f] != mark::none) refresh(f);
+      }
+      return cut.layer_of(*refused);
+    }
     if (!is_open) open();
     has_decision_values = false;
     for (std::size_t f = begin; f < end; ++f) {
@@ -601,7 +610,8 @@ struct worker<T, Representative>::state {
   void refresh(std::size_t f) {
     if (is_stale[f] == 0) return;
     is_stale[f] = 0;
-    values[f] = cut.parts().sizes()[f] == 0 ? 0.0 : representative_value(functor, residual[f]);
+    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.parts().sizes()[f])
+                                     : representative_value(functor, residual[f]);
   }
   void use_own_values() {
     if (has_decision_values) return;

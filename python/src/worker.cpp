@@ -301,22 +301,22 @@ void bind_worker(nb::module_& m) {
       "has arrived.\n\n"
       "Gradients are of float32, float16 or bfloat16. Deterministic: the same numbers give the same bits. "
       "One thread at a time, or "
-      "RuntimeError; the GIL is released while elements are read. On every error the residual is as it was.")
+      "RuntimeError; the GIL is released while elements are read. On every error the residual is as it was; "
+      "after a refused gradient to within rounding.")
       .def(
           "__init__",
           [](worker* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t search_every, std::optional<double> threshold, std::optional<double> send_budget,
              std::uint64_t at_least_every, bool by_score, std::size_t fragment_elements, double momentum,
-             const std::string& value, const std::string& check, const std::string& payload,
+             const std::string& value, const std::string& non_finite, const std::string& payload,
              std::uint32_t sender, std::uint32_t run, std::vector<std::size_t> always_sent) {
             lamina::worker_options options = options_of(drop_ratio, warm_up_steps, search_every, send_budget,
                                                         at_least_every, by_score, fragment_elements);
             options.threshold = threshold;
             options.momentum = momentum;
-            options.check = named<lamina::finite_check>("check", check,
-                                                        {{"whole_layer", lamina::finite_check::whole_layer},
-                                                         {"each_element", lamina::finite_check::each_element},
-                                                         {"caller", lamina::finite_check::caller}});
+            options.non_finite = named<lamina::non_finite>(
+                "non_finite", non_finite,
+                {{"refuse", lamina::non_finite::refuse}, {"skip", lamina::non_finite::skip}});
             options.payload = payload_of(payload);
             options.sender = sender;
             options.run = run;
@@ -328,7 +328,7 @@ void bind_worker(nb::module_& m) {
           "threshold"_a = nb::none(), "send_budget"_a = nb::none(),
           "at_least_every"_a = defaults.at_least_every, "by_score"_a = defaults.by_score,
           "fragment_elements"_a = defaults.fragment_elements, "momentum"_a = defaults.momentum,
-          "value"_a = "mean_abs", "check"_a = "whole_layer", "payload"_a = "as_is",
+          "value"_a = "mean_abs", "non_finite"_a = "refuse", "payload"_a = "as_is",
           "sender"_a = defaults.sender, "run"_a = defaults.run, "always_sent"_a = std::vector<std::size_t>(),
           "drop_ratio: R in [0, 1], the share of the elements to drop in a step; 0 sends everything.\n"
           "warm_up_steps: steps in which R grows to drop_ratio.\n"
@@ -342,7 +342,8 @@ void bind_worker(nb::module_& m) {
           "whole layers.\n"
           "momentum: momentum correction in the residual, in [0, 1); the optimizer is then plain SGD.\n"
           "value: the representative value: mean_abs, l1_norm, l2_norm, root_mean_square, max_abs.\n"
-          "check: of NaN and infinity: whole_layer refuses, each_element leaves out, caller does not look.\n"
+          "non_finite: what becomes of gradients with NaN or infinity: refuse refuses all that came in the "
+          "call, skip leaves out these elements.\n"
           "payload: how frames write elements: as_is, float16, bfloat16, int8, int4; what rounding takes "
           "away stays.\n"
           "sender: this worker, from 0. run: 0 or a number that frames carry. always_sent: indices of layers "
@@ -421,7 +422,7 @@ void bind_worker(nb::module_& m) {
           "Of the last decision; -1 where everything is sent.")
       .def_prop_ro(
           "left_out_elements", [](const worker& self) { return self.of.residual().left_out_elements(); },
-          "Elements that the check each_element has left out so far.")
+          "Elements that non_finite='skip' has left out so far.")
       .def_prop_ro(
           "layout", [](const worker& self) { return self.of.model(); }, "The model.")
       .def_prop_ro(

@@ -113,7 +113,7 @@ class Suite(Directory):
 
 
 class Ratios(Directory):
-    DEFINED = [ratios.Definition("half", "p", "a", "b", 0.5), ratios.Definition("fast", "q", "a", "2us", 1.0)]
+    DEFINED = [ratios.Definition("half", "p", "a", "b", {"": 0.5}), ratios.Definition("fast", "q", "a", "2us", {"": 1.0})]
 
     def test_the_median_of_the_rounds_and_their_spread(self):
         results = {"p": {"a": benchmark(1, 3, 2), "b": benchmark(4, 4, 5)}, "q": {"a": benchmark(3e-6, 1e-6, 1e-6)}}
@@ -129,6 +129,13 @@ class Ratios(Directory):
         found = ratios.of(self.DEFINED[:1], results)
         self.assertEqual([(each.name, each.value) for each in found],
                          [("half/sse2", 0.125), ("half/avx512", 0.25), ("half/sse2_o2", 0.5), ("half/avx512_o2", 1.0)])
+
+    def test_an_instruction_set_may_have_a_limit_of_its_own(self):
+        (self.path / "ratios.txt").write_text("half p a b 1.10,sse2:1.17\n")
+        results = {"p" + suffix: {"a": benchmark(1), "b": benchmark(1)} for suffix in ("", "_avx2", "_o2", "_avx2_o2")}
+        found = ratios.of(ratios.definitions(self.path / "ratios.txt"), results)
+        self.assertEqual([(each.name, each.limit) for each in found],
+                         [("half/sse2", 1.17), ("half/avx2", 1.1), ("half/sse2_o2", 1.17), ("half/avx2_o2", 1.1)])
 
     def test_a_benchmark_that_is_not_there_is_named(self):
         with self.assertRaisesRegex(ValueError, "half asks for b, which p"):

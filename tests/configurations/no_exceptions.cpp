@@ -54,8 +54,7 @@ void damaged_bytes_are_told_by_code(const lamina::layout& model) {
     // Without a checksum only the header and the bitmap can tell; sender and step may be any.
     if (lamina::checksums_available) check(is_refused, "a bit changed on the way");
   }
-  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::errc::wrong_layout,
-        "another model");
+  check(decoded(bytes, lamina::layout({{"other", {1}}})) == lamina::errc::wrong_layout, "another model");
 }
 
 void a_bad_gradient_is_a_result(const lamina::layout& model) {
@@ -84,6 +83,10 @@ void a_bad_gradient_is_a_result(const lamina::layout& model) {
   std::error_code error;
   const auto frame = lamina::decode<float>(bytes, model, error);
   check(!error && !frame.is_dropped(1), "the frame of all that");
+
+  lamina::worker<float> skipping(model, {.non_finite = lamina::non_finite::skip});
+  const auto skipped = skipping.add(gradients{first, {0, nan, 1, 0, 0}});
+  check(skipped && skipping.residual()[1][1] == 0 && skipping.residual()[1][2] == 1, "NaN alone left out");
 }
 
 void what_was_lost_stays(const lamina::layout& model) {

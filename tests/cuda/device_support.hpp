@@ -152,7 +152,7 @@ class host_worker {
 
  private:
   static lamina::worker_options leaving_out(lamina::worker_options options) {
-    options.check = lamina::finite_check::each_element;
+    options.non_finite = lamina::non_finite::skip;
     return options;
   }
 

@@ -14,7 +14,7 @@ template <class T>
 void compare(input& in) {
   kernel_case of;
   of.offset = in.below(64);
-  of.each_element = in.flag();
+  of.skips = in.flag();
   of.is_clear = in.flag();
   of.momentum = in.one_of<double, 3>({0, 0.5, 0.9});
   of.payload = static_cast<unsigned>(in.below(5));

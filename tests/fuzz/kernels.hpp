@@ -12,7 +12,7 @@ namespace lamina_fuzz {
 
 struct kernel_case {
   std::size_t offset = 0;  ///< elements before the layer in the residual
-  bool each_element = false;
+  bool skips = false;
   bool is_clear = false;  ///< the first gradient is not added
   double momentum = 0;
   unsigned payload = 0;

@@ -18,9 +18,7 @@ class recorder {
   recorder(const kernel_case& of, std::size_t elements)
       : of_(of),
         model_({{"before", {of.offset}}, {"layer", {elements}}, {"after", {3}}}),
-        residual_(model_,
-                  {of.each_element ? lamina::finite_check::each_element : lamina::finite_check::whole_layer,
-                   of.momentum}) {}
+        residual_(model_, {of.skips ? lamina::non_finite::skip : lamina::non_finite::refuse, of.momentum}) {}
 
   kernel_results run(std::span<const T> first, std::span<const T> second) {
     if (!of_.is_clear) add(first, lamina::l2_norm{});

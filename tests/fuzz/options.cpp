@@ -32,6 +32,7 @@ worker_options options_of(input& in, bool& is_valid) {
   options.by_score = in.flag();
   options.fragment_elements = in.one_of<std::size_t, 5>({0, 0, 4096, 8192, 100});
   options.momentum = number(in, in.one_of<double, 5>({0, 0, 0.5, 0.9, raw}));
+  if (in.flag()) options.non_finite = lamina::non_finite::skip;
   options.payload = static_cast<lamina::payload_type>(in.below(5));
   options.sender = in.value<std::uint32_t>();
   options.search_every = in.below(5);
@@ -65,7 +66,7 @@ class run {
         kind_(static_cast<gradients>(in.below(3))),
         worker_(model, options),
         fragments_(worker_.fragments()),
-        literal_(fragments_.sizes(), static_cast<T>(options.momentum), options.check),
+        literal_(fragments_.sizes(), static_cast<T>(options.momentum), options.non_finite),
         sent_in_(fragments_.layers()) {
     for (const std::size_t size : fragments_.sizes()) {
       computed_.emplace_back(size);
@@ -147,11 +148,28 @@ class run {
     for (std::size_t f = first; f < last; ++f) {
       if (is_taken) {
         literal_.add(f, of_fragment(f));
-        for (std::size_t i = 0; i < of_fragment(f).size(); ++i) computed_[f][i] += of_fragment(f)[i];
+        note(f, of_fragment(f));
+      } else {
+        settle(f);
       }
       if (looks) check_fragment(f);
     }
+    check(worker_.residual().left_out_elements() == literal_.left_out(), "elements left out are counted");
     return is_taken;
+  }
+
+  void note(std::size_t f, std::span<const T> gradient) {
+    for (std::size_t i = 0; i < gradient.size(); ++i)
+      computed_[f][i] += std::isfinite(gradient[i]) ? gradient[i] : T(0);
+  }
+
+  void settle(std::size_t f) {
+    const auto& residual = worker_.residual();
+    const auto velocity = residual.velocity();
+    const std::size_t elements = fragments_.sizes()[f];
+    check(literal_.settle(f, residual[f],
+                          velocity.empty() ? velocity : velocity.subspan(fragments_.offset(f), elements)),
+          "a refused gradient leaves no more than rounding");
   }
 
   void check_fragment(std::size_t f) const {

@@ -41,8 +41,8 @@ TEMPLATE_TEST_CASE("openmp: each kernel follows the literal order with 1, 2, 3 a
       auto sum = gradient;
       for (TestType& each : sum) each = (TestType(0) + each) + each;  // a clear residual has no -0
       const auto expected = literal_values(sum);
-      for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
-        lamina::residual_accumulator<TestType> residual(model_of({3, elements}), {.check = check});
+      for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+        lamina::residual_accumulator<TestType> residual(model_of({3, elements}), {.non_finite = check});
         for_each_kernel([&](std::size_t f, const auto& functor) {
           for (const int threads : {1, 2, 3, 7}) {
             const auto where = [&] {

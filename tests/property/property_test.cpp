@@ -57,6 +57,7 @@ worker_options some_options() {
   if (*rc::gen::arbitrary<bool>()) options.send_budget = some_ratio();
   options.at_least_every = *rc::gen::element<std::uint64_t>(0, 0, 1, 3);
   options.by_score = *rc::gen::arbitrary<bool>();
+  if (*rc::gen::arbitrary<bool>()) options.non_finite = lamina::non_finite::skip;
   return options;
 }
 

@@ -207,7 +207,7 @@ def test_a_table_lies_within_its_arrays(arrays, table, error, text):
 @pytest.mark.parametrize("options, text", [
     ({"drop_ratio": 1.5}, "drop ratio"), ({"drop_ratio": float("nan")}, "drop ratio"), ({"send_budget": 0.0}, "budget"),
     ({"search_every": 0}, "search_every"), ({"fragment_elements": 100}, "fragment_elements"), ({"momentum": 1.0}, "momentum"),
-    ({"value": "median"}, "value must be one of"), ({"check": "x"}, "check must be one of"),
+    ({"value": "median"}, "value must be one of"), ({"non_finite": "x"}, "non_finite must be one of"),
     ({"payload": "int5"}, "payload must be one of"),
     ({"always_sent": [2]}, "always_sent"),
 ])

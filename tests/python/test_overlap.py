@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, world, **options):
         layout = lamina.Layout({f"all.{layer}": shape for layer, shape in enumerate(SHAPES)})
-        self.workers = [lamina.Worker(layout, check="each_element", **options) for _ in range(world)]
+        self.workers = [lamina.Worker(layout, non_finite="skip", **options) for _ in range(world)]
 
     def step(self, gradients):
         """gradients[w][l]; the mean of what is sent and zeros elsewhere, of each layer."""

@@ -3,7 +3,9 @@
 // time, a layout and a frame by all, and an execution may run the pieces of a step on threads of its own. With --race one
 // layer is used by two threads, which is not allowed: the sanitizer must say so.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -55,9 +57,9 @@ int main(int argc, char** argv) {
   }
 
   for (const double momentum : {0.0, 0.9}) {
-    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
-      lamina::residual_accumulator<float> alone(model, {.check = check, .momentum = momentum});
-      lamina::residual_accumulator<float> together(model, {.check = check, .momentum = momentum});
+    for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+      lamina::residual_accumulator<float> alone(model, {.non_finite = check, .momentum = momentum});
+      lamina::residual_accumulator<float> together(model, {.non_finite = check, .momentum = momentum});
       for (int step = 0; step < 3; ++step) {
         std::vector<double> expected(model.layers());
         std::vector<double> values(model.layers());
@@ -72,6 +74,23 @@ int main(int argc, char** argv) {
         require(same_bits(alone.elements(), together.elements()), "threads give other residuals");
       }
     }
+  }
+
+  // Whoever reads a clear layer first writes its zeros, and others may read it meanwhile.
+  lamina::residual_accumulator<float> cleared(model, {.momentum = 0.5});
+  for (int round = 0; round < 20; ++round) {
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      cleared.accumulate(l, gradients[l]);
+      cleared.clear(l);
+    }
+    const auto& read = cleared;
+    std::array<double, 4> sums{};
+    at_once(sums.size(), [&](std::size_t i) {
+      for (std::size_t l = 0; l < model.layers(); ++l)
+        for (const float each : read[l]) sums[i] += std::abs(static_cast<double>(each));
+      for (const float each : read.velocity()) sums[i] += std::abs(static_cast<double>(each));
+    });
+    require(sums == std::array<double, 4>{}, "a clear layer is not zero");
   }
 
   lamina::worker<float> alone(model, {.drop_ratio = 0.5});

@@ -42,7 +42,7 @@ class books {
   /// The worker has added its gradient of this step.
   void add_gradient(std::size_t worker, std::uint64_t step) {
     auto bad = bad_element(run_, model_, worker, step);
-    if (run_.options.check == lamina::finite_check::whole_layer) bad.reset();  // refused, and then sent good
+    if (run_.options.non_finite == lamina::non_finite::refuse) bad.reset();  // refused, and then sent good
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       const std::vector<float> gradient = gradient_of(run_, model_, worker, step, l);
       for (std::size_t i = 0; i < gradient.size(); ++i) {

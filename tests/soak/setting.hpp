@@ -60,7 +60,7 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
   options.payload =
       one_of(lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
              lamina::payload_type::int8, lamina::payload_type::int4);
-  options.check = one_of(lamina::finite_check::whole_layer, lamina::finite_check::each_element);
+  options.non_finite = one_of(lamina::non_finite::refuse, lamina::non_finite::skip);
   options.by_score = random() % 4 == 0;
   if (random() % 3 == 0) {
     // Each step without a send adds a binary digit to the velocity: an age of 8 keeps them within a float.
@@ -93,7 +93,7 @@ inline std::string described(const setting& each) {
   }
   text << " at least every " << options.at_least_every << " fragments " << options.fragment_elements << ' '
        << payloads[static_cast<std::size_t>(options.payload)] << " momentum " << options.momentum
-       << (options.check == lamina::finite_check::whole_layer ? " whole_layer" : " each_element")
+       << (options.non_finite == lamina::non_finite::refuse ? " refuse" : " skip")
        << (each.sends_fail ? " failing sends" : "");
   if (each.is_lossy) text << " over UDP, loss " << each.inject_loss << ", bound " << each.bound_ppm << " ppm";
   return text.str();

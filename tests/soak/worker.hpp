@@ -72,7 +72,7 @@ class worker {
     if (const auto bad = bad_element(run_, model_, index_, round)) {
       float& element = gradients[bad->first][bad->second];
       const float good = std::exchange(element, std::numeric_limits<float>::quiet_NaN());
-      if (run_.options.check == lamina::finite_check::whole_layer) {
+      if (run_.options.non_finite == lamina::non_finite::refuse) {
         if (worker_.add(gradients)) throw std::runtime_error("a gradient with NaN was accepted");
         element = good;
       } else {

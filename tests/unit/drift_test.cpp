@@ -740,57 +740,42 @@ TEST_CASE("drift: a step that is forgotten is in the drift again, and its update
   }
 }
 
-TEST_CASE("drift: updates that are not finite are refused, unless the caller knows; none is saved") {
+TEST_CASE("drift: updates that are not finite are refused") {
   const lamina::layout model = lamina_test::model_of({4, 5000});
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     tensors<float> broken = zeros_of<float>(model);
     broken[1][4999] = bad;
-    for (const bool trusts : {false, true}) {
-      lamina::worker_options options{.drop_ratio = 0};
-      if (trusts) options.check = lamina::finite_check::caller;
-      lamina::drift_compressor<float> compressor(model, options);
-      tensors<float> x = zeros_of<float>(model);
-      tensors<float> y = zeros_of<float>(model);
-      y[0][0] = 1;
-      y[1][0] = 1;
-      compressor.observe_all(x, y);
-      compressor.encode(x, y);
-      compressor.commit();
-      lamina::frame_encoder<float> encoder(model);
-      lamina::selection all(model);
-      all.send(0);
-      all.send(1);
-      const auto give = [&](std::size_t l) -> const std::vector<float>& { return broken[l]; };
-      const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates}, all, give).to_bytes();
-      std::vector<float> d(5004);
-      d[5003] = bad;
-      if (trusts) {
-        compressor.apply(lamina::decode<float>(bytes, model), x, y);
-        CHECK(!std::isfinite(x[1][4999]));
-      } else {
-        for (const bool by_frame : {true, false}) {
-          try {
-            if (by_frame) {
-              compressor.apply(lamina::decode<float>(bytes, model), x, y);
-            } else {
-              compressor.apply(1, std::span<const float>(d), x, y);
-            }
-            FAIL("nothing was thrown");
-          } catch (const lamina::non_finite_gradient& refused) {
-            CHECK(refused.layer() == 1);
-          }
+    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0});
+    tensors<float> x = zeros_of<float>(model);
+    tensors<float> y = zeros_of<float>(model);
+    y[0][0] = 1;
+    y[1][0] = 1;
+    compressor.observe_all(x, y);
+    compressor.encode(x, y);
+    compressor.commit();
+    lamina::frame_encoder<float> encoder(model);
+    lamina::selection all(model);
+    all.send(0);
+    all.send(1);
+    const auto give = [&](std::size_t l) -> const std::vector<float>& { return broken[l]; };
+    const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates}, all, give).to_bytes();
+    std::vector<float> d(5004);
+    d[5003] = bad;
+    for (const bool by_frame : {true, false}) {
+      try {
+        if (by_frame) {
+          compressor.apply(lamina::decode<float>(bytes, model), x, y);
+        } else {
+          compressor.apply(1, std::span<const float>(d), x, y);
         }
-        CHECK(x == zeros_of<float>(model));
-        CHECK(y[0][0] == 1);
-        CHECK(compressor.steps_under_way() == 1);
+        FAIL("nothing was thrown");
+      } catch (const lamina::non_finite_gradient& refused) {
+        CHECK(refused.layer() == 1);
       }
     }
-    lamina::drift_compressor<float> trusting(model, {.drop_ratio = 0, .check = lamina::finite_check::caller});
-    trusting.observe_all(zeros_of<float>(model), broken);
-    trusting.encode(zeros_of<float>(model), broken);
-    trusting.commit();
-    CHECK(lamina_test::message_of<std::domain_error>([&] { static_cast<void>(trusting.save()); }) ==
-          "save: what step 1 sent of 'layer1' holds NaN or infinity");
+    CHECK(x == zeros_of<float>(model));
+    CHECK(y[0][0] == 1);
+    CHECK(compressor.steps_under_way() == 1);
   }
 }
 
@@ -1085,8 +1070,8 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   CHECK(message_of([&] { lamina::drift_compressor<float>(three_layers, {.momentum = 0.9}); }) ==
         "momentum: a drift has none, the worker's optimizer may");
   CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.check = lamina::finite_check::each_element});
-        }) == "check: nothing can be left out of a drift; whole_layer, or caller");
+          lamina::drift_compressor<float>(three_layers, {.non_finite = lamina::non_finite::skip});
+        }) == "non_finite: nothing can be left out of a drift, so refuse");
   CHECK(message_of([&] { lamina::worker<float>(three_layers, {.payload = lamina::payload_type(9)}); }) ==
         "payload 9 is none of payload_type");
   CHECK(message_of([&] { lamina::outer_step<float>(three_layers, {.payload = lamina::payload_type(5)}); }) ==
@@ -1129,14 +1114,14 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   lamina::frame_encoder<float> encoder(three_layers, 7);
   const lamina::selection nothing(three_layers);
   const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
-  const auto empty = encoder.encode(lamina::frame_kind::updates, 1, 0, nothing, give).to_bytes();
+  const auto empty = encoder.encode({.kind = lamina::frame_kind::updates}, nothing, give).to_bytes();
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(empty, three_layers), x, y); }) ==
         "apply: the update of step 1 lacks 'layer0', which was sent in it");
-  const auto gradients = encoder.encode(lamina::frame_kind::gradients, 1, 0, nothing, give).to_bytes();
+  const auto gradients = encoder.encode({}, nothing, give).to_bytes();
   CHECK(throws<lamina::decode_error>(
       [&] { compressor.apply(lamina::decode<float>(gradients, three_layers), x, y); }));
   const auto other_run = lamina::frame_encoder<float>(three_layers, 8)
-                             .encode(lamina::frame_kind::updates, 1, 0, nothing, give)
+                             .encode({.kind = lamina::frame_kind::updates}, nothing, give)
                              .to_bytes();
   CHECK(throws<lamina::decode_error>(
       [&] { compressor.apply(lamina::decode<float>(other_run, three_layers), x, y); }));
@@ -1167,9 +1152,6 @@ TEST_CASE("drift: parameters that are not finite are refused, and the layer name
       CHECK(refused.part() == 1);
     }
     CHECK(compressor.step() == 0);
-    lamina::drift_compressor<float> trusting(three_layers, {.check = lamina::finite_check::caller});
-    trusting.observe_all(x, y);
-    CHECK(trusting.select().is_sent(0));
   }
 }
 
@@ -1199,7 +1181,7 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   CHECK(code_of({}, three_layers) == lamina::errc::truncated);
   auto longer = bytes;
   longer.push_back({});
-  auto residual = lamina::gradient_compressor<float>(three_layers).save();
+  const auto residual = lamina::worker<float>(three_layers).save();
   CHECK(code_of(residual, three_layers) == lamina::errc::bad_magic);
   if (lamina::checksums_available) {
     CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
@@ -1270,10 +1252,9 @@ TEST_CASE("drift: frames of updates are taken where they belong and nowhere else
   const auto view = lamina::decode<float>(bytes, three_layers);
   CHECK(view.kind() == lamina::frame_kind::updates);
   CHECK(lamina::peek(bytes).kind == lamina::frame_kind::updates);
-  auto of_gradients = lamina::gradient_aggregator<float>::of_workers(three_layers, 1);
-  CHECK(throws<lamina::decode_error>([&] { of_gradients.add(view); }));
-  auto of_updates =
-      lamina::gradient_aggregator<float>::of_workers(three_layers, 1, {.kind = lamina::frame_kind::updates});
-  of_updates.add(view);
-  CHECK(of_updates.is_complete());
+  lamina::server<float> of_gradients(three_layers);
+  CHECK(of_gradients.add(bytes) == lamina::errc::unexpected_kind);
+  lamina::server<float> of_updates(three_layers, {.kind = lamina::frame_kind::updates});
+  CHECK_FALSE(of_updates.add(bytes));
+  CHECK(of_updates.complete());
 }

@@ -249,6 +249,11 @@ TEST_CASE("loss: what is lost of a fragment of a layer stays") {
   }
 }
 
+TEST_CASE("loss: elements that are left out one by one lose nothing either") {
+  CHECK(conserves_everything<float>(small_model(),
+                                    {.drop_ratio = 0.5, .non_finite = lamina::non_finite::skip}, 200));
+}
+
 TEST_CASE("loss: a link that does something else than it says does not conserve") {
   for (const payload_type payload : payload_types) {
     for (const defect wrong : {defect::commits_what_was_lost, defect::takes_what_came_late,

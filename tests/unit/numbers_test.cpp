@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every l
   for (const std::size_t length : {1, 2, 63, 64, 65, 4095, 4096, 4097, 4096 + 64 + 7}) {
     const lamina::layout model({{"before", {3}}, {"middle", {length}}, {"after", {1}}});
     lamina::residual_accumulator<T> whole(model);
-    lamina::residual_accumulator<T> each(model, {.check = lamina::finite_check::each_element});
+    lamina::residual_accumulator<T> each(model, {.non_finite = lamina::non_finite::skip});
     std::vector<G> gradient(length, special<G>::one());
     for (auto* residual : {&whole, &each}) residual->accumulate(1, gradient);
     std::vector<T> expected(model.elements(), T(0));
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decid
     for (const std::size_t place : {std::size_t{0}, std::size_t{4095}, elements - 1}) {
       lamina::residual_accumulator<TestType> whole(model_of({elements}));
       lamina::residual_accumulator<TestType> each(model_of({elements}),
-                                                  {.check = lamina::finite_check::each_element});
+                                                  {.non_finite = lamina::non_finite::skip});
       std::vector<TestType> gradient(elements);
       const auto both = [&](TestType value, const auto& add_whole) {
         gradient[place] = value;
@@ -300,9 +300,9 @@ TEMPLATE_TEST_CASE(
     double) {
   using limits = std::numeric_limits<TestType>;
   std::mt19937 random(72);
-  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
     for (const std::size_t length : {1, 63, 64, 300, 4097}) {
-      lamina::residual_accumulator<TestType> residual(model_of({length}), {.check = check});
+      lamina::residual_accumulator<TestType> residual(model_of({length}), {.non_finite = check});
       std::vector<TestType> expected(length);
       std::vector<TestType> exact(length);
       for (int step = 0; step < 20; ++step) {
@@ -333,7 +333,7 @@ TEMPLATE_TEST_CASE(
           is_refused = true;
         }
       });
-      REQUIRE(is_refused == (check == lamina::finite_check::whole_layer));
+      REQUIRE(is_refused == (check == lamina::non_finite::refuse));
       REQUIRE(residual.left_out_elements() == (is_refused ? 0U : 1U));
     }
   }

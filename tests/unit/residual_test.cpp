@@ -109,7 +109,8 @@ TEMPLATE_TEST_CASE("residual: clearing one layer does not lose track of another'
   CHECK(std::isfinite(residual[0][0]));
 }
 
-TEMPLATE_TEST_CASE("residual: a refused gradient leaves no trace in the magnitude bound", "", float, double) {
+TEMPLATE_TEST_CASE("residual: a refused gradient leaves no trace in what is accepted after it", "", float,
+                   double) {
   lamina::residual_accumulator<TestType> residual(model_of({1}));
   residual.accumulate(0, std::vector<TestType>{1});
   CHECK_THROWS_AS(residual.accumulate(0, std::vector<TestType>{nan_value<TestType>}),
@@ -174,7 +175,7 @@ TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, wi
     const lamina::layout model = model_of({5, elements, 7});
     std::vector<std::vector<TestType>> gradients;
     for (int step = 0; step < 2; ++step) gradients.push_back(random_fractions<TestType>(random, elements));
-    for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+    for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
       for (const double momentum : {0.0, 0.9}) {
         CAPTURE(elements, momentum);
         const auto run = [&](const auto& functor, const auto& execution) {
@@ -212,7 +213,7 @@ TEMPLATE_TEST_CASE("residual: an execution gets pieces of 32 blocks, and none fo
   for (const row each : {row{0, 0}, row{1, 0}, row{piece_elements, 0}, row{piece_elements + 1, 2},
                          row{2 * piece_elements, 2}, row{2 * piece_elements + 1, 3}}) {
     lamina::residual_accumulator<TestType> residual(model_of({each.elements}),
-                                                    with_check(lamina::finite_check::each_element));
+                                                    with_check(lamina::non_finite::skip));
     std::vector<std::size_t> calls;
     const auto note = [&](std::size_t pieces, auto&& work) {
       calls.push_back(pieces);
@@ -236,7 +237,7 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
       gradient[place] = bad;
       lamina::residual_accumulator<TestType> whole(model_of({elements}));
       lamina::residual_accumulator<TestType> blocks(model_of({elements}),
-                                                    with_check(lamina::finite_check::each_element));
+                                                    with_check(lamina::non_finite::skip));
       auto start = ones;
       start[place] = largest<TestType>;
       whole.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
@@ -255,10 +256,10 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
   }
 }
 
-TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; whole_layer leaves out none",
-                   "", float, double) {
+TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; refuse leaves out none", "",
+                   float, double) {
   lamina::residual_accumulator<TestType> residual(model_of({10, 4096 + 5}),
-                                                  with_check(lamina::finite_check::each_element));
+                                                  with_check(lamina::non_finite::skip));
   std::vector<TestType> first(10, TestType(1));
   std::vector<TestType> second(4096 + 5, TestType(1));
   first[3] = nan_value<TestType>;
@@ -290,12 +291,11 @@ TEST_CASE("residual: a momentum below 0 or from 1 on is refused, 0 keeps no velo
   CHECK(lamina::residual_accumulator<float>(model_of({7}), {.momentum = 0.5}).velocity().size() == 7);
 }
 
-TEMPLATE_TEST_CASE("residual: many gradients just below what counts as small add up without an alarm", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("residual: many gradients of large numbers add up without a refusal", "", float, double) {
   const TestType most_small =
       std::nextafter(sizeof(TestType) == 4 ? TestType(0x1p100F) : TestType(0x1p990), TestType(0));
   lamina::residual_accumulator<TestType> residual(model_of({3}));
-  // The bounds start just below the room they have, and soon leave it.
+  // Sums of a quarter of the range and more, none of which is beyond it.
   std::vector<TestType> a = {largest<TestType> / 4 - 64 * most_small, -largest<TestType> / TestType(4.5), 0};
   residual.restore(a, {});
   const std::vector<TestType> gradient = {most_small, -most_small, most_small};
@@ -311,7 +311,7 @@ TEMPLATE_TEST_CASE("residual: many gradients just below what counts as small add
 
 TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residual and the gradient are small",
                    "", float, double) {
-  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
     lamina::residual_accumulator<TestType> residual(model_of({1}), with_check(check, 0.99));
     const auto share = [](double of_largest) {
       return std::vector<TestType>{largest<TestType> * static_cast<TestType>(of_largest)};
@@ -325,7 +325,7 @@ TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residua
     const auto before = copy_of(residual[0]);
     REQUIRE(std::abs(before[0]) < largest<TestType> / 4);
     const std::vector<TestType> zero = {0};  // u = 0.94, a = 1.14 of the largest
-    if (check == lamina::finite_check::whole_layer) {
+    if (check == lamina::non_finite::refuse) {
       CHECK_THROWS_AS(residual.accumulate(0, zero), lamina::non_finite_gradient);
     } else {
       residual.accumulate(0, zero);
@@ -340,7 +340,7 @@ TEMPLATE_TEST_CASE("residual: layers at once give what they give one by one, wit
                    double) {
   std::mt19937 random(508);
   const double momentum = GENERATE(0.0, 0.9);
-  for (const auto check : {lamina::finite_check::whole_layer, lamina::finite_check::each_element}) {
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
     // Empty layers at the ends and in a row, small ones that share a piece, one that fills several.
     const lamina::layout model =
         model_of({0, 3, 0, 0, 70, 4096, 1, 2 * piece_elements + 5, 4097, 0, 9, piece_elements, 5, 0});

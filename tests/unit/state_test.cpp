@@ -47,6 +47,7 @@ std::vector<named_options> all_options() {
           {"fixed threshold", {.threshold = 3}},
           {"float16", {.drop_ratio = 0.7, .payload = payload_type::float16}},
           {"int8", {.drop_ratio = 0.7, .payload = payload_type::int8}},
+          {"skip", {.drop_ratio = 0.7, .non_finite = lamina::non_finite::skip}},
           {"everything sent", {.drop_ratio = 0}},
           {"all together",
            {.send_budget = 0.3,

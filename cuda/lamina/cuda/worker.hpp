@@ -72,7 +72,7 @@ class worker {
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument, naming the
   /// option, for one outside its range or that a device does not have, and for a model without layers; out_of_memory.
   ///
-  /// \param options  as of lamina::worker, but for `memory` and for frames without a checksum; `check` counts as each_element
+  /// \param options  as of lamina::worker, but for `memory` and for frames without a checksum; `non_finite` counts as skip
   /// \param memory   where all device memory comes from; null: cudaMalloc. Wait for the execution before the worker goes: cudaFree
   ///                 waits by itself, a pool does not
   explicit worker(const layout& model, const worker_options& options = {}, F functor = {},

@@ -34,8 +34,39 @@ concept takes_registers = requires {
 template <class F, class T>
 using operand = std::conditional_t<takes_registers<F, T>, native_register<T>, T>;
 
-/// What became of a block: its total, and how many operands were taken. Fewer than asked for: the source refuses, and
-/// one of the next few is not finite; from there on nothing was written, and the total is of no use.
+/// A map without a product, of which nothing can be fused with the sum.
+template <class F>
+concept maps_without_product = requires {
+  typename F::is_without_product;
+};
+
+/// What is combined of an operand. It may come with a velocity, which must be below the limit, too.
+template <class V>
+LAMINA_ALWAYS_INLINE const V& sum_of(const V& operand) {
+  return operand;
+}
+template <class V>
+LAMINA_ALWAYS_INLINE const V& sum_of(const corrected<V>& operand) {
+  return operand.sum;
+}
+template <class T, class Operand, std::size_t Count>
+LAMINA_ALWAYS_INLINE bool may_take(const std::array<Operand, Count>& operands, pattern_of<T> carry) {
+  if constexpr (requires { operands[0].velocity; }) {
+    using V = std::remove_cvref_t<decltype(operands[0].velocity)>;
+    std::array<V, Count> sums;
+    std::array<V, Count> velocities;
+    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA {
+      sums[i] = operands[i].sum;
+      velocities[i] = operands[i].velocity;
+    });
+    return all_below<T>(sums, carry) && all_below<T>(velocities, carry);
+  } else {
+    return all_below<T>(operands, carry);
+  }
+}
+
+/// What became of a block: its total, and how many operands were taken. Fewer than asked for: the source refuses one of the
+/// next few; from there on nothing was written, and the total is of no use.
 struct block_result {
   double total;
   std::size_t taken;
@@ -64,11 +95,11 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
     // Takes the group that begins with register k; false if the source refuses it. Each is written after all of it is
     // loaded, which lets the loads start early.
     const auto take = [&](std::size_t k) LAMINA_INLINED_LAMBDA {
-      std::array<V, group> operands;
+      std::array<decltype(row.template at<V>(0)), group> operands;
       repeat<V, group>([&](std::size_t r)
                            LAMINA_INLINED_LAMBDA { operands[r] = row.template at<V>((k + r) * step); });
       if constexpr (Source::refuses) {
-        if (!all_finite<T>(operands)) [[unlikely]]
+        if (!may_take<T>(operands, source.carry)) [[unlikely]]
           return false;
       }
       if constexpr (Source::writes) {
@@ -76,8 +107,9 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
                              LAMINA_INLINED_LAMBDA { source.put(i + (k + r) * step, operands[r]); });
       }
       std::array<Sum, group> mapped;
-      repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA { mapped[r] = functor.map(operands[r]); });
-      round_by_itself(mapped);
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED_LAMBDA { mapped[r] = functor.map(sum_of(operands[r])); });
+      if constexpr (!maps_without_product<F>) round_by_itself(mapped);
       repeat<V, group>([&](std::size_t r)
                            LAMINA_INLINED_LAMBDA { sums[k + r] = functor.combine(sums[k + r], mapped[r]); });
       return true;
@@ -100,13 +132,13 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
   if (whole < count) {
     to_lanes(sums.size());
     for (std::size_t i = whole; i < count; ++i) {
-      const std::array<T, 1> operand = {source.at(i)};
+      const std::array operand = {source.at(i)};
       if constexpr (Source::refuses) {
-        if (!all_finite<T>(operand)) [[unlikely]]
+        if (!may_take<T>(operand, source.carry)) [[unlikely]]
           return {0, i};
       }
       if constexpr (Source::writes) source.put(i, operand[0]);
-      std::array<Lane, 1> mapped = {functor.map(operand[0])};
+      std::array<Lane, 1> mapped = {functor.map(sum_of(operand[0]))};
       round_by_itself(mapped);
       lane[i - whole] = functor.combine(lane[i - whole], mapped[0]);
     }

@@ -13,13 +13,9 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/sources.hpp"
-#include "lamina/detail/widen.hpp"
-#include "lamina/half.hpp"
 
-/// Looking through elements for what is not finite. All of it tests bits, so that it also works under -ffast-math.
+/// Looking at magnitudes, and for what is not finite. All of it tests bits, so that it also works under -ffast-math.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// The bits of an element of G, as a number.
@@ -113,11 +109,15 @@ LAMINA_ALWAYS_INLINE simd<T> larger_magnitude(const simd<T>& a, const simd<T>& b
 }
 #endif
 
-/// Whether all of these elements or registers are finite.
+/// What all magnitudes that are finite are below.
+template <class T>
+inline constexpr pattern_of<T> infinity_carry =
+    carry_from(std::bit_cast<pattern_of<T>>(std::numeric_limits<T>::infinity()));
+
+/// Whether the magnitudes of all of these elements or registers are below the one that `carry` is of.
 template <class T, class V, std::size_t Count>
-LAMINA_ALWAYS_INLINE bool all_finite(const std::array<V, Count>& operands) {
+LAMINA_ALWAYS_INLINE bool all_below(const std::array<V, Count>& operands, pattern_of<T> carry) {
   using pattern = pattern_of<T>;
-  constexpr pattern carry = carry_from(std::bit_cast<pattern>(std::numeric_limits<T>::infinity()));
   if constexpr (std::same_as<V, T>) {
     pattern seen = 0;
     for (const T each : operands) seen |= magnitude_of_pattern(std::bit_cast<pattern>(each)) + carry;
@@ -134,90 +134,11 @@ LAMINA_ALWAYS_INLINE bool all_finite(const std::array<V, Count>& operands) {
   }
 }
 
-/// Magnitudes below this are called small: 2^26 of them can be added before a float may overflow.
-template <class T>
-inline constexpr T small_magnitude = sizeof(T) == 4 ? static_cast<T>(0x1p100) : static_cast<T>(0x1p990);
-
-/// Looks through elements of G for those that are not small as T, times a scale if there is one. It compares the bits as
-/// they lie in memory with those of the first magnitude that is not small, which it looks for once: halves need no
-/// conversion, and nothing is multiplied. With a scale that costs 16 to 64 products, so make one for many blocks.
-template <class T, class G = T>
-class screen {
- public:
-  constexpr screen() : carry_(carry_from(first_not_small([](T element) { return element; }))) {}
-  explicit screen(T scale)
-      : carry_(carry_from(first_not_small([scale](T element) { return rounded(element * scale); }))) {}
-
-  /// Whether all of them are small; NaN and infinity are not.
-  bool all_small(const G* from, std::size_t count) const {
-    using V = native_register<pattern>;
-    constexpr std::size_t row_bytes =
-        256;  // where V is one element: a loop that compilers vectorise and do not unroll
-    constexpr std::size_t step = width<V, pattern>;
-    constexpr std::size_t group = group_of<V, pattern, row_bytes / sizeof(pattern)>;
-    const V carries(carry_);
-    const V magnitudes(magnitude_of_pattern(static_cast<pattern>(~pattern{0})));
-    std::array<V, group> seen;
-    seen.fill(V(0));
-    const std::size_t whole = count - count % (group * step);
-    for (std::size_t i = 0; i < whole; i += group * step) {
-      prefetch_ahead(from + i, group * step);
-      repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
-        const V magnitude = static_cast<V>(patterns_at<V>(from + i + r * step) & magnitudes);
-        seen[r] = static_cast<V>(seen[r] | static_cast<V>(magnitude + carries));
-      });
-    }
-    pattern rest = 0;
-    for (std::size_t i = whole; i < count; ++i) {
-      const pattern magnitude = magnitude_of_pattern(patterns_at<pattern>(from + i));
-      rest = static_cast<pattern>(rest | static_cast<pattern>(magnitude + carry_));
-    }
-    bool any = any_sign(rest);
-    for (const V& each : seen) any |= any_sign(each);
-    return !any;
-  }
-
- private:
-  using pattern = pattern_of<G>;
-
-  template <class V>
-  LAMINA_ALWAYS_INLINE static V patterns_at(const G* from) {
-    if constexpr (half_element<G>) {
-      return load<V>(&from->bits);
-    } else if constexpr (std::same_as<V, pattern>) {
-      return std::bit_cast<pattern>(*from);
-    } else {
-      return std::bit_cast<V>(load<native_register<G>>(from));
-    }
-  }
-
-  // Magnitudes, and their products with one number, grow with their patterns; those of infinity are never small.
-  template <class Product>
-  static constexpr pattern first_not_small(const Product& product) {
-    pattern first = 0;
-    pattern last = infinity_pattern();
-    while (first < last) {
-      const auto middle = static_cast<pattern>(first + (last - first) / 2);
-      const T value = product(widened<T>(std::bit_cast<G>(middle)));
-      const bool is_small = magnitude_of_pattern(std::bit_cast<pattern_of<T>>(value)) <
-                            std::bit_cast<pattern_of<T>>(small_magnitude<T>);
-      (is_small ? first : last) = static_cast<pattern>(is_small ? middle + 1 : middle);
-    }
-    return first;
-  }
-
-  static constexpr pattern infinity_pattern() {
-    if constexpr (std::same_as<G, float16>) {
-      return 0x7c00;
-    } else if constexpr (std::same_as<G, bfloat16>) {
-      return 0x7f80;
-    } else {
-      return std::bit_cast<pattern>(std::numeric_limits<G>::infinity());
-    }
-  }
-
-  pattern carry_;
-};
+/// Whether all of these elements or registers are finite.
+template <class T, class V, std::size_t Count>
+LAMINA_ALWAYS_INLINE bool all_finite(const std::array<V, Count>& operands) {
+  return all_below<T>(operands, infinity_carry<T>);
+}
 
 /// The largest magnitude among `count` operands; NaN and infinity come out as such.
 template <class T, class Source>
@@ -275,12 +196,6 @@ T largest_magnitude(std::size_t count, const Source source) {
   }
   for (; i < count; ++i) largest = (std::max)(largest, magnitude_at(i));
   return std::bit_cast<T>(largest);
-}
-
-/// As the screen without a scale.
-template <class T, class G>
-bool all_small(std::size_t count, const read_only<T, G>& source) {
-  return screen<T, G>().all_small(source.from, count);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail

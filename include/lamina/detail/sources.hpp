@@ -5,10 +5,12 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/rounding.hpp"
+#include "lamina/detail/screen.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
@@ -88,25 +90,15 @@ class widened_row {
   std::array<T, lanes> operands_;
 };
 
-/// The sum of two rows.
-template <class A, class B>
-struct row_of_sums {
+/// The sum or the difference of two rows.
+template <bool Subtracts, class A, class B>
+struct row_of_two {
   A a;
   B b;
   template <class V>
   LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
+    if constexpr (Subtracts) return a.template at<V>(k) - b.template at<V>(k);
     return a.template at<V>(k) + b.template at<V>(k);
-  }
-};
-
-/// The difference of two rows.
-template <class A, class B>
-struct row_of_differences {
-  A a;
-  B b;
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    return a.template at<V>(k) - b.template at<V>(k);
   }
 };
 
@@ -116,6 +108,28 @@ struct row_of_zeros {
   template <class V>
   LAMINA_ALWAYS_INLINE V at(std::size_t) const {
     return V(T(0));
+  }
+};
+
+/// What one gradient makes of an element, or of a register of them, where there is a velocity.
+template <class V>
+struct corrected {
+  V sum;
+  V velocity;
+};
+
+/// The rows of a residual, of a velocity that has decayed already, and of a gradient. `Decays`: the velocity is added, not the
+/// gradient.
+template <class A, class U, class G, bool Decays>
+struct corrected_row {
+  A residual;
+  U velocity;
+  G gradient;
+  template <class V>
+  LAMINA_ALWAYS_INLINE corrected<V> at(std::size_t k) const {
+    const V addend = gradient.template at<V>(k);
+    const V updated = velocity.template at<V>(k) + addend;
+    return {residual.template at<V>(k) + (Decays ? updated : addend), updated};
   }
 };
 
@@ -153,32 +167,16 @@ struct read_only {
   }
 };
 
-/// a + g, of which nothing is written.
+/// Sources that refuse end a block before the first operands of which one is not below `carry`: see carry_from().
+
+/// x - y, of which nothing is written.
 template <class T>
-struct sum_of {
-  static constexpr bool writes = false;
-  static constexpr bool refuses = false;
-  const T* residual;
-  const T* gradient;
-
-  LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(residual + i, count);
-    prefetch_ahead(gradient + i, count);
-  }
-  T at(std::size_t i) const { return residual[i] + gradient[i]; }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    return row_of_sums<row_in_memory<T>, row_in_memory<T>>{{residual + i}, {gradient + i}};
-  }
-};
-
-/// x - y, of which nothing is written. `Refuses`: a block ends before a difference that is not finite.
-template <class T, bool Refuses>
 struct difference_of {
   static constexpr bool writes = false;
-  static constexpr bool refuses = Refuses;
+  static constexpr bool refuses = true;
   const T* minuend;
   const T* subtrahend;
+  pattern_of<T> carry = infinity_carry<T>;
 
   LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
     prefetch_ahead(minuend + i, count);
@@ -187,50 +185,93 @@ struct difference_of {
   T at(std::size_t i) const { return minuend[i] - subtrahend[i]; }
   template <class V>
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    return row_of_differences<row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
+    return row_of_two<true, row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
   }
 };
 
-/// a <- a + g, or a + scale·g. `Refuses`: sums that are not finite are not written.
-template <class T, class G, bool Refuses, bool Scaled = false>
+/// a <- a + g, or a + scale·g. `Clear`: the residual counts as zero, and is not read.
+template <class T, class G, bool Scaled, bool Clear>
 struct add_to {
   static constexpr bool writes = true;
-  static constexpr bool refuses = Refuses;
+  static constexpr bool refuses = true;
   T* residual;
-  const G* gradient;
-  T scale = 1;
+  read_only<T, G, Scaled> gradient;
+  pattern_of<T> carry;
 
   LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
     prefetch_ahead(residual + i, count);
-    prefetch_ahead(gradient + i, count);
+    gradient.prefetch(i, count);
   }
-  /// What is added at i.
-  T addend(std::size_t i) const { return addends().at(i); }
-  T at(std::size_t i) const { return residual[i] + addend(i); }
+  T at(std::size_t i) const { return (Clear ? T(0) : residual[i]) + gradient.at(i); }
   template <class V>
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    using row_of_addends = decltype(addends().template row<V>(i));
-    return row_of_sums<row_in_memory<T>, row_of_addends>{{residual + i}, addends().template row<V>(i)};
+    using row_of_addends = decltype(gradient.template row<V>(i));
+    if constexpr (Clear) {
+      return row_of_two<false, row_of_zeros<T>, row_of_addends>{{}, gradient.template row<V>(i)};
+    } else {
+      return row_of_two<false, row_in_memory<T>, row_of_addends>{{residual + i}, gradient.template row<V>(i)};
+    }
   }
   template <class V>
-  LAMINA_ALWAYS_INLINE void put(std::size_t i, const V& value) const {
-    detail::store(residual + i, value);
+  LAMINA_ALWAYS_INLINE void put(std::size_t i, const V& sum) const {
+    detail::store(residual + i, sum);
   }
-
- protected:
-  LAMINA_ALWAYS_INLINE read_only<T, G, Scaled> addends() const {
-    return read_only<T, G, Scaled>(gradient, scale);
+  /// The element stays as it was.
+  void leave(std::size_t i) const {
+    if (Clear) residual[i] = T(0);
   }
+  /// The element was put, and is to be as it was before, to within the rounding of both sums.
+  void take_back(std::size_t i) const { residual[i] = residual[i] - gradient.at(i); }
 };
 
-/// For a residual that is clear: what add_to would give, without reading the residual.
-template <class T, class G, bool Refuses, bool Scaled = false>
-struct assign_to : add_to<T, G, Refuses, Scaled> {
-  T at(std::size_t i) const { return T(0) + this->addend(i); }
+/// u <- m·u + g, a <- a + u where the velocity decays; u <- u + g, a <- a + g otherwise.
+template <class T, bool Decays>
+struct add_with_velocity {
+  static constexpr bool writes = true;
+  static constexpr bool refuses = true;
+  T* residual;
+  T* velocity;
+  read_only<T> gradient;
+  T momentum;
+  pattern_of<T> carry;
+
+  LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(residual + i, count);
+    prefetch_ahead(velocity + i, count);
+    gradient.prefetch(i, count);
+  }
+  corrected<T> at(std::size_t i) const {
+    const T addend = gradient.at(i);
+    const T updated = decayed().at(i) + addend;
+    return {residual[i] + (Decays ? updated : addend), updated};
+  }
   template <class V>
   LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    using row_of_addends = decltype(this->addends().template row<V>(i));
-    return row_of_sums<row_of_zeros<T>, row_of_addends>{{}, this->addends().template row<V>(i)};
+    using row_of_velocities = decltype(decayed().template row<V>(i));
+    return corrected_row<row_in_memory<T>, row_of_velocities, row_in_memory<T>, Decays>{
+        {residual + i}, decayed().template row<V>(i), {gradient.from + i}};
+  }
+  template <class V>
+  LAMINA_ALWAYS_INLINE void put(std::size_t i, const corrected<V>& both) const {
+    detail::store(velocity + i, both.velocity);
+    detail::store(residual + i, both.sum);
+  }
+  void leave(std::size_t) const {}
+  void take_back(std::size_t i) const {
+    const T before = velocity[i] - gradient.at(i);
+    residual[i] = residual[i] - (Decays ? velocity[i] : gradient.at(i));
+    velocity[i] = Decays ? without_decay(before) : before;
+  }
+
+ private:
+  LAMINA_ALWAYS_INLINE read_only<T, T, Decays> decayed() const {
+    return read_only<T, T, Decays>(velocity, momentum);
+  }
+  // Rounding may lead beyond the range where the velocity was at the end of it.
+  T without_decay(T x) const {
+    const T quotient = x / momentum;
+    if (all_finite<T>(std::array{quotient})) return quotient;
+    return x < T(0) ? std::numeric_limits<T>::lowest() : (std::numeric_limits<T>::max)();
   }
 };
 

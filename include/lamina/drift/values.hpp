@@ -9,7 +9,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/reduce.hpp"
-#include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
@@ -30,10 +29,10 @@ class drift_values {
   [[nodiscard]] std::span<const double> all() const noexcept { return values_; }
 
   /// Reads layers [first, last), of which `pairs(layer)` gives x and y. Gives the first part of which a difference is NaN or infinite,
-  /// or the number of parts where none is, or where none is looked for. Cost: one read of x and y.
+  /// or the number of parts where none is. Cost: one read of x and y.
   template <class Pairs, class Execution>
   std::size_t read(const partition& cut, std::size_t first, std::size_t last, const Pairs& pairs,
-                   bool looks_for_bad, const Execution& execution) {
+                   const Execution& execution) {
     const std::size_t first_part = cut.first(first);
     const std::size_t last_part = cut.first(last);
     blocks_.for_each_run(
@@ -44,9 +43,7 @@ class drift_values {
             const auto [begin, count] = blocks_.extent_of(part, block);
             const T* x = both.shared.data() + offset + begin;
             const T* y = both.local.data() + offset + begin;
-            const block_result sum = looks_for_bad
-                                         ? reduce_block<T>(functor_, count, difference_of<T, true>{x, y})
-                                         : reduce_block<T>(functor_, count, difference_of<T, false>{x, y});
+            const block_result sum = reduce_block<T>(functor_, count, difference_of<T>{x, y});
             totals_[block] = {sum.total, sum.taken == count};
           }
         });

@@ -11,7 +11,6 @@
 #include <variant>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/failure.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
@@ -23,10 +22,10 @@ namespace lamina::inline LAMINA_ABI::detail {
 template <class G, class T>
 concept addable_to = std::same_as<G, T> || half_element<G>;
 
-/// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. One that holds
-/// another type at run time goes to `fail`.
-template <element T, class Tensor, class Visitor, class Fail = throws>
-void visit_gradient(const Tensor& gradient, const Visitor& visitor, const Fail& fail = {}) {
+/// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. Throws
+/// std::invalid_argument for one that holds another type at run time.
+template <element T, class Tensor, class Visitor>
+void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
   require_tensor<const Tensor>();
   const auto elements = tensor_traits<Tensor>::elements(gradient);
   if constexpr (is_variant<std::remove_const_t<decltype(elements)>>) {
@@ -36,11 +35,9 @@ void visit_gradient(const Tensor& gradient, const Visitor& visitor, const Fail& 
           if constexpr (addable_to<G, T>) {
             visitor(std::span<const G>(span));
           } else {
-            fail(mistake::wrong_element_type, [] {
-              return std::invalid_argument(
-                  "the gradient holds another element type at run time than the residual: pass a converted "
-                  "copy");
-            });
+            raise(std::invalid_argument(
+                "the gradient holds another element type at run time than the residual: pass a converted "
+                "copy"));
           }
         },
         elements);
@@ -99,8 +96,8 @@ class tensor_ref {
  public:
   /// Throws std::invalid_argument for a tensor that holds another element type at run time.
   template <class Tensor>
-  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>)
-  tensor_ref(const Tensor& tensor) : has_value_(detail::has_value(tensor)) {
+  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>) tensor_ref(const Tensor& tensor)
+      : has_value_(detail::has_value(tensor)) {
     if (has_value_) detail::visit_gradient<T>(tensor, [this](auto elements) { elements_ = elements; });
   }
 

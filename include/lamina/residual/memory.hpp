@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -29,38 +30,26 @@
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// What residual_accumulator keeps between steps: residual a and, with momentum, velocity u of every layer in flat
-/// buffers, and what is known of their magnitudes.
+/// buffers.
 ///
 /// A layer that is cleared is not written, nor is one that is new: the next gradient goes over what is there, in the threads
-/// that will use it, whose memory it then is. Zeros are written when a layer is looked at before, so const members write.
+/// that will use it, whose memory it then is. Zeros are written when a layer is read before, once, whichever thread reads first:
+/// const members may be called from several threads at a time.
 template <element T>
 class residual_memory {
  public:
-  /// No |a_i| of the layer, and no |u_i|, is larger.
-  struct magnitude_bounds {
-    T elements = 0;
-    T velocity = 0;
-
-    /// Whether they leave room for one more small gradient: up to a quarter of the range, so that rounding of sums and
-    /// bounds, and that gradient with its velocity, still fit.
-    bool leave_room() const noexcept {
-      constexpr T room = (std::numeric_limits<T>::max)() / 4;
-      return elements < room && velocity < room;
-    }
-  };
-
   /// Throws std::invalid_argument for a momentum outside [0, 1).
   residual_memory(const layout& model, const residual_options& options)
       : model_(model), momentum_(static_cast<T>(checked(options.momentum))), layers_(model.layers()) {
     if (model.elements() > static_cast<std::size_t>(PTRDIFF_MAX) / sizeof(T))
       raise(std::length_error("the bytes of the residual cannot be counted"));
     elements_ = buffer<T>(model.elements(), options.memory);
-    if (options.momentum > 0) velocity_ = buffer<T>(model.elements(), options.memory);
-    has_velocity_ = options.momentum > 0;
+    if (has_velocity()) velocity_ = buffer<T>(model.elements(), options.memory);
   }
 
   const layout& model() const noexcept { return model_; }
-  bool has_velocity() const noexcept { return has_velocity_; }
+  bool has_velocity() const noexcept { return momentum_ > 0; }
+  T momentum() const noexcept { return momentum_; }
 
   /// One layer, its zeros written. Throws std::out_of_range.
   std::span<T> layer(std::size_t layer) const {
@@ -80,10 +69,7 @@ class residual_memory {
   /// To write to: the elements from `offset` on, counted through all layers, those of a clear layer being anything.
   T* elements_at(std::size_t offset) noexcept { return elements_.data() + offset; }
   T* velocity_at(std::size_t offset) noexcept { return velocity_.data() + offset; }
-  bool is_clear(std::size_t layer) const noexcept { return layers_[layer].elements != content::numbers; }
-  bool is_velocity_clear(std::size_t layer) const noexcept {
-    return layers_[layer].velocity != content::numbers;
-  }
+  bool is_clear(std::size_t layer) const noexcept { return !layers_[layer].elements.has_numbers(); }
   /// All elements of a layer were written, and of its velocity where there is one.
   void set_written(std::size_t layer) noexcept {
     layers_[layer].elements = content::numbers;
@@ -99,25 +85,24 @@ class residual_memory {
 
   void clear(std::size_t layer) {
     model_.check_layer(layer);
-    layers_[layer].bounds.elements = 0;
     layers_[layer].elements = content::anything;
     clear_velocity(layer);
   }
 
-  /// Elements [begin, end) alone. The bounds stay: they are no smaller than what is left.
+  /// Elements [begin, end) alone.
   void clear(std::size_t layer, std::size_t begin, std::size_t end) {
     check_elements(layer, begin, end);
     write_zeros(elements_, layer, begin, end, layers_[layer].elements);
     clear_velocity(layer, begin, end);
   }
 
-  /// a_l <- a_l − what the payload says; 0 where that is NaN or infinity, which leave nothing over.
+  /// a_l <- a_l − what the payload says.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     model_.check_layer(layer);
-    layers_[layer].bounds.elements = subtract_payload(layer, type, payload, 0, model_.sizes()[layer]);
+    subtract_payload(layer, type, payload, 0, model_.sizes()[layer]);
     clear_velocity(layer);
   }
-  /// Elements [begin, end) alone. The bounds stay: no payload is farther from a number than 0 is.
+  /// Elements [begin, end) alone.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
                 std::size_t end) {
     check_elements(layer, begin, end);
@@ -143,56 +128,55 @@ class residual_memory {
     }
     std::copy(elements.begin(), elements.end(), elements_.begin());
     std::copy(velocity.begin(), velocity.end(), velocity_.begin());
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      set_written(l);
-      layers_[l].bounds = {magnitude_of(layer_of(elements_, l)),
-                           has_velocity() ? magnitude_of(layer_of(velocity_, l)) : T(0)};
-    }
+    for (std::size_t l = 0; l < model_.layers(); ++l) set_written(l);
   }
 
-  /// The velocity that a block of the gradient leads to: m·u + g, the product rounded by itself on every machine, or u + g
-  /// for a later piece.
-  void corrected(std::size_t layer, std::size_t offset, const T* from, std::size_t count,
-                 std::array<T, block_elements>& updated) const {
-    const T* u = velocity_.data() + offset;
-    if (is_velocity_clear(layer)) {
-      std::fill_n(updated.begin(), count, T(0));
-    } else if (decays_next(layer)) {
-      copy_elements(updated.data(), count, read_only<T, T, true>(u, momentum_));
-    } else {
-      std::copy_n(u, count, updated.begin());
-    }
-    add_elements(updated.data(), from, count);
-  }
-
-  const magnitude_bounds& bounds(std::size_t layer) const noexcept { return layers_[layer].bounds; }
-  void set_bounds(std::size_t layer, const magnitude_bounds& bounds) noexcept {
-    layers_[layer].bounds = bounds;
-  }
-  /// The bounds after a gradient of small magnitudes: |u| <= m·|u| + small, |a| <= |a| + |u|. Of a later piece:
-  /// |u| <= |u| + small, |a| <= |a| + small.
-  magnitude_bounds bounds_after_small(std::size_t layer) const noexcept {
-    const magnitude_bounds& before = bounds(layer);
-    if (!has_velocity() || !decays_next(layer)) {
-      return {before.elements + small_magnitude<T>,
-              has_velocity() ? before.velocity + small_magnitude<T> : T(0)};
-    }
-    const T velocity = momentum_ * before.velocity + small_magnitude<T>;
-    return {before.elements + velocity, velocity};
+  /// With a velocity: writes zeros to a block where residual or velocity count as zero, in cache for the pass that follows.
+  void write_zeros(std::size_t layer, std::size_t offset, std::size_t count) noexcept {
+    if (is_clear(layer)) std::fill_n(elements_at(offset), count, T(0));
+    if (!layers_[layer].velocity.has_numbers()) std::fill_n(velocity_at(offset), count, T(0));
   }
 
  private:
   /// What the memory of a layer holds.
   enum class content : std::uint8_t {
     anything,  // and counts as zero
+    becomes_zeros,
     zeros,
     numbers,
   };
+  /// Readers in several threads may want the zeros of a layer at a time: one of them writes these, and the others wait.
+  class content_flag {
+   public:
+    content_flag() = default;
+    content_flag(const content_flag& other) noexcept : holds_(other.holds_.load()) {}
+    content_flag& operator=(const content_flag& other) noexcept {
+      holds_ = other.holds_.load();
+      return *this;
+    }
+    content_flag& operator=(content holds) noexcept {
+      holds_.store(holds, std::memory_order_relaxed);
+      return *this;
+    }
+    bool has_numbers() const noexcept { return holds_.load(std::memory_order_relaxed) == content::numbers; }
+    void want_zeros(std::span<T> elements) noexcept {
+      content holds = holds_.load(std::memory_order_acquire);
+      if (holds == content::anything && holds_.compare_exchange_strong(holds, content::becomes_zeros)) {
+        std::fill(elements.begin(), elements.end(), T(0));
+        holds_.store(content::zeros, std::memory_order_release);
+        holds_.notify_all();
+      } else if (holds == content::becomes_zeros) {
+        holds_.wait(content::becomes_zeros, std::memory_order_acquire);
+      }
+    }
+
+   private:
+    std::atomic<content> holds_ = content::anything;
+  };
 
   struct layer_state {
-    magnitude_bounds bounds;
-    content elements = content::anything;
-    content velocity = content::anything;
+    content_flag elements;
+    content_flag velocity;
     bool has_decayed = false;  // in this step
   };
 
@@ -207,18 +191,16 @@ class residual_memory {
     return {all.data() + model_.offset(layer), model_.sizes()[layer]};
   }
 
-  std::span<T> written(buffer<T>& all, std::size_t layer, content& holds) const {
+  std::span<T> written(buffer<T>& all, std::size_t layer, content_flag& holds) const {
     const std::span<T> elements = layer_of(all, layer);
-    if (holds == content::anything) {
-      std::fill(elements.begin(), elements.end(), T(0));
-      holds = content::zeros;
-    }
+    holds.want_zeros(elements);
     return elements;
   }
 
   // Zeros need not be written where the layer counts as zero.
-  void write_zeros(buffer<T>& all, std::size_t layer, std::size_t begin, std::size_t end, content holds) {
-    if (holds != content::numbers) return;
+  void write_zeros(buffer<T>& all, std::size_t layer, std::size_t begin, std::size_t end,
+                   const content_flag& holds) {
+    if (!holds.has_numbers()) return;
     const std::span<T> elements = layer_of(all, layer).subspan(begin, end - begin);
     std::fill(elements.begin(), elements.end(), T(0));
   }
@@ -226,32 +208,21 @@ class residual_memory {
   void clear_velocity(std::size_t layer) {
     if (!has_velocity()) return;
     layers_[layer].velocity = content::anything;
-    layers_[layer].bounds.velocity = 0;
   }
   void clear_velocity(std::size_t layer, std::size_t begin, std::size_t end) {
     if (has_velocity()) write_zeros(velocity_, layer, begin, end, layers_[layer].velocity);
   }
 
-  // Of elements [begin, end), of integers from a block on. Gives the largest magnitude of what is left of them.
-  T subtract_payload(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
-                     std::size_t end) {
+  // Of elements [begin, end), of integers from a block on.
+  void subtract_payload(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
+                        std::size_t end) {
     const std::span<T> to = this->layer(layer);
-    T largest = 0;
-    std::array<T, block_elements> sent;
+    std::array<T, 1024> sent;
     for (; begin < end; begin += sent.size()) {
       const auto rest = to.subspan(begin, (std::min)(sent.size(), end - begin));
       decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
       subtract_elements(rest.data(), sent.data(), rest.size());
-      T magnitude = magnitude_of(rest);
-      if (!is_finite_magnitude(magnitude)) [[unlikely]] {
-        for (std::size_t i = 0; i < rest.size(); ++i) {
-          if (!all_finite<T>(std::array{sent[i]})) rest[i] = T(0);
-        }
-        magnitude = magnitude_of(rest);
-      }
-      largest = larger_magnitude(largest, magnitude);
     }
-    return largest;
   }
 
   void check_elements(std::size_t layer, std::size_t begin, std::size_t end) const {
@@ -268,7 +239,6 @@ class residual_memory {
 
   layout model_;
   T momentum_;
-  bool has_velocity_ = false;
   mutable buffer<T> elements_;
   mutable buffer<T> velocity_;  // empty without momentum
   mutable std::vector<layer_state> layers_;

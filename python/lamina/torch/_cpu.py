@@ -15,8 +15,8 @@ class CpuBackend:
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         self._layout = layout
         self._wire = getattr(torch, wire)
-        # Of gradients that were looked at already, each_element leaves out what would overflow the residual alone.
-        self._worker = lamina.Worker(layout, check="each_element", payload="as_is" if wire == "float32" else wire,
+        # Of gradients that were looked at already, skip leaves out what would overflow the residual alone.
+        self._worker = lamina.Worker(layout, non_finite="skip", payload="as_is" if wire == "float32" else wire,
                                      **dataclasses.asdict(options))
         self._taken: Optional[lamina.Gradients] = None
         self._open: Optional[lamina.Step] = None

@@ -77,7 +77,7 @@ void test_gradients() {
   for (const double momentum : {0.0, 0.5}) {
     lamina::residual_accumulator<T> whole(model, {.momentum = momentum});
     lamina::residual_accumulator<T> each(model,
-                                         {.check = lamina::finite_check::each_element, .momentum = momentum});
+                                         {.non_finite = lamina::non_finite::skip, .momentum = momentum});
     whole.accumulate(0, gradient);
     std::size_t left_out = 0;
     for (const G bad : special<G>::bad()) {
@@ -99,7 +99,7 @@ template <class T>
 void test_overflow() {
   const lamina::layout model({{"layer", {70}}});
   lamina::residual_accumulator<T> whole(model);
-  lamina::residual_accumulator<T> each(model, {.check = lamina::finite_check::each_element});
+  lamina::residual_accumulator<T> each(model, {.non_finite = lamina::non_finite::skip});
   const T largest = std::numeric_limits<T>::max();
   const std::vector<T> gradient(70, largest);
   for (auto* residual : {&whole, &each}) residual->accumulate(0, gradient);

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: MIT
+// What a gradient leaves behind that was added, and subtracted again because it holds NaN or infinity.
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "lamina/half.hpp"
+#include "lamina/memory_resource.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
+#include "residual_cases.hpp"
+#include "support.hpp"
+
+#if defined(__linux__)
+#include <pthread.h>
+#endif
+
+using namespace lamina_test;
+
+namespace {
+
+constexpr std::size_t block = 4096;
+
+// How many of the elements below a quarter there are: no functor of the library is like it, and it counts zeros.
+struct share_of_small {
+  static double map(double x) { return x > -0.25 && x < 0.25 ? 1 : 0; }
+  static double combine(double a, double b) { return a + b; }
+  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
+};
+
+template <class T>
+std::vector<T> times(std::vector<T> values, int power) {
+  for (T& each : values) each = std::ldexp(each, power);
+  return values;
+}
+
+constexpr auto in_three_threads = [](std::size_t pieces, auto&& work) {
+  std::atomic<std::size_t> next{0};
+  const auto take = [&] {
+    for (std::size_t i = next++; i < pieces; i = next++) work(i);
+  };
+  std::vector<std::thread> team;
+  for (int t = 1; t < 3; ++t) team.emplace_back(take);
+  take();
+  for (std::thread& each : team) each.join();
+};
+
+const lamina::layout model = model_of({1, 3, 0, 64, 300, 2 * block + 70, 40 * block});
+
+template <class T>
+std::vector<std::vector<T>> fractions(std::mt19937& random) {
+  std::vector<std::vector<T>> all;
+  for (const std::size_t size : model.sizes()) all.push_back(random_fractions<T>(random, size));
+  return all;
+}
+
+template <class T, class Functor>
+void add(lamina::residual_accumulator<T>& residual, const auto& gradients, const Functor& functor,
+         const auto& execution, double scale = 1) {
+  std::vector<double> values(model.layers());
+  residual.accumulate_layers(
+      0, model.layers(),
+      [&](std::size_t layer, const auto& visitor) {
+        lamina::detail::visit_gradient<T>(gradients[layer], visitor);
+      },
+      values, functor, execution, scale);
+}
+
+// Steps, then gradients of 2^k times their size of which the last layer's last element is NaN.
+template <class T, class Functor>
+void leaves_no_more_than_rounding(const Functor& functor, double momentum) {
+  std::mt19937 random(901);
+  lamina::residual_accumulator<T> residual(model, {.momentum = momentum});
+  lamina::residual_accumulator<T> in_threads(model, {.momentum = momentum});
+  lamina::residual_accumulator<T> clean(model, {.momentum = momentum});
+  std::size_t changed = 0;
+  for (const int power : {0, 4, 8, 12, 16, 24, 60, 100}) {
+    CAPTURE(power, momentum);
+    for (int step = 0; step < 2; ++step) {
+      const auto good = fractions<T>(random);
+      for (auto* each : {&residual, &in_threads, &clean}) {
+        each->begin_step();
+        add(*each, good, functor, lamina::sequential());
+      }
+    }
+    residual.clear(4);
+    in_threads.clear(4);
+    const auto before = copy_of(residual.elements());
+    const auto velocity = copy_of(residual.velocity());
+    const bool is_first_of_step = power % 8 == 0;
+    if (is_first_of_step) {
+      residual.begin_step();
+      in_threads.begin_step();
+    }
+    auto bad = fractions<T>(random);
+    for (auto& each : bad) each = times(each, power);
+    bad.back().back() = nan_value<T>;
+    try {
+      add(residual, bad, functor, lamina::sequential());
+      FAIL("nothing was refused");
+    } catch (const lamina::non_finite_gradient& refused) {
+      REQUIRE(refused.layer() == model.layers() - 1);
+      REQUIRE(contains(refused.what(), "NaN"));
+    }
+    REQUIRE_THROWS_AS(add(in_threads, bad, functor, in_three_threads), lamina::non_finite_gradient);
+    REQUIRE(same_bits(in_threads.elements(), residual.elements()));
+    REQUIRE(same_bits(in_threads.velocity(), residual.velocity()));
+    REQUIRE(residual.is_clear(4));
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if (model.sizes()[l] == 0 || l == 4) continue;
+      const auto was = std::span<const T>(before).subspan(model.offset(l), model.sizes()[l]);
+      REQUIRE(worst_distance(residual[l], was) <= 1.001);
+      changed += !same_bits(residual[l], was);
+    }
+    // Half of a velocity's error, as it decays by a half, goes into the residual.
+    const double most = lamina::max_abs{}(before)*2048 * std::numeric_limits<T>::epsilon();
+    for (std::size_t i = 0; i < velocity.size(); ++i) {
+      const double near =
+          4 * std::numeric_limits<T>::epsilon() * std::abs(static_cast<double>(velocity[i])) + 2 * most;
+      REQUIRE(std::abs(static_cast<double>(residual.velocity()[i] - velocity[i])) <= near);
+    }
+    if (power > 24) REQUIRE(same_bits(residual.elements(), before));
+    // What was sent of one is sent of all.
+    clean.clear(4);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      for (auto* each : {&residual, &in_threads, &clean}) {
+        if (l % 2 == 1) each->clear(l);
+      }
+    }
+  }
+  CHECK(changed > 0);  // else nothing was added before the NaN, and nothing was tested
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("refusal: what is left is rounding, however large the gradient, with any threads", "",
+                   float, double) {
+  for (const double momentum : {0.0, 0.5}) {
+    leaves_no_more_than_rounding<TestType>(lamina::mean_abs(), momentum);
+    leaves_no_more_than_rounding<TestType>(lamina::l2_norm(), momentum);
+    leaves_no_more_than_rounding<TestType>(lamina::max_abs(), momentum);
+    leaves_no_more_than_rounding<TestType>(lamina::signed_mean(), momentum);
+    leaves_no_more_than_rounding<TestType>(share_of_small(), momentum);
+  }
+}
+
+TEMPLATE_TEST_CASE("refusal: NaN throughout, or first in each block, changes not one bit", "", float,
+                   double) {
+  std::mt19937 random(902);
+  for (const double momentum : {0.0, 0.9}) {
+    lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
+    add(residual, fractions<TestType>(random), lamina::mean_abs(), lamina::sequential());
+    const auto before = copy_of(residual.elements());
+    const auto velocity = copy_of(residual.velocity());
+    for (const std::size_t stride : {std::size_t{1}, block}) {
+      auto bad = fractions<TestType>(random);
+      for (auto& each : bad)
+        for (std::size_t i = 0; i < each.size(); i += stride) each[i] = nan_value<TestType>;
+      residual.begin_step();
+      REQUIRE_THROWS_AS(add(residual, bad, lamina::mean_abs(), in_three_threads),
+                        lamina::non_finite_gradient);
+      REQUIRE(same_bits(residual.elements(), before));
+      REQUIRE(same_bits(residual.velocity(), velocity));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("refusal: finite gradients are accepted, whatever their size, with the bits of the sums",
+                   "", float, double) {
+  std::mt19937 random(903);
+  for (const double momentum : {0.0, 0.5}) {
+    lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
+    lamina::residual_accumulator<TestType> without_look(
+        model, {.non_finite = lamina::non_finite::skip, .momentum = momentum});
+    for (const int power : {0, 12, -30, 40, 100, -100, 120}) {
+      auto gradients = fractions<TestType>(random);
+      for (auto& each : gradients) each = times(each, power);
+      // An element alone that stands out, and a block that is zero so far.
+      std::fill_n(gradients.back().begin() + 3 * block, block, TestType(0));
+      gradients[5][4100] = std::ldexp(TestType(1), power + 5);
+      for (auto* each : {&residual, &without_look}) {
+        each->begin_step();
+        add(*each, gradients, lamina::mean_abs(), in_three_threads);
+      }
+      REQUIRE(same_bits(residual.elements(), without_look.elements()));
+      REQUIRE(same_bits(residual.velocity(), without_look.velocity()));
+    }
+    CHECK(without_look.left_out_elements() == 0);
+  }
+}
+
+TEMPLATE_TEST_CASE("refusal: sums beyond the range refuse finite gradients, too", "", float, double) {
+  lamina::residual_accumulator<TestType> residual(model_of({block + 5, 3}));
+  std::vector<std::vector<TestType>> start = {std::vector<TestType>(block + 5, TestType(1)), {1, 2, 3}};
+  start[0][block] = largest<TestType>;
+  for (std::size_t l = 0; l < 2; ++l) residual.accumulate(l, start[l]);
+  auto gradient = start[0];
+  const auto message = message_of<lamina::non_finite_gradient>([&] { residual.accumulate(0, gradient); });
+  CHECK(contains(message, "overflow"));
+  CHECK(worst_distance<TestType>(residual[0], start[0]) <= 1);
+  gradient[block] = -largest<TestType>;
+  residual.accumulate(0, gradient);
+  CHECK(residual[0][block] == 0);
+  CHECK(residual[0][0] == 2);
+}
+
+TEMPLATE_TEST_CASE("refusal: of halves and of scaled gradients", "", lamina::float16, lamina::bfloat16) {
+  std::mt19937 random(904);
+  for (const double scale : {1.0, 1.0 / 3, 3000.0}) {
+    for (const double momentum : {0.0, 0.5}) {
+      CAPTURE(scale, momentum);
+      lamina::residual_accumulator<float> residual(model, {.momentum = momentum});
+      std::vector<std::vector<TestType>> halves;
+      for (const auto& each : fractions<float>(random)) {
+        halves.emplace_back();
+        for (const float x : each) halves.back().push_back(lamina::saturating_round<TestType>(x));
+      }
+      add(residual, halves, lamina::mean_abs(), lamina::sequential());
+      const auto before = copy_of(residual.elements());
+      halves.back().back() = TestType{0x7fff};
+      residual.begin_step();
+      REQUIRE_THROWS_AS(add(residual, halves, lamina::mean_abs(), lamina::sequential(), scale),
+                        lamina::non_finite_gradient);
+      REQUIRE(worst_distance<float>(residual.elements().last(40 * block),
+                                    std::span<const float>(before).last(40 * block)) <= 1.001);
+      std::vector<std::vector<float>> wide = fractions<float>(random);
+      wide.back().back() = infinity<float>;
+      REQUIRE_THROWS_AS(add(residual, wide, lamina::l2_norm(), lamina::sequential(), scale),
+                        lamina::non_finite_gradient);
+      REQUIRE(worst_distance<float>(residual.elements().last(40 * block),
+                                    std::span<const float>(before).last(40 * block)) <= 2.001);
+    }
+  }
+}
+
+TEST_CASE("refusal: a step goes on without the micro-batch gradient that was refused") {
+  std::mt19937 random(905);
+  lamina::worker<float> worker(model, {.drop_ratio = 0.5, .momentum = 0.5});
+  lamina::worker<float> without(model, {.drop_ratio = 0.5, .momentum = 0.5});
+  const auto integers = [&] {
+    std::vector<std::vector<float>> all;
+    for (const std::size_t size : model.sizes()) all.push_back(random_integers<float>(random, size));
+    return all;
+  };
+  for (int t = 0; t < 4; ++t) {
+    auto step = worker.begin();
+    auto step_without = without.begin();
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+      auto gradients = integers();
+      if (micro_batch != t % 3) {
+        REQUIRE(step.add(gradients));
+        REQUIRE(step_without.add(gradients));
+        continue;
+      }
+      gradients[5].back() = infinity<float>;
+      REQUIRE_FALSE(step.add(gradients));
+      CHECK(step.refused_layer() == 5);
+    }
+    REQUIRE(same_bits(worker.residual().elements(), without.residual().elements()));
+    REQUIRE(same_bits(worker.residual().velocity(), without.residual().velocity()));
+    REQUIRE(step.frame().to_bytes() == step_without.frame().to_bytes());
+    step.commit();
+    step_without.commit();
+  }
+}
+
+TEST_CASE("refusal: the values and the next steps are those of the residual that a refused batch has left") {
+  std::mt19937 random(907);
+  for (const double momentum : {0.0, 0.5}) {
+    const lamina::worker_options options{.drop_ratio = 0.5, .fragment_elements = block, .momentum = momentum};
+    lamina::worker<float> worker(model, options);
+    std::size_t changed = 0;
+    for (int t = 0; t < 6; ++t) {
+      auto bad = fractions<float>(random);
+      bad.back().back() = nan_value<float>;
+      const auto before = copy_of(worker.residual().elements());
+      // Refused before the step has begun, and in it, between layers that have a gradient and one that is skipped.
+      REQUIRE_FALSE(worker.add(bad));
+      auto step = worker.begin();
+      const auto good = fractions<float>(random);
+      for (std::size_t l = 0; l < model.layers(); ++l) {
+        if (l != 5) REQUIRE(step.add(l, good[l]));
+      }
+      step.skip(5);
+      REQUIRE_FALSE(step.add(bad));
+      CHECK(step.refused_layer() == model.layers() - 1);
+      const auto& residual = worker.residual();
+      changed += !same_bits(residual[worker.cut().first(5)],
+                            std::span<const float>(before).subspan(model.offset(5), block));
+      for (std::size_t f = 0; f < worker.fragments().layers(); ++f)
+        REQUIRE(step.values()[f] == lamina::representative_value(lamina::mean_abs(), residual[f]));
+      step.frame();
+      step.commit();
+      lamina::worker<float> loaded(model, options);
+      loaded.load(worker.save());
+      REQUIRE(loaded.add(good).frame().to_bytes() == worker.add(good).frame().to_bytes());
+      worker.load(loaded.save());
+    }
+    CHECK(changed > 0);  // else nothing was left, and nothing was tested
+  }
+}
+
+TEST_CASE("refusal: a micro-batch that would overflow residual or velocity is refused, or left out of both") {
+  const float half = largest<float> / 2;
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+    lamina::worker<float> worker(model_of({2}), {.momentum = 0.5, .non_finite = check});
+    auto step = worker.begin();
+    // The velocity is at -1.5 halves and the residual at 0 when a micro-batch of -1 half comes.
+    for (const float first : {1.5F * half, -1.5F * half, -1.5F * half})
+      REQUIRE(step.add(0, std::vector<float>{first, 1}));
+    const auto before = copy_of(worker.residual().elements());
+    const auto velocity = copy_of(worker.residual().velocity());
+    const bool is_taken = step.add(0, std::vector<float>{-half, 1});
+    CHECK(is_taken == (check == lamina::non_finite::skip));
+    const float more = is_taken ? 1 : 0;
+    CHECK(copy_of(worker.residual().elements()) == std::vector<float>{before[0], before[1] + more});
+    CHECK(copy_of(worker.residual().velocity()) == std::vector<float>{velocity[0], velocity[1] + more});
+    CHECK(worker.residual().left_out_elements() == (is_taken ? 1 : 0));
+  }
+}
+
+TEST_CASE(
+    "refusal: a scale that makes a gradient infinite is refused, and left out where elements are skipped") {
+  const std::vector<float> gradient = {1, 0x1p120F};
+  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+    const bool skips = check == lamina::non_finite::skip;
+    lamina::worker<float> worker(model_of({2}), {.non_finite = check});
+    auto step = worker.begin();
+    CHECK(step.add(0, gradient, 0x1p10) == skips);
+    CHECK(copy_of(worker.residual()[0]) == std::vector<float>{skips ? 0x1p10F : 0.0F, 0});
+    CHECK(step.add(0, gradient, 0x1p-10));
+    CHECK(worker.residual()[0][1] == 0x1p110F);
+  }
+}
+
+TEST_CASE("refusal: an execution that throws leaves all added, or nothing") {
+  std::mt19937 random(906);
+  const auto gives_up = [](std::size_t pieces, auto&& work) {
+    for (std::size_t i = 0; i + 1 < pieces; ++i) work(i);
+    throw std::runtime_error("no more threads");
+  };
+  lamina::residual_accumulator<float> residual(model);
+  auto gradients = fractions<float>(random);
+  CHECK_THROWS_AS(add(residual, gradients, lamina::mean_abs(), gives_up), std::runtime_error);
+  const auto before = copy_of(residual.elements());
+  CHECK(before.back() == gradients.back().back());
+  lamina::worker<float> worker(model);
+  CHECK_THROWS_AS(worker.add(gradients, 1, gives_up), std::runtime_error);
+  CHECK(same_bits(worker.residual().elements(), before));
+  gradients = fractions<float>(random);
+  gradients[1][0] = infinity<float>;
+  CHECK_THROWS_AS(add(residual, gradients, lamina::mean_abs(), gives_up), lamina::non_finite_gradient);
+  CHECK(worst_distance<float>(residual.elements().last(40 * block),
+                              std::span<const float>(before).last(40 * block)) <= 1.001);
+  // A refusal is the result of the call, whatever its execution throws.
+  const auto step = worker.add(gradients, 1, gives_up);
+  CHECK_FALSE(step);
+  CHECK(step.refused_layer() == 1);
+}
+
+TEMPLATE_TEST_CASE(
+    "residual: a layer that is skipped has the value of its zeros, whatever the functor says of these", "",
+    float, double) {
+  for (const std::size_t elements : {std::size_t{1}, block, 2 * block + 70}) {
+    lamina::worker<TestType, share_of_small> worker(model_of({elements, 2}));
+    auto step = worker.begin();
+    step.skip(0);
+    step.skip(1);
+    CHECK(step.values()[0] ==
+          lamina::representative_value(share_of_small(), std::vector<TestType>(elements)));
+    CHECK(step.values()[0] == 1);
+  }
+}
+
+TEST_CASE("residual: a scale beyond the range of the elements is not converted to them") {
+  lamina::residual_accumulator<float> residual(model_of({1}));
+  for (const double scale : {1e300, -1e300}) {
+    std::feclearexcept(FE_ALL_EXCEPT);
+    CHECK_THROWS_AS(residual.accumulate(0, std::vector<float>{1}, {}, {}, scale), std::invalid_argument);
+    CHECK(std::fetestexcept(FE_OVERFLOW) == 0);
+  }
+  residual.accumulate(0, std::vector<float>{1}, {}, {}, static_cast<double>(largest<float>));
+  CHECK(residual[0][0] == largest<float>);
+}
+
+TEST_CASE("state: bytes that are refused leave the velocity's memory untouched") {
+  class marked_memory : public lamina::memory_resource {
+   public:
+    void* allocate(std::size_t bytes, std::size_t alignment) override {
+      void* memory = ::operator new (bytes, std::align_val_t{alignment});
+      std::memset(memory, 0x2a, bytes);
+      last = memory;
+      return memory;
+    }
+    void deallocate(void* memory, std::size_t, std::size_t alignment) noexcept override {
+      ::operator delete (memory, std::align_val_t{alignment});
+    }
+    void* last = nullptr;
+  } memory;
+  lamina::worker<float> worker(model_of({100}), {.momentum = 0.5, .memory = &memory});
+  const auto* velocity = static_cast<const unsigned char*>(memory.last);
+  CHECK_THROWS_AS(worker.load(std::vector<std::byte>(64)), lamina::decode_error);
+  CHECK(
+      std::all_of(velocity, velocity + 100 * sizeof(float), [](unsigned char each) { return each == 0x2a; }));
+}
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_CASE("residual: a gradient takes less than 80 KB of a thread's stack") {
+  struct call {
+    static void* run(void*) {
+      lamina::residual_accumulator<double> residual(model_of({2 * block}), {.momentum = 0.9});
+      const std::vector<lamina::bfloat16> gradient(2 * block, lamina::bfloat16{0x3f80});
+      residual.accumulate(0, gradient, lamina::l2_norm(), {}, 0.1);
+      residual.subtract(0, lamina::payload_type::as_is,
+                        reinterpret_cast<const std::byte*>(residual[0].data()));
+      lamina::worker<double> worker(model_of({2 * block}), {.drop_ratio = 0});
+      auto step = worker.begin();
+      step.add(0, gradient, 0.1);
+      step.frame();
+      step.commit();
+      return nullptr;
+    }
+  };
+  constexpr std::size_t bytes = std::size_t{1} << 20;
+  void* stack = nullptr;
+  REQUIRE(posix_memalign(&stack, 4096, bytes) == 0);
+  std::memset(stack, 0x2a, bytes);
+  pthread_attr_t attributes;
+  REQUIRE(pthread_attr_init(&attributes) == 0);
+  REQUIRE(pthread_attr_setstack(&attributes, stack, bytes) == 0);
+  pthread_t thread;
+  REQUIRE(pthread_create(&thread, &attributes, &call::run, nullptr) == 0);
+  REQUIRE(pthread_join(thread, nullptr) == 0);
+  pthread_attr_destroy(&attributes);
+  const auto* begin = static_cast<const unsigned char*>(stack);
+  const auto* used = std::find_if(begin, begin + bytes, [](unsigned char each) { return each != 0x2a; });
+  CHECK(begin + bytes - used < 80 * 1024);
+  std::free(stack);
+}
+#endif
