@@ -13,6 +13,7 @@
 
 #include "lamina/collectives/collectives.hpp"
 #include "lamina/collectives/mpi_channel.hpp"
+#include "network/calibration.hpp"
 
 namespace {
 
@@ -135,7 +136,7 @@ void measure(collectives::mpi_channel& channel, const std::vector<std::size_t>& 
 }
 
 void calibrate(collectives::mpi_channel& channel) {
-  const collectives::cost_table costs = collectives::calibrate(
+  const collectives::cost_table costs = lab::calibrate(
       channel, {.most_bytes = std::size_t{16} << 20U, .least_bytes = std::size_t{2} << 20U, .seconds = 0.3});
   if (channel.rank() != 0) return;
   const nlohmann::json line = {{"alpha", costs.alpha},

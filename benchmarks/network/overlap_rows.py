@@ -159,24 +159,15 @@ _FIRST = (
     Row("R = 0.99 in parts, ahead, step", (*PARTS, *STEP), COMPRESSED, 0.015),
 )
 
-ALGORITHMS = ("pairwise", "ring", "halving_doubling", "recursive_doubling")
+ALGORITHMS = ("pairwise", "ring", "halving_doubling")
 
 # By M/C, everything sent: what an algorithm, an order and a size of buckets give.
 _BY_RATIO = (
     *(Row(f"backward, {name}", (*DENSE, *BACKWARD, "--collectives", name)) for name in ALGORITHMS),
-    Row("backward, by_type, halving_doubling", (*DENSE, *BACKWARD, "--collectives", "by_type")),
-    Row("backward, by_type, recursive_doubling",
-        (*DENSE, *BACKWARD, "--collectives", "by_type", "--butterfly", "recursive_doubling")),
+    Row("backward, by_type", (*DENSE, *BACKWARD, "--collectives", "by_type")),
     Row("backward, by_cost", (*DENSE, *BACKWARD, "--collectives", "by_cost")),
     Row("backward, layer by layer", (*DENSE, *BACKWARD, *LAYER_BY_LAYER)),
     Row("backward, moved on by hooks", (*DENSE, *BACKWARD, "--progress-by", "hooks")),  # the control: no thread of the engine's
-    Row("owners, interleaved", (*DENSE, *OWNERS, "--gathers", "interleaved")),
-)
-
-# Of networks with large fully connected layers.
-_BY_ACTIVATIONS = (
-    Row("owners, activations", (*DENSE, *OWNERS, "--fc-exchange", "activations"), sent_share=0.15),
-    Row("owners, interleaved, activations", (*DENSE, *OWNERS, "--gathers", "interleaved", "--fc-exchange", "activations"), sent_share=0.15),
 )
 
 # A parameter server: whole frames, and steps in parts.
@@ -186,7 +177,7 @@ _BY_SERVER = (
     Row("R = 0.95 server, as_ready, step", (*AS_READY, *STEP), COMPRESSED, 0.1),
 )
 
-ROWS = {row.name: row for row in (*_FIRST, *_BY_RATIO, *_BY_ACTIVATIONS, *_BY_SERVER)}
+ROWS = {row.name: row for row in (*_FIRST, *_BY_RATIO, *_BY_SERVER)}
 FIRST_TABLE = [row.name for row in _FIRST]
 QUICK_ROWS = [ALONE, "plain MPI_Allreduce", "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", NO_OVERLAP,
               "everything, backward", "everything, bf16, backward", "R = 0.95 ahead, step"]
@@ -194,14 +185,13 @@ QUICK_ROWS = [ALONE, "plain MPI_Allreduce", "DDP as it comes", "DDP, fp16_compre
 SHORT_TABLE = [ALONE, "DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", NO_OVERLAP, "everything, backward",
                "everything, owners, step", "everything, bf16, backward", "R = 0.95 at_end, no overlap", "R = 0.95 ahead, step",
                "R = 0.95 ahead, bf16, step", "R = 0.99 in parts, ahead, step"]
-BY_RATIO = [ALONE, NO_OVERLAP, *(row.name for row in _BY_RATIO[:-1]), "everything, owners, step", "owners, interleaved"]
+BY_RATIO = [ALONE, NO_OVERLAP, *(row.name for row in _BY_RATIO), "everything, owners, step"]
 BY_SERVER = [row.name for row in _BY_SERVER]
 # Of networks whose gradients are not recorded, beside DDP.
 DENSE_TABLE = [ALONE, NO_OVERLAP, "DDP as it comes", "DDP, bf16_compress_hook", "DDP, fp16_compress_hook", "everything, backward",
-               "everything, owners, step", "everything, bf16, backward", *(row.name for row in _BY_ACTIVATIONS)]
+               "everything, owners, step", "everything, bf16, backward"]
 # By what --table says.
-TABLES = {"first": FIRST_TABLE, "short": SHORT_TABLE, "quick": QUICK_ROWS, "ratio": BY_RATIO, "server": BY_SERVER, "dense": DENSE_TABLE,
-          "activations": [*BY_RATIO, *(row.name for row in _BY_ACTIVATIONS)]}
+TABLES = {"first": FIRST_TABLE, "short": SHORT_TABLE, "quick": QUICK_ROWS, "ratio": BY_RATIO, "server": BY_SERVER, "dense": DENSE_TABLE}
 
 
 def possible(names: list[str], help_text: str, network: str) -> tuple[list[str], dict[str, str]]:

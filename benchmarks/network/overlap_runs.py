@@ -114,7 +114,7 @@ def python_with_torch(wanted: str | None) -> str | None:
 
 
 def calibrate(alone: str, cell: Cell, cluster: Cluster) -> dict:
-    """The constants of the network as lamina::collectives::calibrate() measures them now: alpha, beta_one_way, beta_both_ways, gamma."""
+    """The constants of the network as lab::calibrate() measures them now: alpha, beta_one_way, beta_both_ways, gamma."""
     return json.loads(mpirun(cluster, list(range(cell.workers)), [alone, "calibrate"], 120).splitlines()[-1])
 
 

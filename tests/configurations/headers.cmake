@@ -7,7 +7,7 @@ list(GET COMPILERS 0 first_compiler)
 
 # The adapters need their third party, which may want exceptions, as the channel over MPI and the hooks of torch do.
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}" "${INCLUDE_DIR}/lamina/*.hpp")
-list(FILTER headers EXCLUDE REGEX "/adapt/|/collectives/(gathered_linear|mpi_channel|torch_hooks)\\.hpp$")
+list(FILTER headers EXCLUDE REGEX "/adapt/|/collectives/(mpi_channel|torch_hooks)\\.hpp$")
 if(NOT DEPENDENCIES)
   list(FILTER headers EXCLUDE REGEX "/bounded/")  # which needs xxHash
 endif()

@@ -74,13 +74,10 @@ struct options {
   std::string decide = "at_end";         ///< at_end or ahead
   std::string exchange = "sums";         ///< sums or owners
   std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
-  std::string butterfly = "halving_doubling";
   std::string sum_payload = "as_is";        ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;
-  std::string gathers = "after_backward";  ///< after_backward or interleaved, of owners
-  std::string fc_exchange = "gradients";   ///< gradients, activations or by_cost
   std::string progress_by = "thread";      ///< thread or hooks
   std::string plan;                        ///< file of an earlier run; empty: the plan is made
   std::string timeline;                    ///< file; empty: none is written

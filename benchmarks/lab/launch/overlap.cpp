@@ -19,8 +19,7 @@ namespace {
 namespace collectives = lamina::collectives;
 
 collectives::algorithm_choice choice_of(const options& given) {
-  const collectives::algorithm butterfly = collectives::parse_algorithm(given.butterfly);
-  if (given.collectives == "by_type") return collectives::algorithm_choice::by_type(butterfly);
+  if (given.collectives == "by_type") return collectives::algorithm_choice::by_type();
   if (given.collectives == "by_cost") return collectives::algorithm_choice::by_cost();
   return collectives::algorithm_choice::always(collectives::parse_algorithm(given.collectives));
 }
@@ -37,8 +36,6 @@ std::string needing_overlap(const options& given) {
   if (given.chunk_bytes) return fmt::format("--chunk-bytes {}", *given.chunk_bytes);
   if (given.sum_payload != "as_is") return "--sum-payload " + given.sum_payload;
   if (given.is_calibrated) return "--calibrate";
-  if (given.gathers != "after_backward") return "--gathers " + given.gathers;
-  if (given.fc_exchange != "gradients") return "--fc-exchange " + given.fc_exchange;
   if (given.progress_by != "thread") return "--progress-by " + given.progress_by;
   if (!given.plan.empty()) return "--plan";
   if (!given.timeline.empty()) return "--timeline";
@@ -84,16 +81,6 @@ std::string mistake_in_owners(const options& given) {
   return "";
 }
 
-std::string mistake_in_activations(const options& given) {
-  if (given.fc_exchange == "gradients") return "";
-  const std::string what = "--fc-exchange " + given.fc_exchange;
-  if (drops_layers(given))
-    return what + " needs --runs without: the gradient of such a layer exists on no worker";
-  if (given.residual_momentum > 0)
-    return what + ": not --residual-momentum, which corrects gradients that exist on no worker";
-  return "";
-}
-
 std::string mistake_in_plan(const options& given) {
   if (given.plan.empty()) return "";
   if (given.resume && !given.changes_exchange)
@@ -101,8 +88,7 @@ std::string mistake_in_plan(const options& given) {
   for (const auto& [is_given, option] : {std::pair(given.bucket_bytes.has_value(), "--bucket-bytes"),
                                          std::pair(given.chunk_bytes.has_value(), "--chunk-bytes"),
                                          std::pair(given.is_calibrated, "--calibrate"),
-                                         std::pair(given.collectives != "pairwise", "--collectives"),
-                                         std::pair(given.gathers != "after_backward", "--gathers")}) {
+                                         std::pair(given.collectives != "pairwise", "--collectives")}) {
     if (is_given) return std::string("--plan has what ") + option + " says: give one";
   }
   return "";
@@ -132,11 +118,7 @@ void add_overlap_options(CLI::App& app, options& into) {
   app.add_option("--collectives", into.collectives,
                  "how a sum is made; by_type: a butterfly for convolutions, a ring for fully connected "
                  "layers; by_cost: the cheapest of all for its bytes")
-      ->check(CLI::IsMember(
-          {"pairwise", "ring", "recursive_doubling", "halving_doubling", "tree", "by_type", "by_cost"}))
-      ->group(group);
-  app.add_option("--butterfly", into.butterfly, "of --collectives by_type")
-      ->check(CLI::IsMember({"halving_doubling", "recursive_doubling"}))
+      ->check(CLI::IsMember({"pairwise", "ring", "halving_doubling", "by_type", "by_cost"}))
       ->group(group);
   app.add_option(
          "--sum-payload", into.sum_payload,
@@ -157,18 +139,6 @@ void add_overlap_options(CLI::App& app, options& into) {
                "measure the network before the first step; without it its costs are those of 1 Gb/s")
       ->group(group);
   app.add_option(
-         "--gathers", into.gathers,
-         "when owners hand parameters round. after_backward: when all is summed; interleaved: also in "
-         "the backward pass, where the link would be idle by the times of the first step")
-      ->check(CLI::IsMember({"after_backward", "interleaved"}))
-      ->group(group);
-  app.add_option(
-         "--fc-exchange", into.fc_exchange,
-         "what goes round for fully connected layers. gradients; activations: their inputs and errors, "
-         "of which each worker makes the gradient of all; by_cost: what is fewer bytes")
-      ->check(CLI::IsMember({"gradients", "activations", "by_cost"}))
-      ->group(group);
-  app.add_option(
          "--progress-by", into.progress_by,
          "who moves messages on. thread: one of their own; hooks: the thread that computes, whenever a "
          "gradient is complete or a layer is waited for, as always in one process")
@@ -186,8 +156,6 @@ void add_overlap_options(CLI::App& app, options& into) {
 }
 
 std::string mistake_in_overlap(const options& given) {
-  if (given.butterfly != "halving_doubling" && given.collectives != "by_type")
-    return "--butterfly needs --collectives by_type, not --collectives " + given.collectives;
   const bool is_ahead = given.decide == "ahead";
   const bool is_as_ready = given.decide == "as_ready";
   if (is_as_ready) {
@@ -225,11 +193,7 @@ std::string mistake_in_overlap(const options& given) {
            given.collectives + ", which would round on its way from worker to worker";
   if (given.chunk_bytes && *given.chunk_bytes < 4096)
     return fmt::format("--chunk-bytes {} is less than 4096", *given.chunk_bytes);
-  if (given.gathers != "after_backward" && given.exchange != "owners")
-    return "--gathers " + given.gathers + " needs --exchange owners, not --exchange " + given.exchange;
-  for (const std::string& mistake : {mistake_in_activations(given), mistake_in_plan(given)}) {
-    if (!mistake.empty()) return mistake;
-  }
+  if (std::string mistake = mistake_in_plan(given); !mistake.empty()) return mistake;
   return given.exchange == "owners" ? mistake_in_owners(given) : "";
 }
 
@@ -250,13 +214,10 @@ std::string describe_overlap(const options& given) {
     return fmt::format("; overlap {}, parts of {} bytes", given.overlap,
                        streaming_options_of(given).part_bytes);
   const auto said = [](const auto& optional) { return optional ? fmt::format("{}", *optional) : "auto"; };
-  return fmt::format(
-             "; overlap {}, exchange {}, collectives {}, butterfly {}, sum payload {}, buckets {}, chunks "
-             "{}{}",
-             given.overlap, given.exchange, given.collectives, given.butterfly, given.sum_payload,
-             said(given.bucket_bytes), said(given.chunk_bytes), given.is_calibrated ? ", calibrated" : "") +
-         (given.gathers == "after_backward" ? "" : ", gathers " + given.gathers) +
-         (given.fc_exchange == "gradients" ? "" : ", fc exchange " + given.fc_exchange);
+  return fmt::format("; overlap {}, exchange {}, collectives {}, sum payload {}, buckets {}, chunks {}{}",
+                     given.overlap, given.exchange, given.collectives, given.sum_payload,
+                     said(given.bucket_bytes), said(given.chunk_bytes),
+                     given.is_calibrated ? ", calibrated" : "");
 }
 
 streaming_options streaming_options_of(const options& given) {
@@ -272,10 +233,6 @@ overlap_options overlap_options_of(const training& run) {
   overlap_options meant;
   meant.reaches_forward = given.overlap == "step";
   meant.has_owners = given.exchange == "owners";
-  meant.interleaves_gathers = given.gathers == "interleaved";
-  if (given.fc_exchange == "activations") meant.fully_connected = fc_exchange::activations;
-  if (given.fc_exchange == "by_cost") meant.fully_connected = fc_exchange::by_cost;
-  meant.batch_images = given.batch_images;
   // In one process workers take turns, and no thread runs beside them.
   if (given.progress_by == "hooks" || given.transport == "inprocess")
     meant.progress = collectives::progress_by::caller;

@@ -11,33 +11,32 @@
 #include <utility>
 #include <vector>
 
-#include "loops/exchanged_layers.hpp"
 #include "loops/overlapped.hpp"
 #include "loops/sliced_optimizer.hpp"
 #include "messages/worker_group.hpp"
 #include "model/optimizer.hpp"
 #include "model/replica.hpp"
+#include "network/prediction.hpp"
 #include "records/metrics.hpp"
 #include "records/stopwatch.hpp"
 
 namespace lab {
 
-/// The gradients of a step, from the hook of the backward pass to the parameters, as overlap_options say: in sums or with owners, as
-/// gradients or as activations, all of them or what a compressor has chosen a step ahead. All workers have one and call it alike.
+/// The gradients of a step, from the hook of the backward pass to the parameters, as overlap_options say: in sums or with owners, all of
+/// them or what a compressor has chosen a step ahead. All workers have one and call it alike.
 class gradient_exchange {
  public:
   using residual_compressor = lamina::gradient_compressor<float>;
 
-  /// `held_back` is null where everything is sent; all of these outlive this. Throws std::invalid_argument where activations are to be
-  /// exchanged and layers held back: the gradient of such a layer exists on no worker.
+  /// `held_back` is null where everything is sent; all of these outlive this.
   gradient_exchange(worker_group& group, lamina::collectives::channel& over, replica& local,
                     const sgd_options& optimizer, residual_compressor* held_back,
                     const overlap_options& options);
 
   /// Before a plan: of a run that resumes, what the optimizers of all had.
   void take_up(std::vector<std::byte> optimizer) { saved_optimizer_ = std::move(optimizer); }
-  /// With layers in the order in which their gradients become ready, and the seconds of a step after which each of them is.
-  void plan(const std::vector<std::size_t>& order, const std::vector<double>& ready_seconds);
+  /// With layers in the order in which their gradients become ready.
+  void plan(const std::vector<std::size_t>& order);
   /// In place of that: with the plan of an earlier run. Throws plan_error, which begins with where it is from.
   void take_up_plan(const std::string& text, const std::string& from);
   [[nodiscard]] bool is_planned() const { return engine_.has_value(); }
@@ -58,7 +57,6 @@ class gradient_exchange {
     waited_before_ = waited_seconds();
   }
   void note_end() { step_seconds_ = computed_seconds(); }
-  [[nodiscard]] double seconds_since_begin() const { return since_begin_.seconds(); }
   /// Of the step that was finished last.
   [[nodiscard]] overlap_metrics metrics() const;
   [[nodiscard]] std::size_t sent_bytes() const {
@@ -78,9 +76,6 @@ class gradient_exchange {
 
   void begin(lamina::collectives::plan with);
   [[nodiscard]] owned_ranges ranges_of(std::size_t worker, bool has_what_all_have) const;
-  [[nodiscard]] std::vector<double> seconds_of_first_worker(const std::vector<double>& own) const;
-  void hand_over_activations(const exchanged_layers::gathered_layer& of);
-  void take_activations(const exchanged_layers::gathered_layer& of, std::size_t parameter);
   void update_slice(std::size_t part, std::size_t begin, std::span<float> mean);
 
   worker_group& group_;
@@ -90,7 +85,6 @@ class gradient_exchange {
   residual_compressor* compressor_;
   const overlap_options& options_;
   sgd_options optimizer_options_;
-  exchanged_layers layers_;
   std::vector<std::byte> saved_optimizer_;  // until there is a plan, which says what is whose
   std::optional<sliced_optimizer>
       optimizer_;  // of the engine's thread while a step is open, but for parameters that have no owner
@@ -104,8 +98,8 @@ class gradient_exchange {
   std::vector<double> needed_seconds_;
   std::vector<double> ready_seconds_;
   double step_seconds_ = 0;
-  std::optional<lamina::collectives::step_prediction> prediction_;  // by the plan of the engine
-  std::optional<lamina::collectives::engine> engine_;               // the last: its thread uses the others
+  std::optional<step_prediction> prediction_;          // by the plan of the engine
+  std::optional<lamina::collectives::engine> engine_;  // the last: its thread uses the others
 };
 
 }  // namespace lab

@@ -32,8 +32,7 @@ class overlapped_training {
         records_(records),
         log_(local.model(), records.records, group.clock()),
         exchange_(group, over, local, server.optimizer, make_compressor(worker.compression), options),
-        hooks_(*local.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); }),
-        order_seconds_(local.partition().model().layers()) {
+        hooks_(*local.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); }) {
     if (options.reaches_forward)
       collectives::set_gates(*local.network().ptr(), [this](std::size_t l) {
         const work_clock::pause waiting(group_.clock());
@@ -99,7 +98,7 @@ class overlapped_training {
     hooks_.check_all_called();
     report.compute_seconds = seconds_before_ + group_.clock().take();
     if (!exchange_.is_planned()) {
-      exchange_.plan(order_, order_seconds_);
+      exchange_.plan(order_);
       begin_step();
       for (const std::size_t l : order_) exchange_.hand_over(l);
     }
@@ -114,7 +113,6 @@ class overlapped_training {
   void gradient_is_ready(std::size_t layer) {
     if (!exchange_.is_planned()) {
       order_.push_back(layer);
-      order_seconds_[layer] = exchange_.seconds_since_begin();
       return;
     }
     if (!is_begun_) begin_step();
@@ -178,8 +176,7 @@ class overlapped_training {
   std::optional<residual_compressor> compressor_;
   gradient_exchange exchange_;
   collectives::gradient_hooks hooks_;
-  std::vector<std::size_t> order_;     // of layers, as the first step has seen them
-  std::vector<double> order_seconds_;  // of each layer, in that step
+  std::vector<std::size_t> order_;  // of layers, as the first step has seen them
   std::uint64_t computing_ = 0;
   bool is_begun_ = false;      // the step that is computed has handed over a layer
   double seconds_before_ = 0;  // of its computation, before that

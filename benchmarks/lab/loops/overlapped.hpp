@@ -7,7 +7,6 @@
 #include <lamina/collectives/collectives.hpp>
 #include <string>
 
-#include "loops/exchanged_layers.hpp"
 #include "loops/server.hpp"
 #include "loops/worker.hpp"
 #include "messages/worker_group.hpp"
@@ -21,11 +20,6 @@ struct overlap_options {
   bool reaches_forward = false;
   /// Each worker updates its slices of all layers, and hands the parameters round.
   bool has_owners = false;
-  /// And does so also in the backward pass, where the link would be idle by the first step's times on worker 0.
-  bool interleaves_gathers = false;
-  /// Which fully connected layers exchange activations, of batches of so many images on every worker.
-  fc_exchange fully_connected = fc_exchange::gradients;
-  std::size_t batch_images = 0;
   lamina::collectives::progress_by progress = lamina::collectives::progress_by::thread;
   lamina::collectives::plan_options plan = {};
   /// The plan of an earlier run, in place of one made by the options, as plan::save() writes it; on worker 0 alone. Empty: none.

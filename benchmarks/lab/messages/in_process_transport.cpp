@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <lamina/collectives/memory_channel.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +13,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "collectives/memory_channel.hpp"
 
 namespace lab {
 namespace {
@@ -56,7 +57,7 @@ class in_process_run {
   std::vector<actor> actors_;
   std::vector<mailbox> boxes_;                                     // from each rank to each
   std::map<std::pair<std::size_t, std::size_t>, lossy_way> ways_;  // made when first used
-  std::optional<lamina::collectives::memory_network> sums_;        // likewise
+  std::optional<lamina_test::memory_network> sums_;                // likewise
 };
 
 // Ends a thread whose peer has failed; that peer's exception is the one that counts.

@@ -80,7 +80,8 @@ resnet50_impl::resnet50_impl(model_options options)
       layer2_(register_module("layer2", stage(256, 128, 4, 2))),
       layer3_(register_module("layer3", stage(512, 256, 6, 2))),
       layer4_(register_module("layer4", stage(1024, 512, 3, 2))),
-      fc_(register_module("fc", lamina::collectives::gathered_linear(open_gate, 2048, options.classes))) {}
+      fc_(register_module(
+          "fc", lamina::collectives::gated<torch::nn::LinearImpl>(open_gate, 2048, options.classes))) {}
 
 torch::Tensor resnet50_impl::forward(torch::Tensor images) {
   torch::Tensor x = bn1_(conv1_(images)).relu_();

@@ -7,7 +7,6 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 
 #include "model/batch_norm.hpp"
@@ -42,7 +41,7 @@ class resnet50_impl : public torch::nn::Module {
   lamina::collectives::gated<torch::nn::Conv2dImpl> conv1_;
   lamina::collectives::gated<batch_norm_impl> bn1_;
   torch::nn::Sequential layer1_, layer2_, layer3_, layer4_;
-  lamina::collectives::gathered_linear fc_;
+  lamina::collectives::gated<torch::nn::LinearImpl> fc_;
 };
 
 TORCH_MODULE_IMPL(resnet50, resnet50_impl);

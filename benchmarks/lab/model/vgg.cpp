@@ -8,7 +8,6 @@
 #include <torch/nn/modules/pooling.h>
 
 #include <array>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 
 namespace lab {
@@ -48,8 +47,8 @@ torch::nn::Sequential convolutions() {
   return layers;
 }
 
-collectives::gathered_linear linear(std::int64_t in, std::int64_t out) {
-  collectives::gathered_linear layer(opens_at_once, in, out);
+collectives::gated<torch::nn::LinearImpl> linear(std::int64_t in, std::int64_t out) {
+  collectives::gated<torch::nn::LinearImpl> layer(opens_at_once, in, out);
   torch::nn::init::normal_(layer->weight, 0, 0.01);
   torch::nn::init::zeros_(layer->bias);
   return layer;

@@ -179,7 +179,7 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
   CHECK(refusal_of(with(dropping, {"--decide", "ahead"})) == "");
   CHECK(refusal_of({"--topology", "allreduce", "--selection", "agreed", "--overlap", "backward", "--decide",
                     "ahead"}) == "");
-  CHECK(refusal_of(with(backward, {"--collectives", "by_type", "--butterfly", "recursive_doubling"})) == "");
+  CHECK(refusal_of(with(backward, {"--collectives", "by_type"})) == "");
   const std::vector<std::string> as_ready = {"--decide", "as_ready", "--selection", "local"};
   CHECK(refusal_of(as_ready) == "");
   CHECK(refusal_of(with(as_ready, {"--overlap", "backward", "--bucket-bytes", "0"})) == "");
@@ -233,25 +233,11 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(backward, {"--sum-payload", "bfloat16", "--collectives", "ring"}),
        "--sum-payload bfloat16 needs --collectives pairwise, not --collectives ring"},
       {with(dense, {"--timeline", "t.json"}), "--timeline needs --overlap backward or --overlap step"},
-      {with(backward, {"--butterfly", "recursive_doubling"}),
-       "--butterfly needs --collectives by_type, not --collectives pairwise"},
       {with(backward, {"--bucket-bytes", "many"}), "--bucket-bytes: many is not a whole number"},
       {with(backward, {"--chunk-bytes", "4095"}), "--chunk-bytes 4095 is less than 4096"},
-      {with(backward, {"--collectives", "quick"}), "recursive_doubling"},
-      {with(backward, {"--exchange", "owners", "--collectives", "tree"}),
-       "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives tree"},
-      {with(backward, {"--gathers", "interleaved"}),
-       "--gathers interleaved needs --exchange owners, not --exchange sums"},
-      {with(dense, {"--gathers", "interleaved"}),
-       "--gathers interleaved needs --overlap backward or --overlap step"},
-      {with(dense, {"--fc-exchange", "activations"}),
-       "--fc-exchange activations needs --overlap backward or --overlap step"},
-      {{"--fc-exchange", "by_cost"}, "--fc-exchange by_cost needs --overlap backward or --overlap step"},
-      {with(dropping, {"--overlap", "step", "--decide", "ahead", "--fc-exchange", "by_cost"}),
-       "--fc-exchange by_cost needs --runs without: the gradient of such a layer exists on no worker"},
-      {with(backward, {"--fc-exchange", "activations", "--residual-momentum", "0.9"}),
-       "--fc-exchange activations: not --residual-momentum"},
-      {with(backward, {"--fc-exchange", "some"}), "--fc-exchange: some not in"},
+      {with(backward, {"--collectives", "quick"}), "halving_doubling"},
+      {with(backward, {"--exchange", "owners", "--collectives", "by_cost"}),
+       "--exchange owners needs --collectives pairwise, ring or halving_doubling, not --collectives by_cost"},
       {with(dense, {"--progress-by", "hooks"}),
        "--progress-by hooks needs --overlap backward or --overlap step"},
       {with(backward, {"--progress-by", "hope"}), "--progress-by: hope not in"},
@@ -260,16 +246,13 @@ TEST_CASE("refusals: sums beside the computation exclude what cannot be with the
       {with(backward, {"--plan", "plan.txt", "--chunk-bytes", "8192"}), "--plan has what --chunk-bytes says"},
       {with(backward, {"--plan", "plan.txt", "--calibrate"}), "--plan has what --calibrate says"},
       {with(backward, {"--plan", "plan.txt", "--collectives", "ring"}), "--plan has what --collectives says"},
-      {with(backward, {"--exchange", "owners", "--plan", "plan.txt", "--gathers", "interleaved"}),
-       "--plan has what --gathers says"},
       {with(backward, {"--plan", "plan.txt", "--output", "o", "--resume"}),
        "--plan begins a run, --resume goes on by the plan of its checkpoint"},
       {with(backward, {"--payload", "int8"}),
        "--overlap backward adds numbers up on the way: it needs --payload as_is"},
   });
-  CHECK(refusal_of(with(backward, {"--exchange", "owners", "--gathers", "interleaved", "--fc-exchange",
-                                   "activations", "--progress-by", "hooks", "--calibrate", "--output", "o",
-                                   "--checkpoint-every", "2"})) == "");
+  CHECK(refusal_of(with(backward, {"--exchange", "owners", "--progress-by", "hooks", "--calibrate",
+                                   "--output", "o", "--checkpoint-every", "2"})) == "");
   CHECK(refusal_of(with(backward, {"--plan", "plan.txt"})) == "");
   CHECK(refusal_of(
             with(backward, {"--plan", "plan.txt", "--output", "o", "--resume", "--change-exchange"})) == "");
@@ -306,8 +289,8 @@ TEST_CASE("refusals: an exchange is changed by --resume alone, and for workers t
 // What ranks compare before they begin, and what a checkpoint must have been made with.
 TEST_CASE("refusals: ranks and checkpoints are told apart by whatever changes a run") {
   const auto described = [](std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"lab", "--topology", "allreduce", "--selection",
-                                          "agreed",      "--runs",     "without"};
+    std::vector<std::string> arguments = {"lab",    "--topology", "allreduce", "--selection",
+                                          "agreed", "--runs",     "without"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     std::vector<char*> argv;
     for (std::string& each : arguments) argv.push_back(each.data());
@@ -331,17 +314,13 @@ TEST_CASE("refusals: ranks and checkpoints are told apart by whatever changes a 
   CHECK(overlap.first == usual.first);
   CHECK(overlap.second != usual.second);
   CHECK(described({"--overlap", "step", "--progress-by", "hooks"}) == overlap);  // the same bits
-  for (const std::vector<std::string>& each : std::vector<std::vector<std::string>>{
-           {"--bucket-bytes", "0"},
-           {"--chunk-bytes", "8192"},
-           {"--collectives", "ring"},
-           {"--collectives", "by_type"},
-           {"--collectives", "by_type", "--butterfly", "recursive_doubling"},
-           {"--exchange", "owners"},
-           {"--exchange", "owners", "--gathers", "interleaved"},
-           {"--fc-exchange", "activations"},
-           {"--fc-exchange", "by_cost"},
-           {"--calibrate"}}) {
+  for (const std::vector<std::string>& each :
+       std::vector<std::vector<std::string>>{{"--bucket-bytes", "0"},
+                                             {"--chunk-bytes", "8192"},
+                                             {"--collectives", "ring"},
+                                             {"--collectives", "by_type"},
+                                             {"--exchange", "owners"},
+                                             {"--calibrate"}}) {
     INFO(each.back());
     std::vector<std::string> more = {"--overlap", "step"};
     more.insert(more.end(), each.begin(), each.end());

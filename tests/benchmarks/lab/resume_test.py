@@ -47,9 +47,9 @@ def other_topology(at: pathlib.Path, ranks: int, *options: str) -> None:
 
 
 def killed_in_backward(at: pathlib.Path) -> None:
-    """Owners whose parameters go round when the first run's clock said so: a run that dies in the middle of a backward pass and goes on
+    """A run with owners that dies in the middle of a backward pass and goes on
     is the one that did not, plan and all."""
-    options = [*OWNERS, "--decide", "ahead", "--gathers", "interleaved"]
+    options = [*OWNERS, "--decide", "ahead"]
     whole, killed = at / "whole", at / "killed"
     died = run(command(killed, *EVERY_3, *options, ranks=2), env=with_fault(1, "backward", 5))
     require(died.returncode != 0 and "planned fault in backward" in died.stderr, died.stderr)

@@ -4,7 +4,6 @@
 #include <torch/nn/modules/activation.h>
 
 #include <chrono>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 
 #include "model/batch_norm.hpp"
@@ -15,7 +14,7 @@ namespace lab {
 namespace {
 
 using lamina::collectives::gated;
-using lamina::collectives::gathered_linear;
+using gated_linear = gated<torch::nn::LinearImpl>;
 
 const lamina::collectives::gate open_gate;
 
@@ -26,9 +25,9 @@ class tiny_network_impl : public torch::nn::Module {
                                             open_gate, torch::nn::Conv2dOptions(3, 16, 3).bias(false)))),
         bn1_(register_module("bn1", gated<batch_norm_impl>(open_gate, 16))),
         hidden_(register_module("hidden", torch::nn::Sequential())),
-        fc_(register_module("fc", gathered_linear(open_gate, 64, classes))) {
+        fc_(register_module("fc", gated_linear(open_gate, 64, classes))) {
     for (int layer = 0; layer < 8; ++layer) {
-      hidden_->push_back(gathered_linear(open_gate, 64, 64));
+      hidden_->push_back(gated_linear(open_gate, 64, 64));
       hidden_->push_back(torch::nn::ReLU());
     }
   }
@@ -47,7 +46,7 @@ class tiny_network_impl : public torch::nn::Module {
   gated<torch::nn::Conv2dImpl> conv1_;
   gated<batch_norm_impl> bn1_;
   torch::nn::Sequential hidden_;
-  gathered_linear fc_;
+  gated_linear fc_;
   planned_fault fault_;
 };
 

@@ -94,14 +94,14 @@ def criteria() -> None:
         else:
             require(False, f"M/C where M is 0: {workers} workers, {rate}")
     dense = result("everything, no overlap", 2.0, cell)
-    held = [dense, result("everything, owners, step", 1.2, cell), result("owners, interleaved", 1.15, cell),
+    held = [dense, result("everything, owners, step", 1.2, cell),
             result("backward, pairwise", 1.40, cell), result("backward, ring", 1.30, cell), result("backward, by_cost", 1.35, cell)]
     verdicts = [line[-1] for line in overlap_report.criteria(held)]
-    require(verdicts == ["yes"] * 5, f"{overlap_report.criteria(held)}")
-    broken = [dense, result("everything, owners, step", 1.3, cell), result("owners, interleaved", 1.4, cell),
+    require(verdicts == ["yes"] * 3, f"{overlap_report.criteria(held)}")
+    broken = [dense, result("everything, owners, step", 1.3, cell),
               result("backward, pairwise", 1.5, cell), result("backward, ring", 1.2, cell), result("backward, by_cost", 1.3, cell)]
     verdicts = [line[-1] for line in overlap_report.criteria(broken)]
-    require(verdicts == ["**no**"] * 5, f"{overlap_report.criteria(broken)}")
+    require(verdicts == ["**no**"] * 3, f"{overlap_report.criteria(broken)}")
     for workers, seconds, expected in ((4, 0.44, ["yes", "yes"]), (4, 0.46, ["**no**", "yes"]), (2, 0.46, ["yes"])):
         cell = Cell(workers, "1 Gb/s", 0.4)
         found = [result(*taken, cell) for taken in (("R = 0.95 at_end, no overlap", 0.6), ("everything, step", 1.0),
@@ -129,7 +129,7 @@ def criteria_of_cells() -> None:
         require(asked(found) == [(one.name, holds)], f"{seconds}: {overlap_report.criteria(found)}")
 
     beside_ddp = ("everything, backward", "everything, step", "everything, ring, backward", "everything, owners, step",
-                  "everything, ring, owners, step", "owners, activations", "owners, interleaved, activations")
+                  "everything, ring, owners, step")
     others = ("everything, bf16, owners, step", "plain MPI_Allreduce")  # of other bits, and a rival
     for ddps, said in ((["DDP as it comes"], "DDP as it comes"), (["DDP as it comes", "DDP, buckets as ours"], "DDP with the same buckets")):
         for seconds, holds in ((1.01, "yes"), (1.03, "**no**")):
@@ -165,15 +165,15 @@ def rows_and_cells() -> None:
     require(same == ["--bucket-mb", "0.5"], f"other buckets than ours: {same}")
     require(ROWS["everything, step"].options_in(CELL)[-2:] == ["--bucket-bytes", str(1 << 19)], "no buckets")
     require(ROWS["backward, layer by layer"].options_in(CELL).count("--bucket-bytes") == 1, "two sizes of buckets")
-    found, left_out = overlap_rows.possible(["everything, step", "owners, interleaved", "DDP as it comes"],
+    found, left_out = overlap_rows.possible(["everything, step", "everything, owners, step", "DDP as it comes"],
                                             "--overlap --topology --selection --runs", "resnet50")
     require(found == ["everything, step", "DDP as it comes"], f"{found}")
-    require(left_out == {"owners, interleaved": "the harness has no such options"}, f"{left_out}")
+    require(left_out == {"everything, owners, step": "the harness has no such options"}, f"{left_out}")
     slow = Cell(4, "100 Mb/s", 0.4)
     require(overlap_runs.steps_of(ROWS["everything, step"], slow, 10) == overlap_runs.SLOW_STEPS, "many steps of 13 s")
     require(overlap_runs.steps_of(ROWS["R = 0.95 ahead, step"], slow, 10) == 10, "few steps that are quick")
     for name, counts in (("everything, step", True), ("everything, no overlap", True), ("R = 0.95 ahead, step", False), ("DDP as it comes", False),
-                         ("plain MPI_Allreduce", False), ("owners, activations", False), (overlap_rows.ALONE, False)):
+                         ("plain MPI_Allreduce", False), (overlap_rows.ALONE, False)):
         require(ROWS[name].sends_everything == counts, f"{name} sends everything, and counts it: {not counts}")
     # Two steps that count, the three before them, and where a step waits in the next one, one behind them.
     two = [{"sent_bytes": 100}, {"sent_bytes": 100}]
@@ -209,8 +209,8 @@ def networks() -> None:
     require(left_out == {name: "no gradients of vgg16 are recorded" for name in by_numbers}, f"{left_out}")
     require(set(found) == set(ROWS) - by_numbers, f"{found}")
     table = overlap_rows.TABLES["dense"]
-    require(set(table) <= set(found) and len(set(table)) == 10, f"{table}")
-    require({"DDP as it comes", "DDP, fp16_compress_hook", "owners, activations"} <= set(table), f"no VGG-16 beside DDP: {table}")
+    require(set(table) <= set(found) and len(set(table)) == 8, f"{table}")
+    require({"DDP as it comes", "DDP, fp16_compress_hook"} <= set(table), f"no VGG-16 beside DDP: {table}")
 
 
 def sessions() -> None:

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <vector>
 
@@ -34,10 +33,8 @@ struct network_impl : torch::nn::Module {
       : conv(register_module(
             "conv", gated<torch::nn::Conv2dImpl>(open_gate, torch::nn::Conv2dOptions(3, 8, 3).bias(false)))),
         norm(normalises ? register_module("norm", gated<batch_norm_impl>(open_gate, 8)) : nullptr),
-        hidden(register_module("hidden",
-                               lamina::collectives::gathered_linear(open_gate, features, hidden_width))),
-        output(register_module("output",
-                               lamina::collectives::gathered_linear(open_gate, hidden_width, classes))),
+        hidden(register_module("hidden", gated<torch::nn::LinearImpl>(open_gate, features, hidden_width))),
+        output(register_module("output", gated<torch::nn::LinearImpl>(open_gate, hidden_width, classes))),
         scale(register_module(
             "scale", gated<torch::nn::LinearImpl>(open_gate, torch::nn::LinearOptions(1, 1).bias(false)))) {}
   torch::Tensor forward(const torch::Tensor& x) {
@@ -54,7 +51,7 @@ struct network_impl : torch::nn::Module {
   }
   gated<torch::nn::Conv2dImpl> conv;
   gated<batch_norm_impl> norm;
-  lamina::collectives::gathered_linear hidden, output;
+  gated<torch::nn::LinearImpl> hidden, output;
   gated<torch::nn::LinearImpl> scale;
 };
 TORCH_MODULE_IMPL(network, network_impl);

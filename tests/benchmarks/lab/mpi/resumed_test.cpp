@@ -95,34 +95,6 @@ TEST_CASE("overlap: what is planned is told, and another run goes by it") {
     REQUIRE(second.metrics[3].overlap->collectives == first.metrics[3].overlap->collectives);
 }
 
-TEST_CASE("overlap: owners hand parameters round where the link is idle on worker 0, by its clock alone") {
-  if (ranks() < 2) return;
-  settings given = dropping_with_checkpoints();
-  given.overlap.has_owners = true;
-  given.overlap.plan.bucket_bytes = 0;
-  const diary expected = train(given);
-
-  given.overlap.interleaves_gathers = true;
-  std::uint64_t step = 0;
-  before_last_gradient = [&] {
-    if (++step > 1 || rank_of_this() != 0) return;
-    // The last gradient of the first step comes later than all else takes by the plan's costs.
-    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-    while (std::chrono::steady_clock::now() < until) continue;
-  };
-  const diary found = train(given);
-  before_last_gradient = {};
-  require_equal_runs(found, expected);
-  if (rank_of_this() == 0) {
-    REQUIRE(state_in(found).plan.find("\nowners ") != std::string::npos);
-    REQUIRE(state_in(expected).plan.find("\nowners ") == std::string::npos);
-  }
-  // What the link was when the plan was made is not asked again.
-  const diary rest = resumed(given, found, state_in(found));
-  require_goes_on(rest, found);
-  if (rank_of_this() == 0) REQUIRE(rest.saved.back().plan == found.saved.back().plan);
-}
-
 TEST_CASE("overlap: a plan of another model, of other workers, or damaged is refused by worker 0") {
   if (ranks() > 1) return;  // who says so ends the others
   settings given;
@@ -151,10 +123,6 @@ TEST_CASE("overlap: a plan of another model, of other workers, or damaged is ref
   given.overlap.plan.payload = lamina::payload_type::bfloat16;
   REQUIRE(refusal(told) == "plan.txt: the plan sums as as_is, --sum-payload is bfloat16");
   given.overlap.plan.payload = lamina::payload_type::as_is;
-  // The layers are others where activations are exchanged.
-  given.overlap.fully_connected = fc_exchange::activations;
-  REQUIRE_THAT(refusal(told), Catch::Matchers::Contains("the plan is of the model "));
-  given.overlap.fully_connected = fc_exchange::gradients;
   const collectives::plan made =
       collectives::plan::load(told, replica{torch::nn::AnyModule(network(true))}.model(), 1);
   std::vector<std::size_t> layers;

@@ -3,21 +3,30 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lamina/collectives/agreement.hpp"
+#include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/sum.hpp"
-#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 
-namespace lamina::inline LAMINA_ABI::collectives {
+/// The constants of a network, measured over a channel, from which lamina::collectives::plan chooses.
+namespace lab {
+
+using lamina::collectives::channel;
+using lamina::collectives::cost_table;
+using lamina::collectives::round_header;
 
 struct calibration_options {
   std::size_t latency_rounds = 200;  ///< of 4 bytes
@@ -26,10 +35,16 @@ struct calibration_options {
   std::size_t least_bytes =
       std::size_t{8} << 20U;  ///< though seconds are over: a limited link gives the first bytes for free
   double seconds = 1;
-  piece_sizes pieces = {};  ///< as the engine's
+  lamina::collectives::piece_sizes pieces = {};  ///< as the engine's
   /// Bytes a second that the network is known not to exceed; what is measured above it is refused. 0: not known.
   double known_rate = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
+};
+
+/// Thrown for a rate that the network cannot have.
+class calibration_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 namespace detail {
@@ -38,17 +53,27 @@ namespace detail {
 /// pass at the speed of the wire, and the rate it is limited to is seen by the rounds that empty the bucket.
 inline constexpr std::size_t pieces_of_a_round = 16;
 
+inline bool can_be(double constant) noexcept {
+  return lamina::detail::is_finite(constant) && constant > 0;
+}
+
 class calibrator {
  public:
   calibrator(channel& over, const calibration_options& options)
-      : talk_(over, options.timeout), options_(options) {
-    talk_.make_room(pieces_of_a_round * (std::max)(options.pieces.both_ways, options.pieces.one_way));
+      : channel_(over),
+        talk_(over, options.timeout),
+        patience_(options.timeout),
+        options_(options),
+        memory_(std::make_shared<memory>()) {
+    const std::size_t most = pieces_of_a_round * (std::max)(options.pieces.both_ways, options.pieces.one_way);
+    memory_->out.resize(most);
+    memory_->in.resize(most);
   }
 
   double latency() {
     std::vector<double> seconds;
     for (std::size_t k = 0; k < options_.latency_rounds; ++k)
-      seconds.push_back(exchange(after(), before(), {4, 1}));
+      seconds.push_back(exchange(after(), before(), 4, 1));
     return median(seconds);
   }
   double one_way() { return rate(after(), before(), options_.pieces.one_way); }
@@ -65,7 +90,7 @@ class calibrator {
     std::vector<double> seconds;
     for (int k = 0; k < 9; ++k) {
       const auto begin = clock::now();
-      add_to(to, from);
+      lamina::collectives::add_to(to, from);
       seconds.push_back(since(begin) / static_cast<double>(to.size() * sizeof(float)));
     }
     return median(seconds);
@@ -84,10 +109,33 @@ class calibrator {
   [[nodiscard]] std::size_t after() const { return (talk_.rank() + 1) % talk_.ranks(); }
   [[nodiscard]] std::size_t before() const { return (talk_.rank() + talk_.ranks() - 1) % talk_.ranks(); }
 
-  double exchange(std::size_t to, std::size_t from, conversation::messages each_way) {
+  // Seconds of so many pieces to a rank, and as many from another, all under way at once.
+  double exchange(std::size_t to, std::size_t from, std::size_t bytes, std::size_t pieces) {
     if (to == talk_.rank()) return 0;
     const auto begin = clock::now();
-    talk_.exchange(to, each_way, from, each_way);
+    try {
+      for (std::size_t k = 0; k < pieces; ++k)
+        channel_.receive(from, tag, {{}, std::span(memory_->in).subspan(k * bytes, bytes)});
+      for (std::size_t k = 0; k < pieces; ++k)
+        channel_.send(to, tag, {{}, std::span(std::as_const(memory_->out)).subspan(k * bytes, bytes)});
+      patience_.renew(clock::now());
+      for (std::size_t open = 2 * pieces; open > 0;) {
+        const std::size_t done = channel_.progress().size();
+        open -= done;
+        if (done > 0) {
+          patience_.renew(clock::now());
+        } else if (patience_.is_over(clock::now())) {
+          throw lamina::collectives::channel_error(from, "nothing heard for " +
+                                                             std::to_string(options_.timeout.count()) +
+                                                             " ms from " + channel_.name_of(from));
+        } else {
+          std::this_thread::sleep_for(std::chrono::microseconds(5));
+        }
+      }
+    } catch (...) {
+      channel_.abandon(memory_);
+      throw;
+    }
     return since(begin);
   }
 
@@ -99,7 +147,7 @@ class calibrator {
     std::vector<double> seconds;
     const auto begin = clock::now();
     for (std::size_t k = 0; k < rounds; ++k) {
-      seconds.push_back(exchange(to, from, {piece, pieces_of_a_round}) / static_cast<double>(bytes));
+      seconds.push_back(exchange(to, from, piece, pieces_of_a_round) / static_cast<double>(bytes));
       if (k + 1 < least) continue;
       std::vector<std::uint32_t> is_over = {since(begin) > options_.seconds ? 1U : 0U};
       talk_.broadcast(is_over);
@@ -109,8 +157,17 @@ class calibrator {
     return median(seconds);
   }
 
-  conversation talk_;
+  struct memory {
+    std::vector<std::byte> out;
+    std::vector<std::byte> in;
+  };
+  static constexpr std::uint32_t tag = 2;
+
+  channel& channel_;
+  lamina::collectives::detail::conversation talk_;
+  lamina::collectives::detail::patience patience_;
   calibration_options options_;
+  std::shared_ptr<memory> memory_;
 };
 
 inline void check_options(const calibration_options& options) {
@@ -121,11 +178,11 @@ inline void check_options(const calibration_options& options) {
     throw std::invalid_argument("calibration: a piece of " + std::to_string(bytes) +
                                 " bytes has no room for a header and an element");
   }
-  if (!std::isfinite(options.seconds) || options.seconds < 0) {
+  if (!lamina::detail::is_finite(options.seconds) || options.seconds < 0) {
     throw std::invalid_argument("calibration: seconds is " + std::to_string(options.seconds) +
                                 ": it must be finite and not below 0");
   }
-  if (!std::isfinite(options.known_rate) || options.known_rate < 0) {
+  if (!lamina::detail::is_finite(options.known_rate) || options.known_rate < 0) {
     throw std::invalid_argument("calibration: known_rate is " + std::to_string(options.known_rate) +
                                 ": it must be finite, and 0 where it is not known");
   }
@@ -133,20 +190,37 @@ inline void check_options(const calibration_options& options) {
 
 }  // namespace detail
 
+/// The largest of each constant over all ranks. Throws channel_error, which ends the channel; and on all ranks
+/// std::invalid_argument where a constant of one cannot be.
+[[nodiscard]] inline cost_table agree_on_costs(channel& over, const cost_table& own,
+                                               std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
+  std::vector<double> most = {own.alpha, own.beta_one_way, own.beta_both_ways, own.gamma};
+  lamina::collectives::detail::conversation(over, timeout).combine(most, [](const auto& before, auto& here) {
+    // A number that cannot be is kept: the largest would hide it.
+    const auto larger = [](double a, double b) {
+      return !detail::can_be(a) || (detail::can_be(b) && a > b) ? a : b;
+    };
+    std::ranges::transform(before, here, here.begin(), larger);
+  });
+  const cost_table agreed = {most[0], most[1], most[2], most[3]};
+  lamina::collectives::check_costs(agreed);
+  return agreed;
+}
+
 /// Measures the network with all ranks at once, as in the run, since they share links and cores. All ranks call it at the same time and get
-/// the same table, the largest of each constant, with three digits. About twice options.seconds.
+/// the same table, the largest of each constant. About twice options.seconds.
 ///
 ///  - alpha: ring rounds of 4 bytes;
 ///  - beta_one_way: ring rounds of sixteen pieces at once; beta_both_ways: exchanges of as many with rank r xor 1; of both alpha is
 ///    taken off;
 ///  - gamma: adding in memory.
 ///
-/// One rank, which sends nothing, measures gamma alone and has gigabit_costs otherwise. Throws calibration_error for a constant that
-/// cannot be, or a rate above options.known_rate; std::invalid_argument, before a message is sent, for an option that cannot be;
+/// One rank, which sends nothing, measures gamma alone and has gigabit_costs otherwise. Throws calibration_error for a rate above
+/// options.known_rate; std::invalid_argument for a constant that cannot be and, before a message is sent, for an option that cannot be;
 /// channel_error where a rank is silent, which ends the channel.
 [[nodiscard]] inline cost_table calibrate(channel& over, const calibration_options& options = {}) {
   detail::check_options(options);
-  cost_table own = gigabit_costs;
+  cost_table own = lamina::collectives::gigabit_costs;
   own.gamma = detail::calibrator::adding();
   if (over.ranks() > 1) {
     detail::calibrator measure(over, options);
@@ -160,7 +234,7 @@ inline void check_options(const calibration_options& options) {
         both > 0 ? beta(both, detail::pieces_of_a_round * options.pieces.both_ways) : own.beta_one_way;
     own = agree_on_costs(over, own, options.timeout);
   }
-  check_costs(own);
+  lamina::collectives::check_costs(own);
   if (over.ranks() > 1 && options.known_rate > 0) {
     for (const auto& [name, beta] :
          {std::pair("beta_one_way", own.beta_one_way), std::pair("beta_both_ways", own.beta_both_ways)}) {
@@ -169,7 +243,7 @@ inline void check_options(const calibration_options& options) {
                               " ns a byte, which is quicker than the rate of the network allows");
     }
   }
-  return rounded(own);
+  return own;
 }
 
-}  // namespace lamina::inline LAMINA_ABI::collectives
+}  // namespace lab

@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "lamina/collectives/plan.hpp"
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 
 /// How long steps take by a plan's costs, where sums go on beside the computation.
-namespace lamina::inline LAMINA_ABI::collectives {
+namespace lab {
+
+using lamina::collectives::plan;
+using lamina::collectives::task;
 
 /// A step that waits for nothing: seconds after its beginning.
 struct step_times {
@@ -36,9 +38,8 @@ class step_prediction {
  public:
   /// \param of     buckets and costs; it outlives this
   /// \param tasks  of a step, in order: of.tasks(), or of.tasks_of_owners() with owners
-  /// Cost: the seconds of each task.
   step_prediction(const plan& of, std::span<const task> tasks) : of_(of), tasks_(tasks.begin(), tasks.end()) {
-    for (const task& each : tasks_) seconds_.push_back(of.seconds_of(each));
+    for (const task& each : tasks_) seconds_.push_back(seconds_of(each));
   }
 
   /// Seconds for which each step waits. Throws std::invalid_argument for another number of layers, for times below 0 or not finite, and
@@ -62,6 +63,12 @@ class step_prediction {
     std::vector<double> done;  // of each bucket of the step before
     double is_free;
   };
+
+  // Half of an all_reduce takes half its time.
+  [[nodiscard]] double seconds_of(const task& which) const {
+    const double both = of_.seconds_of(of_.buckets()[which.bucket]);
+    return which.what == lamina::collectives::operation::all_reduce ? both : both / 2;
+  }
 
   // What one step waits, and what is under way when it ends.
   double wait(const step_times& alone, waits where, link& under_way) const {
@@ -109,4 +116,4 @@ class step_prediction {
   std::vector<double> seconds_;  // of each
 };
 
-}  // namespace lamina::inline LAMINA_ABI::collectives
+}  // namespace lab

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/collectives/prediction.hpp"
+#include "network/prediction.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -17,8 +17,8 @@ using collectives::algorithm;
 using collectives::algorithm_choice;
 using collectives::layer_class;
 using collectives::plan;
-using collectives::step_times;
-using collectives::waits;
+using lab::step_times;
+using lab::waits;
 
 namespace {
 
@@ -26,22 +26,20 @@ namespace {
 constexpr collectives::cost_table bytes_alone = {1e-12, 1e-8, 1e-8, 1e-15};
 
 // Equal layers, each a bucket, whose gradients become ready from the last to the first.
-plan equal_layers(std::size_t layers, const std::vector<double>& ready_seconds = {}) {
+plan equal_layers(std::size_t layers) {
   std::vector<std::size_t> order(layers);
   for (std::size_t l = 0; l < layers; ++l) order[l] = layers - 1 - l;
   return {model_of(std::vector<std::size_t>(layers, 4'000)),
           4,
           order,
           std::vector<layer_class>(layers),
-          {.bucket_bytes = 0,
-           .choice = algorithm_choice::always(algorithm::ring),
-           .ready_seconds = ready_seconds},
+          {.bucket_bytes = 0, .choice = algorithm_choice::always(algorithm::ring)},
           bytes_alone};
 }
 
 double exposed(const plan& made, std::span<const collectives::task> tasks, const step_times& alone,
                waits where) {
-  return collectives::step_prediction(made, tasks).exposed(alone, where);
+  return lab::step_prediction(made, tasks).exposed(alone, where);
 }
 
 double communication_of(const plan& made) {
@@ -82,8 +80,6 @@ TEST_CASE("prediction: many equal layers expose what the bounds say") {
   CHECK(share_of(0.5, owners, waits::in_the_forward) == Approx(0).margin(2e-3));
   CHECK(share_of(1, owners, waits::in_the_forward) == Approx(1.0 / 6).margin(2e-3));
   CHECK(share_of(1, owners, waits::at_the_end) == Approx(1.0 / 2).margin(2e-3));
-  const plan filled = equal_layers(1000, evenly(1000, m).ready);
-  CHECK(share_of(1, filled.tasks_of_owners(), waits::in_the_forward) < 0.04);
 }
 
 // Two layers, of two and four seconds.
