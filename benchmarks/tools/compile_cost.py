@@ -38,8 +38,6 @@ void step(const lamina::layout& model, std::span<const std::byte> bytes, lamina:
 SOURCES = {
     "an empty file": "",
     "vector, string": "#include <string>\n#include <vector>\n",
-    "lamina.hpp without xxHash":
-        "#define LAMINA_NO_XXHASH\n#include <lamina/lamina.hpp>\n",
     "lamina.hpp": "#include <lamina/lamina.hpp>\n",
     "a worker's step": WORKER,
     "a server's step": SERVER,

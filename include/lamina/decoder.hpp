@@ -173,7 +173,6 @@ struct frame_decoder {
     if ((header.flags & flag_checksum) == 0) {
       return header.checksum == 0 ? std::error_code{} : frame_errc::checksum_mismatch;
     }
-    if (!checksum::available) return frame_errc::checksum_unsupported;
     checksum sum;
     sum.add(bytes.first(checksum_offset));
     sum.add(bytes.subspan(wire_header_bytes));

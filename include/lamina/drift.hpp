@@ -77,8 +77,7 @@ class drift_compressor {
 
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of
-  /// \param options  as of a gradient_compressor. Refused are a momentum, which is the optimizer's; threshold_source::fresh, as
-  ///                 there is no gradient; finite_check::each_element, as nothing can be left out of what was done already; and
+  /// \param options  as of a gradient_compressor. Refused are a momentum, which is the optimizer's; finite_check::each_element, as nothing can be left out of what was done already; and
   ///                 another decision_timing than at_end, as a drift is complete at the end of a step alone.
   /// \param functor  takes the value of a part of x - y
   /// \throws std::invalid_argument  naming the option; a model without layers
@@ -373,8 +372,6 @@ class drift_compressor {
   static const compressor_options& checked(const layout& model, const compressor_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
-                          : options.source == threshold_source::fresh
-                              ? "source: a drift has no fresh gradient to search over"
                           : options.decide != decision_timing::at_end
                               ? "decide: a drift is complete at the end of a step alone, so at_end"
                           : options.check == finite_check::each_element

@@ -121,7 +121,7 @@ class frame_encoder {
     detail::wire_header header;
     header.element_type = detail::element_code<T>;
     header.kind = static_cast<std::uint8_t>(kind);
-    const bool has_checksum = checksums_available && checksum == frame_checksum::xxh3;
+    const bool has_checksum = checksum == frame_checksum::xxh3;
     header.flags = has_checksum ? detail::flag_checksum : 0;
     header.sender = sender;
     header.step = step;

@@ -35,7 +35,6 @@ enum class frame_errc {
   bad_payload_size,      ///< the payload is not as long as the present layers are
   trailing_bytes,        ///< bytes after the end of the frame
   checksum_mismatch,     ///< the frame was damaged on its way
-  checksum_unsupported,  ///< the frame has a checksum and this build has no xxHash to verify it
   misaligned_buffer,     ///< the bytes do not start at a multiple of the element's alignment
   unexpected_kind,       ///< a parameter frame where a gradient frame belongs, or the other way round
   unexpected_step,       ///< a frame of another step: late, early or replayed
@@ -78,8 +77,6 @@ class LAMINA_VISIBLE frame_error_category final : public std::error_category {
         return "bytes follow the end of the frame";
       case frame_errc::checksum_mismatch:
         return "checksum mismatch: the frame was damaged";
-      case frame_errc::checksum_unsupported:
-        return "frame has a checksum but lamina was built without xxHash";
       case frame_errc::misaligned_buffer:
         return "buffer is not aligned for the element type";
       case frame_errc::unexpected_kind:
@@ -117,18 +114,17 @@ class LAMINA_VISIBLE frame_error_category final : public std::error_category {
 
 /// Why a saved state was refused.
 enum class state_errc {
-  truncated = 1,         ///< fewer bytes than the header, the ages or the numbers need
-  bad_magic,             ///< not a saved state at all
-  unsupported_version,   ///< written by a version of the format that this library does not read
-  wrong_element_type,    ///< for example a state of double where float is expected
-  nonzero_reserved,      ///< a flag that this version does not define is set
-  wrong_layout,          ///< the fingerprint, the number of layers or of elements is that of another model
-  other_momentum,        ///< it holds velocity and there is no momentum here, or the other way round
-  trailing_bytes,        ///< bytes after the end of the state
-  checksum_mismatch,     ///< the state was damaged
-  checksum_unsupported,  ///< the state has a checksum and this build has no xxHash to verify it
-  impossible_age,        ///< a layer was sent, or waits since, a step later than the one that the state is of
-  other_timing,          ///< its steps were decided at another time: see decision_timing
+  truncated = 1,        ///< fewer bytes than the header, the ages or the numbers need
+  bad_magic,            ///< not a saved state at all
+  unsupported_version,  ///< written by a version of the format that this library does not read
+  wrong_element_type,   ///< for example a state of double where float is expected
+  nonzero_reserved,     ///< a flag that this version does not define is set
+  wrong_layout,         ///< the fingerprint, the number of layers or of elements is that of another model
+  other_momentum,       ///< it holds velocity and there is no momentum here, or the other way round
+  trailing_bytes,       ///< bytes after the end of the state
+  checksum_mismatch,    ///< the state was damaged
+  impossible_age,       ///< a layer was sent, or waits since, a step later than the one that the state is of
+  other_timing,         ///< its steps were decided at another time: see decision_timing
 };
 
 namespace detail {
@@ -158,8 +154,6 @@ class LAMINA_VISIBLE state_error_category final : public std::error_category {
         return "bytes follow the end of the state";
       case state_errc::checksum_mismatch:
         return "checksum mismatch: the state was damaged";
-      case state_errc::checksum_unsupported:
-        return "state has a checksum but lamina was built without xxHash";
       case state_errc::impossible_age:
         return "state says that a layer was sent in a step after its own";
       case state_errc::other_timing:

@@ -21,13 +21,11 @@ class part_slices;
 struct element_range;
 struct float16;
 struct bfloat16;
-class any_tensor;
 
 // What is told.
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
 enum class finite_check;
-enum class threshold_source;
 enum class decision_timing : std::uint8_t;
 enum class frame_kind : std::uint8_t;
 enum class element_type : std::uint8_t;
@@ -38,7 +36,6 @@ struct compressor_options;
 struct aggregator_options;
 struct publisher_options;
 struct outer_options;
-class memory_resource;
 
 // What computes.
 class threshold_search;
@@ -50,7 +47,6 @@ struct l1_norm;
 struct l2_norm;
 struct root_mean_square;
 struct max_abs;
-struct signed_mean;
 struct sequential;
 template <element T>
 class residual_accumulator;
@@ -64,7 +60,6 @@ template <element T>
 class gradient_aggregator;
 template <element T>
 class parameter_publisher;
-class any_compressor;
 
 // What goes over the wire.
 class encoded_frame;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -14,8 +15,6 @@
 /// What a worker can be told. Nothing here computes.
 namespace lamina::inline LAMINA_ABI {
 
-class memory_resource;
-
 /// When the threshold is searched again.
 class refresh_schedule {
  public:
@@ -25,18 +24,15 @@ class refresh_schedule {
     if (steps == 0) detail::raise(std::invalid_argument("the refresh period must be at least one step"));
     return refresh_schedule(steps, std::nullopt);
   }
-  /// In the first step alone.
-  [[nodiscard]] static refresh_schedule first_step_only() { return refresh_schedule(0, std::nullopt); }
   /// Never: `threshold` is used throughout. Throws std::invalid_argument for NaN.
   [[nodiscard]] static refresh_schedule fixed(double threshold) {
     if (detail::is_nan(threshold)) detail::raise(std::invalid_argument("the threshold must not be NaN"));
-    return refresh_schedule(0, threshold);
+    return refresh_schedule(1, threshold);
   }
 
   /// Whether a search is due in `step`, counted from 1.
   [[nodiscard]] constexpr bool due(std::uint64_t step) const noexcept {
-    if (fixed_threshold_) return false;
-    return period_ == 0 ? step == 1 : (step - 1) % period_ == 0;
+    return !fixed_threshold_ && (step - 1) % period_ == 0;
   }
   /// The threshold of fixed(), if this is one.
   [[nodiscard]] constexpr std::optional<double> fixed_threshold() const noexcept { return fixed_threshold_; }
@@ -45,7 +41,7 @@ class refresh_schedule {
   refresh_schedule(std::uint64_t period, std::optional<double> fixed_threshold)
       : period_(period), fixed_threshold_(fixed_threshold) {}
 
-  std::uint64_t period_;  // 0: the first step alone
+  std::uint64_t period_;
   std::optional<double> fixed_threshold_;
 };
 
@@ -71,8 +67,7 @@ enum class frame_checksum : std::uint8_t {
   none =
       0,  ///< for a transport that checks its own data, and wherever parts of a frame may be lost: one with holes has no
           ///< checksum that holds
-  xxh3 =
-      1,  ///< 64 bits over the whole frame, if xxHash's header is there when lamina is compiled. The default.
+  xxh3 = 1,  ///< 64 bits over the whole frame. The default.
 };
 
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
@@ -89,13 +84,6 @@ enum class finite_check {
   /// as the largest of values, out to the others, which clears it here; but for payload_type::int8 and int4, which cannot say it. A
   /// residual that holds it is not saved.
   caller,
-};
-
-/// What the threshold is searched over.
-enum class threshold_source {
-  accumulated,  ///< the residual's values, which the decision compares too: only then does R bound what is dropped
-  fresh,  ///< the values of this step's gradients, a literal reading of the paper; sends more than 1 - R. In steps that
-  ///< search, each gradient is looked at a second time while it is in cache, and comes in one piece.
 };
 
 /// When it is known whether a layer goes out. Collectives that run while gradients are still computed want to know it of a layer
@@ -117,9 +105,9 @@ enum class priority_rule : std::uint8_t {
   value,  ///< q_l. The paper's, and the default.
   /// q_l times the steps since the layer was last sent, t of them in step t where it never was: the order in which what the
   /// workers lack of each other is least in the mean over layers and steps, where q_l grows as a power of these steps. By q_l alone no layer
-  /// lacks much, and those that change slowly starve. Rounded once. For decisions at_end, and threshold_source::accumulated.
-  /// With agreed values the steps are not averaged: each worker takes its own ages, which agreed selection wants to be the same. Values
-  /// of a functor that gives negative ones, as signed_mean does, sink with waiting.
+  /// lacks much, and those that change slowly starve. Rounded once. For decisions at_end.
+  /// With agreed values the steps are not averaged: each worker takes its own ages, which agreed selection wants to be the same. Negative
+  /// values sink with waiting.
   value_times_waiting,
 };
 
@@ -130,8 +118,8 @@ struct residual_options {
   /// Of the pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others.
   /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
   double momentum = 0;
-  /// Where the residual lies; null: in memory of operator new. Must outlive the residual.
-  memory_resource* memory = nullptr;
+  /// Where the residual lies: pinned memory, huge pages, a node of a NUMA machine; null: in memory of operator new. Must outlive the residual.
+  std::pmr::memory_resource* memory = nullptr;
 };
 
 /// How a worker compresses. The defaults are what to begin with.
@@ -158,9 +146,8 @@ struct compressor_options {
   std::uint64_t max_age = 0;
   /// By what layers are chosen. Of local updates see docs/learning/local-updates.md; with gradients value_times_waiting was not tried.
   priority_rule priority = priority_rule::value;
-  threshold_source source = threshold_source::accumulated;
   /// When a layer is decided on. The first step of as_ready and of ahead has no values to go by: everything is sent, as far as
-  /// a byte_budget reaches. `ahead` wants each gradient in one piece and excludes threshold_source::fresh.
+  /// a byte_budget reaches. `ahead` wants each gradient in one piece.
   decision_timing decide = decision_timing::at_end;
   /// Layers larger than this are decided, and sent, in parts of so many elements: a multiple of 4,096; 0: whole layers.
   /// Use it when a few huge layers, such as embeddings, would decide alone or come in bursts. See partition.hpp.
@@ -181,8 +168,8 @@ struct compressor_options {
   /// have few elements and do not bear delay. They come first within R and within a budget, of which they must leave some:
   /// less of the elements than byte_budget. See layers_where().
   std::vector<std::size_t> always_sent = {};
-  /// Where the residual lies; null: in memory of operator new. Must outlive the compressor.
-  memory_resource* memory = nullptr;
+  /// Where the residual lies: pinned memory, huge pages, a node of a NUMA machine; null: in memory of operator new. Must outlive the compressor.
+  std::pmr::memory_resource* memory = nullptr;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -42,8 +42,7 @@ namespace lamina::inline LAMINA_ABI {
 class layer_selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range, for a byte_budget that always_sent alone
-  /// uses up, for decision_timing::ahead with threshold_source::fresh, and for priority_rule::value_times_waiting with that or
-  /// with another decision_timing than at_end; options.always_sent are layers of `model`.
+  /// uses up, and for priority_rule::value_times_waiting with another decision_timing than at_end; options.always_sent are layers of `model`.
   layer_selector(const layout& model, const compressor_options& options)
       : options_(options),
         chosen_(model),
@@ -58,22 +57,14 @@ class layer_selector {
       detail::raise(std::invalid_argument("byte budget must lie in (0, 1], got " +
                                           std::to_string(*options.byte_budget)));
     }
-    if (options.decide == decision_timing::ahead && options.source == threshold_source::fresh) {
-      detail::raise(
-          std::invalid_argument("decision_timing::ahead excludes threshold_source::fresh: it searches the "
-                                "threshold over the agreed values by which it decides"));
-    }
     detail::check_payload_type(options.payload);
     if (options.priority > priority_rule::value_times_waiting) {
       detail::raise(std::invalid_argument("priority " + std::to_string(static_cast<int>(options.priority)) +
                                           " is none of priority_rule"));
     }
-    if (options.priority == priority_rule::value_times_waiting &&
-        (options.decide != decision_timing::at_end || options.source == threshold_source::fresh)) {
+    if (options.priority == priority_rule::value_times_waiting && options.decide != decision_timing::at_end)
       detail::raise(
-          std::invalid_argument("priority_rule::value_times_waiting is for decision_timing::at_end and "
-                                "threshold_source::accumulated"));
-    }
+          std::invalid_argument("priority_rule::value_times_waiting is for decision_timing::at_end"));
     for (const std::size_t layer : options.always_sent) {
       if (layer >= model.layers()) {
         detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
@@ -108,7 +99,7 @@ class layer_selector {
       decide_by_budget(decision, values, held);
     } else {
       const double ratio = drop_ratio_in(step);
-      if (detail::searches(options_.refresh, step, ratio, threshold_)) {
+      if (detail::searches(options_.refresh, options_.warm_up_steps, step, ratio, threshold_)) {
         threshold_ = searched(step, search_values, held, ratio);
       }
       decision.sends_all = sends_all_at(ratio);
@@ -217,20 +208,14 @@ class layer_selector {
   /// Whether `step`, counted from 1 and the next to be decided, searches the threshold over the values of decide()'s
   /// search_values.
   [[nodiscard]] bool searches_in(std::uint64_t step) const {
-    return !options_.byte_budget && detail::searches(options_.refresh, step, drop_ratio_in(step), threshold_);
+    return !options_.byte_budget &&
+           detail::searches(options_.refresh, options_.warm_up_steps, step, drop_ratio_in(step), threshold_);
   }
   /// The same of end(), which searches for the next step and its drop ratio.
   [[nodiscard]] bool searches_at_end_of(std::uint64_t step) const {
-    return !options_.byte_budget &&
-           detail::searches(options_.refresh, step, drop_ratio_in(step + 1), threshold_);
+    return !options_.byte_budget && detail::searches(options_.refresh, options_.warm_up_steps, step,
+                                                     drop_ratio_in(step + 1), threshold_);
   }
-  /// Whether the values of the gradients of `step` alone are wanted, the next to be decided or the one that has begun.
-  [[nodiscard]] bool wants_fresh_in(std::uint64_t step) const {
-    if (timing() == decision_timing::ahead) return true;
-    if (options_.source != threshold_source::fresh) return false;
-    return timing() == decision_timing::at_end ? searches_in(step) : searches_at_end_of(step);
-  }
-
   /// Whether a layer of `step` is decided.
   [[nodiscard]] bool is_decided(std::uint64_t step, std::size_t layer) const {
     if (step == 0 || decision_.step != step) return false;

@@ -69,8 +69,7 @@ class step_parts {
   /// Whether it is known of a layer if it was sent, and all of it is there. Of an empty layer, once anything came. Throws
   /// std::out_of_range.
   [[nodiscard]] bool is_decided(std::size_t layer) const {
-    const bool is_empty = decided_.model()[layer].elements() == 0;
-    return decided_.is_sent(layer) || (is_empty && count_ > 0);
+    return decided_.is_sent(layer) || (decided_.model().sizes()[layer] == 0 && count_ > 0);
   }
   /// The layers that are decided, but for empty ones.
   [[nodiscard]] const selection& decided() const noexcept { return decided_; }

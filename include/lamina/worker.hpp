@@ -96,8 +96,7 @@ class gradient_compressor {
   /// Adds the gradient of one layer to its residual and gives the value of the layer, or of its last part. The first
   /// call after select(), encode(), pack() or commit() begins the next step; a layer's gradient may come in pieces, which add
   /// up. Errors as residual_accumulator::accumulate; other layers keep what they have, so after a refused gradient go on
-  /// with the next batch in the same step. Throws std::logic_error for a second piece in a step that searches its threshold
-  /// over fresh gradients, and in any that is decided ahead; as_ready, for one of a layer that is decided already; ahead, if
+  /// with the next batch in the same step. Throws std::logic_error for a second piece in a step that is decided ahead; as_ready, for one of a layer that is decided already; ahead, if
   /// it begins a step that nothing was agreed for.
   ///
   /// \param layer      index in model()
@@ -323,11 +322,13 @@ class gradient_compressor {
       detail::raise(std::logic_error("pack: call select() of this step before"));
     check_payload("pack", payload_of<Half>);
     check_room(to.size());
-    std::span<std::byte> bytes = std::as_writable_bytes(to);
-    for (const auto segment : encode().segments().subspan(1)) {
-      std::memcpy(bytes.data(), segment.data(), segment.size());
-      bytes = bytes.subspan(segment.size());
+    for (const std::size_t part : chosen().sent()) {
+      const std::span<const T> from = residual()[part];
+      detail::encode_payload<T>(options_.payload, from, std::as_writable_bytes(to).data());
+      to = to.subspan(from.size());
     }
+    departure_.set_packed(false);
+    intake_.set_phase(detail::step_phase::encoded);
   }
 
   /// ahead: what pack() would write of one layer once this gradient is accumulated, to the last bit: the layer's parts that are

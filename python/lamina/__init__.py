@@ -58,6 +58,4 @@ class Options:
             raise ValueError(f"drop_ratio must be a share in [0, 1), got {self.drop_ratio:g}")
         if self.byte_budget is not None and not 0 < self.byte_budget <= 1:
             raise ValueError(f"byte_budget must be a share in (0, 1], got {self.byte_budget:g}")
-        if self.value == "signed_mean":
-            raise ValueError("value 'signed_mean' has a sign, and values of that kind are not agreed on; take 'mean_abs'")
         Compressor(Layout({"a": (1,)}), **dataclasses.asdict(self))

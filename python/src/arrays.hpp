@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <lamina/any_tensor.hpp>
 #include <lamina/layout.hpp>
 #include <lamina/selection.hpp>
 #include <optional>
@@ -23,6 +22,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "any_tensor.hpp"
 
 namespace lamina_python {
 
@@ -43,7 +44,7 @@ inline nb::builtin_exception refused(const std::string& what, const std::string&
 // Elements as they lie, of a type that lamina can read; `what` names the array in errors. Arrays are taken as they are, without
 // constraints, so that nanobind never hands over a copy, into which results would be written.
 template <class Array>
-lamina::any_tensor tensor_of(const Array& array, const std::string& what) {
+any_tensor tensor_of(const Array& array, const std::string& what) {
   const int device = array.device_type();
   if (device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
     throw refused(what, "is not in the memory of the CPU");
@@ -60,14 +61,13 @@ lamina::any_tensor tensor_of(const Array& array, const std::string& what) {
     return type.lanes == 1 && type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
   };
   using enum nb::dlpack::dtype_code;
-  const auto of_type = [&](lamina::element_type element) {
-    return array.size() == 0 ? lamina::any_tensor::empty(element)
-                             : lamina::any_tensor(array.data(), array.size(), element);
+  const auto of_type = [&](element_type element) {
+    return array.size() == 0 ? any_tensor::empty(element) : any_tensor(array.data(), array.size(), element);
   };
-  if (is(Float, 32)) return of_type(lamina::element_type::float32);
-  if (is(Float, 64)) return of_type(lamina::element_type::float64);
-  if (is(Float, 16)) return of_type(lamina::element_type::float16);
-  if (is(Bfloat, 16)) return of_type(lamina::element_type::bfloat16);
+  if (is(Float, 32)) return of_type(element_type::float32);
+  if (is(Float, 64)) return of_type(element_type::float64);
+  if (is(Float, 16)) return of_type(element_type::float16);
+  if (is(Bfloat, 16)) return of_type(element_type::bfloat16);
   throw refused(what, "is not of float32, float64, float16 or bfloat16");
 }
 
@@ -79,7 +79,7 @@ inline std::string name_of(const lamina::layout& model, std::size_t layer) {
 template <class Array>
 struct tensors {
   std::vector<Array> arrays;
-  std::vector<lamina::any_tensor> each;
+  std::vector<any_tensor> each;
 };
 
 // From a list with an array, or None, for each layer.
@@ -120,8 +120,8 @@ inline std::span<const std::byte> bytes_in(const bytes_like& array) {
 }
 
 template <class Number>
-std::span<Number> numbers_of(const std::string& what, const lamina::any_tensor& tensor) {
-  if (tensor.type() != lamina::element_type_of<std::remove_const_t<Number>>)
+std::span<Number> numbers_of(const std::string& what, const any_tensor& tensor) {
+  if (tensor.type() != element_type_of<std::remove_const_t<Number>>)
     throw refused(what, sizeof(Number) == 8 ? "must be of float64" : "must be of float32");
   return {static_cast<Number*>(tensor.data()), tensor.elements()};
 }
@@ -137,10 +137,9 @@ Value named(const char* option, const std::string& name,
   throw std::invalid_argument(std::string(option) + " must be one of " + known + ", got '" + name + "'");
 }
 
-inline lamina::element_type residual_type(const std::string& dtype) {
-  return named<lamina::element_type>(
-      "dtype", dtype,
-      {{"float32", lamina::element_type::float32}, {"float64", lamina::element_type::float64}});
+inline element_type residual_type(const std::string& dtype) {
+  return named<element_type>("dtype", dtype,
+                             {{"float32", element_type::float32}, {"float64", element_type::float64}});
 }
 
 // The layers, or parts, that are sent.

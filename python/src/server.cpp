@@ -40,7 +40,7 @@ struct publisher {
 
 template <template <class> class Class, class... Arguments>
 of_either<Class> made(const std::string& dtype, const auto& make) {
-  if (residual_type(dtype) == lamina::element_type::float64) return make.template operator()<double>();
+  if (residual_type(dtype) == element_type::float64) return make.template operator()<double>();
   return make.template operator()<float>();
 }
 
@@ -133,9 +133,8 @@ void bind_server(nb::module_& m) {
   m.def(
       "largest_frame_bytes",
       [](const lamina::layout& layout, const std::string& dtype) {
-        return residual_type(dtype) == lamina::element_type::float64
-                   ? lamina::largest_frame_bytes<double>(layout)
-                   : lamina::largest_frame_bytes<float>(layout);
+        return residual_type(dtype) == element_type::float64 ? lamina::largest_frame_bytes<double>(layout)
+                                                             : lamina::largest_frame_bytes<float>(layout);
       },
       "layout"_a, "dtype"_a = "float32",
       "What a receiver need not exceed: the frame in which every layer is sent.");
@@ -144,7 +143,7 @@ void bind_server(nb::module_& m) {
       [](const std::vector<bytes_like>& states, const lamina::layout& parts, const std::string& dtype) {
         std::vector<std::span<const std::byte>> all;
         for (const bytes_like& each : states) all.push_back(bytes_in(each));
-        return bytes_of(residual_type(dtype) == lamina::element_type::float64
+        return bytes_of(residual_type(dtype) == element_type::float64
                             ? lamina::merge_states<double>(all, parts)
                             : lamina::merge_states<float>(all, parts));
       },
@@ -216,7 +215,7 @@ void bind_server(nb::module_& m) {
           "mean",
           [](const aggregator& self, std::size_t layer, const writable& out) {
             self.model.check_layer(layer);
-            const lamina::any_tensor tensor = tensor_of(out, name_of(self.model, layer));
+            const any_tensor tensor = tensor_of(out, name_of(self.model, layer));
             self.model.check_size(layer, tensor.elements());
             return std::visit(
                 [&](const auto& each) {

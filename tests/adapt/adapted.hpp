@@ -32,7 +32,7 @@ void require_functors(const Tensor& tensor, const std::vector<T>& values) {
   REQUIRE(same(lamina::mean_abs{}));
   REQUIRE(same(lamina::l2_norm{}));
   REQUIRE(same(lamina::max_abs{}));
-  REQUIRE(same(lamina::signed_mean{}));
+  REQUIRE(same(lamina_test::signed_mean{}));
 }
 
 /// The tensor is read at `memory`, where the values lie, and gives functors and residuals the values' bits.

@@ -86,7 +86,7 @@ std::vector<std::pair<std::string, lamina::compressor_options>> all_options() {
   add("drop ratio 1", [](options& o) { o.drop_ratio = 1; });
   add("refresh every 3 steps", [](options& o) { o.refresh = lamina::refresh_schedule::every(3); });
   add("the first threshold kept",
-      [](options& o) { o.refresh = lamina::refresh_schedule::first_step_only(); });
+      [](options& o) { o.refresh = lamina::refresh_schedule::every(~std::uint64_t{0}); });
   add("a fixed threshold", [](options& o) { o.refresh = lamina::refresh_schedule::fixed(8); });
   add("warm-up", [](options& o) { o.drop_ratio = 0.99, o.warm_up_steps = 5; });
   add("a budget of 20 %", [](options& o) { o.byte_budget = 0.2; });

@@ -70,8 +70,6 @@ void refuses_misuse(const Execution& execution) {
   refuses("without layers", message_of<bad>([] { compressor(lamina::layout({})); }));
   refuses("momentum", message_of<bad>([&] { compressor(model, {.momentum = 1}); }));
   refuses("drop ratio", message_of<bad>([&] { compressor(model, {.drop_ratio = 2}); }));
-  refuses("options.source",
-          message_of<bad>([&] { compressor(model, {.source = lamina::threshold_source::fresh}); }));
 
   compressor device(model);
   device_gradients<float> gradients(model, 0);

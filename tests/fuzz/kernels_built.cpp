@@ -26,12 +26,12 @@ class recorder {
     if (!of_.is_clear) add(first, lamina::l2_norm{});
     add(second, lamina::mean_abs{});
     add(first, lamina::max_abs{});
-    add(second, lamina::signed_mean{});
+    add(second, lamina_test::signed_mean{});
     results_.values.push_back(static_cast<double>(residual_.left_out_elements()));
     const std::span<const T> layer = residual_[1];
     for (const auto functor_value :
          {lamina::mean_abs{}(layer), lamina::l1_norm{}(layer), lamina::l2_norm{}(layer),
-          lamina::root_mean_square{}(layer), lamina::max_abs{}(layer), lamina::signed_mean{}(layer)}) {
+          lamina::root_mean_square{}(layer), lamina::max_abs{}(layer), lamina_test::signed_mean{}(layer)}) {
       results_.values.push_back(functor_value);
     }
     const auto type = static_cast<lamina::payload_type>(of_.payload);

@@ -30,7 +30,6 @@ compressor_options options_of(input& in, bool& is_valid) {
   options.warm_up_steps = in.below(8);
   if (in.flag()) options.byte_budget = number(in, in.one_of<double, 5>({0.05, 0.3, 0.7, 1, raw}));
   options.max_age = in.below(5);
-  if (in.flag()) options.source = lamina::threshold_source::fresh;
   options.part_elements = in.one_of<std::size_t, 5>({0, 0, 4096, 8192, 100});
   options.momentum = number(in, in.one_of<double, 5>({0, 0, 0.5, 0.9, raw}));
   if (in.flag()) options.check = finite_check::each_element;
@@ -40,7 +39,7 @@ compressor_options options_of(input& in, bool& is_valid) {
              options.momentum >= 0 && options.momentum < 1 &&
              (!options.byte_budget || (*options.byte_budget > 0 && *options.byte_budget <= 1));
   const std::size_t schedule = in.below(6);
-  if (schedule == 1) options.refresh = refresh_schedule::first_step_only();
+  if (schedule == 1) options.refresh = refresh_schedule::every(~std::uint64_t{0});
   if (schedule == 2) options.refresh = refresh_schedule::every(1 + in.below(4));
   if (schedule == 3) options.refresh = refresh_schedule::fixed(1 + static_cast<double>(in.below(16)));
   if (schedule == 4) {
@@ -74,7 +73,6 @@ class run {
         partition_(model, options.part_elements),
         parts_(partition_.parts()),
         literal_(parts_.sizes(), static_cast<T>(options.momentum), options.check),
-        fresh_(parts_.layers()),
         sent_in_(parts_.layers()) {
     for (const std::size_t size : parts_.sizes()) {
       computed_.emplace_back(size);
@@ -87,9 +85,7 @@ class run {
     literal_.begin_step();
     for (std::size_t l = 0; l < worker_.model().layers(); ++l) {
       if (!accumulate(l)) return false;
-      // Fresh values are of gradients in one piece.
-      const bool again = in_.below(8) == 7 && options_.source != lamina::threshold_source::fresh;
-      if (again && !accumulate(l)) return false;
+      if (in_.below(8) == 7 && !accumulate(l)) return false;
     }
     const double threshold_before = worker_.threshold();
     std::vector<double> values(worker_.values().begin(), worker_.values().end());
@@ -97,17 +93,15 @@ class run {
       check(lamina_test::same_bits(values[p], lamina_test::literal_mean_abs<T>(literal_[p])),
             "the value is that of the residual");
     }
-    std::vector<double> searched = options_.source == lamina::threshold_source::fresh ? fresh_ : values;
     if (in_.below(4) == 3) {  // values that workers have agreed on
       for (double& value : values) value *= static_cast<double>(in_.below(4));
       if (std::ranges::any_of(values, [](double value) { return std::isnan(value); })) return false;
-      searched = values;
       worker_.select(values);
     } else {
       worker_.select();
     }
     const lamina::selection chosen = worker_.chosen();
-    check_threshold(values, searched, threshold_before, chosen);
+    check_threshold(values, threshold_before, chosen);
     check_choice(values, chosen);
     send(chosen);
     return true;
@@ -146,7 +140,6 @@ class run {
   void note(std::size_t part, std::span<const T> gradient) {
     std::vector<T> finite(gradient.begin(), gradient.end());
     for (T& each : finite) each = std::isfinite(each) ? each : T(0);
-    fresh_[part] = lamina_test::literal_mean_abs<T>(finite);
     for (std::size_t i = 0; i < gradient.size(); ++i) computed_[part][i] += finite[i];
   }
 
@@ -162,17 +155,16 @@ class run {
                         static_cast<double>(step) / static_cast<double>(options_.warm_up_steps));
   }
 
-  void check_threshold(const std::vector<double>& values, const std::vector<double>& searched, double before,
-                       const lamina::selection& chosen) {
+  void check_threshold(const std::vector<double>& values, double before, const lamina::selection& chosen) {
     if (options_.byte_budget) return check_budget(chosen);
     const bool is_for_its_step = std::isinf(before) && !options_.refresh.fixed_threshold();
-    const bool is_due = ratio() > 0 && (options_.refresh.due(worker_.step()) || is_for_its_step);
+    const bool is_due = ratio() > 0 && (options_.refresh.due(worker_.step()) ||
+                                        worker_.step() <= options_.warm_up_steps || is_for_its_step);
     if (!is_due)
       return check(lamina_test::same_bits(worker_.threshold(), before), "no search, no new threshold");
     const std::vector<std::size_t> sizes(parts_.sizes().begin(), parts_.sizes().end());
-    check(worker_.threshold() == lamina_test::literal_algorithm_1(searched, sizes, ratio()),
+    check(worker_.threshold() == lamina_test::literal_algorithm_1(values, sizes, ratio()),
           "the threshold is that of Algorithm 1");
-    if (searched != values) return;
     std::size_t dropped = parts_.elements() - chosen.sent_elements();
     std::size_t zeros = 0;
     for (std::size_t p = 0; p < parts_.layers(); ++p) {
@@ -264,7 +256,6 @@ class run {
   lamina::partition partition_;
   lamina::layout parts_;
   literal_residual<T> literal_;
-  std::vector<double> fresh_;
   std::vector<std::uint64_t> sent_in_;
   std::vector<std::vector<T>> computed_;
   std::vector<std::vector<T>> received_;

@@ -3,7 +3,6 @@
 // far as they are instantiated. It is compiled, and never run.
 #include <array>
 #include <cstddef>
-#include <lamina/any_compressor.hpp>
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/lamina.hpp>
 #include <optional>
@@ -28,7 +27,7 @@ namespace {
 
 using gradient = std::vector<float>;
 
-void work(lamina::gradient_compressor<float>& worker, lamina::any_compressor& any, std::error_code& error) {
+void work(lamina::gradient_compressor<float>& worker, std::error_code& error) {
   const std::vector<std::optional<gradient>> gradients = {gradient(4), std::nullopt};
   const std::vector<lamina::bfloat16> halves(4);
   worker.accumulate(0, gradients[0]);
@@ -50,8 +49,6 @@ void work(lamina::gradient_compressor<float>& worker, lamina::any_compressor& an
   slices.lose(0, lamina::delivery(slices.cut(worker.chosen(), 0), 4), arrived);
   arrived.lose(0, 0);
   worker.commit(arrived);
-  any.load(any.save());
-  any.begin_step();
   worker.begin_step();
   worker.plan_next(worker.predicted_values());
 }
@@ -80,14 +77,12 @@ void serve(const lamina::layout& model, lamina::gradient_aggregator<float>& serv
 }  // namespace
 
 // Not in an unnamed namespace, or they would not be needed.
-void lamina_lint(lamina::gradient_compressor<float>& worker, lamina::any_compressor& any,
-                 lamina::gradient_aggregator<float>& server, lamina::parameter_publisher<float>& publisher,
-                 std::span<const std::byte> bytes, std::vector<std::vector<float>>& parameters,
-                 std::error_code& error);
-void lamina_lint(lamina::gradient_compressor<float>& worker, lamina::any_compressor& any,
-                 lamina::gradient_aggregator<float>& server, lamina::parameter_publisher<float>& publisher,
-                 std::span<const std::byte> bytes, std::vector<std::vector<float>>& parameters,
-                 std::error_code& error) {
-  work(worker, any, error);
+void lamina_lint(lamina::gradient_compressor<float>& worker, lamina::gradient_aggregator<float>& server,
+                 lamina::parameter_publisher<float>& publisher, std::span<const std::byte> bytes,
+                 std::vector<std::vector<float>>& parameters, std::error_code& error);
+void lamina_lint(lamina::gradient_compressor<float>& worker, lamina::gradient_aggregator<float>& server,
+                 lamina::parameter_publisher<float>& publisher, std::span<const std::byte> bytes,
+                 std::vector<std::vector<float>>& parameters, std::error_code& error) {
+  work(worker, error);
   serve(worker.model(), server, publisher, bytes, parameters, error);
 }

@@ -2,6 +2,7 @@
 """lamina without torch: against the oracle, and what it refuses."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -62,14 +63,14 @@ def test_the_oracle_in_descending_order_is_another():
     assert worker.threshold != oracle.threshold(values, sizes, 0.9, descending=True)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_server_and_two_workers(dtype):
+def test_a_server_and_two_workers():
+    dtype = np.float32
     layout = lamina.Layout({"weight": (30, 40), "bias": (40,)})
     parameters = [np.zeros(size, dtype) for size in layout.sizes]
     replicas = [[np.full(size, 7, dtype) for size in layout.sizes] for _ in range(2)]
-    workers = [lamina.Compressor(layout, drop_ratio=0.5, sender=w, dtype=dtype) for w in range(2)]
-    server = lamina.Aggregator(layout, 2, dtype=dtype)
-    publisher = lamina.Publisher(layout, 2, dtype=dtype)
+    workers = [lamina.Compressor(layout, drop_ratio=0.5, sender=w) for w in range(2)]
+    server = lamina.Aggregator(layout, 2)
+    publisher = lamina.Publisher(layout, 2)
     given = np.zeros(layout.elements)
     for step in range(1, 6):
         for w, worker in enumerate(workers):
@@ -181,7 +182,7 @@ def test_a_table_lies_within_its_arrays(arrays, table, error, text):
     ({"drop_ratio": 1.5}, "drop ratio"), ({"drop_ratio": float("nan")}, "drop ratio"), ({"byte_budget": 0.0}, "budget"),
     ({"refresh_every": 0}, "refresh"), ({"part_elements": 100}, "part_elements"), ({"momentum": 1.0}, "momentum"),
     ({"value": "median"}, "value must be one of"), ({"check": "x"}, "check must be one of"),
-    ({"payload": "int5"}, "payload must be one of"), ({"dtype": "float16"}, "dtype must be one of"),
+    ({"payload": "int5"}, "payload must be one of"), ({"value": "signed_mean"}, "value must be one of"),
     ({"always_sent": [2]}, "always_sent"),
 ])
 def test_an_option_outside_its_range_is_named(options, text):
@@ -192,7 +193,7 @@ def test_an_option_outside_its_range_is_named(options, text):
 @pytest.mark.parametrize("options, error, text", [
     ({"drop_ratio": -0.1}, ValueError, r"drop_ratio must be a share in \[0, 1\), got -0.1"), ({"warm_up_steps": -1}, ValueError, "warm_up_steps"),
     ({"max_age": -1}, ValueError, "max_age"), ({"part_elements": -4096}, ValueError, "part_elements"),
-    ({"value": "signed_mean"}, ValueError, "signed_mean"), ({"drop_ratio": "a"}, TypeError, "drop_ratio must be a number"),
+    ({"drop_ratio": "a"}, TypeError, "drop_ratio must be a number"),
     ({"max_age": 1.5}, TypeError, "max_age must be a number"), ({"max_age": 2**70}, ValueError, "max_age must lie in"),
     ({"drop_ratio": None}, TypeError, "drop_ratio must be a number"), ({"drop_ratio": 1.0}, ValueError, "drop_ratio must be a share"),
     ({"drop_ratio": 95}, ValueError, "drop_ratio must be a share"), ({"drop_ratio": float("nan")}, ValueError, "drop_ratio must be a share"),
@@ -296,3 +297,18 @@ def test_what_was_not_packed_ahead_is_not_taken_for_it():
     with pytest.raises(RuntimeError, match="decide is not ahead"):
         worker.use_ahead()
     assert worker.residual(0)[0] == 1
+
+
+def test_two_threads_that_use_one_object_are_told():
+    worker = lamina.Compressor(lamina.Layout({"a": (30_000_000,)}), drop_ratio=0)
+    gradient, told = np.ones(30_000_000, np.float32), []
+    adding = threading.Thread(target=worker.accumulate, args=(0, gradient))
+    adding.start()
+    while adding.is_alive() and not told:
+        try:
+            worker.values()
+        except RuntimeError as error:
+            told.append(str(error))
+    adding.join()
+    assert told == ["another thread is using this object: one at a time"]
+    assert worker.values()[0] == 1  # what the first has done is not disturbed

@@ -54,6 +54,21 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   }
 }
 
+// No frame is built on the way, whose bytes nobody reads.
+TEST_CASE("allocation: packing in half the bytes takes no memory, in the first step as well") {
+  const lamina::layout model = model_of({5000, 64, 9000});
+  lamina::gradient_compressor<float> compressor(model,
+                                                {.drop_ratio = 0, .payload = lamina::payload_type::bfloat16});
+  for (std::size_t l = 0; l < 3; ++l) compressor.accumulate(l, std::vector<float>(model.sizes()[l], 1.001F));
+  compressor.select();
+  std::vector<lamina::bfloat16> packed(model.elements());
+  CHECK(bytes_of([&] { compressor.pack(std::span(packed)); }) == 0);
+  // What the collective writes over it does not count.
+  std::ranges::fill(packed, lamina::bfloat16{0x4000});
+  CHECK(bytes_of([&] { compressor.commit(); }) == 0);
+  CHECK(compressor.residual()[0][0] == 1.001F - 1.0F);
+}
+
 TEMPLATE_TEST_CASE("allocation: a step in parts allocates nothing after the first with as many", "", float,
                    double) {
   const lamina::layout model = model_of({500, 64, 0, 900, 1, 30});

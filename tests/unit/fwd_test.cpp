@@ -8,17 +8,15 @@ template <class... Names>
 struct names;
 using declared =
     names<lamina::layer, lamina::layout, lamina::partition, lamina::selection, lamina::delivery,
-          lamina::element_range, lamina::float16, lamina::bfloat16, lamina::any_tensor, lamina::payload_type,
-          lamina::frame_checksum, lamina::finite_check, lamina::threshold_source, lamina::frame_kind,
-          lamina::element_type, lamina::value_functor, lamina::refresh_schedule, lamina::residual_options,
-          lamina::compressor_options, lamina::aggregator_options, lamina::publisher_options,
-          lamina::memory_resource, lamina::threshold_search, lamina::layer_selector,
+          lamina::element_range, lamina::float16, lamina::bfloat16, lamina::payload_type,
+          lamina::frame_checksum, lamina::finite_check, lamina::frame_kind, lamina::refresh_schedule,
+          lamina::residual_options, lamina::compressor_options, lamina::aggregator_options,
+          lamina::publisher_options, lamina::threshold_search, lamina::layer_selector,
           lamina::tensor_traits<int>, lamina::mean_abs, lamina::l1_norm, lamina::l2_norm,
-          lamina::root_mean_square, lamina::max_abs, lamina::signed_mean, lamina::sequential,
-          lamina::residual_accumulator<float>, lamina::gradient_compressor<float>,
-          lamina::gradient_compressor<double, lamina::max_abs>, lamina::gradient_aggregator<double>,
-          lamina::parameter_publisher<float>, lamina::frame_view<float>, lamina::frame_encoder<double>,
-          lamina::part_encoder<float>, lamina::step_parts, lamina::frame_part, lamina::any_compressor,
+          lamina::root_mean_square, lamina::max_abs, lamina::sequential, lamina::residual_accumulator<float>,
+          lamina::gradient_compressor<float>, lamina::gradient_compressor<double, lamina::max_abs>,
+          lamina::gradient_aggregator<double>, lamina::parameter_publisher<float>, lamina::frame_view<float>,
+          lamina::frame_encoder<double>, lamina::part_encoder<float>, lamina::step_parts, lamina::frame_part,
           lamina::encoded_frame, lamina::frame_info, lamina::frame_errc, lamina::errc, lamina::decode_error,
           lamina::non_finite_gradient>;
 
@@ -27,7 +25,6 @@ using declared =
 #include <cstddef>
 
 #include "catch.hpp"
-#include "lamina/any_compressor.hpp"
 #include "lamina/lamina.hpp"
 
 namespace {

@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("numbers: a layer so large that its sum is infinite goes out 
 
 TEST_CASE("numbers: a layer whose signed mean is NaN, of infinities of both signs, goes out") {
   const lamina::layout model = model_of({256});
-  lamina::gradient_compressor<float, lamina::signed_mean> compressor(model);
+  lamina::gradient_compressor<float, lamina_test::signed_mean> compressor(model);
   std::vector<float> gradient(256);
   for (std::size_t i = 0; i < 256; ++i) gradient[i] = i % 2 == 0 ? largest<float> : -largest<float>;
   compressor.accumulate(0, gradient);

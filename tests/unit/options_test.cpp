@@ -63,6 +63,18 @@ TEST_CASE("warm-up: R is the same bits with every C library") {
   }
 }
 
+TEST_CASE("warm-up: powers of square roots and products") {
+  // By Python, in the order of detail/power.hpp.
+  CHECK(same_bits(lamina::detail::root_power(0.9, 0.08), 0x1.fbb3db9ef506dp-1));
+  CHECK(same_bits(lamina::detail::root_power(0.5, 1 / 65536.0), 0x1.fffe9d1c4b0f4p-1));
+  CHECK(lamina::detail::root_power(0.7, 1) == 0.7);
+  CHECK(lamina::detail::root_power(0, 0.5) == 0);
+  for (double exponent = 1 / 65536.0; exponent <= 1; exponent *= 1.37) {
+    for (const double base : {1e-30, 0.1, 0.9, 0.999999})
+      CHECK(std::abs(lamina::detail::root_power(base, exponent) - std::pow(base, exponent)) < 1e-14);
+  }
+}
+
 // bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
 TEST_CASE("a searched threshold of 0 serves its own step alone, and a fixed one stays") {
   const lamina::layout model = model_of({80, 5, 5, 5, 5});
@@ -102,6 +114,25 @@ TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio") {
     REQUIRE(drops_as_asked(run, 0, schedule.drop_ratio_in(step)));
     REQUIRE(conserves(run));
   }
+}
+
+// Each of these steps has an R of its own: a threshold of the first one would send almost everything until it is searched again.
+TEST_CASE("warm-up: every step of it searches, however rarely a threshold is searched later") {
+  std::mt19937 random(402);
+  const lamina::layout model = random_model(random);
+  lamina::compressor_options options;
+  options.drop_ratio = 0.97;
+  options.warm_up_steps = 20;
+  options.refresh = lamina::refresh_schedule::every(100);
+  cluster<float> run(model, 1, 1.0F, compressors<float>(options));
+  const lamina::layer_selector schedule(model, options);
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    run.step({random_gradients<float>(random, model)});
+    REQUIRE(drops_as_asked(run, 0, schedule.drop_ratio_in(step)));
+  }
+  lamina::layer_selector selector(model, options);
+  for (std::uint64_t step = 1; step <= 110; ++step)
+    CHECK(selector.searches_in(step) == (step <= 20 || step == 101));
 }
 
 TEST_CASE("max_age: a layer goes out at the latest in its max_age-th step, and its age begins anew") {
@@ -310,22 +341,6 @@ TEST_CASE("agreed: another number of values is refused") {
   accumulate_all(compressor, tensors<float>{{1}, {2}});
   CHECK_THROWS_AS(compressor.select(std::vector<double>{1}), std::invalid_argument);
   CHECK_NOTHROW(compressor.select());
-}
-
-TEST_CASE("fresh: the threshold comes from the gradients, the decision from the residual") {
-  const lamina::layout model = model_of({1, 1, 1, 1});
-  lamina::compressor_options options;
-  options.drop_ratio = 0.5;
-  options.source = lamina::threshold_source::fresh;
-  lamina::gradient_compressor<float> compressor(model, options);
-  const tensors<float> gradients = {{1}, {2}, {3}, {4}};
-  accumulate_all(compressor, gradients);
-  CHECK(compressor.select().sent_layers() == 2);
-  CHECK(compressor.threshold() == 3);
-  send(compressor);
-  accumulate_all(compressor, gradients);  // residuals 2, 4, 3, 4
-  CHECK(compressor.select().sent_layers() == 3);
-  CHECK(compressor.threshold() == 3);
 }
 
 TEST_CASE("parts: a layer is decided, sent and cleared in parts, and the parts make up the layer") {

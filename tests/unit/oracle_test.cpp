@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("oracle 1 to 4, 6 and 8 hold at every step, for random models
 TEST_CASE("oracle 1, 2, 4, 6 and 8 hold whatever the schedule") {
   const auto schedule = GENERATE(0, 1, 2, 3);
   const auto refresh = schedule == 0   ? refresh_schedule::every(7)
-                       : schedule == 1 ? refresh_schedule::first_step_only()
+                       : schedule == 1 ? refresh_schedule::every(~std::uint64_t{0})
                        : schedule == 2 ? refresh_schedule::fixed(5)
                                        : refresh_schedule::fixed(1e30);  // nothing ever goes out
   std::mt19937 random(230);
@@ -168,7 +168,7 @@ TEMPLATE_TEST_CASE("oracle 7: R = 0 is dense SGD bit for bit, whatever the sched
   const auto schedule = GENERATE(0, 1, 2);
   const auto refresh = schedule == 0   ? refresh_schedule::every(1)
                        : schedule == 1 ? refresh_schedule::every(10)
-                                       : refresh_schedule::first_step_only();
+                                       : refresh_schedule::every(~std::uint64_t{0});
   const std::size_t workers = 3;
   std::mt19937 random(240);
   const lamina::layout model = random_model(random);
@@ -259,7 +259,7 @@ TEST_CASE("negative control: without accumulation a layer below the threshold ne
 TEST_CASE("negative control: the signed mean never sends a layer that drifts steadily negative") {
   const lamina::layout model = model_of({3});
   const auto options = options_with(0.5, refresh_schedule::fixed(1));
-  lamina::gradient_compressor<float, lamina::signed_mean> literal(model, options);
+  lamina::gradient_compressor<float, lamina_test::signed_mean> literal(model, options);
   lamina::gradient_compressor<float> absolute(model, options);
   const std::vector<float> falling = {-0.25F, -0.25F, -0.25F};
   for (int step = 1; step <= 1000; ++step) {

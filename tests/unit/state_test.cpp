@@ -61,13 +61,8 @@ std::vector<named_options> all_options() {
     o.warm_up_steps = 15;
   });
   with("refresh every 3", [](auto& o) { o.refresh = refresh_schedule::every(3); });
-  with("first step only", [](auto& o) { o.refresh = refresh_schedule::first_step_only(); });
+  with("first step only", [](auto& o) { o.refresh = refresh_schedule::every(~std::uint64_t{0}); });
   with("fixed threshold", [](auto& o) { o.refresh = refresh_schedule::fixed(3); });
-  with("fresh source", [](auto& o) { o.source = lamina::threshold_source::fresh; });
-  with("fresh source every 3", [](auto& o) {
-    o.source = lamina::threshold_source::fresh;
-    o.refresh = refresh_schedule::every(3);
-  });
   with("each element", [](auto& o) { o.check = lamina::finite_check::each_element; });
   with("float16", [](auto& o) { o.payload = payload_type::float16; });
   with("bfloat16", [](auto& o) { o.payload = payload_type::bfloat16; });
@@ -104,7 +99,6 @@ std::vector<named_options> all_options() {
     o.momentum = 0.9;
     o.payload = payload_type::bfloat16;
     o.refresh = refresh_schedule::every(3);
-    o.source = lamina::threshold_source::fresh;
   });
   return all;
 }
@@ -352,10 +346,6 @@ TEMPLATE_TEST_CASE("state: every truncation and every longer copy is refused, an
 }
 
 TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "", float, double) {
-  if (!lamina::checksums_available) {
-    WARN("state: skipped, there is no checksum in this build");
-    return;
-  }
   const lamina::layout model = model_of({3, 0, 2});
   for (const auto timing : {decision_timing::at_end, decision_timing::as_ready, decision_timing::ahead}) {
     compressor_options options;
@@ -911,7 +901,7 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
       {changed([](auto& header) { ++header.fingerprint; }), state_errc::wrong_layout},
       {changed([](auto& header) { ++header.layers; }), state_errc::wrong_layout},
       {changed([](auto& header) { ++header.elements; }), state_errc::wrong_layout}};
-  if (lamina::checksums_available) cases.emplace_back(damaged, state_errc::checksum_mismatch);
+  cases.emplace_back(damaged, state_errc::checksum_mismatch);
   for (const auto& [bad, code] : cases) {
     CAPTURE(static_cast<int>(code));
     for (const std::size_t place : {0, 1, 2}) {

@@ -331,63 +331,6 @@ TEST_CASE("step: one that is abandoned has sent nothing, decided nothing, and ca
   }
 }
 
-TEST_CASE("step: fresh values are taken in steps that search alone, and in one piece") {
-  compressor_options options;
-  options.drop_ratio = 0.5;
-  options.source = lamina::threshold_source::fresh;
-  options.refresh = refresh_schedule::every(2);
-  gradient_compressor<float> compressor(model_of({1, 1}), options);
-  compressor.accumulate(0, std::vector<float>{1});
-  const auto again = [&] { compressor.accumulate(0, std::vector<float>{1}); };
-  CHECK(contains(message_of<std::logic_error>(again), "one piece"));
-  CHECK(residual_of(compressor) == std::vector<float>{1, 0});
-  std::error_code error;
-  compressor.accumulate(0, std::vector<float>{1}, error);
-  CHECK(error == errc::out_of_order);
-  compressor.accumulate(1, std::vector<float>{8});
-  CHECK(compressor.select().sent_layers() == 1);
-  CHECK(compressor.threshold() == 8);
-  send(compressor);
-  // This step does not search.
-  compressor.accumulate_all(gradients{{1}, {1}});
-  CHECK_NOTHROW(again());
-  CHECK(compressor.residual()[0][0] == 3);
-  compressor.select();
-  CHECK(compressor.threshold() == 8);
-}
-
-TEST_CASE("step: fresh values leave out what the residual leaves out") {
-  std::mt19937 random(813);
-  compressor_options options;
-  options.drop_ratio = 0.5;
-  options.source = lamina::threshold_source::fresh;
-  options.check = finite_check::each_element;
-  options.part_elements = 4096;
-  const lamina::layout model = model_of({3 * 4096 + 9, 5000, 4096});
-  gradient_compressor<float> compressor(model, options);
-  for (int step = 0; step < 3; ++step) {
-    gradients given;
-    auto finite = given;
-    for (const std::size_t size : model.sizes()) {
-      given.push_back(random_fractions<float>(random, size));
-      finite.push_back(given.back());
-      given.back()[size / 2] = not_a_number;
-      finite.back()[size / 2] = 0;
-    }
-    compressor.accumulate_all(given);
-    std::vector<double> fresh;
-    for (std::size_t part = 0; part < compressor.parts().layers(); ++part) {
-      const auto& of = finite[compressor.cut().layer_of(part)];
-      fresh.push_back(lamina::mean_abs{}(
-          std::span(of).subspan(compressor.cut().begin(part), compressor.parts().sizes()[part])));
-    }
-    compressor.select();
-    CHECK(compressor.threshold() ==
-          lamina::search_threshold(fresh, compressor.parts().sizes(), options.drop_ratio));
-    send(compressor);
-  }
-}
-
 TEST_CASE("step: an execution that throws half-way loses nothing and leaves nothing half added") {
   const std::size_t piece = 131072;
   const lamina::layout model = model_of({piece + 3, piece, 7, 2 * piece});
@@ -754,7 +697,7 @@ TEST_CASE(
 TEST_CASE("step: a threshold that is infinite since layers are held serves its own step alone") {
   compressor_options options;
   options.drop_ratio = 0.4;
-  options.refresh = GENERATE(refresh_schedule::every(100), refresh_schedule::first_step_only());
+  options.refresh = GENERATE(refresh_schedule::every(100), refresh_schedule::every(~std::uint64_t{0}));
   const lamina::layout model = model_of({10, 20, 30});
   gradient_compressor<float> compressor(model, options);
   const std::vector<double> agreed = {1, 2, 3};

@@ -169,7 +169,7 @@ TEST_CASE("threshold: refresh every n steps begins with the first") {
 }
 
 TEST_CASE("threshold: refresh in the first step alone, and never") {
-  const auto first = lamina::refresh_schedule::first_step_only();
+  const auto first = lamina::refresh_schedule::every(~std::uint64_t{0});
   const auto fixed = lamina::refresh_schedule::fixed(0.75);
   CHECK(first.due(1));
   CHECK_FALSE(first.fixed_threshold());

@@ -14,7 +14,6 @@ namespace lab {
 namespace {
 
 constexpr std::uint64_t longest_delay_steps = 64;
-constexpr double longest_period_steps = 65536;
 
 // Of options that mean nothing without local updates, the first that is given.
 std::string needing_local_updates(const options& given) {
@@ -22,19 +21,8 @@ std::string needing_local_updates(const options& given) {
   if (given.delay_steps != usual.delay_steps) return "--delay";
   if (given.outer_rate != usual.outer_rate) return "--outer-rate";
   if (given.outer_momentum != usual.outer_momentum) return "--outer-momentum";
-  if (given.outer_period_steps) return "--outer-period";
   if (given.down_payload != usual.down_payload) return "--down-payload";
   return "";
-}
-
-double period_of(const training& run) {
-  const options& given = run.options;
-  if (given.outer_momentum == 0) return 0;
-  if (given.outer_period_steps) return *given.outer_period_steps;
-  if (!run.layer_dropping) return 1;
-  if (given.threshold) return 0;  // how much it sends is not known
-  const double share = given.byte_budget.value_or(1 - given.drop_ratio);
-  return share * longest_period_steps < 1 ? longest_period_steps : 1 / share;
 }
 
 }  // namespace
@@ -58,11 +46,6 @@ void add_local_update_options(CLI::App& app, options& into) {
   app.add_option("--outer-momentum", into.outer_momentum, "of these means, Nesterov's; 0: none")
       ->check(finite)
       ->group(group);
-  app.add_option("--outer-period", into.outer_period_steps,
-                 "steps for which the outer momentum stands, 0: it counts how often a part came; without it "
-                 "the mean steps between two comings of a part")
-      ->check(finite)
-      ->group(group);
   app.add_option("--down-payload", into.down_payload,
                  "how what all apply is written, from who has added it up")
       ->check(CLI::IsMember({"as_is", "float16", "bfloat16", "int8", "int4"}))
@@ -79,8 +62,6 @@ std::string mistake_in_local_updates(const options& given) {
     return local + " needs --topology ps or allreduce, not --topology " + given.topology;
   if (given.mode != "sync") return local + " needs --mode sync";
   if (given.degraded) return local + " needs workers that all stay: not --degraded";
-  if (given.outer_period_steps && given.outer_momentum == 0)
-    return "--outer-period needs --outer-momentum, which stands for so many steps";
   if (given.residual_momentum > 0)
     return local +
            ": a drift has no momentum of its own; use --momentum, of the workers' SGD, in place of "
@@ -97,17 +78,14 @@ std::string mistake_in_local_updates(const options& given) {
 
 std::string describe_local_updates(const options& given) {
   if (given.updates == "gradients") return "";
-  return fmt::format("; local updates, delay {}, outer rate {}, momentum {}, period {}, down payload {}",
-                     given.delay_steps, given.outer_rate, given.outer_momentum,
-                     given.outer_period_steps ? fmt::format("{}", *given.outer_period_steps) : "auto",
-                     given.down_payload);
+  return fmt::format("; local updates, delay {}, outer rate {}, momentum {}, down payload {}",
+                     given.delay_steps, given.outer_rate, given.outer_momentum, given.down_payload);
 }
 
 local_options local_options_of(const training& run) {
   return {.delay_steps = run.options.delay_steps,
           .outer = {.rate = run.options.outer_rate,
                     .momentum = run.options.outer_momentum,
-                    .period = period_of(run),
                     .payload = payload_named(run.options.down_payload)}};
 }
 

@@ -23,7 +23,7 @@ std::string mistake_in_local_updates(const options& given);
 /// What all ranks must have alike and a checkpoint must have been made with; empty with the defaults.
 std::string describe_local_updates(const options& given);
 
-/// What they mean to the loops. An outer period that was not given is that of the run's share of the bytes. The outer step refuses
+/// What they mean to the loops. The outer step refuses
 /// what is out of its range.
 local_options local_options_of(const training& run);
 

@@ -87,7 +87,6 @@ struct options {
   std::uint64_t delay_steps = 0;
   double outer_rate = 1;
   double outer_momentum = 0;
-  std::optional<double> outer_period_steps;  ///< none: the mean steps between two comings of a part
   std::string down_payload = "as_is";
 
   // The run.

@@ -71,7 +71,7 @@ lamina::compressor_options compression_of(const training& run, std::size_t sende
   if (options.threshold) {
     compression.refresh = lamina::refresh_schedule::fixed(*options.threshold);
   } else if (options.refresh_steps == 0) {
-    compression.refresh = lamina::refresh_schedule::first_step_only();
+    compression.refresh = lamina::refresh_schedule::every(~std::uint64_t{0});
   } else {
     compression.refresh = lamina::refresh_schedule::every(options.refresh_steps);
   }

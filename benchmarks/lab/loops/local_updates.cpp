@@ -28,15 +28,13 @@ std::vector<T> elements_in(std::span<const std::byte> bytes) {
 }
 
 std::vector<std::byte> state_of(const lamina::outer_step<float>& outer) {
-  return pack(std::vector{bytes_of_elements(outer.momentum()), bytes_of_elements(outer.rounding()),
-                          bytes_of_elements(outer.came())});
+  return pack(std::vector{bytes_of_elements(outer.momentum()), bytes_of_elements(outer.rounding())});
 }
 
 void take_up(std::span<const std::byte> state, lamina::outer_step<float>& outer) {
   const auto parts = unpack(state);
-  if (parts.size() != 3) throw link_error("the state to resume from is that of another optimizer");
-  outer.restore(elements_in<float>(parts[0]), elements_in<float>(parts[1]),
-                elements_in<std::uint64_t>(parts[2]));
+  if (parts.size() != 2) throw link_error("the state to resume from is that of another optimizer");
+  outer.restore(elements_in<float>(parts[0]), elements_in<float>(parts[1]));
 }
 
 // One worker: y in the replica, and x beside it.
@@ -273,7 +271,7 @@ void serve_local_updates(server_link& workers, const replica& local, const serve
       aggregator.mean(l, [&](std::size_t begin, std::span<const float> block) {
         std::ranges::copy(block, mean.begin() + static_cast<std::ptrdiff_t>(begin));
       });
-      outer(l, 0, mean, step);
+      outer(l, 0, mean);
       const std::span<float> x = local[l];
       for (std::size_t i = 0; i < x.size(); ++i) x[i] -= mean[i];
     }
@@ -343,7 +341,7 @@ void train_on_local_updates(worker_group& group, replica& local, const worker_ta
     std::vector<float>& update = updates.emplace_back(chosen.sent_elements());
     own.pack_into(update);
     const slices_exchanged done = slices.exchange(
-        chosen, update, [&](std::size_t part, std::span<float> mean) { outer(part, 0, mean, step); });
+        chosen, update, [&](std::size_t part, std::span<float> mean) { outer(part, 0, mean); });
     commit(own.compressor(), done);
     apply_but(how.delay_steps);
 

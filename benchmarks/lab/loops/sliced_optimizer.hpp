@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <lamina/collectives/algorithm.hpp>
 #include <lamina/collectives/schedule.hpp>
 #include <lamina/layout.hpp>
 #include <span>

@@ -26,8 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 using lamina::detail::checksum;
 
-static_assert(checksum::available,
-              "checkpoints need xxhash.h, of the package libxxhash-dev on Debian and Ubuntu");
 static_assert(std::endian::native == std::endian::little,
               "checkpoints are little-endian; this machine is not");
 

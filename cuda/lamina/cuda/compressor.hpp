@@ -75,8 +75,8 @@ template <element T, representative F = mean_abs>
 class gradient_compressor {
  public:
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument,
-  /// naming the option, for one outside its range, for options.decide other than at_end, options.priority other than value and
-  /// options.source other than accumulated, which the host alone has, and for a model without layers;
+  /// naming the option, for one outside its range, for options.decide other than at_end, options.priority other than value,
+  /// which the host alone has, and for a model without layers;
   /// out_of_memory, naming what it is for.
   ///
   /// \param model    of the gradients
@@ -316,11 +316,6 @@ class gradient_compressor {
     if (options.priority != priority_rule::value) {
       throw std::invalid_argument(
           "options.priority must be priority_rule::value on a device: value_times_waiting is of the host");
-    }
-    if (options.source != threshold_source::accumulated) {
-      throw std::invalid_argument(
-          "options.source must be threshold_source::accumulated on a device: fresh gradients are of the "
-          "host");
     }
     return options;
   }

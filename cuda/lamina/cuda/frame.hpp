@@ -14,7 +14,7 @@
 namespace lamina::inline LAMINA_ABI::cuda {
 
 /// The frame at the beginning of a buffer in host memory, which a device has written there without knowing how long it
-/// would be: without what follows it, and with its checksum, where lamina is compiled with checksums. Then it is the frame
+/// would be: without what follows it, and with its checksum. Then it is the frame
 /// that a lamina::gradient_compressor encodes, to the last byte. Throws decode_error if there is no whole frame; cost: one
 /// read of it.
 inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
@@ -27,15 +27,13 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
     throw decode_error(frame_errc::truncated, "a device's frame");
   }
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
-  if (checksum::available) {
-    header.flags |= flag_checksum;
-    write_header(frame, header);
-    checksum sum;
-    sum.add(frame.first(checksum_offset));
-    sum.add(frame.subspan(wire_header_bytes));
-    header.checksum = sum.value();
-    write_header(frame, header);
-  }
+  header.flags |= flag_checksum;
+  write_header(frame, header);
+  checksum sum;
+  sum.add(frame.first(checksum_offset));
+  sum.add(frame.subspan(wire_header_bytes));
+  header.checksum = sum.value();
+  write_header(frame, header);
   return frame;
 }
 

@@ -9,11 +9,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
 
-#if !LAMINA_HAS_XXHASH
-#error \
-    "lamina/bounded needs xxHash, for the check of its packets: install xxhash.h, and do not define LAMINA_NO_XXHASH"
-#endif
-
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// The check of packets and control messages: XXH3 of 64 bits, seeded with the secret of the run. It notices damage, and bytes of those

@@ -46,13 +46,13 @@ LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
   return magnitude != 0 && magnitude < infinity_bits;
 }
 
-/// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its
-/// own step alone. `Schedule` is refresh_schedule.
+/// Whether a step searches its threshold, `before` being that of the step before: when it is due, when that was for its own step
+/// alone, and in each of the `warm_up_steps`, whose drop ratio is another every time. `Schedule` is refresh_schedule.
 LAMINA_ANY_CALLER template <class Schedule>
-LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t step, double ratio,
-                                           double before) {
+LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t warm_up_steps,
+                                           std::uint64_t step, double ratio, double before) {
   if (!(ratio > 0) || refresh.fixed_threshold().has_value()) return false;
-  return refresh.due(step) || !outlasts_its_step(before);
+  return refresh.due(step) || step <= warm_up_steps || !outlasts_its_step(before);
 }
 
 /// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and

@@ -27,8 +27,7 @@ class step_decider {
  public:
   /// Errors as layer_selector; options.always_sent are parts.
   step_decider(const layout& parts, const compressor_options& options)
-      : source_(options.source),
-        selector_(parts, options),
+      : selector_(parts, options),
         predicted_(options.decide == decision_timing::ahead ? parts.layers() : 0) {}
 
   layer_selector& selector() noexcept { return selector_; }
@@ -78,9 +77,7 @@ class step_decider {
   /// The end of a step, by this worker's own values.
   template <class Intake, class Fail>
   const selection& decide_own(Intake& intake, const Fail& fail) {
-    const bool is_fresh = source_ == threshold_source::fresh && selector_.wants_fresh_in(intake.step());
-    return decide(intake, choice::own, intake.values(), is_fresh ? intake.fresh_values() : intake.values(),
-                  {}, fail);
+    return decide(intake, choice::own, intake.values(), intake.values(), {}, fail);
   }
   /// The same by agreed values, and without the parts that are held.
   template <class Intake, class Fail>
@@ -155,7 +152,6 @@ class step_decider {
                       [](char a, char b) { return (a != 0) == (b != 0); });
   }
 
-  threshold_source source_;
   layer_selector selector_;
   choice chosen_by_ = choice::own;
   std::vector<char> held_;  // of the last selection; none if there were no flags

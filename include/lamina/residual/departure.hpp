@@ -51,8 +51,10 @@ class departure {
     left_as_ = left_as::parts;
     return next;
   }
-  /// All that is chosen was written elsewhere, as it is.
-  void set_packed() noexcept { left_as_ = left_as::packed; }
+  /// All that is chosen was written elsewhere, without a frame: as it is, or rounded as the payload says.
+  void set_packed(bool is_exact = true) noexcept {
+    left_as_ = is_exact ? left_as::packed : left_as::packed_rounded;
+  }
 
   /// There is no frame(). That of parts, and what was packed, stay.
   void forget_frame() noexcept { frame_.forget(); }
@@ -65,7 +67,7 @@ class departure {
   /// Whether all that is chosen has left.
   bool is_complete() const noexcept {
     if (left_as_ == left_as::frame) return frame().size_bytes() != 0;
-    return left_as_ == left_as::packed || frames_.is_complete();
+    return is_packed() || frames_.is_complete();
   }
   /// Whether it left without rounding.
   bool is_exact() const noexcept { return left_as_ == left_as::packed || payload_ == payload_type::as_is; }
@@ -85,12 +87,16 @@ class departure {
   }
 
  private:
+  bool is_packed() const noexcept {
+    return left_as_ == left_as::packed || left_as_ == left_as::packed_rounded;
+  }
+
   std::uint32_t sender_;
   payload_type payload_;
   frame_checksum checksum_;
   frame_encoder<T> frame_;
   part_encoder<T> frames_;
-  enum class left_as : std::uint8_t { frame, parts, packed } left_as_ = left_as::frame;
+  enum class left_as : std::uint8_t { frame, parts, packed, packed_rounded } left_as_ = left_as::frame;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::detail

@@ -38,9 +38,7 @@ class gradient_intake {
         residual_(partition_.parts(),
                   {.check = options.check, .momentum = options.momentum, .memory = options.memory}),
         values_(parts().layers()),
-        fresh_values_(options.source == threshold_source::fresh || options.decide == decision_timing::ahead
-                          ? parts().layers()
-                          : 0),
+        fresh_values_(options.decide == decision_timing::ahead ? parts().layers() : 0),
         is_stale_(parts().layers()),
         marks_(parts().layers()) {}
 
@@ -236,7 +234,7 @@ class gradient_intake {
            manner how, const layer_selector& selector, const Fail& fail) {
     if (!may_begin(selector, fail)) return;
     const bool begins = begins_step(phase_);
-    const bool wants_fresh = !fresh_values_.empty() && selector.wants_fresh_in(step_ + (begins ? 1 : 0));
+    const bool wants_fresh = !fresh_values_.empty();
     for (std::size_t layer = first; layer < last; ++layer) {
       gradients(layer, [&](auto from) {
         check_gradient(layer, from.size(), fail);
@@ -287,10 +285,9 @@ class gradient_intake {
     if (model().sizes()[layer] == 0) return;
     if (wants_fresh && marks_[part] == mark::gradient) {
       fail(errc::out_of_order, [&] {
-        return std::logic_error(
-            "layer '" + model()[layer].name + "' has a gradient in step " + std::to_string(step_) +
-            " already: where the threshold is searched over fresh gradients, or the next step decided ahead, "
-            "they come in one piece");
+        return std::logic_error("layer '" + model()[layer].name + "' has a gradient in step " +
+                                std::to_string(step_) +
+                                " already: where the next step is decided ahead, they come in one piece");
       });
     } else if (selector.timing() == decision_timing::as_ready && selector.is_decided(step_, part)) {
       fail(errc::out_of_order, [&] {

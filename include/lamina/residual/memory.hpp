@@ -21,7 +21,6 @@
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/memory_resource.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/tensor.hpp"
@@ -111,7 +110,8 @@ class residual_memory {
     clear_velocity(layer, begin, end);
   }
 
-  /// a_l <- a_l − what the payload says; 0 where that is NaN or infinity, which leave nothing over.
+  /// a_l <- a_l − what the payload says; 0 where that is NaN or infinity, which leave nothing over. Without a payload, which is null, it is
+  /// written once more, block by block.
   void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
     model_.check_layer(layer);
     layers_[layer].bounds.elements = subtract_payload(layer, type, payload, 0, model_.sizes()[layer]);
@@ -238,9 +238,16 @@ class residual_memory {
     const std::span<T> to = this->layer(layer);
     T largest = 0;
     std::array<T, block_elements> sent;
+    std::array<std::byte, payload_bytes<T>(payload_type::as_is, block_elements)> written;
     for (; begin < end; begin += sent.size()) {
       const auto rest = to.subspan(begin, (std::min)(sent.size(), end - begin));
-      decode_payload<T>(type, payload, to.size(), begin, std::span(sent).first(rest.size()));
+      const std::span<T> said = std::span(sent).first(rest.size());
+      if (payload != nullptr) {
+        decode_payload<T>(type, payload, to.size(), begin, said);
+      } else {
+        encode_payload<T>(type, rest, written.data());
+        decode_payload<T>(type, written.data(), rest.size(), 0, said);
+      }
       subtract_elements(rest.data(), sent.data(), rest.size());
       T magnitude = magnitude_of(rest);
       if (!is_finite_magnitude(magnitude)) [[unlikely]] {

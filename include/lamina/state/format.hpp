@@ -86,7 +86,7 @@ template <element T>
 void seal_state(std::vector<std::byte>& bytes, state_header header, const layout& model,
                 const layer_selector::memory& memory, std::uint64_t step) {
   header.element_type = element_code<T>;
-  header.flags = static_cast<std::uint8_t>(header.flags | (checksum::available ? state_flag_checksum : 0));
+  header.flags = static_cast<std::uint8_t>(header.flags | state_flag_checksum);
   header.fingerprint = model.fingerprint();
   header.layers = model.layers();
   header.step = step;
@@ -159,8 +159,6 @@ state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t m
   refuse_if(header.element_type != element_type, state_errc::wrong_element_type);
   refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(),
             state_errc::wrong_layout);
-  refuse_if((header.flags & state_flag_checksum) != 0 && !checksum::available,
-            state_errc::checksum_unsupported);
   return header;
 }
 

@@ -347,7 +347,6 @@ TEST_CASE("refusals: local updates name what they cannot be with") {
       {{"--delay", "1"}, "--delay needs --updates local"},
       {{"--outer-rate", "0.5"}, "--outer-rate needs --updates local"},
       {{"--outer-momentum", "0.5"}, "--outer-momentum needs --updates local"},
-      {{"--outer-period", "5"}, "--outer-period needs --updates local"},
       {{"--down-payload", "int8"}, "--down-payload needs --updates local"},
       {{"--updates", "local", "--topology", "hybrid"}, local + " needs --topology ps or allreduce"},
       {{"--updates", "local", "--mode", "async"}, local + " needs --mode sync"},
@@ -365,9 +364,6 @@ TEST_CASE("refusals: local updates name what they cannot be with") {
       {{"--updates", "local", "--outer-rate", "0"}, "the outer rate must be a finite number above 0"},
       {{"--updates", "local", "--outer-rate", "nan"}, "nan is not a finite number"},
       {{"--updates", "local", "--outer-momentum", "1"}, "the outer momentum must lie in [0, 1)"},
-      {{"--updates", "local", "--outer-momentum", "0.9", "--outer-period", "0.5"},
-       "the outer period must be 0, or lie in [1, 65536]"},
-      {{"--updates", "local", "--outer-period", "5"}, "--outer-period needs --outer-momentum"},
       {{"--updates", "local", "--payload", "int5"}, "--payload"},
   });
 }

@@ -95,7 +95,8 @@ struct select_kernel {
       within_budget(team, shared, left, decision);
     } else {
       const double ratio = drop_ratio_in(decision.step);
-      if (lamina::detail::searches(rules.refresh, decision.step, ratio, decision.threshold))
+      if (lamina::detail::searches(rules.refresh, rules.warm_up_steps, decision.step, ratio,
+                                   decision.threshold))
         decision.threshold = searched(team, shared, product(ratio, elements));
       decision.sends_all = ratio == 0 || (ratio == 1 && !rules.refresh.fixed_threshold());
     }

@@ -43,7 +43,7 @@ struct settings {
   lamina::compressor_options compression = {.drop_ratio = 0};
   sgd_options optimizer = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.01F, .nesterov = true};
   loop by = loop::overlapped;
-  overlap_options overlap = {.batch_images = batch_images};
+  overlap_options overlap = {};
   std::uint64_t steps = overlapped_runs::steps;
   bool normalises = true;      // by batch
   bool shares_images = false;  // those of all workers are one batch, in their order; else each has its own

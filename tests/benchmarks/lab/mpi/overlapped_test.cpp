@@ -21,7 +21,7 @@ std::vector<overlap_options> all_overlaps() {
   for (const bool reaches_forward : {false, true}) {
     for (const bool has_owners : {false, true}) {
       for (const std::size_t bucket_bytes : {0, 1024}) {
-        overlap_options each = {.batch_images = batch_images};
+        overlap_options each;
         each.reaches_forward = reaches_forward;
         each.has_owners = has_owners;
         each.plan.bucket_bytes = bucket_bytes;

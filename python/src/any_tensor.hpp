@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,14 +9,15 @@
 #include <type_traits>
 #include <variant>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/half.hpp"
-#include "lamina/tensor.hpp"
+#include <lamina/half.hpp>
+#include <lamina/tensor.hpp>
 
-namespace lamina::inline LAMINA_ABI {
+namespace lamina_python {
 
-/// The element types of gradients, as a number: for bindings, and for tensors whose type is known at run time.
+using lamina::bfloat16;
+using lamina::float16;
+
+/// The element types of arrays, as a number: they are known at run time.
 enum class element_type : std::uint8_t { float32, float64, float16, bfloat16 };
 
 template <class G>
@@ -30,19 +30,7 @@ inline constexpr element_type element_type_of = std::is_same_v<G, double>     ? 
   return type == element_type::float64 ? 8 : type == element_type::float32 ? 4 : 2;
 }
 
-namespace detail {
-
-template <class G>
-concept any_element = element<std::remove_const_t<G>> || half_element<std::remove_const_t<G>>;
-
-template <class Range>
-concept range_of_any_element = contiguous_range<Range> && requires(Range& range) {
-  requires any_element<typename decltype(std::span(range))::element_type>;
-};
-
-}  // namespace detail
-
-/// Elements in one piece of memory, of a type that is known at run time: a pointer, a number and a type. Owns nothing. One
+/// Contiguous elements of a type that is known at run time: a pointer, a number and a type. Owns nothing. One
 /// without data and elements, as it is made by default, says that a layer has no gradient in this step; an empty layer's is
 /// any_tensor::empty().
 class any_tensor {
@@ -56,14 +44,6 @@ class any_tensor {
       : any_tensor(const_cast<void*>(data), elements, type, false) {}
   any_tensor(std::nullptr_t, std::size_t elements, element_type type)
       : any_tensor(nullptr, elements, type, true) {}
-  template <class G, std::size_t Extent>
-  requires detail::any_element<G> any_tensor(std::span<G, Extent> elements)
-      : any_tensor(const_cast<std::remove_const_t<G>*>(elements.data()), elements.size(),
-                   element_type_of<std::remove_const_t<G>>, !std::is_const_v<G>) {}
-  /// A contiguous range that outlives it, such as a std::vector<float>.
-  template <detail::range_of_any_element Range>
-  requires(!std::same_as<std::remove_const_t<Range>, any_tensor>) any_tensor(Range& range)
-      : any_tensor(std::span(range)) {}
   static any_tensor empty(element_type type) { return any_tensor(nullptr, 0, type, true); }
 
   [[nodiscard]] void* data() const noexcept { return data_; }
@@ -76,13 +56,11 @@ class any_tensor {
   any_tensor(void* data, std::size_t elements, element_type type, bool is_writable)
       : data_(data), elements_(elements), type_(type), is_writable_(is_writable), has_value_(true) {
     if (data == nullptr && elements > 0) {
-      detail::raise(
-          std::invalid_argument("a tensor of " + std::to_string(elements) + " elements at a null pointer"));
+      throw std::invalid_argument("a tensor of " + std::to_string(elements) + " elements at a null pointer");
     }
-    if (type > element_type::bfloat16)
-      detail::raise(std::invalid_argument("a tensor of an unknown element type"));
+    if (type > element_type::bfloat16) throw std::invalid_argument("a tensor of an unknown element type");
     if (reinterpret_cast<std::uintptr_t>(data) % element_bytes(type) != 0) {
-      detail::raise(std::invalid_argument("a tensor's memory is not aligned to its elements"));
+      throw std::invalid_argument("a tensor's memory is not aligned to its elements");
     }
   }
 
@@ -93,42 +71,43 @@ class any_tensor {
   bool has_value_ = false;
 };
 
+}  // namespace lamina_python
+
 /// Reading takes any; writing throws std::invalid_argument for one that was made of const elements.
 template <>
-struct tensor_traits<any_tensor> {
+struct lamina::tensor_traits<lamina_python::any_tensor> {
   using spans = std::variant<std::span<float>, std::span<double>, std::span<float16>, std::span<bfloat16>>;
   using const_spans = std::variant<std::span<const float>, std::span<const double>, std::span<const float16>,
                                    std::span<const bfloat16>>;
 
-  static bool has_value(const any_tensor& tensor) { return tensor.has_value(); }
-  static const_spans elements(const any_tensor& tensor) { return spans_of<const_spans, const void>(tensor); }
-  static spans elements(any_tensor& tensor) {
+  static bool has_value(const lamina_python::any_tensor& tensor) { return tensor.has_value(); }
+  static const_spans elements(const lamina_python::any_tensor& tensor) {
+    return spans_of<const_spans, const void>(tensor);
+  }
+  static spans elements(lamina_python::any_tensor& tensor) {
     if (tensor.has_value() && !tensor.is_writable())
-      detail::raise(std::invalid_argument("the tensor is const and would be written to"));
+      throw std::invalid_argument("the tensor is const and would be written to");
     return spans_of<spans, void>(tensor);
   }
 
  private:
   template <class Spans, class Memory>
-  static Spans spans_of(const any_tensor& tensor) {
-    if (!tensor.has_value())
-      detail::raise(std::invalid_argument("there is no tensor (no gradient in this step?)"));
+  static Spans spans_of(const lamina_python::any_tensor& tensor) {
+    if (!tensor.has_value()) throw std::invalid_argument("there is no tensor (no gradient in this step?)");
     const auto span_of = [&](auto of_type) {
       using G = decltype(of_type);
       using each = std::conditional_t<std::is_const_v<Memory>, const G, G>;
       return Spans(std::span<each>(static_cast<each*>(tensor.data()), tensor.elements()));
     };
     switch (tensor.type()) {
-      case element_type::float64:
+      case lamina_python::element_type::float64:
         return span_of(double());
-      case element_type::float16:
+      case lamina_python::element_type::float16:
         return span_of(float16());
-      case element_type::bfloat16:
+      case lamina_python::element_type::bfloat16:
         return span_of(bfloat16());
       default:
         return span_of(float());
     }
   }
 };
-
-}  // namespace lamina::inline LAMINA_ABI
