@@ -70,17 +70,17 @@ struct options {
   std::size_t mtu = 1500;            ///< bytes
 
   // Sums beside the computation.
-  std::string overlap = "none";          ///< none, backward or step
-  std::string decide = "at_end";         ///< at_end or ahead
-  std::string exchange = "sums";         ///< sums or owners
-  std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
+  std::string overlap = "none";             ///< none, backward or step
+  std::string decide = "at_end";            ///< at_end or ahead
+  std::string exchange = "sums";            ///< sums or owners
+  std::string collectives = "pairwise";     ///< an algorithm, by_type or by_cost
   std::string sum_payload = "as_is";        ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;  ///< none: by the costs of the network
   std::optional<std::size_t> chunk_bytes;   ///< none: 4 MiB
   bool is_calibrated = false;
-  std::string progress_by = "thread";      ///< thread or hooks
-  std::string plan;                        ///< file of an earlier run; empty: the plan is made
-  std::string timeline;                    ///< file; empty: none is written
+  std::string progress_by = "thread";  ///< thread or hooks
+  std::string plan;                    ///< file of an earlier run; empty: the plan is made
+  std::string timeline;                ///< file; empty: none is written
 
   // Local updates.
   std::string updates = "gradients";  ///< gradients or local
