@@ -61,7 +61,6 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
       one_of(lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
              lamina::payload_type::int8, lamina::payload_type::int4);
   options.check = one_of(lamina::finite_check::whole_layer, lamina::finite_check::each_element);
-  if (random() % 4 == 0) options.source = lamina::threshold_source::fresh;
   if (random() % 3 == 0) {
     // Each step without a send adds a binary digit to the velocity: an age of 8 keeps them within a float.
     options.momentum = 0.5;

@@ -74,10 +74,9 @@ struct run_options {
   double chunk_loss = 0;  // share of the chunks of a frame, by chance
 };
 
-/// Chosen by value times waiting, and with a momentum that counts time.
-void takes_time(run_options& options, double period) {
+/// Chosen by value times waiting.
+void takes_time(run_options& options) {
   options.compress.priority = lamina::priority_rule::value_times_waiting;
-  options.outer.period = period;
 }
 
 /// Workers with local updates around a server, all in one place.
@@ -243,11 +242,11 @@ class cluster {
           for (std::size_t i = begin; i < begin + mean.size(); ++i)
             d[part][i] += outer.rounding()[parts().offset(part) + i];
         }
-        outer(part, begin, std::span(d[part]).subspan(begin, mean.size()), aggregator.step());
+        outer(part, begin, std::span(d[part]).subspan(begin, mean.size()));
       });
       if (options_.made == mistake::decays_all && aggregator.arrived().is_dropped(part)) {
         std::vector<T> nothing(d[part].size());
-        outer(part, 0, nothing, aggregator.step());
+        outer(part, 0, nothing);
       }
     }
     lamina::frame_encoder<T> encoder(parts());
@@ -353,7 +352,7 @@ TEST_CASE("drift: the shared parameters are the same bits on every worker", "[or
         options.compress.payload = payload;
         options.compress.part_elements = 4096;
         options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-        if (payload == lamina::payload_type::int8) takes_time(options, 2.5);
+        if (payload == lamina::payload_type::int8) takes_time(options);
         cluster<float> all(three_layers, options);
         for (int t = 0; t < 12; ++t) {
           const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
@@ -448,7 +447,7 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
         options.compress.payload = payload;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
         // The factors of the momentum have many bits, of which a payload leaves d few.
-        if (payload != lamina::payload_type::as_is) takes_time(options, 2);
+        if (payload != lamina::payload_type::as_is) takes_time(options);
         cluster<double> all(three_layers, options);
         ledger<double> books(three_layers, delay);
         for (std::size_t t = 0; t < 10; ++t) {
@@ -615,7 +614,7 @@ TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
         options.compress.part_elements = 4096;
         options.compress.payload = lamina::payload_type::int8;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = lamina::payload_type::int8};
-        takes_time(options, 2.5);
+        takes_time(options);
         cluster<double> all(three_layers, options);
         std::vector<std::vector<std::size_t>> chosen;
         for (int t = 0; t < 12; ++t) {
@@ -803,7 +802,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
     options.compress.payload = payload;
     options.compress.part_elements = 4096;
     options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-    takes_time(options, 1 / 0.3);
+    takes_time(options);
     std::mt19937 random(7);
     cluster<float> whole(three_layers, options);
     for (int t = 0; t < 7; ++t) whole.step(random_moves<float>(random, three_layers, options.workers));
@@ -816,7 +815,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
       CHECK(each.compressor.steps_under_way() == 2);
     }
     lamina::outer_step<float> outer(resumed.parts(), options.outer);
-    outer.restore(resumed.outer().momentum(), resumed.outer().rounding(), resumed.outer().came());
+    outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
       const auto moves = random_moves<float>(random, three_layers, options.workers);
@@ -1087,9 +1086,6 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   CHECK(message_of([&] { lamina::drift_compressor<float>(three_layers, {.momentum = 0.9}); }) ==
         "momentum: a drift has none, the worker's optimizer may");
   CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.source = lamina::threshold_source::fresh});
-        }) == "source: a drift has no fresh gradient to search over");
-  CHECK(message_of([&] {
           lamina::drift_compressor<float>(three_layers, {.check = lamina::finite_check::each_element});
         }) == "check: nothing can be left out of a drift; whole_layer, or caller");
   CHECK(message_of([&] {
@@ -1099,13 +1095,7 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
           lamina::gradient_compressor<float>(three_layers,
                                              {.priority = lamina::priority_rule::value_times_waiting,
                                               .decide = lamina::decision_timing::ahead});
-        }) ==
-        "priority_rule::value_times_waiting is for decision_timing::at_end and "
-        "threshold_source::accumulated");
-  CHECK(throws<std::invalid_argument>([&] {
-    lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule::value_times_waiting,
-                                                      .source = lamina::threshold_source::fresh});
-  }));
+        }) == "priority_rule::value_times_waiting is for decision_timing::at_end");
   CHECK(message_of([&] {
           lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule(7)});
         }) == "priority 7 is none of priority_rule");
@@ -1224,15 +1214,13 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   longer.push_back({});
   auto residual = lamina::gradient_compressor<float>(three_layers).save();
   CHECK(code_of(residual, three_layers) == lamina::errc::bad_magic);
-  if (lamina::checksums_available) {
-    CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
-    for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
-      auto changed = bytes;
-      changed[at] ^= std::byte{1};
-      CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
-    }
-    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
+  CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
+  for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
+    auto changed = bytes;
+    changed[at] ^= std::byte{1};
+    CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
   }
+  CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
   // Without a checksum what follows is read, and judged, as it stands.
   const auto unprotected = [&](std::size_t offset, std::uint64_t value) {
     auto changed = bytes;

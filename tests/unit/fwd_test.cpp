@@ -9,7 +9,7 @@ struct names;
 using declared =
     names<lamina::layer, lamina::layout, lamina::partition, lamina::selection, lamina::delivery,
           lamina::element_range, lamina::float16, lamina::bfloat16, lamina::payload_type,
-          lamina::frame_checksum, lamina::finite_check, lamina::frame_kind, lamina::element_type,
+          lamina::frame_checksum, lamina::finite_check, lamina::frame_kind,
           lamina::residual_options, lamina::worker_options, lamina::server_options, lamina::outer_options,
           lamina::threshold_search, lamina::selector, lamina::tensor_traits<int>, lamina::tensor_ref<float>,
           lamina::mean_abs, lamina::l1_norm, lamina::l2_norm, lamina::root_mean_square, lamina::max_abs,
