@@ -27,13 +27,10 @@ enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
 enum class non_finite : std::uint8_t;
 enum class frame_kind : std::uint8_t;
-enum class element_type : std::uint8_t;
-enum class value_functor : std::uint8_t;
 struct residual_options;
 struct worker_options;
 struct server_options;
 struct outer_options;
-class memory_resource;
 
 // What computes.
 class threshold_search;
@@ -44,7 +41,6 @@ struct l1_norm;
 struct l2_norm;
 struct root_mean_square;
 struct max_abs;
-struct signed_mean;
 struct sequential;
 template <element T>
 class residual_accumulator;

@@ -177,10 +177,7 @@ class layout {
 
   static std::uint64_t fingerprint_of(const std::vector<layer>& layers) noexcept {
     std::uint64_t hash = detail::fnv_basis;
-    const auto add_number = [&](std::uint64_t number) {
-      for (int shift = 0; shift < 64; shift += 8)
-        hash = detail::fnv(hash, static_cast<std::uint8_t>(number >> shift));
-    };
+    const auto add_number = [&](std::uint64_t number) { hash = detail::fnv_number(hash, number); };
     add_number(layers.size());
     for (const layer& each : layers) {
       add_number(each.name.size());

@@ -54,6 +54,22 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   }
 }
 
+// No frame is built on the way, whose bytes nobody reads.
+TEST_CASE("allocation: packing in half the bytes takes no memory, in the first step as well") {
+  const lamina::layout model = model_of({5000, 64, 9000});
+  lamina::worker<float> worker(model, {.drop_ratio = 0, .payload = lamina::payload_type::bfloat16});
+  const std::vector<std::vector<float>> gradients = {
+      std::vector<float>(5000, 1.001F), std::vector<float>(64, 1.001F), std::vector<float>(9000, 1.001F)};
+  auto step = worker.add(gradients);
+  step.select();
+  std::vector<lamina::bfloat16> packed(model.elements());
+  CHECK(bytes_of([&] { step.pack(std::span(packed)); }) == 0);
+  // What the collective writes over it does not count.
+  std::ranges::fill(packed, lamina::bfloat16{0x4000});
+  step.commit();
+  CHECK(worker.residual()[0][0] == 1.001F - 1.0F);
+}
+
 TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing after the first",
                    "", float, double) {
   const lamina::layout model = model_of({5000, 64, 9000, 1});

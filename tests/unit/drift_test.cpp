@@ -74,10 +74,9 @@ struct run_options {
   double chunk_loss = 0;  // share of the chunks of a frame, by chance
 };
 
-/// Chosen by value times waiting, and with a momentum that counts time.
-void takes_time(run_options& options, double period) {
+/// Selected by score.
+void takes_time(run_options& options) {
   options.compress.by_score = true;
-  options.outer.period = period;
 }
 
 /// Workers with local updates around a server, all in one place.
@@ -243,12 +242,12 @@ class cluster {
         for (std::size_t i = begin; i < begin + mean.size(); ++i)
           d[part][i] += outer.rounding()[parts().offset(part) + i];
       }
-      outer(part, begin, std::span(d[part]).subspan(begin, mean.size()), step);
+      outer(part, begin, std::span(d[part]).subspan(begin, mean.size()));
     });
     for (std::size_t part = 0; part < parts().layers(); ++part) {
       if (options_.made != mistake::decays_all || arrived.is_sent(part)) continue;
       std::vector<T> nothing(d[part].size());
-      outer(part, 0, nothing, step);
+      outer(part, 0, nothing);
     }
     lamina::frame_encoder<T> encoder(parts());
     return encoder
@@ -352,7 +351,7 @@ TEST_CASE("drift: the shared parameters are the same bits on every worker", "[or
         options.compress.payload = payload;
         options.compress.fragment_elements = 4096;
         options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-        if (payload == lamina::payload_type::int8) takes_time(options, 2.5);
+        if (payload == lamina::payload_type::int8) takes_time(options);
         cluster<float> all(three_layers, options);
         for (int t = 0; t < 12; ++t) {
           const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
@@ -447,7 +446,7 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
         options.compress.payload = payload;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
         // The factors of the momentum have many bits, of which a payload leaves d few.
-        if (payload != lamina::payload_type::as_is) takes_time(options, 2);
+        if (payload != lamina::payload_type::as_is) takes_time(options);
         cluster<double> all(three_layers, options);
         ledger<double> books(three_layers, delay);
         for (std::size_t t = 0; t < 10; ++t) {
@@ -614,7 +613,7 @@ TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
         options.compress.fragment_elements = 4096;
         options.compress.payload = lamina::payload_type::int8;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = lamina::payload_type::int8};
-        takes_time(options, 2.5);
+        takes_time(options);
         cluster<double> all(three_layers, options);
         std::vector<std::vector<std::size_t>> chosen;
         for (int t = 0; t < 12; ++t) {
@@ -787,7 +786,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
     options.compress.payload = payload;
     options.compress.fragment_elements = 4096;
     options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-    takes_time(options, 1 / 0.3);
+    takes_time(options);
     std::mt19937 random(7);
     cluster<float> whole(three_layers, options);
     for (int t = 0; t < 7; ++t) whole.step(random_moves<float>(random, three_layers, options.workers));
@@ -800,7 +799,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
       CHECK(each.compressor.steps_under_way() == 2);
     }
     lamina::outer_step<float> outer(resumed.parts(), options.outer);
-    outer.restore(resumed.outer().momentum(), resumed.outer().rounding(), resumed.outer().came());
+    outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
       const auto moves = random_moves<float>(random, three_layers, options.workers);
@@ -1183,15 +1182,13 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   longer.push_back({});
   const auto residual = lamina::worker<float>(three_layers).save();
   CHECK(code_of(residual, three_layers) == lamina::errc::bad_magic);
-  if (lamina::checksums_available) {
-    CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
-    for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
-      auto changed = bytes;
-      changed[at] ^= std::byte{1};
-      CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
-    }
-    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
+  CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
+  for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
+    auto changed = bytes;
+    changed[at] ^= std::byte{1};
+    CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
   }
+  CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
   // Without a checksum what follows is read, and judged, as it stands.
   const auto unprotected = [&](std::size_t offset, std::uint64_t value) {
     auto changed = bytes;

@@ -15,14 +15,6 @@ using lamina::worker_options;
 
 namespace {
 
-/// The literal reading of the paper's equation 2.
-struct signed_mean {
-  static float map(float x) { return x; }
-  static double map(double x) { return x; }
-  static auto combine(auto a, auto b) { return a + b; }
-  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
-};
-
 // What a worker is made of, put together wrongly in one of two ways.
 enum class defect { never_clears, never_accumulates };
 

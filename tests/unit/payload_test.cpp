@@ -657,7 +657,6 @@ TEMPLATE_TEST_CASE("payload: every truncation and every flipped bit of an int8 f
     bytes longer = frame;
     longer.push_back(std::byte{0});
     CHECK(refusal<TestType>(longer, model) == errc::trailing_bytes);
-    if (!lamina::checksums_available) continue;
     for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
       const std::byte mask{static_cast<unsigned char>(1U << (bit % 8))};
       frame[bit / 8] ^= mask;

@@ -207,10 +207,6 @@ TEMPLATE_TEST_CASE("state: every truncation and every longer copy is refused, an
 }
 
 TEMPLATE_TEST_CASE("state: every flipped bit is noticed, and changes nothing", "", float, double) {
-  if (!lamina::checksums_available) {
-    WARN("state: skipped, there is no checksum in this build");
-    return;
-  }
   const lamina::layout model = model_of({3, 0, 2});
   for (const double momentum : {0.0, 0.9}) {
     const worker_options options{.send_budget = 0.5, .momentum = momentum};
@@ -681,7 +677,7 @@ TEST_CASE("state: merging refuses what loading refuses, and says which state it 
       {changed([](auto& header) { ++header.fingerprint; }), errc::wrong_layout},
       {changed([](auto& header) { ++header.layers; }), errc::wrong_layout},
       {changed([](auto& header) { ++header.elements; }), errc::wrong_layout}};
-  if (lamina::checksums_available) cases.emplace_back(damaged, errc::checksum_mismatch);
+  cases.emplace_back(damaged, errc::checksum_mismatch);
   for (const auto& [bad, code] : cases) {
     CAPTURE(static_cast<int>(code));
     for (const std::size_t place : {0, 1, 2}) {

@@ -46,15 +46,6 @@ LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
   return magnitude != 0 && magnitude < infinity_bits;
 }
 
-/// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its
-/// own step alone. `Schedule` is refresh_schedule.
-LAMINA_ANY_CALLER template <class Schedule>
-LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t step, double ratio,
-                                           double before) {
-  if (!(ratio > 0) || refresh.fixed_threshold().has_value()) return false;
-  return refresh.due(step) || !outlasts_its_step(before);
-}
-
 /// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and
 /// the largest layer.
 LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
