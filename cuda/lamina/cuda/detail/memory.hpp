@@ -37,8 +37,7 @@
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
-/// Thrust where it is: programs that share a process with another Thrust put theirs into a namespace of its own by
-/// THRUST_CUB_WRAPPED_NAMESPACE.
+/// Thrust where it is: programs that also load another Thrust put theirs elsewhere by THRUST_CUB_WRAPPED_NAMESPACE.
 namespace thrust = THRUST_NS_QUALIFIER;
 
 /// There is not enough device memory; what() says for what, and how many bytes were asked for.
