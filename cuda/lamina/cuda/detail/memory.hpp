@@ -30,10 +30,10 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
@@ -225,8 +225,8 @@ class worker_memory {
     const std::vector<T> elements = without_padding(at_.residual, to_host(at_.is_clear, at_.layers));
     const std::vector<T> moving = without_padding(at_.velocity, std::vector<std::uint8_t>(at_.layers));
     const double allowance = options_.send_budget ? now.allowance : 0;
-    return save_state<T>(cut_.fragments(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)}, elements,
-                         moving, now.step);
+    return save_state<T>(cut_.fragments(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)},
+                         elements, moving, now.step);
   }
 
   void load(std::span<const std::byte> bytes) {
