@@ -36,6 +36,11 @@
 
 namespace lamina::inline LAMINA_ABI {
 
+namespace detail {
+template <element, class>
+struct worker_state;
+}  // namespace detail
+
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
 /// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads
@@ -184,7 +189,7 @@ class residual_accumulator {
 
  private:
   template <element, class>
-  friend class worker;
+  friend struct detail::worker_state;
 
   using block_adder = detail::block_adder<T>;
 

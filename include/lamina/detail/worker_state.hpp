@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lamina/codec.hpp"
+#include "lamina/decision.hpp"
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/decision.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/execution.hpp"
+#include "lamina/frame.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/residual.hpp"
+#include "lamina/residual/gradient.hpp"
+#include "lamina/selection.hpp"
+#include "lamina/state.hpp"
+#include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+// What a worker and its open step share. It checks the order of calls; that its handle is of this step, the handle checks.
+template <element T, class Representative>
+struct worker_state {
+  worker_state(const layout& model, const worker_options& given, Representative of_values)
+      : options(given),
+        functor(std::move(of_values)),
+        cut(model, given.fragment_elements),
+        residual(cut.fragments(),
+                 {.non_finite = given.non_finite, .momentum = given.momentum, .memory = given.memory}),
+        decisions(cut, given),
+        in_frames(cut.fragments()),
+        in_next(cut.fragments()),
+        values(cut.fragments().layers()),
+        decision_values(cut.fragments().layers()),
+        expected(cut.fragments().layers(), detail::infinite_value),
+        marks(cut.fragments().layers()),
+        is_stale(cut.fragments().layers(), char{1}) {
+    if (model.layers() == 0)
+      detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
+    detail::check_payload_type(given.payload);
+  }
+
+  enum class mark : char { none, skipped, gradient };
+
+  void require_closed(const char* call) const {
+    if (!is_open) return;
+    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
+                                   " is open: commit() it, or let its handle go"));
+  }
+  void require_gradient(const char* call, std::size_t f) const {
+    cut.fragments().check_layer(f);
+    if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
+    detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
+                                   "' has no gradient in step " + std::to_string(number) +
+                                   "; add() or skip() it"));
+  }
+  // A frame points into the residual, which must not change under it.
+  void require_here(const char* call, std::size_t layer) const {
+    cut.model().check_layer(layer);
+    if (!has_left) return;
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
+      detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
+                                     "' was in a frame of step " + std::to_string(number) + " already"));
+    }
+  }
+  void require_all(const char* call) const {
+    for (std::size_t f = 0; f < marks.size(); ++f) require_gradient(call, f);
+  }
+
+  void begin(const char* call) {
+    require_closed(call);
+    residual.begin_step();
+    open();
+  }
+  void open() noexcept {
+    ++number;
+    ++opening;
+    std::fill(marks.begin(), marks.end(), mark::none);
+    is_open = true;
+    is_selected = is_given = has_left = is_exact = has_decision_values = false;
+    sequence = 0;
+  }
+  void close() noexcept { is_open = has_decision_values = false; }
+  // Its number is that of the next step: whoever has got a frame of it refuses another.
+  void abandon() noexcept {
+    close();
+    is_selected = false;
+    --number;
+  }
+  void leave(bool exactly) noexcept {
+    has_left = true;
+    is_exact = exactly;
+  }
+
+  const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
+    if (sequence == encoders.size())
+      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.fragments(), options.run));
+    const encoded_frame& frame =
+        encoders[sequence]->encode({.kind = frame_kind::gradients,
+                                    .step = number,
+                                    .sender = options.sender,
+                                    .payload = options.payload,
+                                    .checksum = options.frame_checksum,
+                                    .sequence = sequence,
+                                    .is_last = is_last,
+                                    .user = user},
+                                   sent, [this](std::size_t f) { return residual[f]; });
+    leave(options.payload == payload_type::as_is);
+    return frame;
+  }
+  const encoded_frame& encode_some(const selection& fragments, bool is_last,
+                                   std::span<const std::byte> user) {
+    if (fragments.model().fingerprint() != cut.fragments().fingerprint())
+      detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
+    if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
+    if (sequence == 0) in_frames.clear();
+    if (is_last) require_all("frame");
+    in_next.clear();
+    for (const std::size_t f : fragments.sent()) {
+      if (!decisions.sent().is_sent(f)) continue;
+      require_gradient("frame", f);
+      if (in_frames.is_sent(f)) {
+        detail::raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
+                                       std::to_string(number) + " already"));
+      }
+      in_next.send(f);
+    }
+    const encoded_frame& frame = encode(in_next, is_last, user);
+    for (const std::size_t f : in_next.sent()) in_frames.send(f);
+    ++sequence;
+    return frame;
+  }
+
+  template <class Tensors, class Execution>
+  std::optional<std::size_t> add_all(const Tensors& gradients, double scale, const Execution& execution) {
+    if (std::size(gradients) != cut.model().layers()) {
+      detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
+                                          " layers, got " + std::to_string(std::size(gradients)) +
+                                          " gradients"));
+    }
+    return add(
+        0, cut.model().layers(),
+        [&](std::size_t layer, const auto& visitor) {
+          const auto& tensor = std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)];
+          if (detail::has_value(tensor)) detail::visit_gradient<T>(tensor, visitor);
+        },
+        scale, execution, true);
+  }
+  template <class Tensor, class Execution>
+  std::optional<std::size_t> add_one(std::size_t layer, const Tensor& gradient, double scale,
+                                     const Execution& execution) {
+    cut.model().check_layer(layer);
+    if (!detail::has_value(gradient)) {
+      detail::raise(std::invalid_argument("layer '" + cut.model()[layer].name +
+                                          "': there is no tensor to add; skip() it"));
+    }
+    return add(
+        layer, layer + 1,
+        [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); }, scale,
+        execution, false);
+  }
+  template <class Gradients, class Execution>
+  std::optional<std::size_t> add(std::size_t first, std::size_t last, const Gradients& gradients,
+                                 double scale, const Execution& execution, bool may_lack_gradients) {
+    for (std::size_t layer = first; layer < last; ++layer)
+      gradients(layer, [&](auto from) { cut.model().check_size(layer, from.size()); });
+    const auto by_fragment = [&](std::size_t f, const auto& visitor) {
+      gradients(cut.layer_of(f),
+                [&](auto from) { visitor(from.subspan(cut.begin(f), cut.fragments().sizes()[f])); });
+    };
+    const std::size_t begin = cut.first(first);
+    const std::size_t end = cut.first(last);
+    if (!is_open) residual.begin_step();
+    const std::optional<std::size_t> refused =
+        residual.try_add(begin, end, by_fragment, std::span(values).subspan(begin, end - begin), functor,
+                         execution, scale, may_lack_gradients, thrown);
+    if (refused) {
+      // What rounding leaves of a refused gradient is of the residual, and so of its value.
+      for (std::size_t f = begin; f < end; ++f) {
+        if (residual.was_given(f)) is_stale[f] = 1;
+        if (is_open && marks[f] != mark::none) refresh(f);
+      }
+      return cut.layer_of(*refused);
+    }
+    if (!is_open) open();
+    has_decision_values = false;
+    for (std::size_t f = begin; f < end; ++f) {
+      if (!residual.was_given(f)) {
+        skip_fragment(f);
+      } else {
+        marks[f] = mark::gradient;
+        is_stale[f] = 0;
+      }
+    }
+    return std::nullopt;
+  }
+  // What an execution of the caller's threw, all being added.
+  void rethrow() {
+#if LAMINA_HAS_EXCEPTIONS
+    if (thrown) std::rethrow_exception(std::exchange(thrown, nullptr));
+#endif
+  }
+  void skip(std::size_t layer) {
+    cut.model().check_layer(layer);
+    has_decision_values = false;
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) skip_fragment(f);
+  }
+  void skip_fragment(std::size_t f) {
+    if (marks[f] == mark::none) marks[f] = mark::skipped;
+    refresh(f);
+  }
+  // The value of a fragment whose residual has changed since its value was computed.
+  void refresh(std::size_t f) {
+    if (is_stale[f] == 0) return;
+    is_stale[f] = 0;
+    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.fragments().sizes()[f])
+                                     : representative_value(functor, residual[f]);
+  }
+  void use_own_values() {
+    if (has_decision_values) return;
+    std::copy(values.begin(), values.end(), decision_values.begin());
+    has_decision_values = true;
+  }
+  // With values that are this worker's own, whatever was agreed for the step that ends.
+  void expect_after_commit() {
+    decisions.forecast(number, values, expected);
+  }
+
+  bool is_rounded() const noexcept {
+    return !is_exact && options.payload != payload_type::as_is;
+  }
+  // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
+  void make_room_for_written() {
+    if (!is_rounded()) return;
+    std::size_t most = written.size();
+    for (const std::size_t f : decisions.sent().sent())
+      most = (std::max)(most, payload_bytes<T>(options.payload, cut.fragments().sizes()[f]));
+    written.resize(most);
+  }
+  // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
+  void write(std::size_t f) {
+    if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
+  }
+  void take_out(std::size_t f, std::size_t begin, std::size_t end) {
+    is_stale[f] = 1;
+    const bool is_whole = begin == 0 && end == cut.fragments().sizes()[f];
+    if (!is_rounded()) return is_whole ? residual.clear(f) : residual.clear(f, begin, end);
+    if (is_whole) return residual.subtract(f, options.payload, written.data());
+    residual.subtract(f, options.payload, written.data(), begin, end);
+  }
+
+  void load(std::span<const std::byte> bytes) {
+    // Of no elements there is no velocity to save.
+    const bool has_velocity = residual.has_velocity() && cut.model().elements() > 0;
+    saved_state<T> saved = read_state<T>(bytes, cut.fragments(), has_velocity);
+    residual.restore(saved.residual, saved.velocity);
+    decisions.restore(std::move(saved.memory));
+    number = saved.step;
+    if (saved.expected.empty()) saved.expected.assign(expected.size(), detail::infinite_value);
+    expected = std::move(saved.expected);
+    std::fill(is_stale.begin(), is_stale.end(), char{1});
+    is_selected = has_decision_values = false;
+  }
+
+  worker_options options;
+  Representative functor;
+  tiling cut;
+  residual_accumulator<T> residual;
+  selector decisions;
+  std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step
+  selection in_frames;  // what has left in frames of which the last is to come
+  selection in_next;
+  std::uint16_t sequence = 0;           // of the next frame
+  std::vector<double> values;           // of the residual, where it is not stale
+  std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
+  std::vector<double> expected;         // of the next step
+  std::vector<mark> marks;
+  std::vector<char> is_stale;
+  std::vector<std::byte> written;  // of a fragment that is committed
+  std::uint64_t number = 0;        // of the step that is open, or was last
+  std::uint64_t opening = 0;       // tells handles apart, since load() can make a number come again
+  bool is_open = false;
+  bool is_selected = false;
+  bool is_given = false;  // selected before the first gradient
+  bool has_left = false;  // as a frame, or packed
+  bool is_exact = false;  // without rounding
+  bool has_decision_values = false;
+  std::exception_ptr thrown;
+};
+
+}  // namespace lamina::inline LAMINA_ABI::detail
