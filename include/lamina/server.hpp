@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,8 +16,7 @@
 #include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/mean_of_frames.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -173,11 +171,12 @@ class server {
       detail::raise(
           std::logic_error("update: nobody's frames of step " + std::to_string(step_) + " are there"));
     const std::size_t workers = begin_update();
-    const frames_to_sum all(summed_);
+    const detail::frames_to_sum<T> all(summed_);
     if (options_.asynchronous) {
-      for (std::size_t i = 0; i < all.size(); ++i) apply(all.subspan(i, 1), workers, consume, execution);
+      for (std::size_t i = 0; i < all.size(); ++i)
+        detail::mean_of_frames<T>(all.subspan(i, 1), workers, updated_, cut_, consume, execution);
     } else {
-      apply(all, workers, consume, execution);
+      detail::mean_of_frames<T>(all, workers, updated_, cut_, consume, execution);
     }
     release(applied_);
   }
@@ -270,9 +269,6 @@ class server {
   [[nodiscard]] const layout& fragments() const noexcept { return cut_.fragments(); }
 
  private:
-  // One task of an execution: enough blocks to be worth handing to a thread.
-  static constexpr std::size_t task_elements = 16 * detail::block_elements;
-
   struct frame {
     std::vector<std::byte> bytes;  // empty for those of add_view()
     frame_view<T> view;
@@ -297,8 +293,6 @@ class server {
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
-
-  using frames_to_sum = std::span<const frame* const>;
 
   std::unique_ptr<frame> unused_frame() {
     if (unused_.empty()) {
@@ -401,7 +395,7 @@ class server {
     for (auto& each : frames_) {
       const sender& from = senders_[each->view.sender()];
       if (from.in_progress && each->view.step() == from.taken) continue;
-      summed_.push_back(each.get());
+      summed_.push_back(&each->view);
       send_layers_of(each->view, updated_);
       applied_.push_back(std::move(each));
     }
@@ -418,7 +412,7 @@ class server {
     for (const std::size_t f : updated_.sent()) updated_at_[f] = clock_;
     if (!options_.asynchronous) {
       ++step_;
-      std::ranges::sort(summed_, {}, [](const frame* each) { return each->view.sender(); });
+      std::ranges::sort(summed_, {}, [](const frame_view<T>* each) { return each->sender(); });
     }
     return workers;
   }
@@ -429,52 +423,6 @@ class server {
       detail::raise(
           std::invalid_argument("commit: no reply to this worker had the clock " + std::to_string(clock)));
     return to;
-  }
-
-  template <class Consume, class Execution>
-  void apply(frames_to_sum frames, std::size_t workers, Consume& consume, const Execution& execution) const {
-    for (const std::size_t f : updated_.sent()) {
-      const std::size_t elements = fragments().sizes()[f];
-      const std::size_t layer = cut_.layer_of(f);
-      const std::size_t offset = cut_.begin(f);
-      const auto task = [&](std::size_t index) {
-        const std::size_t begin = index * task_elements;
-        const std::size_t end = begin + (std::min)(task_elements, elements - begin);
-        mean_of_blocks(frames, workers, f, begin, end,
-                       [&](std::size_t at, std::span<const T> mean) { consume(layer, offset + at, mean); });
-      };
-      if (elements <= task_elements) {
-        task(0);
-      } else {
-        execution(elements / task_elements + (elements % task_elements != 0), task);
-      }
-    }
-  }
-
-  // Block by block, so that a sum stays in cache until it is consumed.
-  template <class Consume>
-  void mean_of_blocks(frames_to_sum frames, std::size_t workers, std::size_t fragment, std::size_t begin,
-                      std::size_t end, const Consume& consume) const {
-    std::array<T, detail::block_elements> sum;
-    std::array<T, detail::block_elements> buffer;
-    for (; begin < end; begin += sum.size()) {
-      const std::size_t count = (std::min)(sum.size(), end - begin);
-      const std::span<T> block = std::span(sum).first(count);
-      bool is_first = true;
-      for (const frame* each : frames) {
-        if (each->view.is_dropped(fragment)) continue;
-        if (is_first) {
-          each->view.copy(fragment, begin, block);
-          is_first = false;
-        } else {
-          const std::span<const T> addend = each->view.read(fragment, begin, std::span(buffer).first(count));
-          detail::add_elements(block.data(), addend.data(), count);
-        }
-      }
-      if (is_first) return;  // asynchronous: another frame has it
-      detail::divide_elements(block.data(), static_cast<T>(workers), count);
-      consume(begin, std::span<const T>(block));
-    }
   }
 
   template <class Parameters>
@@ -512,10 +460,10 @@ class server {
   std::vector<std::unique_ptr<frame>> applied_;     // by an update
   std::vector<std::unique_ptr<frame>> unused_;      // for their memory
   std::size_t frames_made_ = 0;
-  selection arrived_;                 // of frames_
-  selection updated_;                 // of applied_
-  std::vector<const frame*> summed_;  // applied_ in the order of the sum
-  std::vector<element_range> lost_;   // by a commit
+  selection arrived_;                         // of frames_
+  selection updated_;                         // of applied_
+  std::vector<const frame_view<T>*> summed_;  // applied_ in the order of the sum
+  std::vector<element_range> lost_;           // by a commit
   std::vector<std::size_t> to_reply_;
   std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first
   std::vector<std::uint64_t> updated_at_;  // of each fragment, its clock
