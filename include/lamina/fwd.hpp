@@ -17,7 +17,6 @@ class layout;
 class tiling;
 class selection;
 class delivery;
-class part_slices;
 struct element_range;
 struct float16;
 struct bfloat16;

@@ -22,7 +22,6 @@
 #include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/server.hpp"
-#include "lamina/slices.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"

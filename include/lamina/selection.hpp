@@ -138,4 +138,19 @@ inline selection::sent_range selection::sent() const noexcept {
   return {bits_.data(), model_.layers()};
 }
 
+/// What of `sent` goes to one of W shard owners, as in an all-reduce whose ranks each sum a share of everything: fragment f is of owner
+/// f mod W. A frame of it is of the same layout; delivery::lose() puts together what of all shards was lost. Shares are even as far as
+/// fragments are alike: cut a model with large layers. Throws std::out_of_range unless owner < owners.
+[[nodiscard]] inline selection shard_of(const selection& sent, std::size_t owner, std::size_t owners) {
+  if (owner >= owners) {
+    detail::raise(std::out_of_range("owner " + std::to_string(owner) + " is out of range: there are " +
+                                    std::to_string(owners)));
+  }
+  selection shard(sent.model());
+  for (const std::size_t fragment : sent.sent()) {
+    if (fragment % owners == owner) shard.send(fragment);
+  }
+  return shard;
+}
+
 }  // namespace lamina::inline LAMINA_ABI

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An all-reduce that may lose a bounded share: each worker owns a slice of every part, to which the others send what they have of it.
+// An all-reduce that may lose a bounded share: each worker owns every fourth fragment, and the others send it what they have of these.
 // What is lost on the way stays in the residual of its sender; the sums go to all, whole.
 #include <algorithm>
 #include <array>
@@ -15,13 +15,11 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 #include "lamina/server.hpp"
-#include "lamina/slices.hpp"
 #include "lamina/worker.hpp"
 
 using namespace lamina_test;
 using bounded::chunk_grid;
 using lamina::delivery;
-using lamina::part_slices;
 using lamina::selection;
 
 namespace {
@@ -33,8 +31,8 @@ constexpr std::size_t chunk_elements = 64;
 enum class fault {
   none,
   commits_what_was_lost,     ///< commit() in place of commit(arrived)
-  adds_what_did_not_arrive,  ///< an owner adds the whole slice, be it that some of it was lost
-  of_another_slice,          ///< what one owner lacks is taken for what the next one lacks
+  adds_what_did_not_arrive,  ///< an owner adds the whole shard, be it that some of it was lost
+  of_another_shard,          ///< what one owner lacks is taken for what the next one lacks
 };
 
 struct variant {
@@ -47,7 +45,7 @@ struct variant {
   std::uint64_t at_least_every = 0;
   std::size_t fragment_elements = 0;
   std::uint32_t bound_ppm = 500'000;
-  std::size_t outages_of_16 = 0;  ///< transfers that do not take place at all: the slices are lost whole
+  std::size_t outages_of_16 = 0;  ///< transfers that do not take place at all: the shards are lost whole
   bool sends_sums = false;        ///< over a network that loses packets, too, with a bound of 0
   fault wrong = fault::none;
 };
@@ -67,11 +65,11 @@ lamina::worker_options options_for(const variant& of, std::uint32_t worker) {
           .frame_checksum = lamina::frame_checksum::none};
 }
 
-/// One direction between two workers, for frames of the slices of one owner.
+/// One direction between two workers, for frames of the shard of one owner.
 template <class T>
 struct way {
-  way(const lamina::layout& slices, payload_type payload, const simulated_link::options& options)
-      : grid(chunk_grid::of<T>(slices, payload, chunk_elements)), link(grid, options), memory(grid) {}
+  way(const lamina::layout& fragments, payload_type payload, const simulated_link::options& options)
+      : grid(chunk_grid::of<T>(fragments, payload, chunk_elements)), link(grid, options), memory(grid) {}
 
   const delivery& send(const lamina::encoded_frame& frame, const selection& sent, std::uint32_t bound_ppm) {
     const bounded::frame_chunks chunks(frame, sent, grid, {.bound_ppm = bound_ppm});
@@ -101,24 +99,21 @@ struct worker {
   std::vector<std::vector<T>> replica;  // minus the sum of all means
 };
 
-/// Four workers and their slices. T must hold the sums exactly: with momentum 0.5 each step wants one more bit.
+/// Four workers, each the owner of a shard. T must hold the sums exactly: with momentum 0.5 each step wants one more bit.
 template <class T>
 class group {
  public:
   explicit group(const variant& of)
-      : of_(of),
-        random_(211),
-        parts_(lamina::worker<T>(model_for(of), options_for(of, 0)).fragments()),
-        slices_(parts_, workers, chunk_elements) {
+      : of_(of), random_(211), fragments_(lamina::worker<T>(model_for(of), options_for(of, 0)).fragments()) {
     for (std::uint32_t w = 0; w < workers; ++w) {
       workers_.push_back(std::make_unique<worker<T>>(of, w));
-      owners_.emplace_back(slices_.of(w), lamina::server_options{.workers = workers});
+      owners_.emplace_back(fragments_, lamina::server_options{.workers = workers});
       for (std::uint32_t to = 0; to < workers; ++to) {
         const channel_options data{
             .seed = 1000 + 16 * w + to, .loss = of.loss, .duplicate = 0.1, .damage = 0.05, .jitter = 4ms};
-        up_.push_back(std::make_unique<way<T>>(slices_.of(to), of.payload,
+        up_.push_back(std::make_unique<way<T>>(fragments_, of.payload,
                                                simulated_link::options{.data = data, .stop = of.stop}));
-        down_.push_back(std::make_unique<way<T>>(slices_.of(w), payload_type::as_is,
+        down_.push_back(std::make_unique<way<T>>(fragments_, payload_type::as_is,
                                                  simulated_link::options{.data = data, .stop = of.stop}));
       }
     }
@@ -151,7 +146,7 @@ class group {
   }
   bool are_alike() const {
     return std::ranges::all_of(workers_, [&](const auto& each) {
-      for (std::size_t part = 0; part < parts_.layers(); ++part) {
+      for (std::size_t part = 0; part < fragments_.layers(); ++part) {
         if (!same_bits(each->replica[part], workers_[0]->replica[part])) return false;
       }
       return true;
@@ -159,8 +154,8 @@ class group {
   }
   /// Oracle 2: what all replicas have moved by is the mean of what was delivered, so dense SGD less the residuals.
   bool has_moved_by_what_was_delivered() const {
-    for (std::size_t part = 0; part < parts_.layers(); ++part) {
-      for (std::size_t i = 0; i < parts_.sizes()[part]; ++i) {
+    for (std::size_t part = 0; part < fragments_.layers(); ++part) {
+      for (std::size_t i = 0; i < fragments_.sizes()[part]; ++i) {
         T sum = 0;
         for (const auto& each : workers_) sum += each->account.delivered(part)[i];
         if (workers_[0]->replica[part][i] != -sum / workers) return false;
@@ -168,6 +163,7 @@ class group {
     }
     return true;
   }
+  selection shard(std::size_t owner) const { return lamina::shard_of(chosen(), owner, workers); }
   const selection& chosen() const { return workers_[0]->step->sent(); }
   const std::vector<std::vector<T>>& replica(std::size_t w) const { return workers_[w]->replica; }
 
@@ -191,7 +187,7 @@ class group {
   }
 
   void agree() {
-    std::vector<double> mean(parts_.layers());
+    std::vector<double> mean(fragments_.layers());
     for (const auto& each : workers_) {
       for (std::size_t part = 0; part < mean.size(); ++part)
         mean[part] += each->step->values()[part] / workers;
@@ -206,28 +202,25 @@ class group {
 
   // What one worker has for an owner, and what the owner then adds; as bytes.
   std::vector<std::byte> send(std::size_t from, std::size_t owner, delivery& arrived) {
-    const lamina::layout& slices = slices_.of(owner);
-    const selection sent = slices_.cut(chosen(), owner);
-    lamina::frame_encoder<T> encoder(slices);
-    const auto& frame = encoder.encode({.step = workers_[from]->step->number(),
-                                        .sender = static_cast<std::uint32_t>(from),
-                                        .payload = of_.payload,
-                                        .checksum = lamina::frame_checksum::none},
-                                       sent, [&](std::size_t part) {
-                                         return workers_[from]->of_model.residual()[part].subspan(
-                                             slices_.begin(owner, part), slices.sizes()[part]);
-                                       });
+    const selection sent = shard(owner);
+    lamina::frame_encoder<T> encoder(fragments_);
+    const auto& frame =
+        encoder.encode({.step = workers_[from]->step->number(),
+                        .sender = static_cast<std::uint32_t>(from),
+                        .payload = of_.payload,
+                        .checksum = lamina::frame_checksum::none},
+                       sent, [&](std::size_t f) { return workers_[from]->of_model.residual()[f]; });
     std::vector<std::byte> bytes = frame.to_bytes();
     if (from != owner && below(random_, 16) < of_.outages_of_16) {
-      slices_.lose(owner, nothing_of(sent), arrived);
-      bytes = empty_frame(from, owner);
+      arrived.lose(nothing_of(sent));
+      bytes = empty_frame(from);
     } else if (from != owner) {
       way<T>& over = *up_[workers * from + owner];
       say_lost(owner, over.send(frame, sent, of_.bound_ppm), arrived);
       if (of_.wrong != fault::adds_what_did_not_arrive)
         bytes.assign(over.link.receiver.frame().begin(), over.link.receiver.frame().end());
     }
-    take(from, owner, bytes, arrived);
+    take(from, bytes, arrived);
     return bytes;
   }
 
@@ -239,55 +232,52 @@ class group {
     }
     return lost;
   }
-  std::vector<std::byte> empty_frame(std::size_t from, std::size_t owner) const {
-    lamina::frame_encoder<T> encoder(slices_.of(owner));
+  std::vector<std::byte> empty_frame(std::size_t from) const {
+    lamina::frame_encoder<T> encoder(fragments_);
     return encoder
         .encode({.step = workers_[from]->step->number(), .sender = static_cast<std::uint32_t>(from)},
-                selection(slices_.of(owner)), [](std::size_t) { return std::span<const T>(); })
+                selection(fragments_), [](std::size_t) { return std::span<const T>(); })
         .to_bytes();
   }
 
   void say_lost(std::size_t owner, const delivery& has_arrived, delivery& arrived) const {
-    if (of_.wrong != fault::of_another_slice) return slices_.lose(owner, has_arrived, arrived);
+    if (of_.wrong != fault::of_another_shard) return arrived.lose(has_arrived);
     const std::size_t other = (owner + 1) % workers;
-    delivery moved(slices_.cut(chosen(), other), chunk_elements);
-    for (const std::size_t part : moved.sent().sent()) {
-      for (std::size_t c = 0; c < std::min(moved.chunks(part), has_arrived.chunks(part)); ++c) {
-        if (has_arrived.is_lost(part, c)) moved.lose(part, c);
+    const selection others = shard(other);
+    const auto lost = has_arrived.sent().sent();
+    auto from = lost.begin();
+    for (const std::size_t f : others.sent()) {
+      if (from == lost.end()) return;
+      for (std::size_t c = 0; c < std::min(arrived.chunks(f), has_arrived.chunks(*from)); ++c) {
+        if (has_arrived.is_lost(*from, c)) arrived.lose(f, c);
       }
+      ++from;
     }
-    slices_.lose(other, moved, arrived);
   }
 
   // Of the bytes that the owner has. Velocities begin anew where something was delivered.
-  void take(std::size_t from, std::size_t owner, const std::vector<std::byte>& bytes,
-            const delivery& arrived) {
-    const auto frame = lamina::decode<T>(bytes, slices_.of(owner));
-    for (std::size_t part = 0; part < parts_.layers(); ++part) {
-      if (frame.is_dropped(part)) continue;
-      std::vector<T> values(slices_.of(owner).sizes()[part]);
-      frame.restore(part, values);
-      const std::size_t first = slices_.begin(owner, part);
-      const std::size_t last = first + values.size();
-      workers_[from]->account.deliver(part, first, values);
-      arrived.for_each_delivered(part, [&](std::size_t begin, std::size_t end) {
-        begin = std::clamp(begin, first, last);
-        workers_[from]->account.rest(part, begin, std::clamp(end, begin, last));
-      });
+  void take(std::size_t from, const std::vector<std::byte>& bytes, const delivery& arrived) {
+    const auto frame = lamina::decode<T>(bytes, fragments_);
+    for (std::size_t f = 0; f < fragments_.layers(); ++f) {
+      if (frame.is_dropped(f)) continue;
+      std::vector<T> values(fragments_.sizes()[f]);
+      frame.restore(f, values);
+      workers_[from]->account.deliver(f, 0, values);
+      arrived.for_each_delivered(
+          f, [&](std::size_t begin, std::size_t end) { workers_[from]->account.rest(f, begin, end); });
     }
   }
 
-  // The mean of a slice, to all, whole.
+  // The mean of a shard, to all, whole.
   void hand_on(std::size_t owner) {
-    const lamina::layout& slices = slices_.of(owner);
     const selection sent = owners_[owner].arrived();
     const std::uint64_t step = owners_[owner].step();
     std::vector<std::vector<T>> means;
-    for (const std::size_t size : slices.sizes()) means.emplace_back(size);
+    for (const std::size_t size : fragments_.sizes()) means.emplace_back(size);
     owners_[owner].update([&](std::size_t part, std::size_t begin, std::span<const T> block) {
       std::ranges::copy(block, means[part].begin() + static_cast<std::ptrdiff_t>(begin));
     });
-    lamina::frame_encoder<T> encoder(slices);
+    lamina::frame_encoder<T> encoder(fragments_);
     const auto& frame = encoder.encode(
         {.step = step, .sender = static_cast<std::uint32_t>(owner), .checksum = lamina::frame_checksum::none},
         sent, [&](std::size_t part) { return std::span<const T>(means[part]); });
@@ -298,10 +288,10 @@ class group {
         REQUIRE(over.send(frame, sent, 0).is_complete());
         bytes.assign(over.link.receiver.frame().begin(), over.link.receiver.frame().end());
       }
-      const auto view = lamina::decode<T>(bytes, slices);
+      const auto view = lamina::decode<T>(bytes, fragments_);
       for (const std::size_t part : sent.sent()) {
         view.for_each_block(part, [&](std::size_t begin, std::span<const T> block) {
-          T* at = workers_[w]->replica[part].data() + slices_.begin(owner, part) + begin;
+          T* at = workers_[w]->replica[part].data() + begin;
           for (const T each : block) *at++ -= each;
         });
       }
@@ -310,8 +300,7 @@ class group {
 
   variant of_;
   std::mt19937 random_;
-  lamina::layout parts_;
-  part_slices slices_;
+  lamina::layout fragments_;
   std::vector<std::unique_ptr<worker<T>>> workers_;
   std::vector<lamina::server<T>> owners_;
   std::vector<std::unique_ptr<way<T>>> up_, down_;  // from each to each
@@ -379,7 +368,7 @@ TEST_CASE("allreduce: with a bound of 0 the replicas are, bit for bit, those whe
 TEST_CASE(
     "allreduce: what commits, adds or blames other slices than those that were lost does not conserve") {
   for (const fault wrong :
-       {fault::commits_what_was_lost, fault::adds_what_did_not_arrive, fault::of_another_slice}) {
+       {fault::commits_what_was_lost, fault::adds_what_did_not_arrive, fault::of_another_shard}) {
     CAPTURE(static_cast<int>(wrong));
     group<float> all({.wrong = wrong});
     bool has_conserved = true;
