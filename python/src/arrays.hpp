@@ -151,7 +151,7 @@ void bind_worker(nb::module_& m);
 void bind_drift(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_server(nb::module_& m);
-void bind_slices(nb::module_& m);
+void bind_payloads(nb::module_& m);
 
 }  // namespace lamina_python
 

@@ -74,5 +74,5 @@ NB_MODULE(_core, m) {
   bind_drift(m);
   bind_selector(m);
   bind_server(m);
-  bind_slices(m);
+  bind_payloads(m);
 }

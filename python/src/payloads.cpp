@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
 #include <lamina/payload.hpp>
-#include <lamina/slices.hpp>
+#include <lamina/layout.hpp>
 
 #include "arrays.hpp"
 #include "options.hpp"
@@ -76,62 +75,9 @@ void decode(const lamina::layout& model, const std::vector<std::size_t>& sent, c
   }
 }
 
-// Calls copy(place, count) with where the owner's slice of each part sent lies in all that is sent.
-template <class Copy>
-void for_each_slice(const lamina::part_slices& slices, std::size_t owner,
-                    const std::vector<std::size_t>& sent, const Copy& copy) {
-  std::size_t before = 0;
-  for (const std::size_t part : sent) {
-    copy(before + slices.begin(owner, part), slices.of(owner).sizes()[part]);
-    before += slices.fragments().sizes()[part];
-  }
-}
 }  // namespace
 
-void bind_slices(nb::module_& m) {
-  nb::class_<lamina::part_slices>(m, "Slices",
-                                  "Parts shared out among owners, each of whom adds up a slice of every "
-                                  "part, in blocks of 64 elements. See "
-                                  "lamina/slices.hpp. `sent` are indices of parts in their order.")
-      .def(
-          "__init__",
-          [](lamina::part_slices* self, const lamina::layout& parts, std::size_t owners) {
-            new (self) lamina::part_slices(parts, owners, lamina::payload_block_elements);
-          },
-          "parts"_a, "owners"_a,
-          "parts: the fragments of a Worker or a DriftCompressor. ValueError without owners.")
-      .def_prop_ro("owners", &lamina::part_slices::owners)
-      .def(
-          "of", [](const lamina::part_slices& self, std::size_t owner) { return self.of(owner); }, "owner"_a,
-          "The slices of one owner: layer p is its slice of part p, which may have no elements.")
-      .def("begin", &lamina::part_slices::begin, "owner"_a, "part"_a,
-           "Where an owner's slice begins in its part, in elements.")
-      .def(
-          "take",
-          [](const lamina::part_slices& self, std::size_t owner, const std::vector<std::size_t>& sent,
-             const readable& elements, const writable& to) {
-            const auto from =
-                numbers_of_sent<const float>("elements", elements, elements_of(self.fragments(), sent));
-            auto* out = numbers_of_sent<float>("to", to, elements_of(self.of(owner), sent)).data();
-            for_each_slice(self, owner, sent, [&](std::size_t place, std::size_t count) {
-              out = std::copy_n(from.data() + place, count, out);
-            });
-          },
-          "owner"_a, "sent"_a, "elements"_a.noconvert(), "to"_a.noconvert(),
-          "Of the parts sent, one behind the other, the slices of one owner, one behind the other. float32.")
-      .def(
-          "put",
-          [](const lamina::part_slices& self, std::size_t owner, const std::vector<std::size_t>& sent,
-             const readable& slices, const writable& to) {
-            const auto* in =
-                numbers_of_sent<const float>("slices", slices, elements_of(self.of(owner), sent)).data();
-            const auto out = numbers_of_sent<float>("to", to, elements_of(self.fragments(), sent));
-            for_each_slice(self, owner, sent, [&](std::size_t place, std::size_t count) {
-              std::copy_n(in, count, out.data() + place);
-              in += count;
-            });
-          },
-          "owner"_a, "sent"_a, "slices"_a.noconvert(), "to"_a.noconvert(), "The way back of take().");
+void bind_payloads(nb::module_& m) {
   m.def(
       "payload_bytes",
       [](const lamina::layout& layout, const std::vector<std::size_t>& sent, const std::string& payload) {

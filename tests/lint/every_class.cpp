@@ -49,8 +49,7 @@ void work(lamina::worker<float>& worker) {
   step.add(gradients);
   step.skip(1);
   lamina::delivery arrived(step.sent(), 4);
-  const lamina::part_slices slices(worker.fragments(), 2, 4);
-  slices.lose(0, lamina::delivery(slices.cut(step.sent(), 0), 4), arrived);
+  arrived.lose(lamina::delivery(lamina::shard_of(step.sent(), 0, 2), 4));
   arrived.lose(0, 0);
   step.commit(arrived);
   worker.load(worker.save());

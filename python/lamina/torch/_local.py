@@ -11,7 +11,7 @@ import torch.distributed as dist
 import lamina
 from lamina.torch import _report, _step
 from lamina.torch._options import given_options, warn_of_large_layers
-from lamina.torch._owned import OwnedSlices, UnderWay
+from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
@@ -85,7 +85,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.backend = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
         self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
-        self._owned = OwnedSlices(self._parts, process_group, payload, self._outer_options)
+        self._owned = ShardOwners(self._parts, process_group, payload, self._outer_options)
         self.last: Optional[StepReport] = None
         self.totals = Totals()
         self.last_choice = 0

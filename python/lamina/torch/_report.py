@@ -20,7 +20,7 @@ class StepReport:
     sent_elements: int
     dense_bytes: int  #: of the gradients in their own types: what DDP alone would have given to its allreduce
     #: That this rank gave to allreduce: flags, values and kept elements. Of LocalUpdates, values and what goes to owners, its own
-    #: slices counted: as much comes back in answers, as an allreduce has two ways, too.
+    #: shard counted: as much comes back in answers, as an allreduce has two ways, too.
     sent_bytes: int
     #: Of this rank so far: not finite under nonfinite="leave_out", sums that would overflow, and, counted on every rank, means
     #: beyond the range of float16 gradients, which are cut there.
