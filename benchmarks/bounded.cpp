@@ -43,9 +43,7 @@ struct packets {
       : grid(bounded::chunk_grid::of<float>(model, payload_type::as_is,
                                             bounded::chunk_elements<float>(payload_type::as_is, 1416))),
         sent(everything()),
-        chunks(encoder.encode(lamina::frame_kind::gradients, 1, 0, sent, layer, payload_type::as_is,
-                              lamina::frame_checksum::none),
-               sent, grid),
+        chunks(encoder.encode({.checksum = lamina::frame_checksum::none}, sent, layer), sent, grid),
         sender(grid,
                {.rank = 1, .receiver = 0, .secret = secret, .rate = {.link_bits = std::uint64_t{1} << 50U}}),
         receiver(grid, {.rank = 0, .sender = 1, .secret = secret}),
@@ -184,23 +182,24 @@ enum class arrived : std::uint8_t { not_asked, all, all_but_a_tenth };
 
 // commit() after a step that has emptied the caches, and commit(arrived).
 void commit(benchmark::State& state, payload_type payload, arrived what) {
-  lamina::gradient_compressor<float> worker(
+  lamina::worker<float> worker(
       model, {.drop_ratio = 0, .payload = payload, .frame_checksum = lamina::frame_checksum::none});
   const std::size_t chunk = bounded::chunk_elements<float>(payload, 1416);
   for (auto _ : state) {
-    for (std::size_t l = 0; l < model.layers(); ++l) worker.accumulate(l, layer(l));
-    benchmark::DoNotOptimize(worker.encode().size_bytes());
-    lamina::delivery delivered(worker.chosen(), chunk);
+    auto step = worker.begin();
+    for (std::size_t l = 0; l < model.layers(); ++l) step.add(l, layer(l));
+    benchmark::DoNotOptimize(step.frame().size_bytes());
+    lamina::delivery delivered(step.sent(), chunk);
     if (what == arrived::all_but_a_tenth) {
       std::size_t n = 0;
-      for (const std::size_t l : worker.chosen().sent()) {
+      for (const std::size_t l : step.sent().sent()) {
         for (std::size_t i = 0; i < delivered.chunks(l); ++i) {
           if (n++ % 10 == 0) delivered.lose(l, i);
         }
       }
     }
     const auto began = std::chrono::steady_clock::now();
-    what == arrived::not_asked ? worker.commit() : worker.commit(delivered);
+    what == arrived::not_asked ? step.commit() : step.commit(delivered);
     state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
 }

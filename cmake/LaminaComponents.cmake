@@ -11,8 +11,6 @@ set(lamina_collectives_package Threads)  # MPI and torch only where the headers 
 set(lamina_udp_package Threads)
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set(lamina_udp_package Linux)  # it uses sendmmsg, UDP_SEGMENT and epoll
-elseif(NOT LAMINA_XXHASH_INCLUDE_DIR)
-  set(lamina_udp_package xxHash)
 endif()
 
 # Looks for the component's package and sets `result` to what its users link, or to nothing where it is missing.

@@ -17,6 +17,7 @@
 
 #include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
+#include "signed_mean.hpp"
 
 /// What several tests share: random models and gradients, and references that are written as literally as
 /// docs/scheme/index.md and reduction.hpp say it.

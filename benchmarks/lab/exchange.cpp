@@ -109,7 +109,6 @@ std::vector<step_seen> exchange_frames(const exchange_options& options, const ex
   const mpi_ranks all(MPI_COMM_WORLD, timeout, clock);
   if (all.size() < 2)
     throw std::invalid_argument("one rank alone has nobody to exchange with: mpirun -n 2 or more");
-  const std::size_t most_bytes = lamina::largest_frame_bytes<float>(plan.layers) + (std::size_t{1} << 20);
   std::unique_ptr<way> over;
   if (options.transport == "udp") {
     socket_options sockets = options.sockets;
@@ -117,8 +116,7 @@ std::vector<step_seen> exchange_frames(const exchange_options& options, const ex
     sockets.has_tags = plan.losses.has_tags;
     sockets.controls_rate = options.rate_control == "on";
     if (options.stop == "on-probe") sockets.stop = lamina::bounded::stop_policy::on_probe;
-    over = way_over_udp(MPI_COMM_WORLD, frame_grid(plan.layers, plan.losses), sockets, most_bytes, timeout,
-                        name_of);
+    over = way_over_udp(MPI_COMM_WORLD, frame_grid(plan.layers, plan.losses), sockets, timeout, name_of);
   } else {
     over = way_over_mpi(MPI_COMM_WORLD, timeout);
   }
@@ -135,18 +133,16 @@ void print(const step_seen& seen, bool is_lossy, bool has_tags) {
                                  {"period_seconds", seen.period_seconds},
                                  {"bytes_down", seen.bytes_down},
                                  {"bytes_up", seen.bytes_up},
-                                 {"missing_down", seen.down.lost_share()},
-                                 {"missing_up", seen.up.lost_share()},
+                                 {"missing_down", seen.missing_down},
+                                 {"missing_up", seen.missing_up},
                                  {"cpu_seconds", seen.cpu_seconds}};
   if (is_lossy) {  // whose packets are the program's own; those of MPI are the kernel's
-    transfer_cost both = seen.down;
-    both += seen.up;
-    line["packets"] = both.packets;
-    line["repeated"] = both.repeated;
-    line["duplicate"] = both.duplicate;
-    line["late"] = both.late;
-    line["wire_bytes"] = both.wire_bytes;
-    line["rounds"] = both.rounds;
+    line["packets"] = seen.packets.sent;
+    line["repeated"] = seen.packets.repeated;
+    line["duplicate"] = seen.packets.duplicate;
+    line["late"] = seen.packets.late;
+    line["wire_bytes"] = seen.packets.wire_bytes;
+    line["rounds"] = seen.packets.rounds;
     if (has_tags) {
       line["missing_chunks"] = seen.missing_chunks;
       line["missing_droppable"] = seen.missing_droppable_chunks;

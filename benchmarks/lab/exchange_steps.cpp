@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <lamina/apply.hpp>
 #include <lamina/codec.hpp>
 #include <lamina/server.hpp>
 #include <numeric>
@@ -42,52 +42,49 @@ struct marks {
   double began = 0;                     // to send
   double ended = 0;                     // of the server: the last frame has come
   double cpu = 0;                       // spent until `began`
+  packet_counts packets = {};           // likewise
   std::uint64_t missing = 0;            // chunks of what was sent then
   std::uint64_t missing_droppable = 0;  // of these
 };
 
-// One replica of the parameters, all zeros at first, so that nobody has to send them.
-struct parameters {
-  explicit parameters(const lamina::layout& model) : layers(model), values(model.elements()) {}
-  std::span<float> operator()(std::size_t l) {
-    return std::span(values).subspan(layers.offset(l), layers.sizes()[l]);
+// The numbers of a replica's parameters, or of a worker's gradients, in layers.
+struct numbers {
+  explicit numbers(const lamina::layout& model) : values(model.elements()) {
+    for (std::size_t l = 0; l < model.layers(); ++l)
+      layers.push_back(std::span(values).subspan(model.offset(l), model.sizes()[l]));
   }
+  numbers(const numbers&) = delete;
+  numbers& operator=(const numbers&) = delete;
+
   std::uint64_t hash() const {
     const auto bytes = std::as_bytes(std::span(values));
     return XXH3_64bits(bytes.data(), bytes.size());
   }
 
-  lamina::layout layers;
   std::vector<float> values;
+  std::vector<std::span<float>> layers;
 };
 
-// What a worker sends: layers of noise, and the frame that points into them.
-struct gradients {
-  explicit gradients(const lamina::layout& model) : layers(model), values(model.elements()), frames(model) {
-    std::uint32_t bits = 1;  // a linear congruential generator: any noise will do
-    for (float& each : values) {
-      bits = bits * 1664525U + 1013904223U;
-      each = static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31F;
-    }
+void fill_with_noise(std::span<float> values) {
+  std::uint32_t bits = 1;  // a linear congruential generator: any noise will do
+  for (float& each : values) {
+    bits = bits * 1664525U + 1013904223U;
+    each = static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31F;
   }
-
-  lamina::layout layers;
-  std::vector<float> values;
-  lamina::frame_encoder<float> frames;
-};
-
-transfer_cost sum_of(std::span<const sent_frame> sent) {
-  transfer_cost sum;
-  for (const sent_frame& each : sent) sum += each.cost;
-  return sum;
 }
 
-transfer_cost sum_of(std::span<const message> arrived) {
-  transfer_cost sum;
-  for (const message& each : arrived) {
-    if (each.transfer) sum += each.transfer->cost;
-  }
-  return sum;
+marks marks_now(way& over) {
+  return {.began = now_seconds(), .cpu = processor_seconds(), .packets = over.packets()};
+}
+
+void add_since(step_seen& to, const marks& before, const marks& after) {
+  to.cpu_seconds += after.cpu - before.cpu;
+  to.packets.sent += after.packets.sent - before.packets.sent;
+  to.packets.repeated += after.packets.repeated - before.packets.repeated;
+  to.packets.duplicate += after.packets.duplicate - before.packets.duplicate;
+  to.packets.late += after.packets.late - before.packets.late;
+  to.packets.wire_bytes += after.packets.wire_bytes - before.packets.wire_bytes;
+  to.packets.rounds = std::max(to.packets.rounds, after.packets.rounds);
 }
 
 // `all` has the marks of every rank, the server's first: of each one more than `seen`, for the end.
@@ -97,12 +94,12 @@ void join(std::vector<step_seen>& seen, std::span<const marks> all) {
   for (std::size_t s = 0; s < seen.size(); ++s) {
     double last_came = server[s].began;
     double first_began = server[s].ended;
-    seen[s].cpu_seconds = server[s + 1].cpu - server[s].cpu;
+    add_since(seen[s], server[s], server[s + 1]);
     for (std::size_t w = each_has; w < all.size(); w += each_has) {
       const std::span<const marks> worker = all.subspan(w, each_has);
       last_came = std::max(last_came, worker[s].came);
       first_began = std::min(first_began, worker[s].began);
-      seen[s].cpu_seconds += worker[s + 1].cpu - worker[s].cpu;
+      add_since(seen[s], worker[s], worker[s + 1]);
       seen[s].missing_chunks += worker[s].missing;
       seen[s].missing_droppable_chunks += worker[s].missing_droppable;
     }
@@ -148,47 +145,33 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
   const lamina::layout& model = plan.layers;
   std::vector<std::size_t> clients(ranks.size() - 1);
   std::iota(clients.begin(), clients.end(), std::size_t{1});
-  parameters local(model);
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, clients.size());
-  lamina::parameter_publisher<float> published(model, clients.size(),
-                                               {.frame_checksum = plan.losses.checksum()});
-  static_cast<void>(published.encode_for_all(0, local));
-  published.commit_all();  // all begin with zeros
+  numbers local(model);
+  lamina::server<float> server(model, {.workers = clients.size(), .frame_checksum = plan.losses.checksum()});
+  commit_all(server, reply_to_all(server, local.layers));  // all begin with zeros
   const frame_cutter cutter(plan.losses, model);
   sgd optimizer(model.elements(), 0);
 
   std::vector<step_seen> seen;
   std::vector<marks> mine;
   for (std::uint64_t step = 1;; ++step) {
-    const bool is_over = step > plan.steps;
-    const lamina::encoded_frame& frame = published.encode_for_all(step, local);
+    const lamina::server_reply frame = reply_to_all(server, local.layers);
     const std::size_t frame_bytes = frame.size_bytes();
-    marks now{.began = now_seconds(), .cpu = processor_seconds()};
-    const std::vector<sent_frame> sent = send_parameters(over, cutter, published, frame, clients);
-    if (is_over) {
-      mine.push_back(now);
-      break;
-    }
-    const std::vector<message> gradients = over.receive(clients, message_kind::gradients);
-    now.ended = now_seconds();
-    mine.push_back(now);
+    mine.push_back(marks_now(over));
+    const element_counts down = send_parameters(over, cutter, server, frame, clients);
+    if (step > plan.steps) break;
+    const std::vector<lamina::udp::arrival> gradients = over.receive(clients);
+    mine.back().ended = now_seconds();
+    const element_counts up = take_gradients(
+        server, gradients, [](std::size_t rank) { return "worker " + std::to_string(rank - 1); });
     step_seen& line = seen.emplace_back(step_seen{.step = step,
                                                   .bytes_down = frame_bytes * clients.size(),
-                                                  .down = sum_of(sent),
-                                                  .up = sum_of(gradients)});
-    for (const message& each : gradients) {
-      line.bytes_up += each.bytes.size();
-      read_from("worker " + std::to_string(each.sender),
-                [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
-    }
-    for (const std::size_t l : aggregator.arrived().sent()) {
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> gradient) {
-        optimizer.update(model.offset(l) + begin, gradient, local(l).subspan(begin, gradient.size()),
-                         learning_rate);
-      });
-    }
-    published.update(aggregator.arrived());
-    aggregator.next_step();
+                                                  .missing_down = down.lost_share(),
+                                                  .missing_up = up.lost_share()});
+    for (const lamina::udp::arrival& each : gradients) line.bytes_up += each.bytes.size();
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      optimizer.update(model.offset(l) + begin, mean, local.layers[l].subspan(begin, mean.size()),
+                       learning_rate);
+    });
   }
   const std::vector<std::uint64_t> hashes = ranks.gather(local.hash());
   for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
@@ -202,30 +185,27 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
 void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
   const lamina::layout& model = plan.layers;
   constexpr std::size_t server = 0;
-  parameters local(model);
-  gradients own(model);
+  numbers local(model);
+  numbers gradients(model);
+  fill_with_noise(gradients.values);
+  lamina::frame_encoder<float> frames(model);
   gradient_way up(over, plan.losses, model);
   rotation layers(model, plan.share);
-  const auto layer = [&](std::size_t l) {
-    return std::span<const float>(own.values).subspan(model.offset(l), model.sizes()[l]);
-  };
   std::vector<marks> mine;
   for (std::uint64_t step = 1;; ++step) {
-    const message arrived = over.receive({&server, 1}, message_kind::parameters)[0];
-    marks now{.came = now_seconds()};
-    write_parameters(arrived, model, step, local);
-    if (step > plan.steps) {
-      now.cpu = processor_seconds();
-      mine.push_back(now);
-      break;
-    }
+    const lamina::udp::arrival arrived = over.receive({&server, 1})[0];
+    const double came = now_seconds();
+    lamina::apply<float>(arrived.bytes, model, step, local.layers);
+    const bool is_over = step > plan.steps;
     const lamina::selection& chosen = layers.next();
     const lamina::encoded_frame& frame =
-        own.frames.encode(lamina::frame_kind::gradients, step, static_cast<std::uint32_t>(ranks.rank() - 1),
-                          chosen, layer, lamina::payload_type::as_is, plan.losses.checksum());
-    now.began = now_seconds();
-    now.cpu = processor_seconds();
-    mine.push_back(now);
+        frames.encode({.step = step,
+                       .sender = static_cast<std::uint32_t>(ranks.rank() - 1),
+                       .checksum = plan.losses.checksum()},
+                      chosen, [&](std::size_t l) { return gradients.layers[l]; });
+    mine.push_back(marks_now(over));
+    mine.back().came = came;
+    if (is_over) break;
     const gradient_way::sent sent = up.send(frame, chosen);
     if (!sent.arrived) continue;
     for (const bounded::chunk& each : sent.chunks->in_sending_order()) {

@@ -32,9 +32,10 @@ struct step_seen {
   double period_seconds = 0;     ///< from the first byte of the parameters to that of the next
   std::uint64_t bytes_down = 0;  ///< of all frames
   std::uint64_t bytes_up = 0;
-  lab::transfer_cost down = {};  ///< of a transport that may lose something
-  lab::transfer_cost up = {};
+  double missing_down = 0;  ///< share of the elements
+  double missing_up = 0;
   double cpu_seconds = 0;            ///< of all ranks, in the period
+  lab::packet_counts packets = {};   ///< likewise
   std::uint64_t missing_chunks = 0;  ///< of gradients, when their transfers had ended
   std::uint64_t missing_droppable_chunks = 0;
 };

@@ -9,9 +9,10 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
+#include <system_error>
 #include <vector>
 
+#include "messages/mpi_session.hpp"
 #include "ways.hpp"
 
 /// What is lost of frames, and sent again: how they are cut into packets, and what of them must arrive.
@@ -78,9 +79,7 @@ class gradient_way {
     if (memory_) required = memory_->required(layers, plan_.max_losses);
     const lamina::bounded::obligations owed{.required = required};
     constexpr std::size_t server = 0;
-    result.arrived = way_.send({&server, 1}, message_kind::gradients, frame,
-                               result.chunks ? &*result.chunks : nullptr, {&owed, 1})[0]
-                         .arrived;
+    result.arrived = way_.send({&server, 1}, frame, result.chunks ? &*result.chunks : nullptr, {&owed, 1})[0];
     if (result.arrived && memory_) memory_->note(*result.arrived);
     return result;
   }
@@ -92,37 +91,51 @@ class gradient_way {
   std::optional<lamina::bounded::loss_memory> memory_;
 };
 
-/// Sends the frame of parameters that encode_for_all() has made to these clients, all of it, and commits it.
-inline std::vector<sent_frame> send_parameters(way& over, const frame_cutter& cutter,
-                                               lamina::parameter_publisher<float>& published,
-                                               const lamina::encoded_frame& frame,
-                                               std::span<const std::size_t> clients) {
-  const auto chunks = cutter.cut(frame, published.published_to_all(), 0);
-  std::vector<sent_frame> sent =
-      over.send(clients, message_kind::parameters, frame, chunks ? &*chunks : nullptr);
-  published.commit_all();
-  return sent;
-}
+/// The elements of frames, and those that did not arrive.
+struct element_counts {
+  std::uint64_t sent = 0;
+  std::uint64_t lost = 0;
 
-/// Decodes what `sender` sent; a bad frame is a link_error that names it.
-template <class Read>
-auto read_from(const std::string& sender, Read&& read) {
-  try {
-    return read();
-  } catch (const lamina::decode_error& bad) {
-    throw link_error(sender + " sent a bad frame: " + bad.what());
+  void add(const lamina::delivery& arrived) {
+    sent += arrived.sent().sent_elements();
+    lost += arrived.lost_elements();
   }
+  double lost_share() const { return sent == 0 ? 0 : static_cast<double>(lost) / static_cast<double>(sent); }
+};
+
+/// The same reply to all workers, who have all seen the same.
+template <class Parameters>
+lamina::server_reply reply_to_all(lamina::server<float>& server, const Parameters& parameters) {
+  for (std::size_t w = 1; w < server.senders(); ++w) static_cast<void>(server.reply(w, parameters));
+  return server.reply(0, parameters);
+}
+inline void commit_all(lamina::server<float>& server, const lamina::server_reply& reply) {
+  for (std::size_t w = 0; w < server.senders(); ++w) server.commit(w, reply.clock());
 }
 
-/// Writes the parameters that came for `step` into `layers(l)`, a std::span<float> of each layer. Throws link_error for a bad frame.
-template <class Layers>
-void write_parameters(const message& parameters, const lamina::layout& model, std::uint64_t step,
-                      Layers&& layers) {
-  read_from("the server", [&] {
-    const auto frame = lamina::decode<float>(parameters.bytes, model);
-    lamina::expect(frame, lamina::frame_kind::parameters, step);
-    for (std::size_t l = 0; l < model.layers(); ++l) frame.apply_to(l, layers(l));
-  });
+/// Sends the reply to these clients, all of it, and commits it. Says what arrived of how much.
+inline element_counts send_parameters(way& over, const frame_cutter& cutter, lamina::server<float>& server,
+                                      const lamina::server_reply& reply,
+                                      std::span<const std::size_t> clients) {
+  const auto chunks = cutter.cut(reply.frame(), reply.sent(), 0);
+  element_counts counts;
+  for (const auto& each : over.send(clients, reply.frame(), chunks ? &*chunks : nullptr))
+    if (each) counts.add(*each);
+  commit_all(server, reply);
+  return counts;
+}
+
+/// Hands the frames of all workers to the server. Throws link_error, naming the worker by `name_of(rank)`, for a bad one.
+template <class NameOf>
+element_counts take_gradients(lamina::server<float>& server, std::span<const lamina::udp::arrival> frames,
+                              const NameOf& name_of) {
+  element_counts counts;
+  for (const lamina::udp::arrival& each : frames) {
+    if (each.frame) counts.add(each.frame->arrived);
+    if (const std::error_code bad = server.add_view(each.bytes))
+      throw link_error(name_of(each.rank) + " sent a bad frame: " + bad.message());
+  }
+  return counts;
 }
 
 }  // namespace lab

@@ -25,13 +25,11 @@ void train(const options& how) {
   training run(how, all, clock);
   if (how.topology == "allreduce") return train_by_sums(run);
   if (how.topology == "mpi_allreduce") return train_plainly(run);
-  const std::size_t max_bytes =
-      lamina::largest_frame_bytes<float>(run.local.model()) + (std::size_t{1} << 20);
   std::unique_ptr<way> over;
   const auto name_of = [&](std::size_t rank) { return run.name_of_caller(rank); };
   if (run.callers && how.is_lossy()) {
     over = way_over_udp(run.callers->communicator(), frame_grid(run.local.model(), run.losses()),
-                        run.sockets(), max_bytes, timeout, name_of);
+                        run.sockets(), timeout, name_of);
   } else if (run.callers) {
     over = way_over_mpi(run.callers->communicator(), timeout);
   }

@@ -13,7 +13,6 @@
 
 #include "clock.hpp"
 #include "messages/mpi_session.hpp"
-#include "messages/transport.hpp"
 
 namespace lab {
 

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <array>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <ostream>
 #include <stdexcept>
@@ -35,7 +34,7 @@ namespace {
 
 using convolution_layer = lamina::collectives::gated<torch::nn::Conv2dImpl>;
 using normalisation_layer = lamina::collectives::gated<batch_norm_impl>;
-using lamina::collectives::gathered_linear;
+using linear_layer = lamina::collectives::gated<torch::nn::LinearImpl>;
 using torch::nn::Sequential;
 
 const lamina::collectives::gate open_gate;
@@ -109,7 +108,7 @@ class resnet50_impl : public torch::nn::Module {
         layer2_(register_module("layer2", stage(256, 128, 4, 2))),
         layer3_(register_module("layer3", stage(512, 256, 6, 2))),
         layer4_(register_module("layer4", stage(1024, 512, 3, 2))),
-        fc_(register_module("fc", gathered_linear(open_gate, 2048, classes))) {}
+        fc_(register_module("fc", linear_layer(open_gate, 2048, classes))) {}
 
   torch::Tensor forward(torch::Tensor images) {
     torch::Tensor x = torch::max_pool2d(bn1_(conv1_(images)).relu_(), 3, 2, 1);
@@ -122,7 +121,7 @@ class resnet50_impl : public torch::nn::Module {
   convolution_layer conv1_;
   normalisation_layer bn1_;
   Sequential layer1_, layer2_, layer3_, layer4_;
-  gathered_linear fc_;
+  linear_layer fc_;
 };
 TORCH_MODULE_IMPL(resnet50, resnet50_impl);
 
@@ -164,8 +163,8 @@ class vgg16_impl : public torch::nn::Module {
     }
     return layers;
   }
-  static gathered_linear linear(std::int64_t in, std::int64_t out) {
-    gathered_linear layer(open_gate, in, out);
+  static linear_layer linear(std::int64_t in, std::int64_t out) {
+    linear_layer layer(open_gate, in, out);
     torch::nn::init::normal_(layer->weight, 0, 0.01);
     torch::nn::init::zeros_(layer->bias);
     return layer;
@@ -182,9 +181,9 @@ class tiny_impl : public torch::nn::Module {
       : conv1_(register_module("conv1", convolution(3, 16, 3, 1))),
         bn1_(register_module("bn1", normalisation_layer(open_gate, 16))),
         hidden_(register_module("hidden", Sequential())),
-        fc_(register_module("fc", gathered_linear(open_gate, 64, classes))) {
+        fc_(register_module("fc", linear_layer(open_gate, 64, classes))) {
     for (int layer = 0; layer < 8; ++layer) {
-      hidden_->push_back(gathered_linear(open_gate, 64, 64));
+      hidden_->push_back(linear_layer(open_gate, 64, 64));
       hidden_->push_back(torch::nn::ReLU());
     }
   }
@@ -198,7 +197,7 @@ class tiny_impl : public torch::nn::Module {
   convolution_layer conv1_;
   normalisation_layer bn1_;
   Sequential hidden_;
-  gathered_linear fc_;
+  linear_layer fc_;
 };
 TORCH_MODULE_IMPL(tiny, tiny_impl);
 

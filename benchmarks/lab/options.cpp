@@ -90,14 +90,6 @@ void add_options(CLI::App& app, options& into) {
       ->check(one_of({"as_is", "bfloat16"}));
   add(sums, "--bucket-bytes", into.bucket_bytes,
       "layers are summed together until they have so many bytes; 0: each by itself");
-  add(sums, "--gathers", into.gathers,
-      "when owners hand parameters round. after_backward: when all is summed; interleaved: also in the "
-      "backward pass")
-      ->check(one_of({"after_backward", "interleaved"}));
-  add(sums, "--fc-exchange", into.fc_exchange,
-      "what goes round for fully connected layers. gradients; activations: their inputs and errors; by_cost: "
-      "what is fewer bytes")
-      ->check(one_of({"gradients", "activations", "by_cost"}));
 
   const char* const replaying = "Experiments on a network";
   add(replaying, "--record", into.record,
@@ -127,8 +119,7 @@ std::string mistake_in(const options& given) {
   if (given.link_rate_bits > 0 && given.link_rate_bits < 1'000'000)
     return "--link-rate is 0 or at least 1000000";
   if (!sums && (given.overlaps() || given.decide == "ahead" || given.exchange == "owners" ||
-                given.collectives != "pairwise" || given.sum_payload != "as_is" || given.bucket_bytes ||
-                given.fc_exchange != "gradients"))
+                given.collectives != "pairwise" || given.sum_payload != "as_is" || given.bucket_bytes))
     return needs("an option of the all-reduce", "--topology allreduce");
   if (sums && given.drops_layers() && given.selection != "agreed")
     return needs("--topology allreduce", "--selection agreed: all must send the same layers");
@@ -138,13 +129,8 @@ std::string mistake_in(const options& given) {
     return needs("--overlap with layer dropping",
                  "--decide ahead: else no layer is chosen before backward ends");
   if (given.exchange == "owners" && given.drops_layers()) return needs("--exchange owners", "--drop-ratio 0");
-  if (given.gathers == "interleaved" && given.exchange != "owners")
-    return needs("--gathers interleaved", "--exchange owners");
   if (given.sum_payload != "as_is" && given.collectives != "pairwise")
     return needs("--sum-payload", "--collectives pairwise: others would round on the way");
-  if (given.fc_exchange != "gradients" && given.drops_layers())
-    return needs("--fc-exchange", "--drop-ratio 0: the gradient of such a layer exists on no worker");
-  if (given.fc_exchange != "gradients" && !given.overlaps()) return needs("--fc-exchange", "--overlap");
   if (given.residual_momentum > 0 && !given.drops_layers())
     return needs("--residual-momentum", "--drop-ratio above 0");
   if (!given.record.empty() && !given.replay.empty()) return "--record and --replay: give one";

@@ -53,8 +53,6 @@ struct options {
   std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
   std::string sum_payload = "as_is";     ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;
-  std::string gathers = "after_backward";  ///< after_backward or interleaved, of owners
-  std::string fc_exchange = "gradients";   ///< gradients, activations or by_cost
 
   // Experiments on a network.
   std::string record;  ///< directory; empty: nothing is recorded

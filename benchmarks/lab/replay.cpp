@@ -182,12 +182,6 @@ paced_player::paced_player(const std::string& directory, std::size_t worker, dou
 }
 
 torch::Tensor paced_player::gradient_of(std::size_t layer, const torch::Tensor& parameter) {
-  if (auto* const module = gathering_[layer]; module != nullptr) {
-    const auto rows = static_cast<std::int64_t>(module->rows());
-    module->set_pass(zeros({rows, module->options.in_features()}),
-                     zeros({rows, module->options.out_features()}));
-    return {};  // as after a pass
-  }
   return recorded_ ? (*gradients_)[layer].clone() : zeros(parameter.sizes());
 }
 
@@ -207,15 +201,11 @@ void paced_player::play(replica& local) {
   const std::vector<torch::Tensor>& parameters = local.parameters();
   // The gate of each layer's module, where it has not been passed.
   std::vector<const lamina::collectives::gated_module*> gates(parameters.size());
-  gathering_.assign(parameters.size(), nullptr);
   for (const auto& module : network.modules()) {
-    auto* const linear = dynamic_cast<lamina::collectives::gathered_linear_impl*>(module.get());
     const auto* const gate = dynamic_cast<const lamina::collectives::gated_module*>(module.get());
     for (const torch::Tensor& own : module->parameters(/*recurse=*/false)) {
       for (std::size_t l = 0; l < parameters.size(); ++l) {
-        if (!parameters[l].is_same(own)) continue;
-        gates[l] = gate;
-        if (linear != nullptr && linear->rows() > 0) gathering_[l] = linear;
+        if (parameters[l].is_same(own)) gates[l] = gate;
       }
     }
   }

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <lamina/collectives/gathered_linear.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,8 +55,7 @@ struct step_profile {
 };
 
 /// A step that takes its time layer by layer: forward waits at each gate of the network, and backward is one of autograd, in which each
-/// gradient is complete when its share of the pass is over. What hooks and gates take comes on top. A layer that gathers its activations is
-/// left zeros in place of those of a pass.
+/// gradient is complete when its share of the pass is over. What hooks and gates take comes on top.
 ///
 /// Where it does not matter what the gradients are, since all of them are sent, they need not be recorded: they are then zeros, which share
 /// one piece of memory that is never written, so that they take none.
@@ -81,7 +79,6 @@ class paced_player {
   std::vector<std::size_t> forward_;   // layers, in the order in which they are needed
   std::vector<std::size_t> backward_;  // and in which they are ready
   double compute_seconds_;
-  std::vector<lamina::collectives::gathered_linear_impl*> gathering_;  // of each layer, if it does
   const std::vector<torch::Tensor>* gradients_ = nullptr;  // of this step, where they are recorded
   double spent_ = 0;                                       // of it
   std::chrono::steady_clock::time_point due_;

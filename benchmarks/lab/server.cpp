@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The loops of a synchronous parameter server and of its workers.
-#include <lamina/aggregator.hpp>
+#include <lamina/apply.hpp>
+#include <lamina/server.hpp>
 #include <numeric>
+#include <thread>
 
 #include "sgd.hpp"
 #include "training.hpp"
@@ -10,94 +12,78 @@ namespace lab {
 namespace {
 
 // The parameters of a step, from the server or from the first worker of the node, which hands them on.
-message receive_parameters(training& run, way* server, std::vector<std::byte>& handed_on) {
+std::span<const std::byte> receive_parameters(training& run, way* server, std::vector<std::byte>& handed_on) {
   constexpr std::size_t server_rank = 0;
-  message arrived;
-  if (server != nullptr) arrived = server->receive({&server_rank, 1}, message_kind::parameters)[0];
+  std::span<const std::byte> arrived;
+  if (server != nullptr) arrived = server->receive({&server_rank, 1})[0].bytes;
   if (!run.node) return arrived;
-  std::uint64_t size = arrived.bytes.size();
+  std::uint64_t size = arrived.size();
   run.node->broadcast(std::as_writable_bytes(std::span(&size, 1)));
+  handed_on.assign(arrived.begin(), arrived.end());
   handed_on.resize(size);
-  std::ranges::copy(arrived.bytes, handed_on.begin());
   run.node->broadcast(handed_on);
-  if (server == nullptr) arrived = {.kind = message_kind::parameters, .bytes = handed_on, .owner = {}};
-  return arrived;
-}
-
-const lamina::selection& select_together(training& run, lamina::gradient_compressor<float>& compressor) {
-  if (run.how.selection == "local") return compressor.select();
-  std::vector<double> values(compressor.values().begin(), compressor.values().end());
-  run.senders->average(values);
-  return compressor.select(values);
+  return handed_on;
 }
 
 }  // namespace
 
 void serve(training& run, way& over) {
   replica& local = run.local;
-  const lamina::layout& model = local.model();
+  const lamina::layout& model = local.partition().model();
   const loss_plan losses = run.losses();
-  const auto parameters = [&](std::size_t l) { return local[l]; };
   const std::size_t count = run.clients();
   std::vector<std::size_t> clients(count);
   std::iota(clients.begin(), clients.end(), std::size_t{1});
-  auto aggregator = lamina::gradient_aggregator<float>::of_nodes(
-      model, std::vector<std::size_t>(count, run.how.workers_per_node));
-  lamina::parameter_publisher<float> published(model, count, {.frame_checksum = losses.checksum()});
-  const frame_cutter cutter(losses, model);
+  lamina::server<float> server(model, {.nodes = std::vector<std::size_t>(count, run.how.workers_per_node),
+                                       .fragment_elements = run.how.fragment_elements,
+                                       .frame_checksum = losses.checksum()});
+  const frame_cutter cutter(losses, server.fragments());
   sgd optimizer(model.elements(), run.how.momentum);
   for (std::uint64_t step = 1;; ++step) {
-    const lamina::encoded_frame& frame = published.encode_for_all(step, parameters);
-    const std::size_t frame_bytes = frame.size_bytes();
+    const lamina::server_reply parameters = reply_to_all(server, local.parameters());
+    const std::size_t frame_bytes = parameters.size_bytes();
     {
       const work_clock::pause sending(run.clock);
-      send_parameters(over, cutter, published, frame, clients);
+      send_parameters(over, cutter, server, parameters, clients);
     }
     run.examine(step);
     if (run.is_over(step)) return;
 
-    std::vector<message> arrived;
+    std::vector<lamina::udp::arrival> arrived;
     {
       const work_clock::pause waiting(run.clock);
-      arrived = over.receive(clients, message_kind::gradients);
+      arrived = over.receive(clients);
     }
-    transfer_cost cost;
-    for (const message& each : arrived) {
-      if (each.transfer) cost += each.transfer->cost;
-      read_from(run.name_of_caller(clients[each.sender]),
-                [&] { aggregator.add(lamina::decode<float>(each.bytes, model)); });
-    }
-    for (const std::size_t l : aggregator.arrived().sent()) {
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> gradient) {
-        optimizer.update(model.offset(l) + begin, gradient, local[l].subspan(begin, gradient.size()),
-                         run.learning_rate(step));
-      });
-    }
-    published.update(aggregator.arrived());
-    aggregator.next_step();
+    const element_counts up =
+        take_gradients(server, arrived, [&](std::size_t rank) { return run.name_of_caller(rank); });
+    server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
+      const auto x = lamina::writable_elements_of<float>(local.parameters()[layer]);
+      optimizer.update(model.offset(layer) + begin, mean, x.subspan(begin, mean.size()),
+                       run.learning_rate(step));
+    });
     std::this_thread::sleep_for(std::chrono::duration<double>(run.how.server_seconds - run.clock.seconds()));
     run.log(step, {},
             {.bytes_down = frame_bytes * count,
              .receivers = count,
-             .lost_up = losses.is_lossy ? std::optional(cost.lost_share()) : std::nullopt});
+             .lost_up = losses.is_lossy ? std::optional(up.lost_share()) : std::nullopt});
   }
 }
 
 void work(training& run, way* server) {
   replica& local = run.local;
-  lamina::gradient_compressor<float> compressor(local.partition().model(), run.compression());
+  lamina::worker<float> worker(local.partition().model(), run.compression());
   std::optional<gradient_way> up;
-  if (server != nullptr) up.emplace(*server, run.losses(), compressor.parts());
+  if (server != nullptr) up.emplace(*server, run.losses(), worker.fragments());
   std::vector<std::byte> handed_on;
-  for (std::uint64_t step = 1;; ++step) {
-    const message parameters = receive_parameters(run, server, handed_on);
+  for (std::uint64_t number = 1;; ++number) {
+    const std::span<const std::byte> parameters = receive_parameters(run, server, handed_on);
     run.clock.take();
-    write_parameters(parameters, local.model(), step, [&](std::size_t l) { return local[l]; });
-    run.examine(step);
-    if (run.is_over(step)) return;
+    lamina::apply<float>(parameters, local.partition(), number, local.parameters());
+    run.examine(number);
+    if (run.is_over(number)) return;
 
     step_report report;
-    run.compute(step, report);
+    run.compute(number, report);
     if (run.node) {
       run.node->barrier();  // the wait for one that computes longer is that worker's time, not the node's
       const stopwatch summing;
@@ -105,23 +91,24 @@ void work(training& run, way* server) {
       report.node_seconds = summing.seconds();
     }
     if (server != nullptr) {
-      compressor.accumulate_all(local.gradients());
-      const lamina::selection& chosen = select_together(run, compressor);
-      const lamina::encoded_frame& frame = compressor.encode();
-      report.threshold = compressor.threshold();
+      auto step = worker.add(local.gradients());
+      if (!step) refuse_gradient(worker.model(), step.refused_layer());
+      if (run.how.selection == "agreed") run.senders->average(step.values());
+      const lamina::encoded_frame& frame = step.frame();
+      report.threshold = worker.threshold();
       report.sent_bytes = static_cast<double>(frame.size_bytes());
       report.is_sender = 1;
       report.compute_seconds = run.clock.take();
-      const auto sent = up->send(frame, chosen);
+      const auto sent = up->send(frame, step.sent());
       if (sent.arrived) {
-        compressor.commit(*sent.arrived);
+        step.commit(*sent.arrived);
       } else {
-        compressor.commit();
+        step.commit();
       }
     } else {
       report.compute_seconds = run.clock.take();
     }
-    run.log(step, report);
+    run.log(number, report);
   }
 }
 

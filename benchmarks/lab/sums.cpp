@@ -5,11 +5,9 @@
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/collectives/mpi_channel.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
-#include <lamina/error.hpp>
 #include <numeric>
 #include <utility>
 
-#include "exchanged_layers.hpp"
 #include "sgd.hpp"
 #include "training.hpp"
 
@@ -19,20 +17,37 @@ namespace {
 namespace collectives = lamina::collectives;
 
 collectives::algorithm_choice choice_of(const std::string& name) {
-  if (name == "by_type")
-    return collectives::algorithm_choice::by_type(collectives::algorithm::halving_doubling);
+  if (name == "by_type") return collectives::algorithm_choice::by_type();
   if (name == "by_cost") return collectives::algorithm_choice::by_cost();
   return collectives::algorithm_choice::always(collectives::parse_algorithm(name));
 }
 
+// Of each fragment: what its parameter belongs to.
+std::vector<collectives::layer_class> classes_of(replica& local) {
+  const lamina::partition& cut = local.partition();
+  std::vector<collectives::layer_class> classes(cut.parts().layers(),
+                                                collectives::layer_class::convolutional);
+  for (const auto& module : local.network().ptr()->modules()) {
+    if (dynamic_cast<torch::nn::LinearImpl*>(module.get()) == nullptr) continue;
+    for (const torch::Tensor& own : module->parameters(/*recurse=*/false)) {
+      for (std::size_t l = 0; l < local.parameters().size(); ++l) {
+        if (!local.parameters()[l].is_same(own)) continue;
+        for (std::size_t f = cut.first(l); f < cut.first(l + 1); ++f)
+          classes[f] = collectives::layer_class::fully_connected;
+      }
+    }
+  }
+  return classes;
+}
+
 void require_finite(const lamina::layout& model, std::size_t layer, std::span<const float> gradient) {
-  if (std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); })) return;
-  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
+  if (!std::ranges::all_of(gradient, [](float each) { return std::isfinite(each); }))
+    refuse_gradient(model, layer);
 }
 
 // Hooks hand each layer over as soon as its gradient is complete, unless there is no overlap. The first step records in which order that is,
 // and overlaps with nothing. The mean of a layer is applied where the next forward pass needs the layer, through the gates of the network,
-// or at the end of the step. With layer dropping a compressor says which layers are summed, and its residual keeps the others.
+// or at the end of the step. With layer dropping a worker says which layers are summed, and its residual keeps the others.
 class summed_training {
  public:
   explicit summed_training(training& run)
@@ -41,12 +56,11 @@ class summed_training {
         local_(run.local),
         reaches_forward_(how_.overlap == "step"),
         has_owners_(how_.exchange == "owners"),
+        is_ahead_(how_.decide == "ahead"),
         channel_(run.all.communicator(), [&run](std::size_t rank) { return run.name_of(rank); }),
-        layers_(local_, run.all.size(), how_.fc_exchange, how_.batch_images),
         optimizer_(local_.model().elements(), how_.momentum),
-        order_seconds_(layers_.model().layers()),
         is_open_(local_.parameters().size()) {
-    if (how_.drops_layers()) compressor_.emplace(local_.partition().model(), run.compression());
+    if (how_.drops_layers()) worker_.emplace(local_.partition().model(), run.compression());
     if (how_.overlaps()) {
       hooks_.emplace(*local_.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); });
     } else {
@@ -80,12 +94,11 @@ class summed_training {
     computing_ = step;
     is_begun_ = false;
     seconds_before_ = 0;
-    since_begin_ = {};
     step_report report{.is_sender = 1};
     run_.clock.take();
     run_.compute(step, report);
     if (hooks_) hooks_->check_all_called();
-    if (compressor_ && how_.decide == "at_end") choose_at_end();
+    if (worker_ && !is_ahead_) choose_at_end();
     report.compute_seconds = seconds_before_ + run_.clock.take();
     const bool is_planned = engine_.has_value();
     if (!is_planned) plan();
@@ -97,17 +110,15 @@ class summed_training {
   }
 
   void choose_at_end() {
-    compressor_->accumulate_all(local_.gradients());
-    std::vector<double> agreed(compressor_->values().begin(), compressor_->values().end());
-    run_.all.average(agreed);
-    compressor_->select(agreed);
+    step_.emplace(worker_->add(local_.gradients()));
+    if (!*step_) refuse_gradient(worker_->model(), step_->refused_layer());
+    run_.all.average(step_->values());
+    step_->select();
   }
 
   void gradient_is_ready(std::size_t layer) {
     if (!engine_) {
       order_.push_back(layer);
-      for (const std::size_t number : layers_.numbers_of(layer))
-        order_seconds_[number] = since_begin_.seconds();
       return;
     }
     if (!is_begun_) begin_step();
@@ -116,26 +127,23 @@ class summed_training {
 
   void plan() {
     const auto timeout = std::chrono::seconds(how_.timeout_seconds);
-    std::vector<std::size_t> numbers;
-    for (const std::size_t l :
-         collectives::agree_on_order(channel_, local_.partition().model(), order_, timeout))
-      numbers.insert(numbers.end(), layers_.numbers_of(l).begin(), layers_.numbers_of(l).end());
+    const lamina::partition& cut = local_.partition();
+    std::vector<std::size_t> fragments;
+    for (const std::size_t l : collectives::agree_on_order(channel_, cut.model(), order_, timeout)) {
+      for (std::size_t f = cut.first(l); f < cut.first(l + 1); ++f) fragments.push_back(f);
+    }
     collectives::plan_options options;
     options.bucket_bytes = how_.bucket_bytes;
     options.choice = choice_of(how_.collectives);
     options.payload = collectives::parse_sum_payload(how_.sum_payload);
-    if (how_.gathers == "interleaved") {
-      run_.all.broadcast(std::as_writable_bytes(std::span(order_seconds_)));
-      options.ready_seconds = order_seconds_;
-    }
     collectives::engine_options running;
     running.timeout = timeout;
     if (has_owners_)
-      running.update = [this](std::size_t number, std::size_t begin, std::span<float> mean) {
-        update_shard(*layers_.fragment_of(number), begin, mean);
+      running.update = [this](std::size_t fragment, std::size_t begin, std::span<float> mean) {
+        update_shard(fragment, begin, mean);
       };
     engine_.emplace(channel_,
-                    collectives::plan(layers_.model(), channel_.ranks(), numbers, layers_.classes(), options,
+                    collectives::plan(cut.parts(), channel_.ranks(), fragments, classes_of(local_), options,
                                       collectives::gigabit_costs),
                     running);
   }
@@ -146,6 +154,7 @@ class summed_training {
     finish_step();
     before_ = engine_->totals();
     rate_ = run_.learning_rate(computing_);
+    if (worker_ && is_ahead_) step_.emplace(worker_->begin(worker_->plan()));
     engine_->begin_step();
     is_begun_ = true;
     run_.clock.take();
@@ -154,68 +163,38 @@ class summed_training {
   // The gradient of a parameter is complete: what is exchanged of it goes on its way, or is dropped.
   void hand_over(std::size_t layer) {
     is_open_[layer] = true;
-    if (const auto* gathered = layers_.gathered(layer)) {
-      if (layer == gathered->weight) hand_over_activations(*gathered);
-      return;
-    }
     const lamina::partition& cut = local_.partition();
     const torch::Tensor gradient = local_.parameters()[layer].grad();
     const auto elements = lamina::elements_of<float>(gradient);
-    if (!compressor_) {
+    if (!worker_) {
       require_finite(cut.model(), layer, elements);
-    } else if (how_.decide == "ahead") {
-      compressor_->accumulate(layer, gradient);
+    } else if (is_ahead_ && !step_->add(layer, gradient)) {
+      refuse_gradient(cut.model(), layer);
     }
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
-      const std::size_t number = layers_.number_of(f);
-      if (!compressor_) {
-        engine_->ready(number, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
-      } else if (compressor_->is_sent(f)) {
-        engine_->ready(number, compressor_->residual()[f]);
+      if (!worker_) {
+        engine_->ready(f, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
+      } else if (step_->is_sent(f)) {
+        engine_->ready(f, step_->fragment(f));
       } else {
-        engine_->hold_back(number);
+        engine_->hold_back(f);
       }
-    }
-  }
-
-  void hand_over_activations(const exchanged_layers::gathered_layer& of) {
-    const lamina::layout& model = local_.partition().model();
-    for (const auto& [number, elements] :
-         {std::pair(of.input, of.module->inputs()), std::pair(of.input + 1, of.module->errors())}) {
-      require_finite(model, of.weight, elements);
-      engine_->ready(number, elements);
     }
   }
 
   // Waits for a parameter of the open step, unless it was taken: it is then the new one.
   void take(std::size_t layer) {
     if (!is_open_[layer]) return;
-    if (const auto* gathered = layers_.gathered(layer)) make_gradients(*gathered, layer);
     is_open_[layer] = false;
     const lamina::partition& cut = local_.partition();
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
-      if (layers_.gathered(layer) != nullptr) {
-        const auto elements = lamina::elements_of<float>(local_.parameters()[layer].grad());
-        update(f, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
-        continue;
-      }
-      const std::size_t number = layers_.number_of(f);
-      engine_->wait(number);
+      engine_->wait(f);
       if (has_owners_) {
-        std::ranges::copy(engine_->parameters(number), local_[f].begin());
-      } else if (const auto mean = engine_->mean(number); !mean.empty()) {
+        std::ranges::copy(engine_->parameters(f), local_[f].begin());
+      } else if (const auto mean = engine_->mean(f); !mean.empty()) {
         update(f, mean);
       }
     }
-  }
-
-  // Of weight and bias, the one that is taken first has both gradients made.
-  void make_gradients(const exchanged_layers::gathered_layer& of, std::size_t layer) {
-    const bool is_first = layer == of.weight ? !of.bias || is_open_[*of.bias] : is_open_[of.weight];
-    if (!is_first) return;
-    engine_->wait(of.input);
-    engine_->wait(of.input + 1);
-    of.module->set_gradients(engine_->gathered(of.input), engine_->gathered(of.input + 1), channel_.ranks());
   }
 
   void update(std::size_t fragment, std::span<const float> gradient) {
@@ -239,17 +218,14 @@ class summed_training {
       for (std::size_t l = 0; l < is_open_.size(); ++l) take(l);
     }
     auto [step, report] = *std::exchange(open_, std::nullopt);
-    report.threshold = -1;  // which every layer passes
-    if (compressor_) {
-      if (how_.decide == "ahead") {
-        std::vector<double> agreed(compressor_->predicted_values().begin(),
-                                   compressor_->predicted_values().end());
-        run_.all.average(agreed);
-        compressor_->plan_next(agreed);
-      }
-      compressor_->encode();
-      report.threshold = compressor_->threshold();
-      compressor_->commit();
+    report.threshold = lamina::invalid_threshold;
+    if (step_) {
+      // Infinite where a first step is planned, which sends everything.
+      if (std::isfinite(worker_->threshold())) report.threshold = worker_->threshold();
+      if (!is_ahead_) step_->frame();  // a rounded payload is committed as it was written
+      step_->commit();
+      step_.reset();
+      if (is_ahead_) run_.all.average(worker_->values());
     }
     const collectives::engine_totals now = engine_->totals();
     const double exposed = now.waited_seconds - before_.waited_seconds;
@@ -271,20 +247,19 @@ class summed_training {
   replica& local_;
   bool reaches_forward_;
   bool has_owners_;
+  bool is_ahead_;
   collectives::mpi_channel channel_;
-  exchanged_layers layers_;
-  std::optional<lamina::gradient_compressor<float>> compressor_;
+  std::optional<lamina::worker<float>> worker_;
+  std::optional<lamina::worker<float>::step> step_;  // from its choice to the end of its sums
   sgd optimizer_;  // of the engine's thread while a step is open, but for parameters that have no owner
   std::vector<float> shard_;
   std::optional<collectives::gradient_hooks> hooks_;
-  std::vector<std::size_t> order_;     // of layers, as the first step has seen them
-  std::vector<double> order_seconds_;  // of what is exchanged, in that step
-  std::vector<bool> is_open_;          // parameters that were handed over and not taken
+  std::vector<std::size_t> order_;  // of layers, as the first step has seen them
+  std::vector<bool> is_open_;       // parameters that were handed over and not taken
   std::uint64_t computing_ = 0;
   bool is_begun_ = false;      // the step that is computed has handed over a layer
   double seconds_before_ = 0;  // of its computation, before that
   float rate_ = 0;             // of the step that is summed
-  stopwatch since_begin_;
   std::optional<computed_step> open_;
   collectives::engine_totals before_;
   std::optional<collectives::engine> engine_;  // the last: its thread uses the others

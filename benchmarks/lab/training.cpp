@@ -54,6 +54,10 @@ void print(const nlohmann::ordered_json& line) {
 
 }  // namespace
 
+void refuse_gradient(const lamina::layout& model, std::size_t layer) {
+  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
+}
+
 training::training(const options& given, mpi_ranks& ranks, work_clock& working)
     : how(given),
       all(ranks),
@@ -114,20 +118,18 @@ loss_plan training::losses() const {
           .packet_data_bytes = sockets().packet_data_bytes()};
 }
 
-lamina::compressor_options training::compression() const {
-  lamina::compressor_options compression;
-  if (senders) compression.sender = static_cast<std::uint32_t>(senders->rank());
-  compression.part_elements = how.fragment_elements;
-  compression.momentum = how.residual_momentum;
-  compression.drop_ratio = how.drop_ratio;
-  compression.warm_up_steps = how.drop_warm_up_steps;
-  compression.byte_budget = how.send_budget;
-  compression.refresh = lamina::refresh_schedule::every(how.refresh_steps);
-  compression.frame_checksum = losses().checksum();
-  if (how.decide == "ahead") compression.decide = lamina::decision_timing::ahead;
-  // What sums round away of gradients then stays in the residual.
-  if (how.sum_payload == "bfloat16") compression.payload = lamina::payload_type::bfloat16;
-  return compression;
+lamina::worker_options training::compression() const {
+  return {
+      .drop_ratio = how.drop_ratio,
+      .warm_up_steps = how.drop_warm_up_steps,
+      .search_every = how.refresh_steps,
+      .send_budget = how.send_budget,
+      .fragment_elements = how.fragment_elements,
+      .momentum = how.residual_momentum,
+      // What sums round away of gradients then stays in the residual.
+      .payload = how.sum_payload == "bfloat16" ? lamina::payload_type::bfloat16 : lamina::payload_type::as_is,
+      .sender = senders ? static_cast<std::uint32_t>(senders->rank()) : 0,
+      .frame_checksum = losses().checksum()};
 }
 
 bool training::is_examined_before(std::uint64_t step) const {

@@ -42,6 +42,9 @@ struct step_traffic {
   double hidden_seconds = 0;    ///< of collectives during the computation
 };
 
+/// Throws lamina::non_finite_gradient, by which main() tells that training has diverged.
+[[noreturn]] void refuse_gradient(const lamina::layout& model, std::size_t layer);
+
 /// One run as one rank sees it.
 class training {
  public:
@@ -71,7 +74,7 @@ class training {
   float learning_rate(std::uint64_t step) const;
   socket_options sockets() const;
   loss_plan losses() const;
-  lamina::compressor_options compression() const;
+  lamina::worker_options compression() const;
   bool is_over(std::uint64_t step) const { return step > how.steps; }
   bool is_examined_before(std::uint64_t step) const;
 

@@ -6,19 +6,33 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <lamina/bounded/bounded.hpp>
 #include <lamina/frame.hpp>
+#include <lamina/udp/udp.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "messages/transport.hpp"
-
 namespace lab {
 
-/// How frames go between a parameter server and its clients: over MPI, or as packets of which some may be lost. Between two ranks frames arrive
-/// in the order in which they were sent. Errors are link_error that names the rank.
+/// Gives "the server", "worker 3" for a rank.
+using rank_names = std::function<std::string(std::size_t rank)>;
+
+/// Packets of one rank since the start; none over MPI, where they are the kernel's.
+struct packet_counts {
+  std::uint64_t sent = 0;
+  std::uint64_t repeated = 0;    ///< of these: sent before in the same transfer
+  std::uint64_t duplicate = 0;   ///< arrived, and had arrived before
+  std::uint64_t late = 0;        ///< arrived when the transfer had ended
+  std::uint64_t wire_bytes = 0;  ///< of all that were sent, with all headers
+  std::uint64_t rounds = 0;      ///< of the last transfers from here, the one that had the most
+};
+
+/// How frames go between a parameter server, rank 0, and its clients: over MPI, or as packets of which some may be lost. Between two ranks
+/// frames arrive in the order in which they were sent. Errors are runtime errors that name the rank.
 class way {
  public:
   way() = default;
@@ -26,17 +40,17 @@ class way {
   way& operator=(const way&) = delete;
   virtual ~way() = default;
 
-  /// The same frame to each; returns when each has as much of it as it must, and says how much that is.
+  /// The same frame to each; returns when each has as much of it as it must, and says how much that is: all of it where it says nothing.
   ///
-  /// \param kind     parameters or gradients
   /// \param chunks   how it is cut where some of it may be lost; nullptr: nothing may be
   /// \param of_each  what each receiver must get whatever the bound says: none, or one for each receiver
-  virtual std::vector<sent_frame> send(std::span<const std::size_t> to, message_kind kind,
-                                       const lamina::encoded_frame& frame,
-                                       const lamina::bounded::frame_chunks* chunks,
-                                       std::span<const lamina::bounded::obligations> of_each = {}) = 0;
+  virtual std::vector<std::optional<lamina::delivery>> send(
+      std::span<const std::size_t> to, const lamina::encoded_frame& frame,
+      const lamina::bounded::frame_chunks* chunks,
+      std::span<const lamina::bounded::obligations> of_each = {}) = 0;
   /// A frame of each of these ranks, in their order. The bytes stand until the next frame of the same rank is asked for.
-  virtual std::vector<message> receive(std::span<const std::size_t> from, message_kind kind) = 0;
+  virtual std::vector<lamina::udp::arrival> receive(std::span<const std::size_t> from) = 0;
+  virtual packet_counts packets() { return {}; }
 };
 
 /// Over MPI, where nothing is lost. Its errors are also lamina::mpi::timeout_error.
@@ -60,9 +74,9 @@ struct socket_options {
   }
 };
 
-/// Over sockets. All ranks meet by MPI, of whom rank 0 is the server; frames in both directions are cut by `grid`.
+/// Over sockets. All ranks meet by MPI; frames in both directions are cut by `grid`.
 std::unique_ptr<way> way_over_udp(MPI_Comm ranks, const lamina::bounded::chunk_grid& grid,
-                                  const socket_options& how, std::size_t max_bytes,
-                                  std::chrono::seconds timeout, rank_names name_of);
+                                  const socket_options& how, std::chrono::seconds timeout,
+                                  rank_names name_of);
 
 }  // namespace lab

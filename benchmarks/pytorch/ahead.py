@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Does training learn where a step's choice of layers is made before its gradients are there? Workers take turns in one process,
-each with a lamina.Compressor; what differs is alone by which agreed values a step selects:
+each with a lamina.Worker; what differs is alone by which agreed values a step selects:
 
   at_end  by those of this step's residuals: what lamina.torch does
   ahead   by those predicted at the end of the step before: (sent then ? 0 : the residual's value) + the value of that step's

@@ -33,8 +33,6 @@ std::size_t step(lamina::server<float>& server, std::vector<std::byte> bytes, st
 SOURCES = {
     "an empty file": "",
     "vector, string": "#include <string>\n#include <vector>\n",
-    "lamina.hpp without xxHash":
-        "#define LAMINA_NO_XXHASH\n#include <lamina/lamina.hpp>\n",
     "lamina.hpp": "#include <lamina/lamina.hpp>\n",
     "a worker's step": WORKER,
     "a server's step": SERVER,

@@ -68,7 +68,8 @@ int main(int argc, char** argv) {
   std::vector<float> weights(model.elements());  // all ranks begin with the same
   std::vector<float> gradient;
   std::mt19937 random(static_cast<unsigned>(rank));  // other data on each rank
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.9});
+  lamina::worker<float> worker(model, {.drop_ratio = 0.9});
+  std::vector<float> packed;
   double loss = 0;
   std::size_t summed_bytes = 0;
   for (int step = 1; step <= steps; ++step) {
@@ -76,24 +77,22 @@ int main(int argc, char** argv) {
     average({&loss, 1});
 
     // Agree on the layers: one value for each is all that is sent for it.
-    compressor.accumulate_all(layers_of(gradient));
-    std::vector<double> values(compressor.values().begin(), compressor.values().end());
-    average(values);
-    const lamina::selection& chosen = compressor.select(values);
+    auto compressed = worker.add(layers_of(gradient));
+    average(compressed.values());
+    compressed.select();
 
     // Sum the layers chosen. Each rank divides before, so that the sum is the mean.
-    std::vector<float> packed(chosen.sent_elements());
-    compressor.pack(packed, static_cast<float>(ranks));
+    compressed.pack(packed, 1 / static_cast<float>(ranks));
     const int count = static_cast<int>(packed.size());
     MPI_Allreduce(MPI_IN_PLACE, packed.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    compressor.commit();  // all have it: only now is what was sent cleared
+    compressed.commit();  // all have it: only now is what was sent cleared
 
     // In the layers held back the gradient becomes 0, which leaves the weights alone. That is so with plain SGD: momentum goes
-    // into compressor_options, and any other optimizer is to be called for the layers chosen alone.
-    lamina::scatter<float>(chosen, compressor.cut(), packed, layers_of(gradient));
+    // into worker_options, and any other optimizer is to be called for the layers chosen alone.
+    compressed.unpack(packed, layers_of(gradient));
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= learning_rate * gradient[i];
 
-    summed_bytes += values.size() * sizeof(double) + packed.size() * sizeof(float);
+    summed_bytes += model.layers() * sizeof(double) + packed.size() * sizeof(float);
     if (rank == 0 && (step == 1 || step % 25 == 0)) {
       const double dense_bytes = static_cast<double>(model.elements() * sizeof(float)) * step;
       std::printf("step %3d: loss %.4f, so far %.1f %% of the dense bytes\n", step, loss,

@@ -8,6 +8,7 @@
 #include <lamina/lamina.hpp>
 #include <random>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace {
@@ -50,33 +51,29 @@ double compute(const std::vector<float>& weights, std::mt19937& random, std::vec
 
 // Both return the loss of the last step; the server, the mean of its workers.
 double serve(const std::vector<std::span<float>>& layers, int workers) {
-  auto aggregator = lamina::gradient_aggregator<float>::of_workers(model, static_cast<std::size_t>(workers));
-  lamina::parameter_publisher<float> publisher(model, static_cast<std::size_t>(workers));
+  lamina::server<float> server(model, {.workers = static_cast<std::size_t>(workers)});
   double up = 0;
   double down = 0;
   for (std::uint64_t step = 1;; ++step) {
-    // The whole model at first, later what has changed: the same frame for all workers.
-    const auto& news = publisher.encode_for_all(step, [&](std::size_t l) { return layers[l]; });
-    for (int rank = 1; rank <= workers; ++rank) lamina::mpi::send(news, rank, 0, MPI_COMM_WORLD);
-    publisher.commit_all();
+    // The whole model at first, later what has changed.
+    for (const std::size_t worker : server.workers()) {
+      const auto news = server.reply(worker, layers);
+      lamina::mpi::send(news.frame(), static_cast<int>(worker) + 1, 0, MPI_COMM_WORLD);
+      server.commit(worker, news.clock());
+      down += static_cast<double>(news.size_bytes());
+    }
     double loss = 0;
     MPI_Reduce(MPI_IN_PLACE, &loss, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (step > steps) return loss / workers;
 
-    std::vector<std::vector<std::byte>> frames;  // the aggregator looks into them until next_step()
     for (int rank = 1; rank <= workers; ++rank) {
-      frames.push_back(lamina::mpi::receive(rank, 0, MPI_COMM_WORLD));
-      aggregator.add(lamina::decode<float>(frames.back(), model));
-      up += static_cast<double>(frames.back().size());
-      down += static_cast<double>(news.size_bytes());
+      auto frame = lamina::mpi::receive(rank, 0, MPI_COMM_WORLD);
+      up += static_cast<double>(frame.size());
+      if (const auto error = server.add(std::move(frame))) throw std::system_error(error);
     }
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      aggregator.mean(l, [&](std::size_t begin, std::span<const float> gradient) {
-        for (std::size_t i = 0; i < gradient.size(); ++i) layers[l][begin + i] -= learning_rate * gradient[i];
-      });
-    }
-    publisher.update(aggregator.arrived());
-    aggregator.next_step();
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i) layers[l][begin + i] -= learning_rate * mean[i];
+    });
     if (step != 1 && step % 25 != 0) continue;
     const double percent = static_cast<double>(step * model.elements() * sizeof(float)) * workers / 100;
     std::printf("step %3d: loss %.4f, so far %.1f %% of the dense bytes up and %.1f %% down\n",
@@ -84,26 +81,25 @@ double serve(const std::vector<std::span<float>>& layers, int workers) {
   }
 }
 
-double work(std::vector<float>& weights, unsigned worker, int workers, MPI_Comm group, bool is_agreed) {
+double work(std::vector<float>& weights, unsigned index, int workers, MPI_Comm group, bool is_agreed) {
   const std::vector<std::span<float>> layers = layers_of(weights);
   std::vector<float> gradient;
-  std::mt19937 random(worker);  // other data in each worker
-  lamina::gradient_compressor<float> compressor(model, {.drop_ratio = 0.9, .sender = worker});
+  std::mt19937 random(index);  // other data in each worker
+  lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (std::uint64_t step = 1;; ++step) {
     lamina::apply<float>(lamina::mpi::receive(0, 0, MPI_COMM_WORLD), model, step, layers);
     const double loss = compute(weights, random, gradient);
     MPI_Reduce(&loss, nullptr, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (step > steps) return loss;
 
-    compressor.accumulate_all(layers_of(gradient));
-    if (is_agreed) {  // on the mean of a few values; otherwise encode() selects by this worker's own
-      std::vector<double> mean(compressor.values().begin(), compressor.values().end());
-      MPI_Allreduce(MPI_IN_PLACE, mean.data(), static_cast<int>(mean.size()), MPI_DOUBLE, MPI_SUM, group);
-      for (double& each : mean) each /= workers;
-      compressor.select(mean);
+    auto compressed = worker.add(layers_of(gradient));
+    if (is_agreed) {  // on the mean of a few values; otherwise frame() selects by this worker's own
+      const std::span<double> values = compressed.values();
+      MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_SUM, group);
+      for (double& each : values) each /= workers;
     }
-    lamina::mpi::send(compressor.encode(), 0, 0, MPI_COMM_WORLD);
-    compressor.commit();  // MPI has taken the bytes: only now is what was sent cleared
+    lamina::mpi::send(compressed.frame(), 0, 0, MPI_COMM_WORLD);
+    compressed.commit();  // MPI has taken the bytes: only now is what was sent cleared
   }
 }
 

@@ -53,8 +53,7 @@ void train(double drop_ratio) {
     forward().backward();
   }
   order = collectives::agree_on_order(channel, model, order);
-  const auto costs = collectives::calibrate(channel);
-  const collectives::plan plan(model, channel.ranks(), order, classes, {.bucket_bytes = 64'000}, costs);
+  const collectives::plan plan(model, channel.ranks(), order, classes, {.bucket_bytes = 64'000});
   collectives::engine engine(channel, plan);
   if (channel.rank() == 0) std::printf("%s", plan.table().c_str());
 

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: MIT
 // What rank 0 does: holds the parameters, takes gradients, and sends each leader the fragments that it has not seen.
 #include <lamina/lamina.hpp>
+#include <optional>
 
 #include "checkpoint.hpp"
 #include "training.hpp"
 
 namespace {
 
-using aggregator_type = lamina::gradient_aggregator<float>;
-
-class server {
+class parameter_server {
  public:
-  explicit server(const run& of)
+  explicit parameter_server(const run& of)
       : of_(of),
         network_((torch::manual_seed(of.with.seed), of.data.train->classes())),
         parameters_(network_.parameters()),
         cut_(lamina::layout_of(network_), of.with.fragment),
         fragments_(lamina::parts_of(parameters_, cut_)),
         sgd_(fragments_, torch::optim::SGDOptions(0).momentum(of.with.momentum)),
-        publisher_(cut_.parts(), of.who.leaders.size()),
         down_bytes_(of.who.leaders.size()),
         done_(load()),
+        server_(cut_.model(), server_options()),
         log_(of.title, of.directory, of.with.steps, done_, of.who.workers, cut_.model().elements()) {
     for (const torch::Tensor& each : fragments_) memory_.push_back(torch::empty_like(each));
     std::printf("  %zu elements in %zu fragments of up to %zu; a step sends %g %% and less than a fragment more\n", cut_.model().elements(),
@@ -37,26 +36,22 @@ class server {
   }
 
  private:
-  // Waits for all, applies the mean, sends all of them the same frame.
-  void serve_in_step() {
+  lamina::server_options server_options() const {
     std::vector<std::size_t> workers_of_sender;
     for (const auto& node : of_.who.nodes) workers_of_sender.push_back(node.size());
-    auto aggregator = aggregator_type::of_nodes(cut_.parts(), workers_of_sender, {.first_step = done_ + 1});
-    std::vector<std::vector<std::byte>> frames(senders());  // the aggregator looks into them
+    return {.nodes = workers_of_sender, .asynchronous = of_.with.async, .fragment_elements = of_.with.fragment, .first_step = done_ + 1};
+  }
+
+  // Waits for all, applies the mean, sends all of them the same frame.
+  void serve_in_step() {
     for (std::uint64_t step = done_ + 1;; ++step) {
-      const auto& news = publisher_.encode_for_all(step, fragment_);
-      of_.who.send(news, of_.who.leaders, parameters_tag);
-      publisher_.commit_all();
-      std::ranges::fill(down_bytes_, news.size_bytes());
+      reply_to_all();
       if (step > of_.with.steps) return;
 
       add_reports(record_.told, of_.who.all_workers, of_.who);
       if (of_.agrees()) agree();
-      for (std::size_t s = 0; s < senders(); ++s) {
-        frames[s] = of_.who.receive(of_.who.leaders[s], gradients_tag);
-        take(s, frames[s], aggregator);
-      }
-      apply(aggregator, of_.rate(step));
+      for (std::size_t s = 0; s < senders(); ++s) take(s);
+      apply(of_.rate(step));
       finish_step(step);
       if (of_.saves_after(step)) save(step);
     }
@@ -64,37 +59,40 @@ class server {
 
   // Applies each frame when it comes, and replies to its sender alone.
   void serve_asynchronously() {
-    std::vector<aggregator_type> aggregators;  // each sender has a step of its own
-    for (std::size_t s = 0; s < senders(); ++s) {
-      aggregators.push_back(aggregator_type::of_workers(cut_.parts(), 1));
-      reply(s, 1);
-    }
+    for (std::size_t s = 0; s < senders(); ++s) reply(s);
     std::vector<std::uint64_t> done(senders(), 0);
     std::vector<bool> is_due(senders(), false);  // a reply that --staleness holds back
     for (std::uint64_t applied = 0; applied < of_.with.steps * senders();) {
       const std::size_t s = next_sender();
-      const auto frame = of_.who.receive(of_.who.leaders[s], gradients_tag);
+      take(s);
       add_reports(record_.told, of_.who.nodes[s], of_.who);
-      take(s, frame, aggregators[s]);
-      // A frame is the sum over the workers of its node, and all of them together move the parameters as far as a step does.
-      apply(aggregators[s], of_.rate(applied / senders() + 1) / of_.who.workers);
+      apply(of_.rate(applied / senders() + 1));
       if (++applied % senders() == 0) finish_step(applied / senders());
 
       is_due[s] = ++done[s] < of_.with.steps;
       waits_since_[s] = clock_type::time_point::max();
       for (std::size_t other = 0; other < senders(); ++other) {
         if (!is_due[other] || done[other] - *std::ranges::min_element(done) > of_.with.staleness) continue;
-        reply(other, done[other] + 1);
+        reply(other);
         is_due[other] = false;
       }
     }
-    for (std::size_t s = 0; s < senders(); ++s) reply(s, of_.with.steps + 1);  // what all have led to
+    for (std::size_t s = 0; s < senders(); ++s) reply(s);  // what all have led to
   }
 
-  void reply(std::size_t s, std::uint64_t step) {
-    const auto& news = publisher_.encode(s, step, fragment_);
-    of_.who.send(news, of_.who.leaders[s], parameters_tag);
-    publisher_.commit(s);
+  // All have seen the same, and so get the same frame, at the same time.
+  void reply_to_all() {
+    std::optional<lamina::server_reply> news;
+    for (std::size_t s = 0; s < senders(); ++s) news = server_.reply(s, parameters_);
+    of_.who.send(news->frame(), of_.who.leaders, parameters_tag);
+    for (std::size_t s = 0; s < senders(); ++s) server_.commit(s, news->clock());
+    std::ranges::fill(down_bytes_, news->size_bytes());
+  }
+  // What this sender has not seen yet: the whole model at first.
+  void reply(std::size_t s) {
+    const auto news = server_.reply(s, parameters_);
+    of_.who.send(news.frame(), of_.who.leaders[s], parameters_tag);
+    server_.commit(s, news.clock());
     down_bytes_[s] = news.size_bytes();
     waits_since_[s] = clock_type::now();
   }
@@ -126,26 +124,25 @@ class server {
     of_.who.send(std::as_bytes(std::span(sum)), of_.who.leaders, agreed_tag);
   }
 
-  void take(std::size_t s, std::span<const std::byte> frame, aggregator_type& into) {
-    const auto begin = clock_type::now();
-    into.add(lamina::decode<float>(frame, cut_.parts()));
-    record_.server_seconds += seconds_since(begin);
+  void take(std::size_t s) {
+    auto frame = of_.who.receive(of_.who.leaders[s], gradients_tag);
     record_.up_bytes += static_cast<double>(frame.size()) / static_cast<double>(senders());
     record_.down_bytes += static_cast<double>(down_bytes_[s]) / static_cast<double>(senders());
+    const auto begin = clock_type::now();
+    if (const auto error = server_.add(std::move(frame)))
+      throw std::runtime_error("a frame of " + name_of(of_.who.leaders[s]) + ": " + error.message());
+    record_.server_seconds += seconds_since(begin);
   }
 
-  void apply(aggregator_type& gradients, double rate) {
+  void apply(double rate) {
     const auto begin = clock_type::now();
-    std::vector<torch::Tensor> means(memory_.size());
-    for (std::size_t f = 0; f < means.size(); ++f) {
-      if (gradients.arrived().is_dropped(f)) continue;  // no gradient, no update
+    std::vector<torch::Tensor> means(memory_.size());  // undefined where nothing has arrived: no gradient, no update
+    server_.update([&](std::size_t layer, std::size_t first, std::span<const float> mean) {
+      const std::size_t f = cut_.part_at(layer, first);
       means[f] = memory_[f];
-      auto* to = memory_[f].data_ptr<float>();
-      gradients.mean(f, [&](std::size_t first, std::span<const float> mean) { std::ranges::copy(mean, to + first); });
-    }
+      std::ranges::copy(mean, memory_[f].data_ptr<float>() + (first - cut_.begin(f)));
+    });
     update(sgd_, means, rate);
-    publisher_.update(gradients.arrived());
-    gradients.next_step();
     record_.server_seconds += seconds_since(begin);
   }
 
@@ -212,19 +209,16 @@ class server {
   lamina::partition cut_;
   std::vector<torch::Tensor> fragments_;  // of the parameters, whose memory they share
   torch::optim::SGD sgd_;
-  lamina::parameter_publisher<float> publisher_;
   std::vector<std::size_t> down_bytes_;  // of the last reply to each sender
   std::uint64_t done_;
+  lamina::server<float> server_;
   records log_;
   std::vector<torch::Tensor> memory_;                                                                       // of the mean gradients
   std::vector<clock_type::time_point> waits_since_{of_.who.leaders.size(), clock_type::time_point::max()};  // for each sender
   step_record record_;                                                                                      // of the step under way
   clock_type::time_point begin_ = clock_type::now();
-  const std::function<std::span<const float>(std::size_t)> fragment_ = [this](std::size_t f) {
-    return lamina::elements_of<float>(fragments_[f]);
-  };
 };
 
 }  // namespace
 
-records serve(const run& of) { return server(of).serve(); }
+records serve(const run& of) { return parameter_server(of).serve(); }

@@ -9,7 +9,7 @@
 
 namespace {
 
-using compressor_type = std::optional<lamina::gradient_compressor<float>>;  // a leader's
+using leader_worker = std::optional<lamina::worker<float>>;  // none in the others of a node
 
 // To the leader, the sum over its node; to the others nothing of use.
 void sum_over_node(std::vector<torch::Tensor>& gradients, const ranks& who) {
@@ -29,15 +29,15 @@ std::vector<double> agree(std::span<const double> own, const ranks& who) {
 }
 
 // What a checkpoint has of a worker: the running means of batch normalisation, of a leader its residual, and the steps done.
-std::vector<char> state_of(const replica& own, const compressor_type& compressor, std::uint64_t done) {
+std::vector<char> state_of(const replica& own, const leader_worker& leader, std::uint64_t done) {
   std::vector<torch::Tensor> state = own.network.buffers();
-  if (compressor) state.push_back(tensor_of(compressor->save()));
+  if (leader) state.push_back(tensor_of(leader->save()));
   state.push_back(torch::scalar_tensor(static_cast<std::int64_t>(done), torch::kLong));
   return torch::pickle_save(state);
 }
 
 // Takes up what the server has of this worker. Returns the steps that were done: 0 where the run begins.
-std::uint64_t load_state(replica& own, compressor_type& compressor, const ranks& who) {
+std::uint64_t load_state(replica& own, leader_worker& leader, const ranks& who) {
   const auto bytes = who.receive(0, state_tag);
   if (bytes.empty()) return 0;
   const torch::NoGradGuard no_gradients;
@@ -45,7 +45,7 @@ std::uint64_t load_state(replica& own, compressor_type& compressor, const ranks&
   const auto state = torch::pickle_load({text, text + bytes.size()}).toTensorVector();
   std::vector<torch::Tensor> buffers = own.network.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(state.at(i));
-  if (compressor) compressor->load(bytes_of(state.at(buffers.size())));
+  if (leader) leader->load(bytes_of(state.at(buffers.size())));
   return static_cast<std::uint64_t>(state.back().item<std::int64_t>());
 }
 
@@ -55,19 +55,18 @@ void work(const run& of) {
   const ranks& who = of.who;
   replica own(of);
   const lamina::partition cut(lamina::layout_of(own.network), of.with.fragment);
-  compressor_type compressor;
+  leader_worker leader;
   if (who.is_leader()) {
-    compressor.emplace(cut.model(),
-                       lamina::compressor_options{.drop_ratio = of.drop_ratio,
-                                                  .refresh = lamina::refresh_schedule::every(of.with.refresh),
-                                                  .part_elements = of.with.fragment,
-                                                  .sender = static_cast<std::uint32_t>(of.with.async ? 0 : who.sender(who.rank))});
+    leader.emplace(cut.model(), lamina::worker_options{.drop_ratio = of.drop_ratio,
+                                                       .search_every = of.with.refresh,
+                                                       .fragment_elements = of.with.fragment,
+                                                       .sender = static_cast<std::uint32_t>(who.sender(who.rank))});
   }
 
   std::vector<std::byte> frame;
-  for (std::uint64_t step = load_state(own, compressor, who) + 1;; ++step) {
+  for (std::uint64_t step = load_state(own, leader, who) + 1;; ++step) {
     lamina::mpi::receive(frame, who.is_leader() ? 0 : who.leader, parameters_tag, MPI_COMM_WORLD, who.patience);
-    if (compressor) {  // the node's others wait for it: with less patience, so that the server hears of them by name
+    if (leader) {  // the node's others wait for it: with less patience, so that the server hears of them by name
       const std::span others = std::span(who.nodes[who.sender(who.rank)]).subspan(1);
       lamina::mpi::send(std::span<const std::byte>(frame), others, parameters_tag, MPI_COMM_WORLD, who.patience / 4);
     }
@@ -85,12 +84,13 @@ void work(const run& of) {
 
     std::vector<torch::Tensor> gradients = lamina::gradients_of(own.parameters);
     sum_over_node(gradients, who);
-    if (compressor) {
-      compressor->accumulate_all(gradients);
-      if (of.agrees()) compressor->select(agree(compressor->values(), who));  // else encode() selects by its own
-      who.send(compressor->encode(), 0, gradients_tag);
-      compressor->commit();  // the server has it: what was sent leaves the residual
+    if (leader) {
+      auto exchange = leader->add(gradients);
+      if (!exchange) throw std::runtime_error("the gradient of layer " + cut.model()[exchange.refused_layer()].name + " is not finite");
+      if (of.agrees()) std::ranges::copy(agree(exchange.values(), who), exchange.values().begin());
+      who.send(exchange.frame(), 0, gradients_tag);
+      exchange.commit();  // the server has it: what was sent leaves the residual
     }
-    if (of.saves_after(step)) who.send(std::as_bytes(std::span<const char>(state_of(own, compressor, step))), 0, state_tag);
+    if (of.saves_after(step)) who.send(std::as_bytes(std::span<const char>(state_of(own, leader, step))), 0, state_tag);
   }
 }

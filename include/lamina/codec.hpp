@@ -133,7 +133,7 @@ class frame_encoder {
     detail::wire_header header;
     header.element_type = detail::element_code<T>;
     header.kind = static_cast<std::uint8_t>(says.kind);
-    const bool has_checksum = checksums_available && says.checksum == frame_checksum::xxh3;
+    const bool has_checksum = says.checksum == frame_checksum::xxh3;
     header.flags = (has_checksum ? detail::flag_checksum : 0) | (says.is_last ? detail::flag_last : 0);
     header.sender = says.sender;
     header.step = says.step;
@@ -344,7 +344,6 @@ struct frame_decoder {
     if ((header.flags & flag_checksum) == 0) {
       return header.checksum == 0 ? std::error_code{} : errc::checksum_mismatch;
     }
-    if (!checksum::available) return errc::checksum_unsupported;
     checksum sum;
     sum.add(bytes.first(checksum_offset));
     sum.add(bytes.subspan(wire_header_bytes));

@@ -25,7 +25,6 @@ enum class errc {
   wrong_layout,          ///< the fingerprint, or the number of layers or elements, is that of another model
   trailing_bytes,        ///< bytes after the end
   checksum_mismatch,     ///< damaged
-  checksum_unsupported,  ///< it has a checksum, and this build has no xxHash to verify it
   unknown_kind,          ///< a frame of no frame_kind
   unknown_payload_type,  ///< a frame of no payload_type
   bad_presence,  ///< a presence bit beyond the last layer or of an empty layer, or padding that is not zero
@@ -65,8 +64,6 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
         return "bytes follow the end";
       case errc::checksum_mismatch:
         return "checksum mismatch: damaged";
-      case errc::checksum_unsupported:
-        return "has a checksum, but lamina was built without xxHash";
       case errc::unknown_kind:
         return "frame is of an unknown kind";
       case errc::unknown_payload_type:

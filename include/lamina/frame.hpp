@@ -17,7 +17,6 @@
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
-#include "lamina/detail/checksum.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/layout.hpp"
@@ -34,9 +33,6 @@ enum class frame_kind : std::uint8_t {
   parameters = 2,  ///< server to worker: what is dropped is to be kept
   updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
 };
-
-/// Whether frames are written with a checksum: needs xxHash's header where lamina is compiled.
-inline constexpr bool checksums_available = detail::checksum::available;
 
 /// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
 /// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its

@@ -21,20 +21,16 @@ class part_slices;
 struct element_range;
 struct float16;
 struct bfloat16;
-class any_tensor;
 
 // What is told.
 enum class payload_type : std::uint8_t;
 enum class frame_checksum : std::uint8_t;
 enum class non_finite : std::uint8_t;
 enum class frame_kind : std::uint8_t;
-enum class element_type : std::uint8_t;
-enum class value_functor : std::uint8_t;
 struct residual_options;
 struct worker_options;
 struct server_options;
 struct outer_options;
-class memory_resource;
 
 // What computes.
 class threshold_search;
@@ -45,7 +41,6 @@ struct l1_norm;
 struct l2_norm;
 struct root_mean_square;
 struct max_abs;
-struct signed_mean;
 struct sequential;
 template <element T>
 class residual_accumulator;
@@ -60,7 +55,6 @@ template <element T, class Representative = mean_abs>
 class drift_compressor;
 template <element T>
 class outer_step;
-class any_compressor;
 
 // What goes over the wire.
 class encoded_frame;

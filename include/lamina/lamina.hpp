@@ -12,7 +12,6 @@
 #include "lamina/execution.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/memory_resource.hpp"
 #include "lamina/merge.hpp"
 #include "lamina/options.hpp"
 #include "lamina/outer_step.hpp"

@@ -177,10 +177,7 @@ class layout {
 
   static std::uint64_t fingerprint_of(const std::vector<layer>& layers) noexcept {
     std::uint64_t hash = detail::fnv_basis;
-    const auto add_number = [&](std::uint64_t number) {
-      for (int shift = 0; shift < 64; shift += 8)
-        hash = detail::fnv(hash, static_cast<std::uint8_t>(number >> shift));
-    };
+    const auto add_number = [&](std::uint64_t number) { hash = detail::fnv_number(hash, number); };
     add_number(layers.size());
     for (const layer& each : layers) {
       add_number(each.name.size());
@@ -194,7 +191,7 @@ class layout {
   table* table_;
 };
 
-/// The indices of the layers of which predicate(layer) says so, in order: for compressor_options::always_sent, for
+/// The indices of the layers of which predicate(layer) says so, in order: for worker_options::always_sent, for
 /// instance all biases. Cost: one call a layer.
 template <class Predicate>
 [[nodiscard]] std::vector<std::size_t> layers_where(const layout& model, const Predicate& predicate) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -13,8 +14,6 @@
 
 /// What a worker can be told. Nothing here computes.
 namespace lamina::inline LAMINA_ABI {
-
-class memory_resource;
 
 /// How the elements of a layer that is sent are written. Of gradients, what rounding takes away stays in
 /// the residual; of parameters see server_options. NaN and infinity of parameters go out as such in
@@ -38,8 +37,7 @@ enum class frame_checksum : std::uint8_t {
   none =
       0,  ///< for a transport that checks its own data, and wherever parts of a frame may be lost: one with holes has no
           ///< checksum that holds
-  xxh3 =
-      1,  ///< 64 bits over the whole frame, if xxHash's header is there when lamina is compiled. The default.
+  xxh3 = 1,  ///< 64 bits over the whole frame. The default.
 };
 
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
@@ -61,7 +59,7 @@ struct residual_options {
   /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
   double momentum = 0;
   /// Where the residual lies; null: in memory of operator new. Must outlive the residual.
-  memory_resource* memory = nullptr;
+  std::pmr::memory_resource* memory = nullptr;
 };
 
 /// How a worker compresses. The defaults are what to begin with.
@@ -101,7 +99,7 @@ struct worker_options {
   /// Layers of the model that are sent in every step: biases and normalisation, mostly. They count first within R and a budget.
   std::vector<std::size_t> always_sent = {};
   /// Where the residual lies; null: operator new. Must outlive the worker.
-  memory_resource* memory = nullptr;
+  std::pmr::memory_resource* memory = nullptr;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

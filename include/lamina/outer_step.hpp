@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -15,9 +14,7 @@
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/power.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
@@ -36,9 +33,6 @@ struct outer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too
   bool nesterov = true;  ///< d = η·(G + μ·m); else η·m. Without momentum both are η·G.
-  /// 0: momentum counts how often a part came. Else it counts time, and this is for how many steps μ stands: the mean number of
-  /// steps between two comings of a part, so 1 / byte_budget; in [1, 65,536]. For Nesterov's alone.
-  double period = 0;
   /// How d goes to the workers. What rounding takes away of it stays here and is added to the next d of that element.
   payload_type payload = payload_type::as_is;
 };
@@ -48,20 +42,11 @@ struct outer_options {
 ///
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
-/// With a period, m is a drift per period, which fades with time and counts for the time that it stands for. f being the steps
-/// since this part last came, t of them in step t where it never did, over the period:
-///
-///     m <- μ^f·m + (1 - μ^f) / ((1 - μ)·f)·G;   d = η·(G + f·μ^f·m)
-///
-/// Under a steady drift m is then the same at whatever times a part comes, where it would be as many times as large as the part
-/// comes more rarely. With f = 1 both are the same bits.
-///
 /// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
 /// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
 ///
-/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, and one
-/// read and write of both. Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013;
-/// momentum in time is this library's (docs/decisions/0029-what-chooses-a-part.md).
+/// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, m and e each.
+/// Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
 template <element T>
 class outer_step {
  public:
@@ -71,29 +56,17 @@ class outer_step {
   explicit outer_step(const layout& parts, const outer_options& options = {})
       : parts_(parts), options_(options) {
     // As T, since they are used so: a rate of 1e-60 is 0 as a float, and a momentum of 1 - 1e-9 is 1.
-    const T rate = static_cast<T>(std::clamp(options.rate, -largest_number, largest_number));
-    if (!(rate > 0) || !detail::is_finite(options.rate) || options.rate > largest_number) {
+    if (!detail::is_finite(options.rate) || options.rate > largest_number ||
+        !(options.rate > 0 && static_cast<T>(options.rate) > 0)) {
       detail::raise(std::invalid_argument("the outer rate must be a finite number above 0, got " +
                                           std::to_string(options.rate)));
     }
-    if (!(options.momentum >= 0 && options.momentum < 1 && static_cast<T>(options.momentum) < 1)) {
+    if (!detail::is_finite(options.momentum) ||
+        !(options.momentum >= 0 && options.momentum < 1 && static_cast<T>(options.momentum) < 1)) {
       detail::raise(std::invalid_argument("the outer momentum must lie in [0, 1), got " +
                                           std::to_string(options.momentum)));
     }
-    if (options.period != 0 && !(options.period >= 1 && options.period <= longest_period)) {
-      detail::raise(std::invalid_argument("the outer period must be 0, or lie in [1, 65536], got " +
-                                          std::to_string(options.period)));
-    }
-    if (options.period != 0 && !options.nesterov) {
-      detail::raise(
-          std::invalid_argument("the outer period is for Nesterov's momentum: nesterov must be true"));
-    }
     if (options.momentum > 0) momentum_.resize(parts.elements());
-    if (options.momentum > 0 && options.period != 0) {
-      step_momentum_ = detail::root_power(static_cast<double>(momentum_factor()), 1 / options.period);
-      came_.resize(parts.layers());
-      waited_.resize(parts.layers());
-    }
     detail::check_payload_type(options.payload);
     if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
   }
@@ -104,13 +77,11 @@ class outer_step {
   /// \param begin   of what is given, in the part: a multiple of 64
   /// \param mean    G of the elements from there on, which d takes the place of: a multiple of 64, or up to the part's end.
   ///                Each element once a step.
-  /// \param step    in which the part was sent, counted from 1: that of the frames. Without a period nobody looks at it.
   /// \throws std::out_of_range      for the part, and for elements beyond it
   /// \throws std::invalid_argument  for what neither begins nor ends at a multiple of 64
-  /// \throws std::domain_error      naming the part, for a mean that holds NaN or infinity, which m and e would keep for ever.
-  ///                                Nothing has changed then.
-  /// \throws std::logic_error       naming the part, with a period, for a step before the last in which the part came, or 0
-  void operator()(std::size_t part, std::size_t begin, std::span<T> mean, std::uint64_t step = 0) {
+  /// \throws std::domain_error      naming the part, for a mean that holds NaN or infinity, or so large that m, d or e, which keep what
+  ///                                they are given for ever, might become infinite. Nothing has changed then.
+  void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
     parts_.check_layer(part);
     const std::size_t elements = parts_.sizes()[part];
     if (begin > elements || mean.size() > elements - begin) {
@@ -123,36 +94,25 @@ class outer_step {
       detail::raise(std::invalid_argument("the outer step takes elements in blocks of " +
                                           std::to_string(payload_block_elements)));
     }
-    if (!is_finite(mean)) {
-      detail::raise(std::domain_error("the mean of '" + parts_[part].name + "' holds NaN or infinity"));
-    }
-    const factors of = factors_in(step, part);
     const std::size_t offset = parts_.offset(part) + begin;
+    check_size(part, offset, mean);
     for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
       const std::size_t count = (std::min)(detail::block_elements, mean.size() - done);
-      move(of, offset + done, mean.subspan(done, count));
+      move(offset + done, mean.subspan(done, count));
     }
   }
 
   /// For checkpoints: m and e, N elements in the order of the layout, or none.
   [[nodiscard]] std::span<const T> momentum() const noexcept { return momentum_; }
   [[nodiscard]] std::span<const T> rounding() const noexcept { return rounding_; }
-  /// And the step in which each part last came, 0: never; one a part with a momentum that counts time, or none.
-  [[nodiscard]] std::span<const std::uint64_t> came() const noexcept { return came_; }
-  /// Puts them back, between steps: what comes next is of a later one. Throws std::invalid_argument, and changes nothing, unless
-  /// the sizes are those of momentum(), rounding() and came() and all numbers are finite.
-  void restore(std::span<const T> momentum, std::span<const T> rounding,
-               std::span<const std::uint64_t> came = {}) {
+  /// Puts them back, between steps. Throws std::invalid_argument, and changes nothing, unless the sizes are those of momentum() and
+  /// rounding() and all numbers are finite.
+  void restore(std::span<const T> momentum, std::span<const T> rounding) {
     if (momentum.size() != momentum_.size() || rounding.size() != rounding_.size()) {
       detail::raise(std::invalid_argument("the saved outer step has " + std::to_string(momentum.size()) +
                                           " and " + std::to_string(rounding.size()) + " elements, this one " +
                                           std::to_string(momentum_.size()) + " and " +
                                           std::to_string(rounding_.size())));
-    }
-    if (came.size() != came_.size()) {
-      detail::raise(std::invalid_argument("the saved outer step has the steps of " +
-                                          std::to_string(came.size()) + " parts, this one of " +
-                                          std::to_string(came_.size())));
     }
     for (const auto numbers : {momentum, rounding}) {
       if (!is_finite(numbers))
@@ -160,8 +120,6 @@ class outer_step {
     }
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
     std::copy(rounding.begin(), rounding.end(), rounding_.begin());
-    std::copy(came.begin(), came.end(), came_.begin());
-    std::fill(waited_.begin(), waited_.end(), 0);
   }
 
   [[nodiscard]] const outer_options& options() const noexcept { return options_; }
@@ -169,37 +127,33 @@ class outer_step {
  private:
   using buffer = std::array<T, detail::block_elements>;
   static constexpr auto largest_number = static_cast<double>((std::numeric_limits<T>::max)());
-  static constexpr double longest_period = 65536;
 
-  // m <- kept·m + joins·G; d = η·(G + counts·m).
-  struct factors {
-    T kept, joins, counts;
-  };
-
-  T momentum_factor() const { return static_cast<T>(options_.momentum); }
-
-  // Of a part that comes in `step`; every piece of it gets the same.
-  factors factors_in(std::uint64_t step, std::size_t part) {
-    const T mu = momentum_factor();
-    if (came_.empty()) return {mu, T(1), mu};
-    if (step > came_[part]) {
-      waited_[part] = step - came_[part];
-      came_[part] = step;
-    } else if (step < came_[part] || waited_[part] == 0) {
-      detail::raise(std::logic_error("the outer step: '" + parts_[part].name + "' came in step " +
-                                     std::to_string(came_[part]) + ", and comes again in step " +
-                                     std::to_string(step)));
-    }
-    const double periods = static_cast<double>(waited_[part]) / options_.period;
-    if (periods == 1) return {mu, T(1), mu};
-    const double kept = detail::whole_power(step_momentum_, waited_[part]);
-    const double gathered = detail::rounded((1 - static_cast<double>(mu)) * periods);
-    return {static_cast<T>(kept), static_cast<T>((1 - kept) / gathered), static_cast<T>(periods * kept)};
+  static T largest_of(std::span<const T> numbers) {
+    return detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()});
+  }
+  static bool is_finite(std::span<const T> numbers) {
+    return detail::is_finite_magnitude(largest_of(numbers));
   }
 
-  static bool is_finite(std::span<const T> numbers) {
-    return detail::is_finite_magnitude(
-        detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()}));
+  // By what is largest in what comes and in what is kept: an update that overflows is refused before anything is written.
+  void check_size(std::size_t part, std::size_t offset, std::span<const T> mean) const {
+    const T largest = largest_of(mean);
+    const auto magnitude_of = [&](const std::vector<T>& kept) {
+      return kept.empty() ? 0.0
+                          : static_cast<double>(largest_of(std::span(kept).subspan(offset, mean.size())));
+    };
+    if (detail::is_finite_magnitude(largest)) {
+      const double mu = options_.momentum;
+      const double m = mu * magnitude_of(momentum_) + static_cast<double>(largest);
+      const double ahead = momentum_.empty()   ? static_cast<double>(largest)
+                           : options_.nesterov ? static_cast<double>(largest) + mu * m
+                                               : m;
+      // e becomes no more than d + e, of which it is what rounding takes away; d may be rounded up.
+      const double most = (std::max)({m, ahead, options_.rate * ahead + magnitude_of(rounding_)});
+      if (detail::is_finite(most) && most <= (rounding_.empty() ? 0.99 : 0.5) * largest_number) return;
+    }
+    detail::raise(std::domain_error("the mean of '" + parts_[part].name +
+                                    "' holds NaN or infinity, or its update would"));
   }
 
   // to[i] *= factor, each product rounded by itself.
@@ -208,22 +162,18 @@ class outer_step {
   }
 
   // One block: loops that each do one thing, in cache.
-  void move(const factors& of, std::size_t offset, std::span<T> block) {
+  void move(std::size_t offset, std::span<T> block) {
     T* d = block.data();
     const std::size_t count = block.size();
     if (!momentum_.empty()) {
+      const T mu = static_cast<T>(options_.momentum);
       T* m = momentum_.data() + offset;
-      buffer product;
-      scale(m, of.kept, count);
-      if (of.joins == T(1)) {
-        detail::add_elements(m, d, count);
-      } else {
-        detail::copy_elements(product.data(), count, detail::read_only<T, T, true>(d, of.joins));
-        detail::add_elements(m, product.data(), count);
-      }
+      scale(m, mu, count);
+      detail::add_elements(m, d, count);
       if (options_.nesterov) {
-        detail::copy_elements(product.data(), count, detail::read_only<T, T, true>(m, of.counts));
-        detail::add_elements(d, product.data(), count);
+        buffer ahead;
+        detail::copy_elements(ahead.data(), count, detail::read_only<T, T, true>(m, mu));
+        detail::add_elements(d, ahead.data(), count);
       } else {
         std::copy_n(m, count, d);
       }
@@ -244,9 +194,6 @@ class outer_step {
   outer_options options_;
   std::vector<T> momentum_;
   std::vector<T> rounding_;
-  double step_momentum_ = 0;           // μ^(1 / period)
-  std::vector<std::uint64_t> came_;    // of a part, the step
-  std::vector<std::uint64_t> waited_;  // steps, until then
 };
 
 }  // namespace lamina::inline LAMINA_ABI

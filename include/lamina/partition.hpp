@@ -45,7 +45,15 @@ class partition {
   [[nodiscard]] std::size_t begin(std::size_t part) const {
     return (part - first_[layer_of(part)]) * part_elements_;
   }
-  /// Flags of parts from flags of layers: those of a layer are all its own. From gradient_compressor::find_zero() to select().
+  /// The part that holds an element of a layer. Throws std::out_of_range.
+  [[nodiscard]] std::size_t part_at(std::size_t layer, std::size_t element) const {
+    model_.check_layer(layer);
+    if (element >= model_.sizes()[layer])
+      detail::raise(
+          std::out_of_range("layer '" + model_[layer].name + "' has no element " + std::to_string(element)));
+    return part_elements_ == 0 ? first_[layer] : first_[layer] + element / part_elements_;
+  }
+  /// Flags of parts from flags of layers: those of a layer are all its own. For worker::step::select().
   /// Throws std::invalid_argument for a number of flags other than model().layers(). Cost: O(parts), one allocation.
   [[nodiscard]] std::vector<char> by_part(std::span<const char> flags_of_layers) const {
     if (flags_of_layers.size() != model_.layers()) {

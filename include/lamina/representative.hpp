@@ -117,19 +117,4 @@ struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return detail::ordered_value(total); }
 };
 
-/// Mean of the signed values: the literal reading of the paper's eq. 2. A layer whose gradients are mostly
-/// negative is never sent; kept for comparison, not for use.
-struct signed_mean : detail::callable_representative<signed_mean>, detail::sum {
-  using is_simd = void;
-  LAMINA_HOST_DEVICE static float map(float x) { return x; }
-  LAMINA_HOST_DEVICE static double map(double x) { return x; }
-  template <simd_register V>
-  static V map(const V& x) {
-    return x;
-  }
-  LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
-    return total / static_cast<double>(elements);
-  }
-};
-
 }  // namespace lamina::inline LAMINA_ABI

@@ -17,11 +17,11 @@
 
 namespace lamina::inline LAMINA_ABI {
 
-/// The other half of gradient_compressor::pack(): writes what came back from a collective over the gradients, and zeros over
+/// The other half of worker::step::pack(): writes what came back from a collective over the gradients, and zeros over
 /// the parts that were not sent.
 ///
 /// \param chosen     what was packed
-/// \param cut        gradient_compressor::cut(): which part is of which layer
+/// \param cut        worker::cut(): which part is of which layer
 /// \param packed     the elements of the parts sent, one behind the other
 /// \param gradients  a tensor to write for each layer of the model, also for those without a gradient in this step, since
 ///                   another worker may have sent them; of T, float16 or bfloat16: into half-width ones numbers are

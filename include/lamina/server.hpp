@@ -188,6 +188,7 @@ class server {
   /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
   /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
   ///
+  /// \param worker      its index among the senders
   /// \param parameters  a range with a tensor for each layer of the model, the same for all workers and unchanged since the update
   /// \throws std::out_of_range      for the worker
   /// \throws std::invalid_argument  a tensor of another size or type; NaN or infinity to be written as int8 or int4

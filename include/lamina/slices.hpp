@@ -28,10 +28,10 @@ namespace lamina::inline LAMINA_ABI {
 ///
 ///     delivery arrived(chosen, chunk_elements);                     // of all parts; the own slice is here and stays
 ///     for each other owner o:  slices.lose(o, delivery of what went to o, arrived);
-///     compressor.commit(arrived);                                   // what was lost stays in the residual
+///     step.commit(arrived);                                   // what was lost stays in the residual
 class part_slices {
  public:
-  /// \param parts          what is cut: gradient_compressor::parts()
+  /// \param parts          what is cut: worker::fragments()
   /// \param owners         W
   /// \param unit_elements  slices begin at multiples of it
   /// \throws std::invalid_argument  no owners, or units of no elements

@@ -83,7 +83,7 @@ template <element T>
 void seal_state(std::vector<std::byte>& bytes, state_header header, const layout& model,
                 const selector::memory& memory, std::uint64_t step) {
   header.element_type = element_code<T>;
-  header.flags = static_cast<std::uint8_t>(header.flags | (checksum::available ? state_flag_checksum : 0));
+  header.flags = static_cast<std::uint8_t>(header.flags | state_flag_checksum);
   header.fingerprint = model.fingerprint();
   header.layers = model.layers();
   header.step = step;
@@ -141,7 +141,6 @@ state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t m
   refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version);
   refuse_if(header.element_type != element_type, errc::wrong_element_type);
   refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout);
-  refuse_if((header.flags & state_flag_checksum) != 0 && !checksum::available, errc::checksum_unsupported);
   return header;
 }
 
@@ -214,6 +213,7 @@ namespace lamina::inline LAMINA_ABI {
 /// \param memory     of its selector
 /// \param residual   flat, fragments.elements() elements
 /// \param velocity   as many, or none
+/// \param step       the last that was committed, counted from 1; 0: none
 /// \param expected   the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it

@@ -42,7 +42,7 @@ class threshold_search {
 
   /// The smallest threshold at which the layers sent hold at most `most_elements`: as much as a budget allows, largest
   /// values first. A threshold alone cannot part layers that are tied, so they are within it together or not at all; a budget of
-  /// compressor_options can. Infinity if not even the layer with the largest value fits. Errors and cost as search_threshold.
+  /// worker_options can. Infinity if not even the layer with the largest value fits. Errors and cost as search_threshold.
   [[nodiscard]] double within_budget(std::span<const double> representative_values,
                                      std::span<const std::size_t> layer_sizes, double most_elements) {
     gather(representative_values, layer_sizes);

@@ -18,8 +18,6 @@ class LaminaConan(ConanFile):
     topics = ("deep-learning", "distributed-training", "gradient-compression", "header-only")
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {"with_xxhash": [True, False]}
-    default_options = {"with_xxhash": True}
     no_copy_source = True
 
     @property
@@ -40,14 +38,13 @@ class LaminaConan(ConanFile):
         basic_layout(self)
 
     def requirements(self):
-        if self.options.with_xxhash:
-            self.requires("xxhash/[>=0.8.1 <1]")
+        self.requires("xxhash/[>=0.8.1 <1]")
 
     def validate(self):
         check_min_cppstd(self, 20)
 
     def package_id(self):
-        # One package for every compiler; only what it defines depends on the options.
+        # One package for every compiler.
         self.info.settings.clear()
 
     def package(self):
@@ -65,6 +62,3 @@ class LaminaConan(ConanFile):
         self.cpp_info.libdirs = []
         # Of lamina/collectives and lamina/udp.
         self.cpp_info.system_libs = ["pthread"] if self.settings.os in ("Linux", "FreeBSD") else []
-        # Or a header of the system would be used.
-        if not self.options.with_xxhash:
-            self.cpp_info.defines.append("LAMINA_NO_XXHASH")

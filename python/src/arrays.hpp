@@ -10,7 +10,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -137,26 +136,6 @@ Value named(const char* option, const std::string& name,
   }
   throw std::invalid_argument(std::string(option) + " must be one of " + known + ", got '" + name + "'");
 }
-
-/// An object that one thread uses at a time, also while the GIL is released: a second thread gets a RuntimeError.
-class one_at_a_time {
- public:
-  class use {
-   public:
-    explicit use(one_at_a_time& of) : of_(of) {
-      if (of_.is_used_.test_and_set(std::memory_order_acquire))
-        throw std::runtime_error("another thread uses this object; use it from one thread at a time");
-    }
-    use(const use&) = delete;
-    ~use() { of_.is_used_.clear(std::memory_order_release); }
-
-   private:
-    one_at_a_time& of_;
-  };
-
- private:
-  std::atomic_flag is_used_ = ATOMIC_FLAG_INIT;
-};
 
 // The layers, or fragments, that are sent.
 inline std::vector<std::size_t> indices_of(const lamina::selection& chosen) {

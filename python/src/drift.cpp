@@ -3,6 +3,7 @@
 #include <lamina/outer_step.hpp>
 #include <variant>
 
+#include "alone.hpp"
 #include "arrays.hpp"
 #include "options.hpp"
 
@@ -16,7 +17,9 @@ using of_value = lamina::drift_compressor<float, Representative>;
 // The functor of the values is known at run time.
 struct drift {
   std::variant<of_value<lamina::mean_abs>, of_value<lamina::root_mean_square>, of_value<lamina::l2_norm>> of;
+  one_at_a_time lock{};
 
+  one_at_a_time::use begin_use() const { return lock.begin(); }
   template <class Call>
   decltype(auto) visit(const Call& call) {
     return std::visit(call, of);
@@ -25,6 +28,7 @@ struct drift {
   decltype(auto) visit(const Call& call) const {
     return std::visit(call, of);
   }
+
   const lamina::layout& model() const {
     return visit([](const auto& each) -> const lamina::layout& { return each.model(); });
   }
@@ -61,17 +65,17 @@ struct outer {
 
 void bind_drift(nb::module_& m) {
   const lamina::worker_options defaults;
-  nb::class_<drift>(
+  alone<drift>(
       m, "DriftCompressor",
       "A worker's side of local updates, over float32: what its own optimizer did that the others have not "
       "seen, `shared` less `local`, takes the place of the residual. In each step: observe_all, select, pack "
       "or encode, commit; and "
       "apply, at once or steps later, what all subtract. See lamina/drift.hpp.\n\n"
-      "`shared` and `local` are lists with an array for each layer. One thread at a time; the GIL is "
+      "`shared` and `local` are lists with an array for each layer. One thread at a time, or RuntimeError; "
+      "the GIL is "
       "released "
       "while elements are read. Calls out of order raise RuntimeError; on every error nothing has changed.")
-      .def(
-          "__init__",
+      .init(
           [](drift* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t search_every, std::optional<double> send_budget, std::uint64_t at_least_every,
              bool by_score, std::size_t fragment_elements, const std::string& value,
@@ -233,9 +237,11 @@ void bind_drift(nb::module_& m) {
             return self.visit([](const auto& each) { return each.steps_under_way(); });
           },
           "Steps that were committed and whose update is to come.")
-      .def_prop_ro("layout", &drift::model, nb::rv_policy::copy, "The model.")
-      .def_prop_ro("fragments", &drift::parts, nb::rv_policy::copy,
-                   "What is decided on, and what frames are of.");
+      .def_prop_ro(
+          "layout", [](const drift& self) { return self.model(); }, "The model.")
+      .def_prop_ro(
+          "fragments", [](const drift& self) { return self.parts(); },
+          "What is decided on, and what frames are of.");
 
   const lamina::outer_options outer_defaults;
   nb::class_<outer>(
@@ -245,24 +251,19 @@ void bind_drift(nb::module_& m) {
       .def(
           "__init__",
           [](outer* self, const lamina::layout& parts, double rate, double momentum, bool nesterov,
-             double period, const std::string& payload) {
-            const lamina::outer_options options{.rate = rate,
-                                                .momentum = momentum,
-                                                .nesterov = nesterov,
-                                                .period = period,
-                                                .payload = payload_of(payload)};
+             const std::string& payload) {
+            const lamina::outer_options options{
+                .rate = rate, .momentum = momentum, .nesterov = nesterov, .payload = payload_of(payload)};
             new (self) outer{lamina::outer_step<float>(parts, options), parts};
           },
           "parts"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
-          "nesterov"_a = outer_defaults.nesterov, "period"_a = outer_defaults.period, "payload"_a = "as_is",
-          "parts: a DriftCompressor's. period: the mean number of steps between two comings of a part, by "
-          "which "
-          "momentum counts time; 0: it counts comings. payload: how what all subtract is written; what "
-          "rounding "
-          "takes away comes later. ValueError, naming the option, for one outside its range.")
+          "nesterov"_a = outer_defaults.nesterov, "payload"_a = "as_is",
+          "parts: a DriftCompressor's. payload: how what all subtract is written; what rounding takes away "
+          "comes "
+          "later. ValueError, naming the option, for one outside its range.")
       .def(
           "__call__",
-          [](outer& self, const std::vector<std::size_t>& sent, const writable& mean, std::uint64_t step) {
+          [](outer& self, const std::vector<std::size_t>& sent, const writable& mean) {
             std::span<float> rest = numbers_of<float>("mean", tensor_of(mean, "mean"));
             std::size_t elements = 0;
             for (const std::size_t part : sent) {
@@ -275,13 +276,15 @@ void bind_drift(nb::module_& m) {
             }
             for (const std::size_t part : sent) {
               const std::size_t count = self.parts.sizes()[part];
-              self.of(part, 0, rest.first(count), step);
+              self.of(part, 0, rest.first(count));
               rest = rest.subspan(count);
             }
           },
-          "sent"_a, "mean"_a.noconvert(), "step"_a,
-          "The mean of the parts sent in `step`, one behind the other, to what all subtract, in place. "
-          "ValueError for a part whose mean holds NaN or infinity: it and those behind it are as they were.")
+          "sent"_a, "mean"_a.noconvert(),
+          "The mean of the parts sent in a step, one behind the other, to what all subtract, in place. "
+          "ValueError for a part whose mean holds NaN or infinity, or whose update might: it and those "
+          "behind it "
+          "are as they were.")
       .def(
           "momentum", [](const outer& self) { return copy_of(self.of.momentum()); },
           "For checkpoints: float32, one an element, or none. A copy.")
@@ -289,21 +292,12 @@ void bind_drift(nb::module_& m) {
           "rounding", [](const outer& self) { return copy_of(self.of.rounding()); },
           "Likewise: what the payload took away.")
       .def(
-          "came",
-          [](const outer& self) {
-            const auto came = self.of.came();
-            return std::vector<std::uint64_t>(came.begin(), came.end());
-          },
-          "Likewise: the step in which each part last came, 0: never; none without a momentum that counts "
-          "time.")
-      .def(
           "restore",
-          [](outer& self, const readable& momentum, const readable& rounding,
-             const std::vector<std::uint64_t>& came) {
+          [](outer& self, const readable& momentum, const readable& rounding) {
             self.of.restore(numbers_of<const float>("momentum", tensor_of(momentum, "momentum")),
-                            numbers_of<const float>("rounding", tensor_of(rounding, "rounding")), came);
+                            numbers_of<const float>("rounding", tensor_of(rounding, "rounding")));
           },
-          "momentum"_a.noconvert(), "rounding"_a.noconvert(), "came"_a,
+          "momentum"_a.noconvert(), "rounding"_a.noconvert(),
           "Puts them back. ValueError, and nothing changed, for other sizes or numbers that are not finite.");
 }
 }  // namespace lamina_python

@@ -3,6 +3,7 @@
 #include <lamina/options.hpp>
 #include <lamina/worker.hpp>
 
+#include "alone.hpp"
 #include "arrays.hpp"
 #include "functor.hpp"
 #include "inspect.hpp"
@@ -51,7 +52,6 @@ value_functor functor(const std::string& value) {
 }
 
 using worker_of_floats = lamina::worker<float, any_functor>;
-using use = one_at_a_time::use;
 
 struct worker {
   worker_of_floats of;
@@ -59,6 +59,7 @@ struct worker {
 
   worker(const lamina::layout& model, const lamina::worker_options& options, value_functor value)
       : of(model, options, any_functor(value)) {}
+  one_at_a_time::use begin_use() const { return lock.begin(); }
 };
 
 // Keeps its worker, by nanobind, and is told apart from it: a step that Python has let go is over.
@@ -67,6 +68,7 @@ struct step {
   worker_of_floats::step of;
 
   step(worker& from, worker_of_floats::step begun) : owner(&from), of(std::move(begun)) {}
+  one_at_a_time::use begin_use() const { return owner->begin_use(); }
 };
 
 lamina::selection selection_of(const lamina::layout& fragments, const std::vector<std::size_t>& indices) {
@@ -158,7 +160,7 @@ using list_of = std::vector<std::optional<readable>>;
 using list_to_write = std::vector<std::optional<writable>>;
 
 void bind_step(nb::module_& m) {
-  nb::class_<step>(m, "Step",
+  alone<step>(m, "Step",
                    "One step of a Worker, from Worker.add or begin until commit(), or until it is let go: "
                    "what was added then stays in the "
                    "residual. A worker has one step at a time; RuntimeError for a call after its end. True "
@@ -173,7 +175,6 @@ void bind_step(nb::module_& m) {
       .def(
           "add",
           [](step& self, std::size_t layer, const readable& gradient, double scale) {
-            const use one(self.owner->lock);
             self.owner->of.model().check_layer(layer);
             const any_tensor tensor = tensor_of(gradient, name_of(self.owner->of.model(), layer));
             const nb::gil_scoped_release released;
@@ -185,7 +186,6 @@ void bind_step(nb::module_& m) {
       .def(
           "add_all",
           [](step& self, const list_of& from, double scale) {
-            const use one(self.owner->lock);
             const auto tensors = tensors_of(from, self.owner->of.model());
             const nb::gil_scoped_release released;
             return self.of.add(tensors.each, scale);
@@ -228,7 +228,6 @@ void bind_step(nb::module_& m) {
       .def(
           "pack",
           [](step& self, const writable& to, float scale) {
-            const use one(self.owner->lock);
             const any_tensor tensor = tensor_of(to, "to");
             const nb::gil_scoped_release released;
             pack(self, tensor, scale);
@@ -238,7 +237,6 @@ void bind_step(nb::module_& m) {
       .def(
           "pack_layer",
           [](step& self, std::size_t layer, const writable& to, float scale) {
-            const use one(self.owner->lock);
             self.owner->of.model().check_layer(layer);
             const any_tensor tensor = tensor_of(to, "to");
             const nb::gil_scoped_release released;
@@ -250,7 +248,6 @@ void bind_step(nb::module_& m) {
       .def(
           "commit",
           [](step& self) {
-            const use one(self.owner->lock);
             const nb::gil_scoped_release released;
             self.of.commit();
           },
@@ -258,7 +255,6 @@ void bind_step(nb::module_& m) {
       .def(
           "unpack",
           [](const step& self, const readable& packed, gradients& to) {
-            const use one(self.owner->lock);
             const auto numbers = numbers_of<const float>("packed", tensor_of(packed, "packed"));
             const nb::gil_scoped_release released;
             self.of.unpack(numbers, to.each);
@@ -269,7 +265,6 @@ void bind_step(nb::module_& m) {
       .def(
           "unpack",
           [](const step& self, const readable& packed, const list_to_write& to) {
-            const use one(self.owner->lock);
             const auto numbers = numbers_of<const float>("packed", tensor_of(packed, "packed"));
             auto tensors = tensors_of(to, self.owner->of.model());
             const nb::gil_scoped_release released;
@@ -293,7 +288,7 @@ void bind_worker(nb::module_& m) {
   bind_step(m);
 
   const lamina::worker_options defaults;
-  nb::class_<worker>(
+  alone<worker>(
       m, "Worker",
       "A worker's side: residual, threshold and codec, over float32. Each step: add() every layer's "
       "gradient, which gives a Step; "
@@ -303,8 +298,7 @@ void bind_worker(nb::module_& m) {
       "One thread at a time, or "
       "RuntimeError; the GIL is released while elements are read. On every error the residual is as it was; "
       "after a refused gradient to within rounding.")
-      .def(
-          "__init__",
+      .init(
           [](worker* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t search_every, std::optional<double> threshold, std::optional<double> send_budget,
              std::uint64_t at_least_every, bool by_score, std::size_t fragment_elements, double momentum,
@@ -352,7 +346,6 @@ void bind_worker(nb::module_& m) {
       .def(
           "add",
           [](worker& self, const gradients& from, double scale) {
-            const use one(self.lock);
             const nb::gil_scoped_release released;
             return new step(self, self.of.add(from.each, scale));
           },
@@ -363,7 +356,6 @@ void bind_worker(nb::module_& m) {
       .def(
           "add",
           [](worker& self, const list_of& from, double scale) {
-            const use one(self.lock);
             const auto tensors = tensors_of(from, self.of.model());
             const nb::gil_scoped_release released;
             return new step(self, self.of.add(tensors.each, scale));
@@ -414,7 +406,9 @@ void bind_worker(nb::module_& m) {
           "Goes on where a worker of the same model and options was saved, bitwise. DecodeError for damaged "
           "bytes or those of "
           "another model.")
-      .def("residual", &residual_of, "layer"_a, "What a layer has not sent yet, float32, flat. A copy.")
+      .def(
+          "residual", [](const worker& self, std::size_t layer) { return residual_of(self, layer); }, "layer"_a,
+          "What a layer has not sent yet, float32, flat. A copy.")
       .def_prop_ro(
           "steps", [](const worker& self) { return self.of.steps(); }, "The steps that have begun.")
       .def_prop_ro(

@@ -57,16 +57,16 @@ void frames_arrive() {
     gradients.emplace_back(model.sizes()[l]);
     std::iota(gradients.back().begin(), gradients.back().end(), static_cast<float>(l));
   }
-  lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0.3});
-  worker.accumulate_all(gradients);
-  const lamina::encoded_frame& frame = worker.encode();
+  lamina::worker<float> worker(model, {.drop_ratio = 0.3});
+  auto step = worker.add(gradients);
+  const lamina::encoded_frame& frame = step.frame();
   if (rank == 0) {
     send(frame, others, 0, world);
     send(frame, 2, 0, world);
   } else {
     const auto bytes = receive(0, 0, world);
     expect(bytes == frame.to_bytes(), "a frame arrives");
-    expect(lamina::decode<float>(bytes, model).sent_elements() == worker.chosen().sent_elements(),
+    expect(lamina::decode<float>(bytes, model).sent_elements() == step.sent().sent_elements(),
            "it can be decoded");
     if (rank == 2) expect(receive(0, 0, world) == bytes, "one rank can be sent to alone");
   }

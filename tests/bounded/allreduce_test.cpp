@@ -209,13 +209,14 @@ class group {
     const lamina::layout& slices = slices_.of(owner);
     const selection sent = slices_.cut(chosen(), owner);
     lamina::frame_encoder<T> encoder(slices);
-    const auto& frame = encoder.encode(
-        lamina::frame_kind::gradients, workers_[from]->step->number(), static_cast<std::uint32_t>(from), sent,
-        [&](std::size_t part) {
-          return workers_[from]->of_model.residual()[part].subspan(slices_.begin(owner, part),
-                                                                   slices.sizes()[part]);
-        },
-        of_.payload, lamina::frame_checksum::none);
+    const auto& frame = encoder.encode({.step = workers_[from]->step->number(),
+                                        .sender = static_cast<std::uint32_t>(from),
+                                        .payload = of_.payload,
+                                        .checksum = lamina::frame_checksum::none},
+                                       sent, [&](std::size_t part) {
+                                         return workers_[from]->of_model.residual()[part].subspan(
+                                             slices_.begin(owner, part), slices.sizes()[part]);
+                                       });
     std::vector<std::byte> bytes = frame.to_bytes();
     if (from != owner && below(random_, 16) < of_.outages_of_16) {
       slices_.lose(owner, nothing_of(sent), arrived);
@@ -241,9 +242,8 @@ class group {
   std::vector<std::byte> empty_frame(std::size_t from, std::size_t owner) const {
     lamina::frame_encoder<T> encoder(slices_.of(owner));
     return encoder
-        .encode(lamina::frame_kind::gradients, workers_[from]->step->number(),
-                static_cast<std::uint32_t>(from), selection(slices_.of(owner)),
-                [](std::size_t) { return std::span<const T>(); })
+        .encode({.step = workers_[from]->step->number(), .sender = static_cast<std::uint32_t>(from)},
+                selection(slices_.of(owner)), [](std::size_t) { return std::span<const T>(); })
         .to_bytes();
   }
 
@@ -289,9 +289,8 @@ class group {
     });
     lamina::frame_encoder<T> encoder(slices);
     const auto& frame = encoder.encode(
-        lamina::frame_kind::gradients, step, static_cast<std::uint32_t>(owner), sent,
-        [&](std::size_t part) { return std::span<const T>(means[part]); }, payload_type::as_is,
-        lamina::frame_checksum::none);
+        {.step = step, .sender = static_cast<std::uint32_t>(owner), .checksum = lamina::frame_checksum::none},
+        sent, [&](std::size_t part) { return std::span<const T>(means[part]); });
     for (std::size_t w = 0; w < workers; ++w) {
       std::vector<std::byte> bytes = frame.to_bytes();
       if (w != owner && of_.sends_sums) {

@@ -40,10 +40,8 @@ struct shaped_frame {
     }
     model.emplace(model_of(sizes));
     encoder.emplace(*model);
-    encoder->encode(
-        lamina::frame_kind::gradients, 1, 0, everything(*model),
-        [this](std::size_t l) { return std::span<const float>(values[l]); }, payload_type::as_is,
-        lamina::frame_checksum::none);
+    encoder->encode({.checksum = lamina::frame_checksum::none}, everything(*model),
+                    [this](std::size_t l) { return std::span<const float>(values[l]); });
   }
   frame_chunks cut(const bounded::sending_options& options) const {
     return frame_chunks(encoder->frame(), everything(*model),
@@ -226,8 +224,7 @@ TEST_CASE("chunks: a frame of another selection, grid or with a checksum is refu
   CHECK(contains(cut(everything(other), chunk_grid::of<float>(other, payload_type::as_is, 8)),
                  "another layout"));
   lamina::frame_encoder<float> encoder(model);
-  encoder.encode(lamina::frame_kind::gradients, 1, 0, made.sent,
-                 [&](std::size_t l) { return std::span<const float>(made.values[l]); });
+  encoder.encode({}, made.sent, [&](std::size_t l) { return std::span<const float>(made.values[l]); });
   CHECK(contains(message_of<std::invalid_argument>([&] { frame_chunks(encoder.frame(), made.sent, grid); }),
                  "has a checksum"));
   encoder.forget();

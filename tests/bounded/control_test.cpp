@@ -269,21 +269,25 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, 28, std::uint32_t{1})) == bounded_errc::nonzero_reserved);
   // The prefix, as decode() names it.
   CHECK(opened(with(good, prefix, std::uint32_t{0})) == errc::bad_magic);
-  CHECK(opened(with(good, prefix + 4, std::uint16_t{2})) == errc::unsupported_version);
+  CHECK(opened(with(good, prefix + 4, std::uint16_t{1})) == errc::unsupported_version);
   CHECK(opened(with(good, prefix + 6, std::uint8_t{2})) == errc::wrong_element_type);
   CHECK(opened(with(good, prefix + 6, std::uint8_t{3})) == errc::wrong_element_type);
   CHECK(opened(with(good, prefix + 7, std::uint8_t{3})) == errc::unknown_kind);
   CHECK(opened(with(good, prefix + 7, std::uint8_t{2})) == errc::unexpected_kind);
   CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == errc::nonzero_reserved);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{2})) == errc::unexpected_part);  // of a step
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{1})) == bounded_errc::has_checksum);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{0})) ==
+        errc::unexpected_sequence);  // not the last of its step
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{3})) == bounded_errc::has_checksum);
   CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, std::uint64_t{5})) == errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, ~std::uint64_t{0})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 32, std::uint32_t{5})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 32, ~std::uint32_t{0})) == errc::wrong_layout);
+  CHECK(opened(with(good, prefix + 36, std::uint16_t{1})) == errc::unexpected_sequence);
+  CHECK(opened(with(good, prefix + 38, std::uint8_t{1})) == bounded_errc::wrong_payload_type);
+  CHECK(opened(with(good, prefix + 38, std::uint8_t{5})) == errc::unknown_payload_type);
+  CHECK(opened(with(good, prefix + 39, std::uint8_t{65})) == errc::nonzero_reserved);
   CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == errc::bad_payload_size);
   CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == errc::bad_payload_size);
-  CHECK(opened(with(good, prefix + 48, std::uint8_t{1})) == bounded_errc::wrong_payload_type);
-  CHECK(opened(with(good, prefix + 48, std::uint8_t{5})) == errc::unknown_payload_type);
+  CHECK(opened(with(good, prefix + 52, std::uint32_t{1})) == errc::nonzero_reserved);
   CHECK(opened(with(good, prefix + 56, std::uint64_t{1})) == errc::checksum_mismatch);
   CHECK(opened(with(good, prefix + 64, std::uint8_t{0b11001})) == errc::bad_presence);
   CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1011})) == errc::bad_presence);  // an empty layer

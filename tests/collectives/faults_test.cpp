@@ -10,16 +10,12 @@
 using namespace lamina_test;
 using collectives::channel_error;
 using collectives::engine;
-using collectives::fate;
-using collectives::memory_network;
 using collectives::progress_by;
 
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr collectives::calibration_options quick = {
-    .latency_rounds = 20, .most_bytes = 1 << 20U, .least_bytes = 1 << 19U, .timeout = 20ms};
 const std::vector<std::size_t> both_layers = {1, 0};
 
 void run_step(engine& own, std::span<const float> gradient) {
@@ -33,11 +29,10 @@ void run_step(engine& own, std::span<const float> gradient) {
 // What it had posted would be written to after its return.
 TEST_CASE("agreement: a rank that gives up leaves no message behind, and its channel has ended") {
   const lamina::layout model = model_of({1, 2});
-  const std::vector<std::function<void(collectives::channel&)>> all = {
-      [&](auto& over) { std::ignore = collectives::agree_on_order(over, model, both_layers, 20ms); },
-      [](auto& over) { std::ignore = collectives::agree_on_costs(over, collectives::gigabit_costs, 20ms); },
-      [](auto& over) { std::ignore = collectives::calibrate(over, quick); }};
-  for (const auto& talk : all) {
+  const auto talk = [&](collectives::channel& over) {
+    std::ignore = collectives::agree_on_order(over, model, both_layers, 20ms);
+  };
+  {
     memory_network network(2);
     CHECK(contains(message_of<channel_error>([&] { talk(network.of(1)); }),
                    "nothing heard for 20 ms from rank 0"));
@@ -153,9 +148,8 @@ TEST_CASE("engine: a rank that fails between two steps is named to the others") 
 TEST_CASE("engine: time in which a rank did not look is not the silence of others") {
   const collectives::plan plan = plan_for(model_of({50, 50}), 2, {});
   bool is_closed = true;
-  memory_network network(2, {.interfere = [&](const collectives::seen_message&) {
-                           return is_closed ? fate::is_held_back : fate::arrives;
-                         }});
+  memory_network network(
+      2, {.interfere = [&](const seen_message&) { return is_closed ? fate::is_held_back : fate::arrives; }});
   const collectives::engine_options options = {.progress = progress_by::caller, .timeout = 60ms};
   engine first(network.of(0), plan, options);
   engine second(network.of(1), plan, options);
@@ -198,39 +192,10 @@ TEST_CASE("timeout: the longest is no time in the past, and none is refused") {
     CHECK(contains(
         message_of<std::invalid_argument>([&] { engine(network.of(0), plan, {.timeout = timeout}); }),
         "a timeout of " + std::to_string(timeout.count()) + " ms: it must be above 0"));
-    CHECK(contains(message_of<std::invalid_argument>([&] {
-                     std::ignore =
-                         collectives::agree_on_costs(network.of(0), collectives::gigabit_costs, timeout);
-                   }),
-                   "it must be above 0"));
+    CHECK(contains(
+        message_of<std::invalid_argument>([&] {
+          std::ignore = collectives::agree_on_order(network.of(0), model_of({50, 50}), both_layers, timeout);
+        }),
+        "it must be above 0"));
   }
-}
-
-TEST_CASE("agreement: a constant of one rank that cannot be is refused on all") {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const double bad : {nan, -1.0, 0.0, std::numeric_limits<double>::infinity()}) {
-    for (const std::size_t at : {0U, 1U, 2U}) {
-      memory_network network(3);
-      const auto errors = in_threads(3, [&](std::size_t r) {
-        std::ignore =
-            collectives::agree_on_costs(network.of(r), {1e-4, 1e-8, r == at ? bad : 1e-8, 1e-10}, 5s);
-      });
-      for (const std::string& each : errors) CHECK(contains(each, "the cost beta_both_ways is "));
-    }
-  }
-}
-
-TEST_CASE("calibration: options that cannot be are refused by name, before a message is sent") {
-  memory_network network(2);
-  const auto refusal = [&](const collectives::calibration_options& options) {
-    return message_of<std::invalid_argument>(
-        [&] { std::ignore = collectives::calibrate(network.of(0), options); });
-  };
-  CHECK(contains(refusal({.latency_rounds = 0}), "latency_rounds is 0"));
-  CHECK(contains(refusal({.pieces = {.both_ways = 0}}), "a piece of 0 bytes"));
-  CHECK(contains(refusal({.pieces = {.one_way = 35}}), "a piece of 35 bytes"));
-  CHECK(contains(refusal({.seconds = -1}), "seconds is -1"));
-  CHECK(contains(refusal({.known_rate = std::numeric_limits<double>::quiet_NaN()}), "known_rate is"));
-  CHECK(network.under_way() == 0);
-  CHECK_NOTHROW(network.of(0).progress());
 }

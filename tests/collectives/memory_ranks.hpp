@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lamina/collectives/collectives.hpp"
+#include "memory_channel.hpp"
 #include "simulated_ranks.hpp"
 
 /// Engines of ranks in one process, in threads or in turn.
@@ -57,7 +58,7 @@ inline std::vector<std::vector<float>> expected_means(const collectives::plan& p
         chunk.emplace_back(each.begin() + static_cast<std::ptrdiff_t>(begin),
                            each.begin() + static_cast<std::ptrdiff_t>(end));
       }
-      for (const float each : collectives::reference_sum(bucket.how, chunk))
+      for (const float each : reference_sum(bucket.how, chunk))
         mean.push_back(each / static_cast<float>(gradients.size()));
     }
     auto next = mean.begin();
@@ -80,7 +81,7 @@ inline std::vector<float> mean_by_slices(collectives::algorithm how, const all_g
     padded.push_back(each[layer]);
     padded.back().resize((size + ranks - 1) / ranks * ranks);
   }
-  std::vector<float> mean = collectives::reference_sum(how, padded);
+  std::vector<float> mean = reference_sum(how, padded);
   for (float& each : mean) each /= static_cast<float>(ranks);
   mean.resize(size);
   return mean;
@@ -125,8 +126,7 @@ inline void run_step(std::vector<std::unique_ptr<collectives::engine>>& engines,
 }
 
 inline std::vector<std::unique_ptr<collectives::engine>> engines_over(
-    collectives::memory_network& network, const collectives::plan& plan,
-    const collectives::engine_options& options) {
+    memory_network& network, const collectives::plan& plan, const collectives::engine_options& options) {
   std::vector<std::unique_ptr<collectives::engine>> engines;
   for (std::size_t r = 0; r < plan.ranks(); ++r)
     engines.push_back(std::make_unique<collectives::engine>(network.of(r), plan, options));

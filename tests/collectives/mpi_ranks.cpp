@@ -120,12 +120,11 @@ void compare_with_mpi(collectives::mpi_channel& channel) {
     MPI_Allreduce(gradients[channel.rank()][0].data(), sum.data(), 5000, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   }
   for (const algorithm how : collectives::all_algorithms)
-    require(same_bits(collectives::reference_sum(how, rank_vectors([&] {
-                                                   rank_vectors inputs;
-                                                   for (const auto& each : gradients)
-                                                     inputs.push_back(each[0]);
-                                                   return inputs;
-                                                 }())),
+    require(same_bits(reference_sum(how, rank_vectors([&] {
+                                      rank_vectors inputs;
+                                      for (const auto& each : gradients) inputs.push_back(each[0]);
+                                      return inputs;
+                                    }())),
                       sum),
             "MPI_Allreduce gives other integers");
 }

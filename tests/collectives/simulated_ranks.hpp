@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lamina/collectives/schedule.hpp"
-#include "lamina/collectives/sum.hpp"
+#include "reference_sum.hpp"
 #include "support.hpp"
 
 /// What the tests of schedules and their fuzz target share: all ranks of a collective in one thread, round by round.
@@ -102,6 +102,22 @@ inline void simulate(const rank_schedules& all, rank_vectors& vectors) {
   }
 }
 
+/// What one rank sends in a collective.
+struct traffic {
+  std::size_t messages = 0;  ///< one a round with a transfer, however many pieces it goes in
+  std::size_t elements = 0;
+};
+
+inline traffic sent(std::span<const collectives::round> rounds) {
+  traffic total;
+  for (const collectives::round& each : rounds) {
+    if (!each.send) continue;
+    ++total.messages;
+    total.elements += each.send->elements.size();
+  }
+  return total;
+}
+
 /// Bytes that docs/overlap/sums.md says a rank sends in an all_reduce, counted in elements; apart from the schedules.
 inline std::size_t formula_of_sent(collectives::algorithm how, std::size_t ranks, std::size_t rank,
                                    std::size_t elements) {
@@ -110,18 +126,11 @@ inline std::size_t formula_of_sent(collectives::algorithm how, std::size_t ranks
     return elements * (r % ranks + 1) / ranks - elements * (r % ranks) / ranks;
   };
   std::size_t doubled = 1;
-  std::size_t halvings = 0;
-  for (; 2 * doubled <= ranks; doubled *= 2) ++halvings;
+  while (2 * doubled <= ranks) doubled *= 2;
   const std::size_t folded = rank < ranks - doubled ? elements : 0;
   if (how == algorithm::pairwise) return elements - slice(rank) + (ranks - 1) * slice(rank);
   if (how == algorithm::ring) return 2 * elements - slice(rank + 1) - slice(rank + 2);
-  if (how == algorithm::tree) {
-    std::size_t children = 0;
-    for (std::size_t d = 1; rank % (2 * d) == 0 && rank + d < ranks; d *= 2) ++children;
-    return (children + (rank > 0 ? 1 : 0)) * elements;
-  }
   if (rank >= doubled) return elements;
-  if (how == algorithm::recursive_doubling) return halvings * elements + folded;
   std::size_t begin = 0;
   std::size_t end = elements;
   std::size_t owned = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/collectives/sum_payload.hpp"
+#include "lamina/collectives/sum.hpp"
 
 #include <limits>
 #include <random>
@@ -12,7 +12,6 @@
 using namespace lamina_test;
 using collectives::algorithm;
 using collectives::algorithm_choice;
-using collectives::memory_network;
 using collectives::operation;
 using lamina::payload_type;
 
@@ -36,7 +35,7 @@ all_gradients wide_gradients(std::mt19937& random, const lamina::layout& model, 
 // Bytes that a rank sends in the sum of one element in which plans are compared.
 std::size_t opening_bytes(std::size_t ranks, std::size_t rank) {
   const auto rounds = collectives::rounds_of(operation::all_reduce, algorithm::pairwise, ranks, rank, 1);
-  return 4 * collectives::sent(rounds).elements + 32 * collectives::sent(rounds).messages;
+  return 4 * sent(rounds).elements + 32 * sent(rounds).messages;
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ TEST_CASE("sum payload: half the bytes of elements, to the byte") {
                 collectives::rounds_of(operation::all_reduce, algorithm::pairwise, ranks, r, chunk);
             bytes += (type == payload_type::as_is ? 4 : 2) *
                          formula_of_sent(algorithm::pairwise, ranks, r, chunk) +
-                     32 * collectives::sent(rounds).messages;
+                     32 * sent(rounds).messages;
           }
         }
         INFO(collectives::name_of(type) << ", rank " << r << " of " << ranks);
@@ -116,27 +115,6 @@ TEST_CASE("sum payload: owners get sums that are not rounded, and hand parameter
         bytes += (ranks - 1) * (2 * 32 + (2 + 4) * ((size + ranks - 1) / ranks));
       CHECK(network.sent_bytes(0) == bytes);
     }
-  }
-}
-
-TEST_CASE("sum payload: what is gathered travels as it is") {
-  const lamina::layout model = model_of({6, 4});
-  const std::vector<std::size_t> order = {1, 0};
-  const std::vector<collectives::layer_class> classes = {collectives::layer_class::gathered,
-                                                         collectives::layer_class::convolutional};
-  const collectives::plan plan(model, 2, order, classes, {.payload = payload_type::bfloat16});
-  memory_network network(2);
-  auto engines = engines_over(network, plan, in_turn());
-  const std::vector<float> all = {1.001F, 2.002F, 3.003F, 4.004F, 5.005F, 6.006F};
-  for (auto& each : engines) each->begin_step();
-  for (std::size_t r = 0; r < 2; ++r) {
-    engines[r]->ready(1, std::vector<float>(4, 1.001F));
-    engines[r]->ready(0, std::span(all).subspan(3 * r, 3));
-  }
-  for (int k = 0; k < 1000; ++k) engines[k % 2]->poll();
-  for (auto& each : engines) {
-    CHECK(same_bits(each->gathered(0), all));
-    CHECK(same_bits(each->mean(1), std::vector<float>(4, 1.0F)));
   }
 }
 
@@ -201,7 +179,7 @@ TEST_CASE("sum payload: it is in the plan, and refused by name where it cannot b
         "sums travel as_is, as float16 or as bfloat16, not as payload 3");
   CHECK(contains(refusal(payload_type::float16, algorithm_choice::by_type()), "by pairwise alone"));
   CHECK(message_of<std::invalid_argument>([] { std::ignore = collectives::parse_sum_payload("int8"); }) ==
-        "sums have no payload 'int8'; there are: as_is, float16, bfloat16");
+        "no payload of sums 'int8'; there are: as_is, float16, bfloat16");
 
   memory_network network(2);
   collectives::executor::memory memory;

@@ -2,27 +2,20 @@
 # Every header has the name of the namespace, under conditions too: one that missed abi.hpp would lie in a namespace that
 # is called LAMINA_ABI. And every header of the core compiles without exceptions and run-time types, by each compiler that is here.
 include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
-set(bare -DLAMINA_NO_SIMD -DLAMINA_NO_XXHASH)
 list(GET COMPILERS 0 first_compiler)
 
 # The adapters need their third party, which may want exceptions, as the channel over MPI and the hooks of torch do.
 file(GLOB_RECURSE headers RELATIVE "${INCLUDE_DIR}" "${INCLUDE_DIR}/lamina/*.hpp")
-list(FILTER headers EXCLUDE REGEX "/adapt/|/collectives/(gathered_linear|mpi_channel|torch_hooks)\\.hpp$")
-if(NOT DEPENDENCIES)
-  list(FILTER headers EXCLUDE REGEX "/bounded/|/udp/")  # which need xxHash
-elseif(NOT CMAKE_HOST_SYSTEM_NAME STREQUAL "Linux")
+list(FILTER headers EXCLUDE REGEX "/adapt/|/collectives/(mpi_channel|torch_hooks)\\.hpp$")
+if(NOT CMAKE_HOST_SYSTEM_NAME STREQUAL "Linux")
   list(FILTER headers EXCLUDE REGEX "/udp/")
 endif()
 set(all)
 foreach(header IN LISTS headers)
-  set(options ${bare})
-  if(header MATCHES "/(bounded|udp)/")
-    set(options -DLAMINA_NO_SIMD)
-  endif()
   if(NOT header MATCHES "/(collectives|udp)/")  # which carry exceptions from thread to thread
     string(APPEND all "#include <${header}>\n")
   endif()
-  execute_process(COMMAND "${first_compiler}" ${flags} ${options} -E -P -x c++ "${INCLUDE_DIR}/${header}"
+  execute_process(COMMAND "${first_compiler}" ${flags} -DLAMINA_NO_SIMD -E -P -x c++ "${INCLUDE_DIR}/${header}"
     OUTPUT_VARIABLE text ERROR_VARIABLE error RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
     message(FATAL_ERROR "${header}:\n${error}")

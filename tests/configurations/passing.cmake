@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Passing an object of lamina's to a unit of another configuration does not link, and the linker names the namespaces.
 include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
-list(APPEND flags -O0 -g0 -DLAMINA_NO_XXHASH)
+list(APPEND flags -O0 -g0)
 set(source "${SOURCE_DIR}/passing.cpp")
 
 foreach(compiler IN LISTS COMPILERS)

@@ -247,7 +247,7 @@ void for_each_case(const Execution& execution, const visitor& visit) {
         [&] { follows_the_cpu<double, double, lamina::l2_norm>(execution, sizes, plain, 3); });
   visit("max_abs", [&] { follows_the_cpu<float, float, lamina::max_abs>(execution, sizes, plain, 3); });
   visit("signed_mean",
-        [&] { follows_the_cpu<float, float, lamina::signed_mean>(execution, sizes, plain, 3); });
+        [&] { follows_the_cpu<float, float, lamina_test::signed_mean>(execution, sizes, plain, 3); });
   visit("NaN, infinity and overflow are left out", [&] {
     const auto spoil = [](std::size_t step, std::size_t layer, std::vector<float>& gradient) {
       if (gradient.empty()) return;

@@ -123,9 +123,7 @@ outcome outcome_of(const Call& call, std::error_code* code = nullptr) {
     call();
     return outcome::done;
   } catch (const lamina::decode_error& error) {
-    check(error.code().category() == lamina::category() ||
-              error.code().category() == lamina::category(),
-          "a refusal has a name");
+    check(error.code().category() == lamina::category(), "a refusal has a name");
     if (code != nullptr) *code = error.code();
     return outcome::refused;
   } catch (const std::invalid_argument&) {

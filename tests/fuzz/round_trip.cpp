@@ -2,10 +2,12 @@
 // What is encoded decodes to what it was: any layout, selection, payload type and values, in one piece and in segments.
 
 #include "fuzz.hpp"
+#include "lamina/server.hpp"
 
 namespace lamina_fuzz {
 namespace {
 
+using lamina::errc;
 using lamina::payload_type;
 
 // What rounding takes away of gradients can be written down: x - y is exact. Of gradients and parameters it is nearer to zero
@@ -40,46 +42,49 @@ void check_decoded(const lamina::frame_view<T>& frame, std::size_t l, const std:
   check(lamina_test::same_bits(again, frame.bytes_of(l)), "a payload depends on its layer alone");
 }
 
-// The same layers in parts: whatever is decided when, together they are the frame.
+// The same layers in several frames of a step: whatever is in which, together they are the one.
 template <class T>
-void check_parts(input& in, const lamina::frame_view<T>& whole, const lamina::layout& model,
-                 const lamina::selection& chosen, const std::vector<std::vector<T>>& values) {
-  lamina::part_encoder<T> encoder(model, whole.run());
-  lamina::step_parts parts(model);
-  lamina::selection decided(model);
-  lamina::selection come(model);
+void check_several(input& in, const lamina::frame_view<T>& whole, const lamina::layout& model,
+                   const lamina::selection& chosen, const std::vector<std::vector<T>>& values) {
+  lamina::server<T> server(
+      model,
+      {.kind = whole.kind(), .first_step = std::max<std::uint64_t>(1, whole.step()), .run = whole.run()});
+  lamina::frame_encoder<T> encoder(model, whole.run());
+  lamina::frame_header says{.kind = whole.kind(), .step = server.step(), .payload = whole.payload()};
   const auto elements = [&](std::size_t l) { return std::span<const T>(values[l]); };
+  lamina::selection gone(model);
   std::vector<bytes> frames;
-  for (bool is_last = false; !is_last;) {
-    is_last = frames.size() == 4 || in.flag();
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (is_last || in.flag()) decided.send(l);
+  for (says.is_last = false; !says.is_last; ++says.sequence) {
+    says.is_last = frames.size() == 4 || in.flag();
+    lamina::selection some(model);
+    for (const std::size_t l : chosen.sent()) {
+      if (gone.is_dropped(l) && (says.is_last || in.flag())) some.send(l);
     }
-    const auto& encoded = encoder.encode(whole.kind(), whole.step(), whole.sender(), chosen, decided, is_last,
-                                         elements, whole.payload());
-    frames.push_back(encoded.to_bytes());
+    for (const std::size_t l : some.sent()) gone.send(l);
+    frames.push_back(encoder.encode(says, some, elements).to_bytes());
+    const auto view = lamina::decode<T>(frames.back(), model);
+    check(view.sequence() == says.sequence && view.is_last() == says.is_last, "a frame says which it is");
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      check(view.is_dropped(l) == some.is_dropped(l), "a layer is there if it was selected");
+      if (some.is_sent(l))
+        check(lamina_test::same_bits(view.bytes_of(l), whole.bytes_of(l)),
+              "a layer is the same in any frame");
+    }
   }
   for (std::size_t k = 0; k < frames.size(); ++k) {
-    check(frames[k] == encoder.frame(k).to_bytes(), "a part stays while others are encoded");
-    const auto view = lamina::decode<T>(frames[k], model);
-    std::error_code error;
-    if (k + 1 < frames.size()) {
-      auto gap = parts;
-      gap.add(lamina::decode<T>(frames[k + 1], model), error);
-      check(error == lamina::errc::unexpected_part, "no part is left out");
+    check(!server.complete(), "a step is complete with its last frame");
+    if (k + 1 < frames.size())
+      check(server.add(frames[k + 1]) == errc::unexpected_sequence, "no frame is left out");
+    if (k > 0 && server.arrived().sent_layers() > 0) {
+      says.sequence = static_cast<std::uint16_t>(k);
+      bytes again = encoder.encode(says, server.arrived(), elements).to_bytes();
+      check(server.add(std::move(again)) == errc::duplicate_layer, "a layer is in one frame");
     }
-    parts.add(view);
-    parts.add(view, error);
-    check(error == lamina::errc::unexpected_part, "no part is taken twice");
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      check(view.is_decided(l) == parts.is_decided(l), "what is decided is what the last part says");
-      if (view.is_dropped(l)) continue;
-      check(!come.is_sent(l), "a layer is in one part");
-      come.send(l);
-      check(lamina_test::same_bits(view.bytes_of(l), whole.bytes_of(l)), "a layer is the same in a part");
-    }
+    check(!server.add(frames[k]), "frames are taken in order");
+    check(server.add(frames[k]) == errc::duplicate_frame, "no frame is taken twice");
   }
-  check(parts.is_complete() && std::ranges::equal(come.bitmap(), chosen.bitmap()), "the parts are the frame");
+  check(server.complete() && std::ranges::equal(server.arrived().bitmap(), chosen.bitmap()),
+        "the frames are the one");
 }
 
 template <class T>
@@ -94,14 +99,16 @@ void round_trip(input& in) {
     const auto type = static_cast<payload_type>(in.below(5));
     const auto step = in.value<std::uint64_t>();
     const auto sender = in.value<std::uint32_t>();
+    const bytes user = in.take(in.below(9));
     lamina::selection chosen(model);
     std::vector<std::vector<T>> values;
     for (const std::size_t size : model.sizes()) {
       if (in.flag()) chosen.send(values.size());
       values.push_back(any_values<T>(in, size, type != payload_type::as_is));
     }
-    const lamina::encoded_frame& frame = encoder.encode(
-        kind, step, sender, chosen, [&](std::size_t l) { return std::span<const T>(values[l]); }, type);
+    const lamina::encoded_frame& frame =
+        encoder.encode({.kind = kind, .step = step, .sender = sender, .payload = type, .user = user}, chosen,
+                       [&](std::size_t l) { return std::span<const T>(values[l]); });
     const bytes whole = frame.to_bytes();
     bytes joined;
     for (const auto segment : frame.segments()) joined.insert(joined.end(), segment.begin(), segment.end());
@@ -113,25 +120,25 @@ void round_trip(input& in) {
     const auto view = lamina::decode<T>(whole, model, error);
     check(!error, "what was encoded decodes");
     check(view.kind() == kind && view.step() == step && view.sender() == sender && view.run() == run &&
-              view.payload() == type && view.sent_elements() == chosen.sent_elements(),
+              view.payload() == type && view.sent_elements() == chosen.sent_elements() &&
+              std::ranges::equal(view.user(), user) && view.sequence() == 0 && view.is_last(),
           "the header says what it was told");
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(view.is_dropped(l) == chosen.is_dropped(l), "a layer is there if it was selected");
       check_decoded(view, l, values[l]);
     }
 
-    check_parts(in, view, model, chosen, values);
+    check_several(in, view, model, chosen, values);
 
-    if (!lamina::checksums_available) continue;
     bytes damaged = whole;
     const std::size_t place = in.value<std::uint16_t>() % damaged.size();
     damaged[place] ^= static_cast<std::byte>(1 + in.below(255));
     lamina::decode<T>(damaged, model, error);
-    check(error.category() == lamina::frame_category() && error, "one damaged byte is seen");
+    check(error.category() == lamina::category() && error, "one damaged byte is seen");
     bytes cut = whole;
     cut.resize(in.value<std::uint16_t>() % cut.size());
     lamina::decode<T>(cut, model, error);
-    check(error == lamina::errc::truncated, "a cut frame is truncated");
+    check(error == errc::truncated, "a cut frame is truncated");
   } while (!in.is_empty());
 }
 

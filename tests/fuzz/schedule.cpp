@@ -26,7 +26,7 @@ void fuzz_collective(input& in) {
   const algorithm how = in.one_of(all_algorithms);
   rank_vectors vectors = inputs_of(in, ranks, elements);
   const std::vector<float> expected = reference_sum(how, vectors);
-  const bool in_halves = is_defined(operation::reduce_scatter, how) && in.flag();
+  const bool in_halves = in.flag();
   std::vector<std::size_t> sent_elements(ranks);
   const auto run = [&](operation what) {
     const rank_schedules all = schedules_of(what, how, ranks, elements);

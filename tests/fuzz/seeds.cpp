@@ -42,8 +42,9 @@ constexpr std::array frame_fields = {
     LAMINA_FIELD(wire_header, flags),        LAMINA_FIELD(wire_header, sender),
     LAMINA_FIELD(wire_header, step),         LAMINA_FIELD(wire_header, fingerprint),
     LAMINA_FIELD(wire_header, layers),       LAMINA_FIELD(wire_header, payload_bytes),
-    LAMINA_FIELD(wire_header, payload_type), LAMINA_FIELD(wire_header, part),
-    LAMINA_FIELD(wire_header, run),          LAMINA_FIELD(wire_header, checksum)};
+    LAMINA_FIELD(wire_header, payload_type), LAMINA_FIELD(wire_header, sequence),
+    LAMINA_FIELD(wire_header, user_bytes),   LAMINA_FIELD(wire_header, run),
+    LAMINA_FIELD(wire_header, reserved),     LAMINA_FIELD(wire_header, checksum)};
 constexpr std::array state_fields = {
     LAMINA_FIELD(state_header, magic),        LAMINA_FIELD(state_header, version),
     LAMINA_FIELD(state_header, element_type), LAMINA_FIELD(state_header, flags),
@@ -93,28 +94,34 @@ void write_bad(const std::string& target, std::vector<int> choices, std::size_t 
   }
 }
 
-// The first and the last part of a step; of a small model every way in which they are bad, too.
+// The two frames of a step; of a small model every way in which they are bad, too.
 template <class T>
-void write_parts(int type, int which, const lamina::layout& model, lamina::payload_type payload,
-                 const std::string& name) {
+void write_several(int type, int which, const lamina::layout& model, lamina::payload_type payload,
+                   const std::string& name) {
   const std::vector<T> ones(5000, T(1));
-  lamina::selection all(model);
-  all.send_all();
-  lamina::selection decided(model);
-  decided.send(0);
-  lamina::part_encoder<T> encoder(model);
-  const auto layer = [&](std::size_t l) { return std::span(ones).first(model.sizes()[l]); };
+  const bytes user(3, std::byte{7});
+  lamina::frame_encoder<T> encoder(model);
   for (const bool is_last : {false, true}) {
-    const auto kind = lamina::frame_kind::gradients;
+    lamina::selection sent(model);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      if ((l == 0) != is_last) sent.send(l);
+    }
     const bytes frame =
-        encoder.encode(kind, 3, 1, all, is_last ? all : decided, is_last, layer, payload).to_bytes();
-    const std::string part = is_last ? "_last_part" : "_part";
-    write("decode", name + part, {type, which, 0, 0}, frame);
+        encoder
+            .encode({.step = 3,
+                     .sender = 1,
+                     .payload = payload,
+                     .sequence = static_cast<std::uint16_t>(is_last ? 1 : 0),
+                     .is_last = is_last,
+                     .user = user},
+                    sent, [&](std::size_t l) { return std::span(ones).first(model.sizes()[l]); })
+            .to_bytes();
+    write("decode", name + (is_last ? "_last" : "_first"), {type, which, 0, 0}, frame);
     if (type == 0 && which == 1 && !is_last && payload == lamina::payload_type::as_is) {
       for (std::size_t bit = 0; bit < 8 * frame.size(); ++bit) {
         bytes flipped = frame;
         flipped[bit / 8] ^= std::byte{1} << (bit % 8);
-        write("decode", "part_bit_" + std::to_string(bit) + "_mended", {type, which, 1, 0}, flipped);
+        write("decode", "first_bit_" + std::to_string(bit) + "_mended", {type, which, 1, 0}, flipped);
       }
     }
   }
@@ -153,13 +160,15 @@ void write_frames_and_states(int type) {
         const auto kind = is_gradient ? lamina::frame_kind::gradients : lamina::frame_kind::parameters;
         const auto layer = [&](std::size_t l) { return std::span(zeros).first(model.sizes()[l]); };
         write("decode", name + (is_gradient ? "_gradients" : "_parameters") + "_of_a_run",
-              {type, which, 0, 0}, of_a_run.encode(kind, 3, 1, some, layer, options.payload).to_bytes());
+              {type, which, 0, 0},
+              of_a_run.encode({.kind = kind, .step = 3, .sender = 1, .payload = options.payload}, some, layer)
+                  .to_bytes());
       }
       std::vector<int> choices = {type, which, payload % 2, 0, 1, 0};
       choices.resize(choices.size() + 32);
       const bytes state = worker.save();
       write("state", name, choices, state);
-      write_parts<T>(type, which, model, options.payload, name);
+      write_several<T>(type, which, model, options.payload, name);
       if (type == 0 && which == 1 && payload < 2) {
         if (payload == 0) write_bad("decode", {type, which, 0, 0}, 2, frame, frame_fields);
         if (payload == 1) write_bad("state", choices, 5, state, state_fields);

@@ -118,21 +118,14 @@ bytes encoded(const special_frame& row) {
     place += word.size() / 2;
   }
   REQUIRE(place == frame.size());
-  seal(frame, lamina::checksums_available);
+  seal(frame, true);
   return frame;
 }
 
-// A build without checksums writes zeros where there would be one.
-bytes without_checksum(bytes frame) {
-  if (frame.size() >= lamina::detail::wire_header_bytes) seal(frame, false);
-  return frame;
-}
 template <class Row>
 void check_written_again(const Row& row, const bytes& frame) {
   CHECK(frame.size() == row.bytes);
-  const bytes kept = contents_of(row.file);
-  const bool same =
-      lamina::checksums_available ? frame == kept : without_checksum(frame) == without_checksum(kept);
+  const bool same = frame == contents_of(row.file);
   CHECK(same);
 }
 
@@ -147,25 +140,17 @@ void provide(const Row& row) {
   if (fs::exists(path_of(row.file))) return;
   INFO("LAMINA_WRITE_GOLDEN_FRAMES=1 writes " << row.file);
   REQUIRE(std::getenv("LAMINA_WRITE_GOLDEN_FRAMES") != nullptr);
-  REQUIRE(lamina::checksums_available);
   const bytes frame = encoded_as_its_type(row);
   std::ofstream(path_of(row.file), std::ios::binary)
       .write(reinterpret_cast<const char*>(frame.data()), static_cast<std::streamsize>(frame.size()));
   WARN("written: " << row.file);
 }
 
-// A frame that this build can verify: one with a checksum goes without it where there is no xxHash.
-bytes readable(const std::string& file) {
-  bytes frame = contents_of(file);
-  if (!lamina::checksums_available) return without_checksum(std::move(frame));
-  return frame;
-}
-
 template <class T>
 void check_decoded(const golden_frame& row) {
   const lamina::layout model = table().layout_of(row.model);
   CHECK(model.fingerprint() == row.fingerprint);
-  const bytes frame = readable(row.file);
+  const bytes frame = contents_of(row.file);
   const auto view = lamina::decode<T>(frame, model);
   CHECK(view.kind() == row.kind);
   CHECK(view.step() == row.step);
@@ -201,7 +186,7 @@ void check_decoded(const golden_frame& row) {
 template <class T>
 void check_decoded(const special_frame& row) {
   const lamina::layout model = table().layout_of("special");
-  const bytes frame = readable(row.file);
+  const bytes frame = contents_of(row.file);
   const auto view = lamina::decode<T>(frame, model);
   REQUIRE(row.means.size() == model.elements());
   for (std::size_t l = 0; l < model.layers(); ++l) {
@@ -254,23 +239,6 @@ TEST_CASE("golden frames: decode to what payloads mean that no encoder writes") 
   for (const special_frame& row : table().specials) {
     INFO(row.file);
     row.is_double ? check_decoded<double>(row) : check_decoded<float>(row);
-  }
-}
-
-TEST_CASE("golden frames: a build without checksums refuses those that have one by name") {
-  if (lamina::checksums_available) return;
-  for (const golden_frame& row : table().frames) {
-    INFO(row.file);
-    const bytes frame = contents_of(row.file);
-    std::error_code error;
-    const lamina::layout model = table().layout_of(row.model);
-    if (row.is_double) {
-      lamina::decode<double>(frame, model, error);
-    } else {
-      lamina::decode<float>(frame, model, error);
-    }
-    CHECK(error ==
-          (row.has_checksum ? make_error_code(lamina::errc::checksum_unsupported) : std::error_code{}));
   }
 }
 

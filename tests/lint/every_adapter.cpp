@@ -2,9 +2,6 @@
 // Each adapter whose third party is installed and OpenMP, as every_class.cpp has the rest of the library. Not torch's adapter, in
 // whose headers clang 14 finds errors.
 #include <lamina/lamina.hpp>
-#include <memory_resource>
-
-#include "lamina/adapt/pmr.hpp"
 
 #if __has_include(<dlpack/dlpack.h>)
 #include "lamina/adapt/dlpack.hpp"

@@ -4,9 +4,10 @@ include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 set(ENV{CONAN_HOME} "${WORK_DIR}/home")
 set(ENV{CXX} "${CXX_COMPILER}")
 run("${CONAN}" profile detect)
-run("${CONAN}" create "${SOURCE_DIR}/packaging/conan" --no-remote -s compiler.cppstd=20
-  -o "lamina/*:with_xxhash=False" -c tools.build:jobs=1
+set(ENV{LAMINA_XXHASH_INCLUDE_DIR} "${XXHASH_INCLUDE_DIR}")
+run("${CONAN}" create "${CMAKE_CURRENT_LIST_DIR}/conan_xxhash" --no-remote)
+run("${CONAN}" create "${SOURCE_DIR}/packaging/conan" --no-remote -s compiler.cppstd=20 -c tools.build:jobs=1
   -c "tools.cmake.cmake_layout:test_folder=${WORK_DIR}/test_package")
-if(NOT output MATCHES "lamina ${VERSION}: checksum no")
+if(NOT output MATCHES "lamina ${VERSION}: a frame of 192 bytes")
   message(FATAL_ERROR "conan create printed:\n${output}")
 endif()

@@ -74,17 +74,15 @@ def conan():
                    for path in (root / directory / "lamina").rglob("*.[hc][pu][ph]")}
         expect(packaged == headers, f"conan: headers {packaged ^ headers}")
 
-    for wanted in (True, False):
-        requires = []
-        recipe.requires = requires.append
-        recipe.options = types.SimpleNamespace(with_xxhash=wanted)
-        recipe.settings = types.SimpleNamespace(os="Linux")
-        recipe.cpp_info = types.SimpleNamespace(set_property=lambda *_: None, defines=[])
-        recipe.requirements()
-        recipe.package_info()
-        expect(len(requires) == wanted, "conan: requirements")
-        expect(len(recipe.cpp_info.defines) == (not wanted), "conan: definitions")
-        expect(recipe.cpp_info.system_libs == ["pthread"], "conan: threads")
+    requires = []
+    recipe.requires = requires.append
+    recipe.settings = types.SimpleNamespace(os="Linux")
+    recipe.cpp_info = types.SimpleNamespace(set_property=lambda *_: None, defines=[])
+    recipe.requirements()
+    recipe.package_info()
+    expect(requires == ["xxhash/[>=0.8.1 <1]"], "conan: requirements")
+    expect(not recipe.cpp_info.defines, "conan: definitions")
+    expect(recipe.cpp_info.system_libs == ["pthread"], "conan: threads")
 
 
 def spack():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The generated header compiles alone and writes the frames that the headers write, with and without the optional ones.
+# The generated header compiles alone and writes the frames that the headers write, with SIMD and without.
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 configure("${SOURCE_DIR}" "${WORK_DIR}/build"
   -DLAMINA_BUILD_TESTS=OFF -DLAMINA_BUILD_EXAMPLES=OFF -DLAMINA_INSTALL_SINGLE_HEADER=ON)
@@ -11,7 +11,7 @@ endif()
 
 set(compile "${CXX_COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror
   "${CMAKE_CURRENT_LIST_DIR}/single_header/frames.cpp")
-foreach(optional IN ITEMS "" "-DLAMINA_NO_SIMD;-DLAMINA_NO_XXHASH")
+foreach(optional IN ITEMS "" "-DLAMINA_NO_SIMD")
   run(${compile} ${optional} -DSINGLE_HEADER "-I${WORK_DIR}/alone" -o "${WORK_DIR}/single")
   run("${WORK_DIR}/single")
   set(single "${output}")

@@ -8,11 +8,10 @@ import lamina
 
 
 class Workers:
-    """Local updates once more, by numpy and word for word: value times waiting chooses one part after the other as far as they fit,
-    and the outer momentum counts time."""
+    """Local updates once more, by numpy and word for word: value times waiting chooses one part after the other as far as they fit."""
 
     def __init__(self, world, sizes, budget, rate, momentum, waits=True):
-        self.sizes, self.rate, self.momentum, self.period, self.waits = sizes, rate, momentum, 1 / budget, waits
+        self.sizes, self.rate, self.momentum, self.waits = sizes, rate, momentum, waits
         self.share, self.allowance = budget * sum(sizes), 0.0
         self.x = [np.zeros(size, np.float32) for size in sizes]
         self.y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
@@ -32,11 +31,9 @@ class Workers:
         self.allowance -= sum(self.sizes[part] for part in sent)
         for part in sent:
             drifts = [self.x[part] - y[part] for y in self.y]
-            f = (t - self.came[part]) / self.period
-            kept = self.momentum ** f
             mean = np.mean(drifts, axis=0)
-            self.m[part] = kept * self.m[part] + (1 - kept) / ((1 - self.momentum) * f) * mean
-            d = self.rate * (mean + f * kept * self.m[part])
+            self.m[part] = self.momentum * self.m[part] + mean
+            d = self.rate * (mean + self.momentum * self.m[part])
             self.x[part] = (self.x[part] - d).astype(np.float32)
             for y, r in zip(self.y, drifts):
                 y[part] = (y[part] + r - d).astype(np.float32)
@@ -53,7 +50,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
     oracle = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
     workers = [lamina.DriftCompressor(layout, send_budget=0.25, by_score=waits)
                for _ in range(world)]
-    outers = [lamina.OuterStep(layout, rate=0.7, momentum=0.9, period=4) for _ in range(world)]
+    outers = [lamina.OuterStep(layout, rate=0.7, momentum=0.9) for _ in range(world)]
     x = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
     y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
     waited = 0
@@ -77,7 +74,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
         mean = np.mean(packed, axis=0, dtype=np.float32)
         for w, worker in enumerate(workers):
             d = mean.copy()
-            outers[w](sent, d, t)
+            outers[w](sent, d)
             worker.apply(t, d, x[w], y[w])
             for l in range(len(sizes)):
                 np.testing.assert_array_equal(x[w][l], x[0][l])
@@ -133,16 +130,16 @@ def test_saved_and_resumed_with_a_step_under_way():
         packed = np.empty(worker.sent_elements, np.float32)
         worker.pack(x, y, packed)
         worker.commit()
-        outer(sent, packed, worker.step)
+        outer(sent, packed)
         return packed
 
-    outer = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, period=1.5, payload="int8")
+    outer = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
     first = step(worker, x, y, outer)
     again, copies = drifting(send_budget=0.9, by_score=True)[0], ([a.copy() for a in x], [a.copy() for a in y])
     again.load(worker.save())
     assert again.steps_under_way == 1
-    resumed = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, period=1.5, payload="int8")
-    resumed.restore(outer.momentum(), outer.rounding(), outer.came())
+    resumed = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
+    resumed.restore(outer.momentum(), outer.rounding())
     for each, (own_x, own_y), own_outer in ((worker, (x, y), outer), (again, copies, resumed)):
         for each_y in own_y:
             each_y += 1
@@ -190,8 +187,6 @@ def test_what_does_not_fit_is_named():
         (lamina.DecodeError, "saved drift", lambda: worker.load(b"xxx")),
         (ValueError, "outer rate", lambda: lamina.OuterStep(worker.fragments, rate=0)),
         (ValueError, "outer momentum", lambda: lamina.OuterStep(worker.fragments, momentum=1)),
-        (ValueError, "outer period must be 0, or lie in", lambda: lamina.OuterStep(worker.fragments, momentum=0.5, period=0.5)),
-        (ValueError, "nesterov must be true", lambda: lamina.OuterStep(worker.fragments, momentum=0.5, period=2, nesterov=False)),
         (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")),
     ]
     for error, message, call in refused:
@@ -201,14 +196,13 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="'b'.*not finite"):
         worker.observe_all(x, y)
     assert worker.step == 0
-    outer = lamina.OuterStep(worker.fragments, momentum=0.5, period=2)
+    outer = lamina.OuterStep(worker.fragments, momentum=0.5)
     with pytest.raises(ValueError, match="mean has 3 elements, the parts 70"):
-        outer([2], np.zeros(3, np.float32), 1)
+        outer([2], np.zeros(3, np.float32))
     with pytest.raises(IndexError):
-        outer([3], np.zeros(3, np.float32), 1)
-    outer([2], np.ones(70, np.float32), 4)
-    assert outer.came() == [0, 0, 4]
-    with pytest.raises(RuntimeError, match="came in step 4, and comes again in step 3"):
-        outer([2], np.ones(70, np.float32), 3)
-    with pytest.raises(ValueError, match="steps of 0 parts"):
-        outer.restore(outer.momentum(), outer.rounding(), [])
+        outer([3], np.zeros(3, np.float32))
+    outer([2], np.full(70, 3e38, np.float32) / 2)
+    with pytest.raises(ValueError, match="holds NaN or infinity, or its update would"):
+        outer([2], np.full(70, 3e38, np.float32))
+    with pytest.raises(ValueError, match="the saved outer step has 3 and 0 elements"):
+        outer.restore(np.zeros(3, np.float32), outer.rounding())

@@ -52,7 +52,7 @@ class server {
         model_(model()),
         server_(model_, {.workers = run.workers,
                          .asynchronous = !run.is_synchronous,
-                         .fragment_elements = run.options.part_elements,
+                         .fragment_elements = run.options.fragment_elements,
                          .first_step = checkpoints.newest() + 1}),
         parameters_(first_parameters(model_)),
         books_(run, model_),

@@ -29,7 +29,7 @@ struct setting {
   double inject_loss = 0;       // the share of the packets that is lost on purpose
   std::uint32_t bound_ppm = 0;  // of a layer's gradients
   std::string fault;            // what is broken on purpose; see main()
-  lamina::compressor_options options;
+  lamina::worker_options options;
 };
 
 /// Empty, tiny, around a block, and a few blocks; so small that a round takes about a millisecond.
@@ -50,22 +50,22 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
   chosen.seed = seed;
   chosen.is_synchronous = is_synchronous;
   chosen.sends_fail = random() % 2 == 0;
-  lamina::compressor_options& options = chosen.options;
+  lamina::worker_options& options = chosen.options;
   options.drop_ratio = one_of(0.0, 0.5, 0.9, 0.95, 0.99, 1.0);
-  if (random() % 3 == 0) options.byte_budget = one_of(0.02, 0.1, 0.4);
+  if (random() % 3 == 0) options.send_budget = one_of(0.02, 0.1, 0.4);
   options.warm_up_steps = one_of(0, 0, 50);
-  options.refresh = lamina::refresh_schedule::every(one_of(1, 1, 7));
-  options.max_age = one_of(0, 0, 3, 40);
-  options.part_elements = one_of(0, 4096);
+  options.search_every = one_of(1, 1, 7);
+  options.at_least_every = one_of(0, 0, 3, 40);
+  options.fragment_elements = one_of(0, 4096);
   options.payload =
       one_of(lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
              lamina::payload_type::int8, lamina::payload_type::int4);
   options.non_finite = one_of(lamina::non_finite::refuse, lamina::non_finite::skip);
-  if (random() % 4 == 0) options.source = lamina::threshold_source::fresh;
+  options.by_score = random() % 4 == 0;
   if (random() % 3 == 0) {
     // Each step without a send adds a binary digit to the velocity: an age of 8 keeps them within a float.
     options.momentum = 0.5;
-    options.max_age = 8;
+    options.at_least_every = 8;
   }
   return chosen;
 }
@@ -77,21 +77,21 @@ inline setting lossy(setting run, double inject_loss, std::uint32_t bound_ppm) {
   run.bound_ppm = bound_ppm;
   run.options.frame_checksum = lamina::frame_checksum::none;
   // What was lost once waits for another send of its part.
-  if (run.options.momentum != 0) run.options.max_age = 4;
+  if (run.options.momentum != 0) run.options.at_least_every = 4;
   return run;
 }
 
 inline std::string described(const setting& each) {
   static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4"};
-  const lamina::compressor_options& options = each.options;
+  const lamina::worker_options& options = each.options;
   std::ostringstream text;
   text << "seed " << each.seed << (each.is_synchronous ? " sync" : " async");
-  if (options.byte_budget) {
-    text << " budget " << *options.byte_budget;
+  if (options.send_budget) {
+    text << " budget " << *options.send_budget;
   } else {
     text << " R " << options.drop_ratio;
   }
-  text << " max_age " << options.max_age << " parts " << options.part_elements << ' '
+  text << " at least every " << options.at_least_every << " fragments " << options.fragment_elements << ' '
        << payloads[static_cast<std::size_t>(options.payload)] << " momentum " << options.momentum
        << (options.non_finite == lamina::non_finite::refuse ? " refuse" : " skip")
        << (each.sends_fail ? " failing sends" : "");

@@ -31,9 +31,9 @@ class worker {
         server_(std::move(server)),
         checkpoints_(checkpoints),
         model_(model()),
-        compressor_(model_, options_of(run, index)),
+        worker_(model_, options_of(run, index)),
         replica_(model_.elements()) {
-    if (opened) uplink_.emplace(run, compressor_.parts(), index + 1, *std::move(opened));
+    if (opened) uplink_.emplace(run, worker_.fragments(), index + 1, *std::move(opened));
   }
 
   /// `round` is the one that the process was in, for who reports a failure.
@@ -44,8 +44,9 @@ class worker {
     take_parameters(round);
     while (round < run_.rounds) {
       ++round;
-      accumulate(round);
       send(round);
+      if (worker_.steps() < round)
+        worker_.skip_to(round + 1);  // its send was lost: the server has gone on without it
       take_parameters(round);
       if (!is_checkpoint(run_, round)) continue;
       server_.send(message_kind::arrived, round, hash_of(replica_));
@@ -58,75 +59,68 @@ class worker {
   }
 
  private:
-  static lamina::compressor_options options_of(const setting& run, std::size_t index) {
-    lamina::compressor_options options = run.options;
+  static lamina::worker_options options_of(const setting& run, std::size_t index) {
+    lamina::worker_options options = run.options;
     options.sender = static_cast<std::uint32_t>(index);
     return options;
   }
 
-  void accumulate(std::uint64_t step) {
+  lamina::worker<float>::step add_gradients(std::uint64_t round) {
     std::vector<std::vector<float>> gradients;
     for (std::size_t l = 0; l < model_.layers(); ++l)
-      gradients.push_back(gradient_of(run_, model_, index_, step, l));
-    if (const auto bad = bad_element(run_, model_, index_, step)) {
+      gradients.push_back(gradient_of(run_, model_, index_, round, l));
+    if (const auto bad = bad_element(run_, model_, index_, round)) {
       float& element = gradients[bad->first][bad->second];
       const float good = std::exchange(element, std::numeric_limits<float>::quiet_NaN());
       if (run_.options.non_finite == lamina::non_finite::refuse) {
-        require_refused(gradients);
+        if (worker_.add(gradients)) throw std::runtime_error("a gradient with NaN was accepted");
         element = good;
       } else {
         ++left_out_;
       }
     }
-    if (step % 2 == 0) {
-      compressor_.accumulate_all(gradients);
+    auto added = worker_.begin();
+    if (round % 2 == 0) {
+      added.add(gradients);
     } else {
-      for (std::size_t l = gradients.size(); l-- > 0;) compressor_.accumulate(l, gradients[l]);
+      for (std::size_t l = gradients.size(); l-- > 0;) added.add(l, gradients[l]);
     }
-    if (compressor_.residual().left_out_elements() != left_out_)
+    if (worker_.residual().left_out_elements() != left_out_)
       throw std::runtime_error("elements left out: wrong number");
+    return added;
   }
 
-  void require_refused(const std::vector<std::vector<float>>& gradients) {
-    try {
-      compressor_.accumulate_all(gradients);
-    } catch (const lamina::non_finite_gradient&) {
-      return;
-    }
-    throw std::runtime_error("a gradient with NaN was accepted");
-  }
-
-  void send(std::uint64_t step) {
-    const lamina::encoded_frame& frame = compressor_.encode();
+  void send(std::uint64_t round) {
+    auto open = add_gradients(round);
+    const lamina::encoded_frame& frame = open.frame();
     const std::uint64_t replica = hash_of(replica_);
-    if (send_fails(run_, index_, step)) {
-      server_.send(message_kind::lost_send, step, replica);
+    if (send_fails(run_, index_, round)) {
+      server_.send(message_kind::lost_send, round, replica);
       if (run_.fault != "commit-lost") return;
     } else if (uplink_) {
-      server_.send(message_kind::gradients, step, replica);
-      const lamina::delivery arrived = uplink_->send(frame, compressor_.chosen());
-      if (run_.fault != "commit-whole") return compressor_.commit(arrived);
+      server_.send(message_kind::gradients, round, replica);
+      const lamina::delivery arrived = uplink_->send(frame, open.sent());
+      if (run_.fault != "commit-whole") return open.commit(arrived);
     } else {
-      server_.send(message_kind::gradients, step, replica, frame.segments());
+      server_.send(message_kind::gradients, round, replica, frame.segments());
     }
-    compressor_.commit();
+    open.commit();
   }
 
   void take_parameters(std::uint64_t step) {
     const auto [header, bytes] = server_.receive(message_kind::parameters, step);
-    const lamina::layout& parts = compressor_.parts();
-    const auto frame = lamina::decode<float>(bytes, parts);
+    const lamina::layout& fragments = worker_.fragments();
+    const auto frame = lamina::decode<float>(bytes, fragments);
     if (frame.kind() != lamina::frame_kind::parameters)
       throw std::runtime_error("no parameters from the server");
-    for (std::size_t part = 0; part < parts.layers(); ++part) {
-      frame.apply_to(part, std::span(replica_).subspan(parts.offset(part), parts.sizes()[part]));
-    }
+    for (std::size_t f = 0; f < fragments.layers(); ++f)
+      frame.apply_to(f, std::span(replica_).subspan(fragments.offset(f), fragments.sizes()[f]));
   }
 
   void audit(std::uint64_t round) {
     const std::uint64_t memory[2] = {memory_.growth_bytes(), memory_.peak_bytes()};
     server_.send(message_kind::audit, round, hash_of(replica_),
-                 {std::as_bytes(std::span(memory)), std::as_bytes(compressor_.residual().elements())});
+                 {std::as_bytes(std::span(memory)), std::as_bytes(worker_.residual().elements())});
   }
 
   std::string name() const { return "worker" + std::to_string(index_); }
@@ -134,15 +128,15 @@ class worker {
   void save(std::uint64_t round) {
     if (run_.fault == "skip-save" && index_ == 1) return;
     file_writer file;
-    file.add(compressor_.save());
+    file.add(worker_.save());
     file.add(replica_);
     checkpoints_.save(file, name(), round, run_.checkpoint_every);
   }
   void load(std::uint64_t round) {
     file_reader file(checkpoints_.file(name(), round));
-    compressor_.load(file.vector_of<std::byte>());
+    worker_.load(file.vector_of<std::byte>());
     replica_ = file.vector_of<float>();
-    if (compressor_.step() != round) throw std::runtime_error("the state is of another step");
+    if (worker_.steps() != round) throw std::runtime_error("the state is of another step");
   }
 
   setting run_;
@@ -150,7 +144,7 @@ class worker {
   channel server_;
   checkpoint_directory checkpoints_;
   lamina::layout model_;
-  lamina::gradient_compressor<float> compressor_;
+  lamina::worker<float> worker_;
   std::vector<float> replica_;
   std::optional<uplink> uplink_;
   std::size_t left_out_ = 0;

@@ -163,9 +163,8 @@ class test_frame {
     std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
     for (const std::size_t size : given.model.sizes())
       values.push_back(random_integers<float>(random, size, 100));
-    encoder_.encode(
-        kind, step, 0, sent_, [this](std::size_t l) { return std::span<const float>(values[l]); },
-        lamina::payload_type::as_is, lamina::frame_checksum::none);
+    encoder_.encode({.kind = kind, .step = step, .checksum = lamina::frame_checksum::none}, sent_,
+                    [this](std::size_t l) { return std::span<const float>(values[l]); });
     chunks_.emplace(encoder_.frame(), sent_, grid_of(given),
                     bounded::sending_options{.bound_ppm = bound_ppm});
   }

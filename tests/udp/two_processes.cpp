@@ -25,13 +25,13 @@ int main(int argc, char** argv) try {
                         .peers = {{.rank = 1 - rank, .sends = grid, .takes = grid, .most_bound_ppm = tenth}},
                         .secret = std::strtoull(argv[4], nullptr, 10)});
   if (rank == 1) {
-    lamina::gradient_compressor<float> worker(model, {.drop_ratio = 0, .frame_checksum = none});
-    worker.accumulate_all(std::vector{std::vector<float>(64'000, 2.0F), std::vector<float>(640, 1.0F)});
-    const lamina::encoded_frame& frame = worker.encode();
-    const bounded::frame_chunks chunks(frame, worker.chosen(), grid, {.bound_ppm = tenth});
+    lamina::worker<float> worker(model, {.drop_ratio = 0, .frame_checksum = none});
+    auto step = worker.add(std::vector{std::vector<float>(64'000, 2.0F), std::vector<float>(640, 1.0F)});
+    const lamina::encoded_frame& frame = step.frame();
+    const bounded::frame_chunks chunks(frame, step.sent(), grid, {.bound_ppm = tenth});
     const std::size_t server = 0;
     const auto sent = ranks.send_frame({&server, 1}, chunks, {}, {}, std::chrono::seconds(10));
-    worker.commit(*sent[0]);  // what is missing stays in the residual
+    step.commit(*sent[0]);  // what is missing stays in the residual
   } else {
     const udp::arrival got = ranks.receive(1, std::chrono::seconds(10));
     const auto frame = lamina::decode<float>(got.bytes, model);  // missing elements are zeros

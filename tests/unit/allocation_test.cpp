@@ -54,6 +54,22 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
   }
 }
 
+// No frame is built on the way, whose bytes nobody reads.
+TEST_CASE("allocation: packing in half the bytes takes no memory, in the first step as well") {
+  const lamina::layout model = model_of({5000, 64, 9000});
+  lamina::worker<float> worker(model, {.drop_ratio = 0, .payload = lamina::payload_type::bfloat16});
+  const std::vector<std::vector<float>> gradients = {
+      std::vector<float>(5000, 1.001F), std::vector<float>(64, 1.001F), std::vector<float>(9000, 1.001F)};
+  auto step = worker.add(gradients);
+  step.select();
+  std::vector<lamina::bfloat16> packed(model.elements());
+  CHECK(bytes_of([&] { step.pack(std::span(packed)); }) == 0);
+  // What the collective writes over it does not count.
+  std::ranges::fill(packed, lamina::bfloat16{0x4000});
+  step.commit();
+  CHECK(worker.residual()[0][0] == 1.001F - 1.0F);
+}
+
 TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part allocates nothing after the first",
                    "", float, double) {
   const lamina::layout model = model_of({5000, 64, 9000, 1});
@@ -193,10 +209,9 @@ TEST_CASE("allocation: what workers keep") {
 TEST_CASE("allocation: decode allocates by the layout, not by what the bytes claim") {
   const lamina::layout model = model_of({3, 4});
   lamina::frame_encoder<float> encoder(model);
-  const auto good = encoder
-                        .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
-                                [](std::size_t) { return std::span<const float>(); })
-                        .to_bytes();
+  const auto good =
+      encoder.encode({}, lamina::selection(model), [](std::size_t) { return std::span<const float>(); })
+          .to_bytes();
   for (std::size_t at = 0; at < good.size(); ++at) {
     auto bytes = good;
     bytes[at] = std::byte{0xff};
@@ -208,10 +223,9 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
 TEST_CASE("allocation: decode reports that the index cannot be allocated") {
   const lamina::layout model = model_of({3, 4});
   lamina::frame_encoder<float> encoder(model);
-  const auto bytes = encoder
-                         .encode(lamina::frame_kind::gradients, 1, 0, lamina::selection(model),
-                                 [](std::size_t) { return std::span<const float>(); })
-                         .to_bytes();
+  const auto bytes =
+      encoder.encode({}, lamina::selection(model), [](std::size_t) { return std::span<const float>(); })
+          .to_bytes();
   std::error_code error;
   granted = 0;
   const auto view = lamina::decode<float>(bytes, model, error);

@@ -64,7 +64,7 @@ enum class arrival { before_commit, after_commit, before_moves, before_observe }
 
 struct run_options {
   std::size_t workers = 4;
-  lamina::compressor_options compress = {};
+  lamina::worker_options compress = {};
   lamina::outer_options outer = {};
   std::size_t delay = 0;
   bool agrees = true;
@@ -74,10 +74,9 @@ struct run_options {
   double chunk_loss = 0;  // share of the chunks of a frame, by chance
 };
 
-/// Chosen by value times waiting, and with a momentum that counts time.
-void takes_time(run_options& options, double period) {
-  options.compress.priority = lamina::priority_rule::value_times_waiting;
-  options.outer.period = period;
+/// Selected by score.
+void takes_time(run_options& options) {
+  options.compress.by_score = true;
 }
 
 /// Workers with local updates around a server, all in one place.
@@ -92,12 +91,12 @@ class cluster {
 
   cluster(const lamina::layout& model, const run_options& options)
       : options_(options),
-        outer_(lamina::partition(model, options.compress.part_elements).parts(), options.outer) {
+        outer_(lamina::partition(model, options.compress.fragment_elements).parts(), options.outer) {
     for (std::size_t w = 0; w < options.workers; ++w) add_worker(model, zeros_of<T>(model));
   }
 
   void add_worker(const lamina::layout& model, const tensors<T>& x) {
-    lamina::compressor_options compress = options_.compress;
+    lamina::worker_options compress = options_.compress;
     compress.sender = static_cast<std::uint32_t>(workers.size());
     workers.push_back({lamina::drift_compressor<T>(model, compress), x, x});
   }
@@ -115,9 +114,10 @@ class cluster {
         agreed[part] += workers[w].compressor.values()[part] / static_cast<double>(workers.size());
     }
     const std::uint64_t step = workers[0].compressor.step();
-    auto aggregator = lamina::gradient_aggregator<T>::of_workers(
-        parts(), workers.size(), {.first_step = step, .kind = lamina::frame_kind::updates});
-    std::deque<std::vector<std::byte>> frames;
+    const lamina::server_options of_updates{
+        .workers = workers.size(), .kind = lamina::frame_kind::updates, .first_step = step};
+    lamina::server<T> server(parts(), of_updates);
+    std::vector<std::vector<std::byte>> frames;
     tensors<T> sent = zeros_of<T>(parts());
     for (std::size_t w = 0; w < workers.size(); ++w) {
       lamina::drift_compressor<T>& compressor = workers[w].compressor;
@@ -138,7 +138,7 @@ class cluster {
         compressor.commit();
       }
       const auto view = lamina::decode<T>(frames[w], parts());
-      aggregator.add(view);
+      REQUIRE_FALSE(server.add(frames[w]));
       for (std::size_t part = 0; part < parts().layers(); ++part) {
         if (view.is_dropped(part)) continue;
         std::vector<T> r(parts().sizes()[part]);
@@ -150,19 +150,16 @@ class cluster {
         }
       }
     }
-    if (!lost.empty()) aggregator.close();
     if (options_.made == mistake::takes_its_own_mean) {
       own_outer_.resize(workers.size(), outer_);
       std::vector<std::vector<std::byte>>& updates = under_way_.emplace_back();
       for (std::size_t w = 0; w < workers.size(); ++w) {
-        auto own = lamina::gradient_aggregator<T>::of_workers(
-            parts(), workers.size(), {.first_step = step, .kind = lamina::frame_kind::updates});
-        own.add(lamina::decode<T>(frames[w], parts()));
-        own.close();
+        lamina::server<T> own(parts(), of_updates);
+        REQUIRE_FALSE(own.add(frames[w]));
         updates.push_back(update_of(own, own_outer_[w]));
       }
     } else {
-      under_way_.push_back({update_of(aggregator, outer_)});
+      under_way_.push_back({update_of(server, outer_)});
     }
     if (options_.when == arrival::after_commit) apply_due();
     return sent;
@@ -227,34 +224,35 @@ class cluster {
     lamina::frame_encoder<T> encoder(parts());
     frame =
         encoder
-            .encode(
-                lamina::frame_kind::updates, compressor.step(), sender_of(compressor), compressor.chosen(),
-                [&](std::size_t part) -> const std::vector<T>& { return r[part]; }, options_.compress.payload)
+            .encode({.kind = lamina::frame_kind::updates,
+                     .step = compressor.step(),
+                     .sender = sender_of(compressor),
+                     .payload = options_.compress.payload},
+                    compressor.chosen(), [&](std::size_t part) -> const std::vector<T>& { return r[part]; })
             .to_bytes();
   }
 
-  std::vector<std::byte> update_of(const lamina::gradient_aggregator<T>& aggregator,
-                                   lamina::outer_step<T>& outer) {
+  std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_step<T>& outer) {
     tensors<T> d = zeros_of<T>(parts());
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
-      aggregator.mean(part, [&](std::size_t begin, std::span<const T> mean) {
-        std::copy(mean.begin(), mean.end(), d[part].begin() + static_cast<std::ptrdiff_t>(begin));
-        if (options_.made == mistake::adds_rounding_twice) {
-          for (std::size_t i = begin; i < begin + mean.size(); ++i)
-            d[part][i] += outer.rounding()[parts().offset(part) + i];
-        }
-        outer(part, begin, std::span(d[part]).subspan(begin, mean.size()), aggregator.step());
-      });
-      if (options_.made == mistake::decays_all && aggregator.arrived().is_dropped(part)) {
-        std::vector<T> nothing(d[part].size());
-        outer(part, 0, nothing, aggregator.step());
+    const std::uint64_t step = server.step();
+    const lamina::selection arrived = server.arrived();
+    server.update([&](std::size_t part, std::size_t begin, std::span<const T> mean) {
+      std::copy(mean.begin(), mean.end(), d[part].begin() + static_cast<std::ptrdiff_t>(begin));
+      if (options_.made == mistake::adds_rounding_twice) {
+        for (std::size_t i = begin; i < begin + mean.size(); ++i)
+          d[part][i] += outer.rounding()[parts().offset(part) + i];
       }
+      outer(part, begin, std::span(d[part]).subspan(begin, mean.size()));
+    });
+    for (std::size_t part = 0; part < parts().layers(); ++part) {
+      if (options_.made != mistake::decays_all || arrived.is_sent(part)) continue;
+      std::vector<T> nothing(d[part].size());
+      outer(part, 0, nothing);
     }
     lamina::frame_encoder<T> encoder(parts());
     return encoder
-        .encode(
-            lamina::frame_kind::updates, aggregator.step(), 0, aggregator.arrived(),
-            [&](std::size_t part) -> const std::vector<T>& { return d[part]; }, options_.outer.payload)
+        .encode({.kind = lamina::frame_kind::updates, .step = step, .payload = options_.outer.payload},
+                arrived, [&](std::size_t part) -> const std::vector<T>& { return d[part]; })
         .to_bytes();
   }
 
@@ -351,9 +349,9 @@ TEST_CASE("drift: the shared parameters are the same bits on every worker", "[or
         run_options options{.delay = delay, .agrees = agrees};
         options.compress.drop_ratio = 0.5;
         options.compress.payload = payload;
-        options.compress.part_elements = 4096;
+        options.compress.fragment_elements = 4096;
         options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-        if (payload == lamina::payload_type::int8) takes_time(options, 2.5);
+        if (payload == lamina::payload_type::int8) takes_time(options);
         cluster<float> all(three_layers, options);
         for (int t = 0; t < 12; ++t) {
           const auto lost = t % 4 == 3 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
@@ -381,8 +379,8 @@ TEST_CASE("drift: workers that agree choose the same parts, also when some could
   const lamina::layout model = lamina_test::model_of({100, 100, 100, 100, 30});
   const auto run = [&](run_options options) {
     std::mt19937 random(18);
-    options.compress.max_age = 9;
-    options.compress.byte_budget = 0.25;
+    options.compress.at_least_every = 9;
+    options.compress.send_budget = 0.25;
     cluster<float> all(model, options);
     std::size_t sent = 0;
     for (std::size_t t = 0; t < 30; ++t) {
@@ -395,9 +393,9 @@ TEST_CASE("drift: workers that agree choose the same parts, also when some could
     }
     return sent > 20;
   };
-  for (const auto priority : {lamina::priority_rule::value, lamina::priority_rule::value_times_waiting}) {
+  for (const bool by_score : {false, true}) {
     for (const std::size_t delay : {0, 1, 2}) {
-      const lamina::compressor_options compress{.priority = priority};
+      const lamina::worker_options compress{.by_score = by_score};
       for (const loss lost_by : {loss::before_commit, loss::after_commit})
         CHECK(run({.compress = compress, .delay = delay, .lost_by = lost_by}));
       CHECK(!run({.compress = compress, .delay = delay, .made = mistake::abandons_alone}));
@@ -448,7 +446,7 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
         options.compress.payload = payload;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
         // The factors of the momentum have many bits, of which a payload leaves d few.
-        if (payload != lamina::payload_type::as_is) takes_time(options, 2);
+        if (payload != lamina::payload_type::as_is) takes_time(options);
         cluster<double> all(three_layers, options);
         ledger<double> books(three_layers, delay);
         for (std::size_t t = 0; t < 10; ++t) {
@@ -501,7 +499,7 @@ TEST_CASE("drift: what is lost of a frame stays in the drift, to the bit, and al
     std::mt19937 random(23);
     run_options options{.delay = delay, .made = made, .chunk_loss = 0.3};
     options.compress.drop_ratio = 0.6;
-    options.compress.max_age = 4;
+    options.compress.at_least_every = 4;
     options.compress.payload = payload;
     options.outer = {.rate = 0.5, .momentum = 0.5, .payload = payload};
     cluster<double> all(three_layers, options);
@@ -594,7 +592,7 @@ TEST_CASE("drift: one worker alone goes on as if it were", "[oracle]") {
   std::mt19937 random(6);
   run_options options{.workers = 1, .delay = 1};
   options.compress.drop_ratio = 0.5;
-  options.compress.priority = lamina::priority_rule::value_times_waiting;
+  options.compress.by_score = true;
   cluster<float> all(three_layers, options);
   tensors<float> alone = zeros_of<float>(three_layers);
   for (int t = 0; t < 8; ++t) {
@@ -611,11 +609,11 @@ TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
       const auto run = [&](arrival when) {
         std::mt19937 random(17);
         run_options options{.delay = delay, .agrees = agrees, .when = when};
-        options.compress.byte_budget = 0.4;
-        options.compress.part_elements = 4096;
+        options.compress.send_budget = 0.4;
+        options.compress.fragment_elements = 4096;
         options.compress.payload = lamina::payload_type::int8;
         options.outer = {.rate = 0.5, .momentum = 0.5, .payload = lamina::payload_type::int8};
-        takes_time(options, 2.5);
+        takes_time(options);
         cluster<double> all(three_layers, options);
         std::vector<std::vector<std::size_t>> chosen;
         for (int t = 0; t < 12; ++t) {
@@ -699,7 +697,7 @@ TEST_CASE("drift: an update of a step that was not committed is refused") {
   lamina::selection all(model);
   all.send(0);
   const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
-  const auto bytes = encoder.encode(lamina::frame_kind::updates, 9, 0, all, give).to_bytes();
+  const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates, .step = 9}, all, give).to_bytes();
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(bytes, model), x, y); }) ==
         "apply: the update of step 9 comes before that step was committed");
   lamina::drift_compressor<float> resumed(model, {.drop_ratio = 0});
@@ -759,7 +757,7 @@ TEST_CASE("drift: updates that are not finite are refused") {
     all.send(0);
     all.send(1);
     const auto give = [&](std::size_t l) -> const std::vector<float>& { return broken[l]; };
-    const auto bytes = encoder.encode(lamina::frame_kind::updates, 1, 0, all, give).to_bytes();
+    const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates}, all, give).to_bytes();
     std::vector<float> d(5004);
     d[5003] = bad;
     for (const bool by_frame : {true, false}) {
@@ -783,12 +781,12 @@ TEST_CASE("drift: updates that are not finite are refused") {
 TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same bits", "[oracle]") {
   for (const auto payload : payloads) {
     run_options options{.delay = 2};
-    options.compress.byte_budget = 0.3;
-    options.compress.max_age = 5;
+    options.compress.send_budget = 0.3;
+    options.compress.at_least_every = 5;
     options.compress.payload = payload;
-    options.compress.part_elements = 4096;
+    options.compress.fragment_elements = 4096;
     options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-    takes_time(options, 1 / 0.3);
+    takes_time(options);
     std::mt19937 random(7);
     cluster<float> whole(three_layers, options);
     for (int t = 0; t < 7; ++t) whole.step(random_moves<float>(random, three_layers, options.workers));
@@ -801,13 +799,13 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
       CHECK(each.compressor.steps_under_way() == 2);
     }
     lamina::outer_step<float> outer(resumed.parts(), options.outer);
-    outer.restore(resumed.outer().momentum(), resumed.outer().rounding(), resumed.outer().came());
+    outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
       const auto moves = random_moves<float>(random, three_layers, options.workers);
       // The senders are not in the bytes: they are options.
       for (std::size_t w = 0; w < 4; ++w) {
-        lamina::compressor_options compress = options.compress;
+        lamina::worker_options compress = options.compress;
         compress.sender = static_cast<std::uint32_t>(w);
         const auto bytes = resumed.workers[w].compressor.save();
         resumed.workers[w].compressor = lamina::drift_compressor<float>(three_layers, compress);
@@ -832,9 +830,9 @@ TEST_CASE("drift: one that joins begins at the shared parameters, and one that l
     for (const bool joins : {true, false}) {  // or takes another's saved bytes for its own
       std::mt19937 random(8);
       run_options options{.workers = 2, .delay = delay};
-      options.compress.byte_budget = 0.6;
-      options.compress.max_age = 4;
-      options.compress.priority = lamina::priority_rule::value_times_waiting;
+      options.compress.send_budget = 0.6;
+      options.compress.at_least_every = 4;
+      options.compress.by_score = true;
       options.outer = {.rate = 0.5, .momentum = 0.5};
       cluster<double> all(three_layers, options);
       ledger<double> books(three_layers, delay);
@@ -917,7 +915,7 @@ TEST_CASE("drift: resumed by another number of workers, each has the mean of the
 TEST_CASE("drift: the values are those of the differences, with any functor and execution") {
   std::mt19937 random(9);
   const auto check = [&]<class F>(F functor) {
-    lamina::drift_compressor<float, F> compressor(three_layers, {.part_elements = 4096}, functor);
+    lamina::drift_compressor<float, F> compressor(three_layers, {.fragment_elements = 4096}, functor);
     const auto moves = random_moves<float>(random, three_layers, 2);
     const auto in_reverse = [](std::size_t pieces, auto&& work) {
       for (std::size_t i = pieces; i-- > 0;) work(i);
@@ -965,7 +963,7 @@ TEST_CASE("drift: what is packed is what the frame says") {
 
 TEST_CASE("drift: a part that is under way is not selected again, whatever asks for it") {
   std::mt19937 random(10);
-  lamina::compressor_options options{.drop_ratio = 0, .max_age = 1, .always_sent = {1}};
+  lamina::worker_options options{.drop_ratio = 0, .at_least_every = 1, .always_sent = {1}};
   lamina::drift_compressor<float> compressor(three_layers, options);
   tensors<float> x = zeros_of<float>(three_layers);
   tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
@@ -1005,8 +1003,8 @@ TEST_CASE("drift: by value times waiting the agreed value counts for the steps s
     for (const bool waits : {true, false}) {
       std::mt19937 random(21);
       run_options options{.workers = 2, .agrees = agrees};
-      options.compress.byte_budget = 0.2;
-      if (waits) options.compress.priority = lamina::priority_rule::value_times_waiting;
+      options.compress.send_budget = 0.2;
+      if (waits) options.compress.by_score = true;
       if (!agrees) options.workers = 1;
       cluster<double> all(model, options);
       std::vector<double> sent_in(5);
@@ -1042,8 +1040,7 @@ TEST_CASE("drift: by value times waiting the agreed value counts for the steps s
 TEST_CASE("drift: a step that is abandoned counts as waited, one that is lost as sent") {
   const lamina::layout model = lamina_test::model_of({64, 64});
   for (const bool is_lost : {true, false}) {
-    lamina::drift_compressor<float> compressor(
-        model, {.drop_ratio = 0.5, .priority = lamina::priority_rule::value_times_waiting});
+    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0.5, .by_score = true});
     tensors<float> x = zeros_of<float>(model);
     tensors<float> y = {std::vector<float>(64, 3.0F), std::vector<float>(64, 2.0F)};
     compressor.observe_all(x, y);
@@ -1072,31 +1069,10 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   CHECK(message_of([&] { lamina::drift_compressor<float>(three_layers, {.momentum = 0.9}); }) ==
         "momentum: a drift has none, the worker's optimizer may");
   CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.source = lamina::threshold_source::fresh});
-        }) == "source: a drift has no fresh gradient to search over");
-  CHECK(message_of([&] {
           lamina::drift_compressor<float>(three_layers, {.non_finite = lamina::non_finite::skip});
         }) == "non_finite: nothing can be left out of a drift, so refuse");
-  CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.decide = lamina::decision_timing::ahead});
-        }) == "decide: a drift is complete at the end of a step alone, so at_end");
-  CHECK(message_of([&] {
-          lamina::gradient_compressor<float>(three_layers,
-                                             {.priority = lamina::priority_rule::value_times_waiting,
-                                              .decide = lamina::decision_timing::ahead});
-        }) ==
-        "priority_rule::value_times_waiting is for decision_timing::at_end and "
-        "threshold_source::accumulated");
-  CHECK(throws<std::invalid_argument>([&] {
-    lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule::value_times_waiting,
-                                                      .source = lamina::threshold_source::fresh});
-  }));
-  CHECK(message_of([&] {
-          lamina::gradient_compressor<float>(three_layers, {.priority = lamina::priority_rule(7)});
-        }) == "priority 7 is none of priority_rule");
-  CHECK(message_of([&] {
-          lamina::gradient_compressor<float>(three_layers, {.payload = lamina::payload_type(9)});
-        }) == "payload 9 is none of payload_type");
+  CHECK(message_of([&] { lamina::worker<float>(three_layers, {.payload = lamina::payload_type(9)}); }) ==
+        "payload 9 is none of payload_type");
   CHECK(message_of([&] { lamina::outer_step<float>(three_layers, {.payload = lamina::payload_type(5)}); }) ==
         "payload 5 is none of payload_type");
   CHECK(throws<std::invalid_argument>([&] { lamina::drift_compressor<float>(lamina_test::model_of({})); }));
@@ -1137,14 +1113,14 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
   lamina::frame_encoder<float> encoder(three_layers, 7);
   const lamina::selection nothing(three_layers);
   const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
-  const auto empty = encoder.encode(lamina::frame_kind::updates, 1, 0, nothing, give).to_bytes();
+  const auto empty = encoder.encode({.kind = lamina::frame_kind::updates}, nothing, give).to_bytes();
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(empty, three_layers), x, y); }) ==
         "apply: the update of step 1 lacks 'layer0', which was sent in it");
-  const auto gradients = encoder.encode(lamina::frame_kind::gradients, 1, 0, nothing, give).to_bytes();
+  const auto gradients = encoder.encode({}, nothing, give).to_bytes();
   CHECK(throws<lamina::decode_error>(
       [&] { compressor.apply(lamina::decode<float>(gradients, three_layers), x, y); }));
   const auto other_run = lamina::frame_encoder<float>(three_layers, 8)
-                             .encode(lamina::frame_kind::updates, 1, 0, nothing, give)
+                             .encode({.kind = lamina::frame_kind::updates}, nothing, give)
                              .to_bytes();
   CHECK(throws<lamina::decode_error>(
       [&] { compressor.apply(lamina::decode<float>(other_run, three_layers), x, y); }));
@@ -1166,7 +1142,7 @@ TEST_CASE("drift: parameters that are not finite are refused, and the layer name
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     tensors<float> y = x;
     y[0][4500] = bad;
-    lamina::drift_compressor<float> compressor(three_layers, {.part_elements = 4096});
+    lamina::drift_compressor<float> compressor(three_layers, {.fragment_elements = 4096});
     try {
       compressor.observe_all(x, y);
       FAIL("nothing was thrown");
@@ -1204,17 +1180,15 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   CHECK(code_of({}, three_layers) == lamina::errc::truncated);
   auto longer = bytes;
   longer.push_back({});
-  auto residual = lamina::gradient_compressor<float>(three_layers).save();
+  const auto residual = lamina::worker<float>(three_layers).save();
   CHECK(code_of(residual, three_layers) == lamina::errc::bad_magic);
-  if (lamina::checksums_available) {
-    CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
-    for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
-      auto changed = bytes;
-      changed[at] ^= std::byte{1};
-      CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
-    }
-    CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
+  CHECK(code_of(longer, three_layers) == lamina::errc::checksum_mismatch);
+  for (const std::size_t at : {std::size_t{64}, bytes.size() - 1}) {
+    auto changed = bytes;
+    changed[at] ^= std::byte{1};
+    CHECK(code_of(changed, three_layers) == lamina::errc::checksum_mismatch);
   }
+  CHECK(code_of({bytes.begin(), bytes.end() - 4}, three_layers) == lamina::errc::checksum_mismatch);
   // Without a checksum what follows is read, and judged, as it stands.
   const auto unprotected = [&](std::size_t offset, std::uint64_t value) {
     auto changed = bytes;
@@ -1225,21 +1199,18 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   };
   const std::size_t body = 64 + 3 * 8;
   CHECK(!code_of(unprotected(0, 0), three_layers));
-  CHECK(code_of(unprotected(64, 9), three_layers) ==
-        lamina::errc::impossible_age);  // sent in step 9 of 2
-  CHECK(code_of(unprotected(body, 3), three_layers) == lamina::errc::impossible_age);      // applied
+  CHECK(code_of(unprotected(64, 9), three_layers) == lamina::errc::impossible_age);    // sent in step 9 of 2
+  CHECK(code_of(unprotected(body, 3), three_layers) == lamina::errc::impossible_age);  // applied
   CHECK(code_of(unprotected(body + 8, 1), three_layers) == lamina::errc::trailing_bytes);  // under way
   CHECK(code_of(unprotected(body + 8, ~std::uint64_t{}), three_layers) == lamina::errc::truncated);
   CHECK(code_of(unprotected(body + 16, 5), three_layers) == lamina::errc::impossible_age);  // its step
   CHECK(code_of(unprotected(body + 24, ~std::uint64_t{}), three_layers) ==
-        lamina::errc::truncated);  // its parts
-  CHECK(code_of(unprotected(body + 32, 1), three_layers) ==
-        lamina::errc::wrong_layout);  // its elements
+        lamina::errc::truncated);                                                         // its parts
+  CHECK(code_of(unprotected(body + 32, 1), three_layers) == lamina::errc::wrong_layout);  // its elements
   CHECK(code_of(unprotected(body + 40, 3), three_layers) ==
         lamina::errc::wrong_layout);  // the first of its parts
-  CHECK(code_of(unprotected(body + 48, 0), three_layers) ==
-        lamina::errc::wrong_layout);                                               // not ascending
-  CHECK(code_of(unprotected(24, 1), three_layers) == lamina::errc::wrong_layout);  // elements
+  CHECK(code_of(unprotected(body + 48, 0), three_layers) == lamina::errc::wrong_layout);  // not ascending
+  CHECK(code_of(unprotected(24, 1), three_layers) == lamina::errc::wrong_layout);         // elements
 }
 
 TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]") {
@@ -1278,10 +1249,9 @@ TEST_CASE("drift: frames of updates are taken where they belong and nowhere else
   const auto view = lamina::decode<float>(bytes, three_layers);
   CHECK(view.kind() == lamina::frame_kind::updates);
   CHECK(lamina::peek(bytes).kind == lamina::frame_kind::updates);
-  auto of_gradients = lamina::gradient_aggregator<float>::of_workers(three_layers, 1);
-  CHECK(throws<lamina::decode_error>([&] { of_gradients.add(view); }));
-  auto of_updates =
-      lamina::gradient_aggregator<float>::of_workers(three_layers, 1, {.kind = lamina::frame_kind::updates});
-  of_updates.add(view);
-  CHECK(of_updates.is_complete());
+  lamina::server<float> of_gradients(three_layers);
+  CHECK(of_gradients.add(bytes) == lamina::errc::unexpected_kind);
+  lamina::server<float> of_updates(three_layers, {.kind = lamina::frame_kind::updates});
+  CHECK_FALSE(of_updates.add(bytes));
+  CHECK(of_updates.complete());
 }

@@ -23,14 +23,6 @@ namespace {
 template <class T>
 constexpr T largest = std::numeric_limits<T>::max();
 
-/// The literal reading of the paper's equation 2.
-struct signed_mean {
-  static float map(float x) { return x; }
-  static double map(double x) { return x; }
-  static auto combine(auto a, auto b) { return a + b; }
-  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
-};
-
 // NaN, infinity and its negative in G, and 1.
 template <class G>
 struct special {

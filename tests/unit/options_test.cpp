@@ -58,6 +58,18 @@ TEST_CASE("warm-up: R is bitwise the same with every C library") {
   }
 }
 
+TEST_CASE("warm-up: powers of square roots and products") {
+  // By Python, in the order of detail/power.hpp.
+  CHECK(same_bits(lamina::detail::root_power(0.9, 0.08), 0x1.fbb3db9ef506dp-1));
+  CHECK(same_bits(lamina::detail::root_power(0.5, 1 / 65536.0), 0x1.fffe9d1c4b0f4p-1));
+  CHECK(lamina::detail::root_power(0.7, 1) == 0.7);
+  CHECK(lamina::detail::root_power(0, 0.5) == 0);
+  for (double exponent = 1 / 65536.0; exponent <= 1; exponent *= 1.37) {
+    for (const double base : {1e-30, 0.1, 0.9, 0.999999})
+      CHECK(std::abs(lamina::detail::root_power(base, exponent) - std::pow(base, exponent)) < 1e-14);
+  }
+}
+
 TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio, however seldom a search is due") {
   std::mt19937 random(401);
   const lamina::layout model = random_model(random);

@@ -15,14 +15,6 @@ using lamina::worker_options;
 
 namespace {
 
-/// The literal reading of the paper's equation 2.
-struct signed_mean {
-  static float map(float x) { return x; }
-  static double map(double x) { return x; }
-  static auto combine(auto a, auto b) { return a + b; }
-  static double finish(double total, std::size_t elements) { return total / static_cast<double>(elements); }
-};
-
 // What a worker is made of, put together wrongly in one of two ways.
 enum class defect { never_clears, never_accumulates };
 
@@ -39,10 +31,10 @@ class broken_worker {
       values_[l] = residual_.accumulate(l, gradients[l]);
     }
     sent_.apply_threshold(values_, threshold_);
-    bytes frame = encoder_
-                      .encode(lamina::frame_kind::gradients, ++step_, rank_, sent_,
-                              [this](std::size_t l) { return residual_[l]; })
-                      .to_bytes();
+    bytes frame =
+        encoder_
+            .encode({.step = ++step_, .sender = rank_}, sent_, [this](std::size_t l) { return residual_[l]; })
+            .to_bytes();
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (Defect != defect::never_clears && sent_.is_sent(l)) residual_.clear(l);
     }

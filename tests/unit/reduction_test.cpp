@@ -95,5 +95,5 @@ TEMPLATE_TEST_CASE("reduction: one order wherever the totals come from", "", flo
   const std::span<const TestType> elements(gradient[1]);
   check(lamina::l1_norm{}, literal_sum_abs(elements));
   check(lamina::l2_norm{}, std::sqrt(literal_sum_squares(elements)));
-  check(own_signed_mean{}, literal_sum(elements) / static_cast<double>(elements.size()));
+  check(signed_mean{}, literal_sum(elements) / static_cast<double>(elements.size()));
 }

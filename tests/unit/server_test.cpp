@@ -233,7 +233,7 @@ TEST_CASE("server: a frame that is not expected is refused by its code, and chan
   CHECK(refused({}) == errc::truncated);
   bytes damaged = of(1, 7);
   damaged.back() ^= std::byte{1};
-  if (lamina::checksums_available) CHECK(refused(damaged) == errc::checksum_mismatch);
+  CHECK(refused(damaged) == errc::checksum_mismatch);
 
   REQUIRE_FALSE(server.add(of(1, 7, frame_kind::gradients, 5, {4})));
   CHECK(update(server)[0] == std::vector<float>{6});
@@ -524,7 +524,7 @@ TEST_CASE("server: the options say how replies are written, and of which run") {
   CHECK(view.apply_to(0, replica));
   CHECK(replica == std::vector<float>{1, 1});  // rounded, and the server's is not
   const bool has_checksum = (frame[8] & std::byte{1}) != std::byte{0};
-  CHECK(has_checksum == (lamina::checksums_available && checksum == lamina::frame_checksum::xxh3));
+  CHECK(has_checksum == (checksum == lamina::frame_checksum::xxh3));
 }
 
 TEST_CASE("server: mistakes of a reply or a commit throw, and change nothing") {

@@ -155,34 +155,6 @@ TEST_CASE("threshold: sizes whose sum overflows are refused") {
   CHECK_THROWS_AS((void)lamina::search_threshold(values, sizes, 0.5), std::invalid_argument);
 }
 
-TEST_CASE("threshold: refresh every n steps begins with the first") {
-  const auto every_step = lamina::refresh_schedule::every(1);
-  const auto every_third = lamina::refresh_schedule::every(3);
-  const auto every_hundred = lamina::refresh_schedule::every(100);
-  for (std::uint64_t step = 1; step <= 1000; ++step) {
-    REQUIRE(every_step.due(step));
-    REQUIRE(every_third.due(step) == (step % 3 == 1));
-    REQUIRE(every_hundred.due(step) == (step % 100 == 1));
-  }
-  CHECK_FALSE(every_hundred.fixed_threshold());
-  CHECK(lamina::refresh_schedule::every(~std::uint64_t{0}).due(1));
-  CHECK_THROWS_AS(lamina::refresh_schedule::every(0), std::invalid_argument);
-}
-
-TEST_CASE("threshold: refresh in the first step alone, and never") {
-  const auto first = lamina::refresh_schedule::first_step_only();
-  const auto fixed = lamina::refresh_schedule::fixed(0.75);
-  CHECK(first.due(1));
-  CHECK_FALSE(first.fixed_threshold());
-  CHECK(fixed.fixed_threshold() == 0.75);
-  CHECK_FALSE(fixed.due(1));
-  for (std::uint64_t step = 2; step <= 1000; ++step) {
-    REQUIRE_FALSE(first.due(step));
-    REQUIRE_FALSE(fixed.due(step));
-  }
-  CHECK_THROWS_AS(lamina::refresh_schedule::fixed(nan_value), std::invalid_argument);
-}
-
 TEST_CASE("threshold: it is never -0, by R or within a budget") {
   lamina::threshold_search search;
   const std::vector<std::size_t> sizes = {10, 10, 10};

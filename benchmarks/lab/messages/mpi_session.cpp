@@ -4,8 +4,6 @@
 #include <array>
 #include <string>
 
-#include "messages/transport.hpp"
-
 namespace lab {
 
 void check_mpi(int code, const char* call) {

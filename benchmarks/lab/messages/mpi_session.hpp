@@ -3,8 +3,16 @@
 
 #include <mpi.h>
 
+#include <stdexcept>
+
 /// MPI's errors as exceptions, and its beginning and end.
 namespace lab {
+
+/// A peer is gone, silent for too long, or broke the protocol.
+class link_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 /// Throws link_error with MPI's own words, naming `call`, unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);

@@ -278,8 +278,8 @@ class worker {
   detail::step_phase phase_ = {};  // as of the calls; in a graph they count when it is captured
 };
 
-/// The frame that worker::encode() has written to host memory, cut to its length and, where lamina is compiled with checksums, with
-/// its checksum: bitwise the frame of a lamina::worker. Throws decode_error if there is no whole frame. Cost: one read of it.
+/// The frame that worker::encode() has written to host memory, cut to its length and with its checksum: bitwise the frame of a
+/// lamina::worker. Throws decode_error if there is no whole frame. Cost: one read of it.
 inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   using namespace lamina::detail;
   if (buffer.size() < wire_header_bytes) throw decode_error(errc::truncated, "a device's frame");
@@ -289,7 +289,6 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   if (prefix_bytes > buffer.size() || header.payload_bytes > buffer.size() - prefix_bytes)
     throw decode_error(errc::truncated, "a device's frame");
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
-  if (!checksum::available) return frame;
   header.flags |= flag_checksum;
   write_header(frame, header);
   checksum sum;

@@ -128,8 +128,8 @@ template <class Module>
   }
 }
 
-/// The gradients of these parameters, for gradient_compressor::accumulate_all: handles, no copies. One without a gradient gives an
-/// undefined tensor, which is skipped there.
+/// The gradients of these parameters, for worker::add: handles, no copies. One without a gradient gives an undefined tensor, which is
+/// a layer without a gradient there.
 [[nodiscard]] inline std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   gradients.reserve(parameters.size());

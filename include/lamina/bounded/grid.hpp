@@ -57,7 +57,7 @@ class chunk_grid {
     std::size_t bytes = 0;
   };
 
-  /// \param parts           the layout of the frames: gradient_compressor::parts() where layers are cut
+  /// \param parts           the layout of the frames: worker::fragments() where layers are cut
   /// \param element_bytes   4: float, 8: double
   /// \param type            how the elements are written
   /// \param chunk_elements  see chunk_elements()

@@ -15,11 +15,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
 
-#if !LAMINA_HAS_XXHASH
-#error \
-    "lamina/bounded needs xxHash, for the check of its packets: install xxhash.h, and do not define LAMINA_NO_XXHASH"
-#endif
-
 /// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {
 

@@ -10,17 +10,16 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"
-#include "lamina/collectives/cost.hpp"
-#include "lamina/collectives/patience.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 
-/// What ranks must be of one mind about before there is a plan. All of them call the same function at the same time, before an engine uses
-/// the channel; each waits until all are there.
+/// \file
+/// What ranks must agree on before there is a plan. Read it after channel.hpp.
+///
+/// All of them call the same function at the same time, before an engine uses the channel; each waits until all are there.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 namespace detail {
@@ -39,30 +38,15 @@ class conversation {
   /// Sends to one rank while it receives from another; either may be left out by an empty span. Throws channel_error where nothing is
   /// heard, or another length arrives.
   void exchange(std::size_t to, std::span<const std::byte> out, std::size_t from, std::span<std::byte> in) {
-    make_room((std::max)(out.size(), in.size()));
-    std::ranges::copy(out, memory_->out.begin());
-    exchange(to, {out.size(), 1}, from, {in.size(), 1});
-    std::ranges::copy(std::span(memory_->in).first(in.size()), in.begin());
-  }
-
-  /// Messages of one length, all under way at once: none where they have no bytes.
-  struct messages {
-    std::size_t bytes = 0;  // of each
-    std::size_t count = 1;
-  };
-  /// The same with bytes that nobody reads, after make_room() for all messages together.
-  void exchange(std::size_t to, messages out, std::size_t from, messages in) {
+    memory_->out.assign(out.begin(), out.end());
+    memory_->in.resize(in.size());
     try {
-      move(to, out, from, in);
+      move(to, from);
     } catch (...) {
       channel_.abandon(memory_);
       throw;
     }
-  }
-  void make_room(std::size_t bytes) {
-    if (bytes <= memory_->out.size()) return;
-    memory_->out.resize(bytes);
-    memory_->in.resize(bytes);
+    std::ranges::copy(memory_->in, in.begin());
   }
 
   /// Rank 0's numbers to all.
@@ -96,36 +80,29 @@ class conversation {
     std::vector<std::byte> out;
     std::vector<std::byte> in;
   };
-  enum way : unsigned char { of_nobody, comes_in, goes_out };
   static constexpr std::uint32_t tag = 1;  // an engine's rounds have 0
 
-  void move(std::size_t to, messages out, std::size_t from, messages in) {
-    under_way_.assign(channel::most_tickets, of_nobody);
-    std::size_t incoming = in.bytes > 0 ? in.count : 0;
-    std::size_t outgoing = out.bytes > 0 ? out.count : 0;
-    for (std::size_t k = 0; k < incoming; ++k)
-      under_way_[channel_.receive(from, tag, {{}, std::span(memory_->in).subspan(k * in.bytes, in.bytes)})] =
-          comes_in;
-    for (std::size_t k = 0; k < outgoing; ++k)
-      under_way_[channel_.send(to, tag, {{}, std::span(memory_->out).subspan(k * out.bytes, out.bytes)})] =
-          goes_out;
+  void move(std::size_t to, std::size_t from) {
+    bool is_due = !memory_->in.empty();
+    bool is_leaving = !memory_->out.empty();
+    const ticket incoming = is_due ? channel_.receive(from, tag, {{}, memory_->in}) : 0;
+    const ticket outgoing = is_leaving ? channel_.send(to, tag, {{}, memory_->out}) : 0;
     patience_.renew(patience::clock::now());
-    while (incoming + outgoing > 0) {
+    while (is_due || is_leaving) {
       for (const completion& each : channel_.progress()) {
         patience_.renew(patience::clock::now());
-        const way taken = std::exchange(under_way_[each.which], of_nobody);
-        if (taken == goes_out) --outgoing;
-        if (taken != comes_in) continue;
-        --incoming;
-        if (each.bytes != in.bytes || each.is_truncated) {
+        if (each.which == outgoing) is_leaving = false;
+        if (!is_due || each.which != incoming) continue;
+        is_due = false;
+        if (each.bytes != memory_->in.size() || each.is_truncated) {
           throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(each.bytes) +
-                                        " bytes where " + std::to_string(in.bytes) +
+                                        " bytes where " + std::to_string(memory_->in.size()) +
                                         " are expected, before the first step");
         }
       }
-      if (incoming + outgoing == 0) return;
+      if (!is_due && !is_leaving) return;
       if (patience_.is_over(patience::clock::now())) {
-        const std::size_t silent = incoming > 0 ? from : to;
+        const std::size_t silent = is_due ? from : to;
         throw channel_error(silent, "nothing heard for " + std::to_string(timeout_.count()) + " ms from " +
                                         channel_.name_of(silent) + ", before the first step");
       }
@@ -137,7 +114,6 @@ class conversation {
   std::chrono::milliseconds timeout_;
   patience patience_;
   std::shared_ptr<memory> memory_;
-  std::vector<way> under_way_;  // of a ticket
 };
 
 }  // namespace detail
@@ -172,21 +148,6 @@ class conversation {
                                         "'");
   }
   return {own.begin(), own.end()};
-}
-
-/// The largest of each constant over all ranks, with three digits. Throws channel_error, which ends the channel; and on all ranks
-/// calibration_error where a constant of one cannot be.
-[[nodiscard]] inline cost_table agree_on_costs(channel& over, const cost_table& own,
-                                               std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
-  std::vector<double> most = {own.alpha, own.beta_one_way, own.beta_both_ways, own.gamma};
-  detail::conversation(over, timeout).combine(most, [](const auto& before, auto& here) {
-    // A number that cannot be is kept: the largest would hide it.
-    const auto larger = [](double a, double b) { return !can_be(a) || (can_be(b) && a > b) ? a : b; };
-    std::ranges::transform(before, here, here.begin(), larger);
-  });
-  const cost_table agreed = {most[0], most[1], most[2], most[3]};
-  check_costs(agreed);
-  return rounded(agreed);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -2,27 +2,24 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
 #include <cstddef>
 #include <limits>
-#include <locale>
-#include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 
-/// What a collective takes: the seconds of its rounds, one after the other, each as long as its slowest rank. Rounds that are under way
-/// together are as one: they share a link, so their bytes add up, and one latency.
+/// \file
+/// The seconds that a collective takes, by which an algorithm and the size of buckets are chosen. Read it after schedule.hpp.
+///
+/// They are the seconds of its rounds, one after the other, each as long as its slowest rank. Rounds that are under way together are as
+/// one: they share a link, so their bytes add up, and one latency.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// The constants of a network and its machines, as calibrate() measures them.
+/// The constants of a network and its machines, as benchmarks/network/calibration.hpp measures them.
 struct cost_table {
   double alpha = 0;           ///< seconds a message
   double beta_one_way = 0;    ///< seconds a byte to one rank and from another, or one way alone
@@ -35,52 +32,17 @@ struct cost_table {
 /// Gigabit Ethernet through TCP, for a plan before anything is measured: 300 µs a message, goodput 1448/1514 of 1 Gb/s.
 inline constexpr cost_table gigabit_costs = {3e-4, 8.365e-9, 8.365e-9, 2e-10};
 
-/// Thrown where a constant cannot be: not finite or not positive.
-class calibration_error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// Whether a constant can be: it is finite and positive.
-[[nodiscard]] inline bool can_be(double constant) noexcept {
-  return std::isfinite(constant) && constant > 0;
-}
-
-/// Throws calibration_error naming the constant unless each is finite and positive.
+/// Throws std::invalid_argument naming the constant unless each is finite and positive.
 inline void check_costs(const cost_table& costs) {
   const auto check_one = [](const char* name, double value) {
-    if (can_be(value)) return;
-    throw calibration_error("the cost " + std::string(name) + " is " + std::to_string(value) +
-                            ": it must be finite and above 0");
+    if (lamina::detail::is_finite(value) && value > 0) return;
+    throw std::invalid_argument("the cost " + std::string(name) + " is " + std::to_string(value) +
+                                ": it must be finite and above 0");
   };
   check_one("alpha", costs.alpha);
   check_one("beta_one_way", costs.beta_one_way);
   check_one("beta_both_ways", costs.beta_both_ways);
   check_one("gamma", costs.gamma);
-}
-
-namespace detail {
-
-/// "3.00e-04": the same in every locale, where printf and strtod go by the program's.
-[[nodiscard]] inline std::string scientific(double value, int digits) {
-  std::array<char, 32> text{};
-  const auto written =
-      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::scientific, digits);
-  return {text.data(), written.ptr};
-}
-
-}  // namespace detail
-
-/// Each constant with three significant digits: what a plan is made from, and what its text holds.
-[[nodiscard]] inline cost_table rounded(const cost_table& costs) {
-  const auto round = [](double value) {
-    if (!std::isfinite(value)) return value;
-    std::istringstream text(detail::scientific(value, 2));
-    text.imbue(std::locale::classic());
-    text >> value;
-    return value;
-  };
-  return {round(costs.alpha), round(costs.beta_one_way), round(costs.beta_both_ways), round(costs.gamma)};
 }
 
 /// Seconds that a collective over `elements` floats takes, on the rank for which that is most: alpha of each round, or of all that are under
@@ -129,14 +91,12 @@ namespace detail {
 }
 
 /// The algorithm whose all_reduce, in chunks of so many elements, takes the fewest seconds; where several do, the first of ring,
-/// halving_doubling, recursive_doubling, tree, pairwise.
+/// halving_doubling, pairwise.
 [[nodiscard]] inline algorithm cheapest(std::size_t ranks, std::size_t elements, const cost_table& costs,
                                         std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) {
-  constexpr std::array order = {algorithm::ring, algorithm::halving_doubling, algorithm::recursive_doubling,
-                                algorithm::tree, algorithm::pairwise};
-  algorithm best = order[0];
+  algorithm best = algorithm::ring;
   double least = std::numeric_limits<double>::infinity();
-  for (const algorithm each : order) {
+  for (const algorithm each : {algorithm::ring, algorithm::halving_doubling, algorithm::pairwise}) {
     const double seconds = seconds_in_chunks(operation::all_reduce, each, ranks, elements, chunk, costs);
     // Sums that are equal but for their rounding are ties.
     if (seconds < least * (1 - 1e-9)) {
@@ -145,14 +105,6 @@ namespace detail {
     }
   }
   return best;
-}
-
-/// Whether a rank sends fewer bytes where a fully connected layer's inputs and output errors are gathered than where its gradient is summed:
-/// rows·(inputs + outputs)·(P - 1) elements against 2·inputs·outputs·(P - 1)/P, `rows` being those of one rank's batch.
-[[nodiscard]] constexpr bool gathers_less(std::size_t rows, std::size_t inputs, std::size_t outputs,
-                                          std::size_t ranks) noexcept {
-  return static_cast<double>(rows) * static_cast<double>(inputs + outputs) * static_cast<double>(ranks) <
-         2.0 * static_cast<double>(inputs) * static_cast<double>(outputs);
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -20,27 +20,24 @@
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/engine_options.hpp"
 #include "lamina/collectives/executor.hpp"
-#include "lamina/collectives/patience.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/staging.hpp"
-#include "lamina/collectives/timeline.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/fnv.hpp"
 
+/// \file
+/// The sums of a plan, made beside the computation: what a program uses. Read it after executor.hpp and staging.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// The mean gradient of each layer over all ranks, computed beside the backward pass: layers are handed over as their gradients become
-/// ready, and the buckets of the plan are summed in its order, one collective at a time. Of a gathered layer each rank hands its slice
-/// over, and all ranks get all slices as they are: gathered().
+/// ready, and the buckets of the plan are summed in its order, one collective at a time.
 ///
 ///     engine.begin_step();                                  // before backward
 ///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
 ///     engine.wait(l); update(l, engine.mean(l));            // where layer l is needed again, or after drain()
 ///
-/// With options.update each rank updates its slices of all layers, and the last line is
-///
-///     engine.wait(l); copy engine.parameters(l) into the network;
+/// With options.update each rank updates its slices of all layers, and engine.parameters(l) is copied into the network in the last line.
 ///
 /// One thread calls it. Every rank has the same plan, which the ranks compare before the first sum, and makes the same decisions. The
 /// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
@@ -51,9 +48,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
 /// begun no step: until then it sends nothing.
 class engine {
  public:
-  /// Throws std::invalid_argument where the plan is for another number of ranks, or its chunks are too many pieces, or for
-  /// a timeout that is not above 0; std::bad_alloc where there is no memory for the gradients and one chunk more, with options.update two. With that also
-  /// std::invalid_argument where the algorithm of a bucket leaves other sums than one slice to each rank.
+  /// Needs memory for the gradients and one chunk more, with options.update two. Throws std::invalid_argument where the plan is for another
+  /// number of ranks, its chunks are too many pieces, a timeout is not above 0, or owners would not get a slice each.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
         plan_(std::move(given)),
@@ -64,14 +60,8 @@ class engine {
         executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor, options.pieces),
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()) {
-    const bool has_owners = static_cast<bool>(options_.update);
-    if (has_owners) {
-      tasks_.assign(plan_.tasks_of_owners().begin(), plan_.tasks_of_owners().end());
-    } else {
-      tasks_ = plan_.tasks();
-    }
+    tasks_ = options_.update ? plan_.tasks_of_owners() : plan_.tasks();
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
-    for (const task& each : tasks_) predicted_seconds_.push_back(plan_.seconds_of(each));
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
   }
@@ -101,33 +91,27 @@ class engine {
     check_caller();
     rethrow();
     for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l) {
-      if (layers_[l].now == phase::open) throw std::logic_error(sentence(l, " was not ready"));
+      if (layers_[l] == phase::open) throw std::logic_error(sentence(l, " was not ready"));
     }
     drain();
     {
       const std::lock_guard lock(mutex_);
       ++step_;
-      for (layer_state& each : layers_) each.now = phase::open;
-      for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      std::ranges::fill(layers_, phase::open);
+      for (std::size_t b = 0; b < buckets_.size(); ++b)
         buckets_[b].missing = plan_.buckets()[b].layers.size();
-        buckets_[b].is_done = false;
-      }
       now_ = 0;
       summed_ = 0;
     }
     work_.notify_one();  // the first step has the opening sum to make
   }
 
-  /// Hands over the gradient of a layer, or this rank's slice of a gathered one, which is copied. std::out_of_range for the layer,
-  /// std::invalid_argument for its size, and std::logic_error before begin_step(), or where the layer was handed over in this step.
+  /// Hands over the gradient of a layer, which is copied. std::out_of_range for the layer, std::invalid_argument for its size, and
+  /// std::logic_error before begin_step(), or where the layer was handed over in this step.
   void ready(std::size_t layer, std::span<const float> gradient) {
-    if (is_gathered(layer)) {
-      check_slice(layer, gradient.size());
-    } else {
-      plan_.model().check_size(layer, gradient.size());
-    }
+    plan_.model().check_size(layer, gradient.size());
     check_open(layer);
-    std::ranges::copy(gradient, staging_.own_place(layer).begin());
+    std::ranges::copy(gradient, staging_.place(layer).begin());
     hand_over(layer, phase::sent);
   }
 
@@ -140,10 +124,10 @@ class engine {
 
   /// Whether the mean of the layer, or with owners its parameters, are there, or nothing is to come: no step has begun.
   [[nodiscard]] bool is_done(std::size_t layer) {
-    const std::size_t bucket = plan_.place(layer).bucket;
+    const std::size_t last = buckets_[plan_.place(layer).bucket].last_task;
     const std::lock_guard lock(mutex_);
     rethrow();
-    return step_ == 0 || buckets_[bucket].is_done;
+    return step_ == 0 || now_ > last;
   }
 
   /// Waits until is_done(layer). std::logic_error where that cannot be: a layer that is summed before was not ready.
@@ -153,21 +137,14 @@ class engine {
   void drain() { wait_for(tasks_.size(), 0); }
 
   /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
-  /// std::logic_error where it is not there yet, belongs to owners, or is gathered.
+  /// std::logic_error where it is not there yet, or belongs to owners.
   [[nodiscard]] std::span<float> mean(std::size_t layer) {
-    if (is_gathered(layer)) throw std::logic_error(sentence(layer, " is gathered and has no mean"));
     if (options_.update) throw std::logic_error(sentence(layer, " has its mean with its owners alone"));
     return whole(layer);
   }
   /// With owners, the new parameters: otherwise as mean().
   [[nodiscard]] std::span<float> parameters(std::size_t layer) {
-    if (is_gathered(layer)) throw std::logic_error(sentence(layer, " is gathered and has no owners"));
     if (!options_.update) throw std::logic_error(sentence(layer, " has no owners: options.update is empty"));
-    return whole(layer);
-  }
-  /// The slices of all ranks, that of rank 0 first: otherwise as mean(). std::logic_error where the layer is not layer_class::gathered.
-  [[nodiscard]] std::span<float> gathered(std::size_t layer) {
-    if (!is_gathered(layer)) throw std::logic_error(sentence(layer, " is summed, not gathered"));
     return whole(layer);
   }
 
@@ -192,13 +169,9 @@ class engine {
     executor::memory of_executor;
     float opening = 0;
   };
-  struct layer_state {
-    phase now = phase::open;
-  };
   struct bucket_state {
     std::size_t last_task = 0;
     std::size_t missing = 0;  // layers that were not handed over
-    bool is_done = true;
   };
 
   static const plan& checked(const plan& given, const channel& over) {
@@ -210,18 +183,9 @@ class engine {
     return "layer " + std::to_string(layer) + " '" + plan_.model()[layer].name + "'" + what + " in step " +
            std::to_string(step_);
   }
-  void check_slice(std::size_t layer, std::size_t elements) const {
-    if (elements == plan_.handed_over(layer)) return;
-    throw std::invalid_argument("layer " + std::to_string(layer) + " '" + plan_.model()[layer].name +
-                                "' is gathered in slices of " + std::to_string(plan_.handed_over(layer)) +
-                                " elements, not of " + std::to_string(elements));
-  }
-  [[nodiscard]] bool is_gathered(std::size_t layer) const {
-    return plan_.buckets()[plan_.place(layer).bucket].is_gathered;
-  }
   [[nodiscard]] std::span<float> whole(std::size_t layer) {
     if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
-    if (layers_[layer].now == phase::held) return {};
+    if (layers_[layer] == phase::held) return {};
     return staging_.whole(layer);
   }
   void record(activity what, event_kind kind, std::size_t index) const {
@@ -259,13 +223,13 @@ class engine {
     check_caller();
     rethrow();
     if (step_ == 0) throw std::logic_error("a layer is handed over before the first step has begun");
-    if (layers_[layer].now != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
+    if (layers_[layer] != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
   }
   void hand_over(std::size_t layer, phase as) {
     record(activity::ready, event_kind::instant, layer);
     {
       const std::lock_guard lock(mutex_);
-      layers_[layer].now = as;
+      layers_[layer] = as;
       --buckets_[plan_.place(layer).bucket].missing;
     }
     if (thread_.joinable())
@@ -283,7 +247,7 @@ class engine {
       const std::size_t b = tasks_[k].bucket;
       if (buckets_[b].missing == 0) continue;
       const auto& layers = plan_.buckets()[b].layers;
-      const auto open = std::ranges::find(layers, phase::open, [&](std::size_t l) { return layers_[l].now; });
+      const auto open = std::ranges::find(layers, phase::open, [&](std::size_t l) { return layers_[l]; });
       throw std::logic_error(sentence(*open, " was not ready when it was waited for"));
     }
     const auto is_over = [&] { return now_ >= count || has_failed_.load(std::memory_order_acquire); };
@@ -306,7 +270,8 @@ class engine {
     rethrow();
   }
 
-  // Looks again and again, and sleeps longer from time to time while nothing moves: docs/decisions/0004-waiting.md.
+  // Looks again and again, and sleeps longer from time to time while nothing moves: a rank that computes
+  // then keeps its core, and a message is found within 200 µs.
   template <class Until>
   void work_until(const Until& is_over) {
     constexpr std::chrono::microseconds shortest_nap{5};
@@ -335,8 +300,7 @@ class engine {
           return is_stopping_ || !has_work();
         });
       }
-    } catch (...) {
-      // fail() has kept it for the caller.
+    } catch (...) {  // fail() has kept it for the caller
     }
   }
 
@@ -379,9 +343,8 @@ class engine {
     }
     // Without the mutex, for which ready() would wait as long as the copies take: nobody writes a layer of a complete bucket.
     if (is_opened_) {
-      if (summed_ == 0) {
-        staging_.open(tasks_[now_].bucket, [&](std::size_t l) { return layers_[l].now == phase::sent; });
-      }
+      if (summed_ == 0)
+        staging_.open(tasks_[now_].bucket, [&](std::size_t l) { return layers_[l] == phase::sent; });
       next.elements = staging_.chunk(summed_, next.what);
       next.decision = decision();
     }
@@ -395,11 +358,8 @@ class engine {
 
   // Of the chunk that comes next. Sizes alone do not tell that ranks have kept different layers: two may be equally large.
   [[nodiscard]] std::uint32_t decision() const {
-    std::uint64_t hash = staging_.hash();
-    for (std::uint64_t number : {std::uint64_t{now_}, std::uint64_t{summed_}}) {
-      for (int byte = 0; byte < 8; ++byte, number >>= 8U)
-        hash = lamina::detail::fnv(hash, static_cast<std::uint8_t>(number));
-    }
+    const std::uint64_t hash =
+        lamina::detail::fnv_number(lamina::detail::fnv_number(staging_.hash(), now_), summed_);
     return static_cast<std::uint32_t>(hash ^ hash >> 32U);
   }
 
@@ -409,9 +369,7 @@ class engine {
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
     if (is_last) {
-      if (ended.what == operation::reduce_scatter) {
-        update_own_slices();
-      }
+      if (ended.what == operation::reduce_scatter) update_own_slices();
       record_collective(event_kind::end);
     }
     {
@@ -421,10 +379,7 @@ class engine {
       ++number_;  // also of a bucket of which nothing is sent: ranks that do not agree on that are then in different collectives
       if (!summed.empty()) ++totals_.collectives;
       summed_ += summed.size();
-      if (is_last) {
-        if (ended.what != operation::reduce_scatter) buckets_[tasks_[now_].bucket].is_done = true;
-        ++now_;
-      }
+      if (is_last) ++now_;
       if (is_last || !is_opened_) summed_ = 0;
       is_opened_ = true;
     }
@@ -432,28 +387,21 @@ class engine {
   }
   // Also where the update throws: what is called later then throws its error, and no other.
   void update_own_slices() {
-    struct updating {
-      std::atomic<std::thread::id>& who;
-      explicit updating(std::atomic<std::thread::id>& given) : who(given) {
-        who.store(std::this_thread::get_id(), std::memory_order_relaxed);
-      }
-      ~updating() { who.store({}, std::memory_order_relaxed); }
-      updating(const updating&) = delete;
-      updating& operator=(const updating&) = delete;
+    struct mark {
+      std::atomic<std::thread::id>& updater;
+      ~mark() { updater.store({}, std::memory_order_relaxed); }
     };
-    const updating now(updater_);
+    updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    const mark now{updater_};
     staging_.for_each_own_slice(options_.update);
   }
   void finish_chunk(const collective& ended) {
-    const auto divided = [&](std::span<float> sums) {
+    if (ended.what != operation::all_gather) {
+      const bool is_whole = ended.what == operation::all_reduce;
+      const std::span<float> sums = is_whole ? ended.elements : staging_.own_of(ended.elements);
       lamina::detail::divide_elements(sums.data(), static_cast<float>(channel_.ranks()), sums.size());
-    };
-    if (ended.what == operation::all_reduce) {
-      divided(ended.elements);
-      return;
     }
-    if (ended.what == operation::reduce_scatter) divided(staging_.own_of(ended.elements));
-    staging_.settle(summed_, ended.elements.size(), ended.what);
+    if (ended.what != operation::all_reduce) staging_.settle(summed_, ended.elements.size(), ended.what);
   }
 
   void record_collective(event_kind kind) const {
@@ -465,8 +413,7 @@ class engine {
          .index = tasks_[now_].bucket,
          .bytes = staging_.elements() * bytes_of_element(plan_.payload_of(tasks_[now_].what)),
          .how = plan_.buckets()[tasks_[now_].bucket].how,
-         .moves = tasks_[now_].what,
-         .predicted_seconds = predicted_seconds_[now_]});
+         .moves = tasks_[now_].what});
   }
 
   channel& channel_;
@@ -481,10 +428,9 @@ class engine {
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
-  std::vector<layer_state> layers_;
+  std::vector<phase> layers_;
   std::vector<bucket_state> buckets_;
-  std::vector<task> tasks_;                // of a step, in the order in which all ranks do them
-  std::vector<double> predicted_seconds_;  // of each
+  std::vector<task> tasks_;  // of a step, in the order in which all ranks do them
   std::uint64_t step_ = 0;
   std::size_t now_ = 0;     // task that is under way, or comes next
   std::size_t summed_ = 0;  // elements of it

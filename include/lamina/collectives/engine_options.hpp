@@ -11,6 +11,8 @@
 #include "lamina/collectives/timeline.hpp"
 #include "lamina/detail/abi.hpp"
 
+/// \file
+/// What an engine is told, and what it tells of its steps. Read it with engine.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// Who moves messages on.

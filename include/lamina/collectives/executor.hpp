@@ -12,18 +12,18 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
-#include "lamina/collectives/sum_payload.hpp"
 #include "lamina/detail/abi.hpp"
 
+/// \file
+/// Runs one schedule over a channel, without blocking. Read it after round_header.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Why these:
-/// docs/decisions/0020-pieces-and-both-ways.md.
+/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Below 64 KiB Open MPI does not ask before it sends,
+/// which halves the rate of two ranks that exchange.
 struct piece_sizes {
   std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
   std::size_t one_way = 60'000;
@@ -148,14 +148,14 @@ class executor {
   [[nodiscard]] bool is_rounded() const noexcept { return now_.payload != payload_type::as_is; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return bytes_of_element(now_.payload); }
   [[nodiscard]] round_header header(std::size_t round, std::size_t elements = 0) const {
-    return {now_.number,
-            now_.step,
-            plan_,
-            now_.what,
-            now_.how,
-            static_cast<std::uint16_t>(round),
-            static_cast<std::uint32_t>(elements),
-            now_.decision};
+    return {.number = now_.number,
+            .step = now_.step,
+            .plan = plan_,
+            .what = now_.what,
+            .how = now_.how,
+            .round = static_cast<std::uint16_t>(round),
+            .elements = static_cast<std::uint32_t>(elements),
+            .decision = now_.decision};
   }
   // An error of the channel says in which round it was met.
   template <class Work>

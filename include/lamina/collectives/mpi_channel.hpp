@@ -22,6 +22,8 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/visible.hpp"
 
+/// \file
+/// Messages over MPI: a channel. Read it after channel.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// The one mutex of the process under which all channels call MPI, also those of other shared objects.

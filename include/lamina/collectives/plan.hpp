@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -15,26 +16,70 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
-#include "lamina/collectives/plan_options.hpp"
 #include "lamina/collectives/plan_text.hpp"
 #include "lamina/collectives/schedule.hpp"
-#include "lamina/collectives/sum_payload.hpp"
+#include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 
-/// Which layers are summed together, in which order and by which algorithm. All of it decides the order of additions, so it is
-/// the same on all ranks, is compared before the first sum, and is saved with a run: two runs with one plan have the same bits.
+/// \file
+/// Which layers are summed together, in which order and by which algorithm. Read it after cost.hpp.
+///
+/// All of it decides the order of additions, so it is the same on all ranks, is compared before the first sum, and is saved with a run:
+/// two runs with one plan are bitwise identical.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// Layers that are summed together, or gathered.
+/// What a layer belongs to. Biases and batch normalisation go with the module that owns them; normalisation is convolutional. It
+/// comes from the types of a network's modules, not from shapes: a convolution of 1x1 may have two dimensions elsewhere.
+enum class layer_class : std::uint8_t { convolutional, fully_connected };
+
+/// How the algorithm of a bucket is chosen.
+class algorithm_choice {
+ public:
+  /// The same for all.
+  static constexpr algorithm_choice always(algorithm how) noexcept { return {rule::always, how}; }
+  /// A butterfly for convolutional layers, a ring for fully connected ones (Kim, Yeo and Oh 2021).
+  static constexpr algorithm_choice by_type() noexcept {
+    return {rule::by_type, algorithm::halving_doubling};
+  }
+  /// The cheapest by the table of costs.
+  static constexpr algorithm_choice by_cost() noexcept { return {rule::by_cost, algorithm::ring}; }
+
+  /// Of a bucket that goes in collectives of `chunk` elements. Cost: that of cheapest() for by_cost.
+  [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
+                             const cost_table& costs,
+                             std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) const {
+    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs, chunk);
+    return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
+  }
+
+ private:
+  enum class rule : std::uint8_t { always, by_type, by_cost };
+  constexpr algorithm_choice(rule which, algorithm how) noexcept : rule_(which), how_(how) {}
+
+  rule rule_;
+  algorithm how_;
+};
+
+struct plan_options {
+  /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P·alpha/beta_one_way, within 64
+  /// KiB and 25 MiB, down to a power of two: of a ring's time, where the bucket goes in one collective, latency is then a ninth to a fifth.
+  std::optional<std::size_t> bucket_bytes = std::nullopt;
+  /// A larger bucket goes in collectives of so many bytes, so that it does not hold up what comes after; at least 4,096.
+  std::size_t chunk_bytes = std::size_t{4} << 20U;
+  algorithm_choice choice = algorithm_choice::always(algorithm::pairwise);
+  /// As what gradients travel to be summed, and sums back: as_is, or rounded to bfloat16 or float16, which algorithm::pairwise alone
+  /// does. Sizes of buckets and chunks are of gradients as they lie in memory. See sum.hpp.
+  payload_type payload = payload_type::as_is;
+};
+
+/// Layers that are summed together.
 struct bucket {
   std::vector<std::size_t> layers;  ///< in the order in which their gradients become ready
   std::size_t elements = 0;
   algorithm how = algorithm::pairwise;
-  bool is_gathered = false;  ///< its layers are layer_class::gathered
 };
 
 /// Where a layer is.
@@ -56,11 +101,10 @@ class plan {
   /// \param ranks        P
   /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
-  /// \param options      buckets, chunks, algorithms, when owners hand parameters round
-  /// \param costs        agreed between the ranks; kept with three digits
-  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, a gathered
-  /// layer that is not P slices of one length, ready_seconds of another number of layers or that cannot be, or a payload that sums have not,
-  /// or not by the algorithm of a bucket; calibration_error for a cost that cannot be.
+  /// \param options      buckets, chunks, algorithms
+  /// \param costs        the same on all ranks
+  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, a cost that
+  /// cannot be, or a payload that sums have not, or not by the algorithm of a bucket.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
        std::span<const layer_class> classes, const plan_options& options = {},
        const cost_table& costs = gigabit_costs)
@@ -68,7 +112,7 @@ class plan {
         ranks_(ranks),
         chunk_bytes_(options.chunk_bytes),
         payload_(options.payload),
-        costs_(rounded(costs)) {
+        costs_(costs) {
     if (ranks == 0) throw std::invalid_argument("a plan for no ranks");
     if (chunk_bytes_ < least_chunk_bytes) {
       throw std::invalid_argument("chunks of " + std::to_string(chunk_bytes_) + " bytes: at least " +
@@ -88,16 +132,10 @@ class plan {
       buckets_.back().elements += model.sizes()[layer];
       is_open = buckets_.back().elements * sizeof(float) < bucket_bytes;
     }
-    for (bucket& each : buckets_) {
-      const layer_class kind = classes[each.layers.front()];
-      each.is_gathered = kind == layer_class::gathered;
-      if (!each.is_gathered)
-        each.how = options.choice.of(kind, ranks, each.elements, costs_, chunk_elements());
-    }
-    if (const auto mistake = mistake_in_slices()) throw std::invalid_argument(*mistake);
+    for (bucket& each : buckets_)
+      each.how =
+          options.choice.of(classes[each.layers.front()], ranks, each.elements, costs_, chunk_elements());
     if (const auto mistake = mistake_in_payload()) throw std::invalid_argument(*mistake);
-    if (!options.ready_seconds.empty()) check_times(options.ready_seconds);
-    tasks_of_owners_ = order_for_owners(options.ready_seconds);
     finish();
   }
 
@@ -131,43 +169,31 @@ class plan {
     return (std::max)(grain, chunk_bytes_ / sizeof(float) / grain * grain);
   }
 
-  /// The elements of a layer that each rank hands over: of a gathered one its slice.
-  [[nodiscard]] std::size_t handed_over(std::size_t layer) const {
-    const bool is_gathered = buckets_[place(layer).bucket].is_gathered;
-    return model_.sizes()[layer] / (is_gathered ? ranks_ : 1);
-  }
-
-  /// As what numbers travel in a collective: gradients and their sums as plan_options::payload, what is gathered as it is.
+  /// As what numbers travel in a collective: gradients and their sums as plan_options::payload, parameters as they are.
   [[nodiscard]] payload_type payload_of(operation what) const noexcept {
     return what == operation::all_gather ? payload_type::as_is : payload_;
   }
 
-  /// Seconds that the collectives of a bucket take by the table of costs.
+  /// Seconds that the sums of a bucket take by the table of costs.
   [[nodiscard]] double seconds_of(const bucket& which) const {
-    const operation what = which.is_gathered ? operation::all_gather : operation::all_reduce;
-    return seconds_in_chunks(what, which.how, ranks_, which.elements, chunk_elements(), costs_,
-                             bytes_of_element(payload_of(what)));
-  }
-  /// Likewise of a task. Half of an all_reduce takes half its time.
-  [[nodiscard]] double seconds_of(const task& which) const {
-    const bucket& of = buckets_[which.bucket];
-    if (of.is_gathered || which.what == operation::all_reduce) return seconds_of(of);
-    return seconds_in_chunks(operation::all_reduce, of.how, ranks_, of.elements, chunk_elements(), costs_,
-                             bytes_of_element(payload_of(which.what))) /
-           2;
+    return seconds_in_chunks(operation::all_reduce, which.how, ranks_, which.elements, chunk_elements(),
+                             costs_, bytes_of_element(payload_));
   }
 
   /// What ranks do in a step, one after the other, where every rank gets the mean of everything.
   [[nodiscard]] std::vector<task> tasks() const {
     std::vector<task> all;
-    for (std::size_t b = 0; b < buckets_.size(); ++b)
-      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::all_reduce});
+    for (std::size_t b = 0; b < buckets_.size(); ++b) all.push_back({b, operation::all_reduce});
     return all;
   }
-  /// The same with owners, who hand parameters round: those of the bucket summed last first, which the next forward pass needs
-  /// first, once all is summed. But where by plan_options::ready_seconds the link would be idle, waiting for a gradient, the bucket summed
-  /// before goes round. What is gathered goes round once, where sums would be made.
-  [[nodiscard]] std::span<const task> tasks_of_owners() const noexcept { return tasks_of_owners_; }
+  /// The same with owners, who hand parameters round once all is summed: those of the bucket summed last first, which the next forward
+  /// pass needs first.
+  [[nodiscard]] std::vector<task> tasks_of_owners() const {
+    std::vector<task> all;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) all.push_back({b, operation::reduce_scatter});
+    for (std::size_t b = buckets_.size(); b-- > 0;) all.push_back({b, operation::all_gather});
+    return all;
+  }
 
   /// A layer is cut into P slices of ⌈n/P⌉ elements, of which the last may be shorter, or empty. Throws std::out_of_range for the layer.
   [[nodiscard]] element_range slice(std::size_t layer, std::size_t index) const {
@@ -184,15 +210,14 @@ class plan {
     return slice(layer, owned_elements(buckets_[place(layer).bucket].how, ranks_, rank, ranks_).begin);
   }
 
-  /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted seconds.
+  /// A table to print at the start: each bucket, its layers, bytes, algorithm and predicted microseconds.
   [[nodiscard]] std::string table() const {
-    std::string lines = "bucket  layers       bytes  algorithm           seconds  first layer\n";
+    std::string lines = "bucket  layers       bytes  algorithm         microseconds  first layer\n";
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       const bucket& each = buckets_[b];
       std::array<char, 96> line{};
-      std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-18s  %s  ", b, each.layers.size(),
-                    each.elements * sizeof(float), detail::plan_text::word_of(each.how, each.is_gathered),
-                    detail::scientific(seconds_of(each), 1).c_str());
+      std::snprintf(line.data(), line.size(), "%6zu %7zu %11zu  %-16s  %12.0f  ", b, each.layers.size(),
+                    each.elements * sizeof(float), name_of(each.how), 1e6 * seconds_of(each));
       lines += line.data() + model_[each.layers.front()].name + "\n";
     }
     return lines;
@@ -201,43 +226,7 @@ class plan {
  private:
   static constexpr std::size_t least_chunk_bytes = 4096;
 
-  [[nodiscard]] std::vector<task> order_for_owners(std::span<const double> ready) const {
-    std::vector<task> all;
-    std::vector<std::size_t> summed;  // and not handed round
-    double now = 0;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      const double complete = ready.empty() ? 0 : complete_at(buckets_[b], ready);
-      for (; now < complete && !summed.empty(); summed.pop_back()) {
-        all.push_back({summed.back(), operation::all_gather});
-        now += seconds_of(all.back());
-      }
-      all.push_back({b, buckets_[b].is_gathered ? operation::all_gather : operation::reduce_scatter});
-      if (!ready.empty()) now = (std::max)(now, complete) + seconds_of(all.back());
-      if (!buckets_[b].is_gathered) summed.push_back(b);
-    }
-    for (; !summed.empty(); summed.pop_back()) all.push_back({summed.back(), operation::all_gather});
-    return all;
-  }
-
   plan(const layout& model, std::size_t ranks) : model_(model), ranks_(ranks) {}
-
-  void check_times(std::span<const double> ready) const {
-    if (ready.size() != model_.layers()) {
-      throw std::invalid_argument("there are " + std::to_string(ready.size()) + " times for " +
-                                  std::to_string(model_.layers()) + " layers");
-    }
-    const auto bad =
-        std::ranges::find_if(ready, [](double each) { return !lamina::detail::is_finite(each) || each < 0; });
-    if (bad == ready.end()) return;
-    throw std::invalid_argument("layer '" + model_[static_cast<std::size_t>(bad - ready.begin())].name +
-                                "' cannot be ready after " + std::to_string(*bad) + " s");
-  }
-  // When the last gradient of a bucket is there.
-  static double complete_at(const bucket& which, std::span<const double> ready) {
-    double last = 0;
-    for (const std::size_t layer : which.layers) last = (std::max)(last, ready[layer]);
-    return last;
-  }
 
   [[nodiscard]] std::size_t default_bucket_bytes() const {
     constexpr double least = 64 << 10U;
@@ -259,19 +248,6 @@ class plan {
     if (missing == is_there.end()) return std::nullopt;
     return "layer '" + model_[static_cast<std::size_t>(missing - is_there.begin())].name +
            "' is missing in the order";
-  }
-
-  // Of gathered layers.
-  [[nodiscard]] std::optional<std::string> mistake_in_slices() const {
-    for (const bucket& each : buckets_) {
-      for (const std::size_t layer : each.layers) {
-        const std::size_t elements = model_.sizes()[layer];
-        if (!each.is_gathered || elements % ranks_ == 0) continue;
-        return "layer '" + model_[layer].name + "' is gathered, and its " + std::to_string(elements) +
-               " elements are not " + std::to_string(ranks_) + " slices of one length";
-      }
-    }
-    return std::nullopt;
   }
 
   // Of what travels to be summed: an algorithm that adds on the way would round at each rank.
@@ -301,46 +277,20 @@ class plan {
     costs_ = text.costs;
     std::vector<std::size_t> order;
     for (const auto& line : text.buckets) {
-      buckets_.push_back({line.layers, 0, line.how, line.is_gathered});
+      buckets_.push_back({line.layers, 0, line.how});
       order.insert(order.end(), line.layers.begin(), line.layers.end());
     }
     if (const auto mistake = mistake_in(order)) throw plan_error("the plan: " + *mistake);
     for (bucket& each : buckets_) {
       for (const std::size_t layer : each.layers) each.elements += model_.sizes()[layer];
     }
-    if (const auto mistake = mistake_in_slices()) throw plan_error("the plan: " + *mistake);
     if (const auto mistake = mistake_in_payload()) throw plan_error("the plan: " + *mistake);
     if (chunk_bytes_ < least_chunk_bytes) throw plan_error("the plan has chunks below 4096 bytes");
     try {
       check_costs(costs_);
-    } catch (const calibration_error& error) {
+    } catch (const std::invalid_argument& error) {
       throw plan_error(std::string("the plan: ") + error.what());
     }
-    if (text.owners) {
-      set_order_for_owners(*text.owners);
-    } else {
-      tasks_of_owners_ = order_for_owners({});
-    }
-  }
-
-  // Each bucket stands there twice: for its sum, in their order, and for its parameters; and once where it is gathered.
-  void set_order_for_owners(std::span<const std::size_t> order) {
-    std::vector<bool> is_done(buckets_.size());
-    std::size_t begun = 0;
-    for (const std::size_t b : order) {
-      const bool begins = b == begun;
-      if (b > begun || b >= buckets_.size() || (!begins && is_done[b])) {
-        throw plan_error("the plan: the owners' order has bucket " + std::to_string(b) +
-                         " where it cannot be");
-      }
-      const bool is_summed = begins && !buckets_[b].is_gathered;
-      tasks_of_owners_.push_back({b, is_summed ? operation::reduce_scatter : operation::all_gather});
-      is_done[b] = !is_summed;
-      begun += begins ? 1 : 0;
-    }
-    const auto missing = std::ranges::find(is_done, false);
-    if (missing == is_done.end()) return;
-    throw plan_error("the plan: the owners' order lacks bucket " + std::to_string(missing - is_done.begin()));
   }
 
   // Places, text and fingerprint, of the buckets.
@@ -364,11 +314,7 @@ class plan {
     said.chunk_bytes = chunk_bytes_;
     said.payload = payload_;
     said.costs = costs_;
-    for (const bucket& each : buckets_) said.buckets.push_back({each.how, each.is_gathered, each.layers});
-    if (tasks_of_owners_ != order_for_owners({})) {
-      said.owners.emplace();
-      for (const task& each : tasks_of_owners_) said.owners->push_back(each.bucket);
-    }
+    for (const bucket& each : buckets_) said.buckets.push_back({each.how, each.layers});
     return said;
   }
 
@@ -378,7 +324,6 @@ class plan {
   payload_type payload_ = payload_type::as_is;
   cost_table costs_;
   std::vector<bucket> buckets_;
-  std::vector<task> tasks_of_owners_;
   std::vector<layer_place> places_;
   std::string text_;
   std::uint64_t fingerprint_ = 0;

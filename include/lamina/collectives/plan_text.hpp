@@ -2,14 +2,13 @@
 #pragma once
 
 #include <array>
+#include <charconv>
 #include <cinttypes>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <istream>
 #include <locale>
-#include <optional>
-#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -17,12 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/cost.hpp"
-#include "lamina/collectives/sum_payload.hpp"
+#include "lamina/collectives/schedule.hpp"
+#include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/fnv.hpp"
 
+/// \file
+/// The text in which a plan is saved. Read it after plan.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// Thrown where the text of a plan is damaged, or is of another model or another number of ranks.
@@ -39,7 +40,6 @@ class plan_text {
  public:
   struct bucket_line {
     algorithm how = algorithm::pairwise;
-    bool is_gathered = false;
     std::vector<std::size_t> layers;
   };
 
@@ -49,8 +49,6 @@ class plan_text {
   payload_type payload = payload_type::as_is;
   cost_table costs;
   std::vector<bucket_line> buckets;
-  std::optional<std::vector<std::size_t>>
-      owners;  // the order in which they take buckets up, unless it is the plain one
 
   /// Throws plan_error, with what is there and what was expected.
   static plan_text read(std::string_view text) {
@@ -82,30 +80,28 @@ class plan_text {
     std::snprintf(digits.data(), digits.size(), "%016" PRIx64, number);
     return digits.data();
   }
-  /// How a bucket moves.
-  static const char* word_of(algorithm how, bool is_gathered) noexcept {
-    return is_gathered ? gathered_word : name_of(how);
-  }
 
  private:
-  static constexpr const char* gathered_word = "gathered";
-  static constexpr const char* owners_word = "owners";
   static constexpr const char* checksum_word = "checksum ";
 
   [[nodiscard]] std::string body() const {
     std::string text = "lamina plan 1\nmodel " + model + "\nranks " + std::to_string(ranks) +
                        "\nchunk_bytes " + std::to_string(chunk_bytes) + "\npayload " + name_of(payload) +
-                       "\nalpha " + scientific(costs.alpha, 2) + "\nbeta_one_way " +
-                       scientific(costs.beta_one_way, 2) + "\nbeta_both_ways " +
-                       scientific(costs.beta_both_ways, 2) + "\ngamma " + scientific(costs.gamma, 2) + "\n";
-    for (const bucket_line& each : buckets)
-      text += line_of(std::string("bucket ") + word_of(each.how, each.is_gathered), each.layers);
-    if (owners) text += line_of(owners_word, *owners);
+                       "\nalpha " + exact(costs.alpha) + "\nbeta_one_way " + exact(costs.beta_one_way) +
+                       "\nbeta_both_ways " + exact(costs.beta_both_ways) + "\ngamma " + exact(costs.gamma) +
+                       "\n";
+    for (const bucket_line& each : buckets) {
+      text.append("bucket ").append(name_of(each.how));
+      for (const std::size_t layer : each.layers) text.append(" ").append(std::to_string(layer));
+      text += "\n";
+    }
     return text;
   }
-  static std::string line_of(std::string words, std::span<const std::size_t> numbers) {
-    for (const std::size_t each : numbers) words.append(" ").append(std::to_string(each));
-    return words + "\n";
+
+  // The fewest digits that give the number back, in every locale.
+  static std::string exact(double number) {
+    std::array<char, 32> digits{};
+    return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr};
   }
 
   // Takes the next word of `in` if it is that one.
@@ -120,11 +116,6 @@ class plan_text {
     expect(in, name);
     if (!(in >> read)) throw plan_error(std::string("the plan has no number behind '") + name + "'");
     return read;
-  }
-  static std::vector<std::size_t> numbers_in(std::istream& words) {
-    std::vector<std::size_t> numbers;
-    for (std::size_t each = 0; words >> each;) numbers.push_back(each);
-    return numbers;
   }
   // What the next word means.
   template <class Parse>
@@ -154,18 +145,10 @@ class plan_text {
   void read_line(const std::string& line) {
     std::istringstream words(line);
     words.imbue(std::locale::classic());
-    if (line.starts_with(owners_word)) {
-      expect(words, owners_word);
-      owners = numbers_in(words);
-      return;
-    }
     expect(words, "bucket");
     bucket_line& added = buckets.emplace_back();
-    added.how = named(words, [&](const std::string& name) {
-      added.is_gathered = name == gathered_word;
-      return added.is_gathered ? algorithm::pairwise : parse_algorithm(name);
-    });
-    added.layers = numbers_in(words);
+    added.how = named(words, [](const std::string& name) { return parse_algorithm(name); });
+    for (std::size_t layer = 0; words >> layer;) added.layers.push_back(layer);
     if (added.layers.empty()) throw plan_error("the plan has a bucket without layers");
   }
 

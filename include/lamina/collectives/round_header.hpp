@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <type_traits>
 
-#include "lamina/collectives/algorithm.hpp"
+#include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 
+/// \file
+/// The 32 bytes before the elements of a round, which the receiver compares with what is due. Read it after channel.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// What stands before the elements of a round: which one they are of. 32 bytes, little endian:
@@ -29,8 +31,9 @@ namespace lamina::inline LAMINA_ABI::collectives {
 /// | 28 | 4 | decision: a hash of bucket, chunk, and which layers are kept |
 struct round_header {
   static constexpr std::size_t size_bytes = 32;
-  static constexpr std::uint32_t magic = 0x4d414cf5;
+  static constexpr std::uint32_t own_magic = 0x4d414cf5;
 
+  std::uint32_t magic = own_magic;
   std::uint32_t number = 0;
   std::uint64_t step = 0;
   std::uint32_t plan = 0;
@@ -40,33 +43,15 @@ struct round_header {
   std::uint32_t elements = 0;
   std::uint32_t decision = 0;
 
-  void write(std::span<std::byte, size_bytes> to) const noexcept {
-    put(to, 0, magic);
-    put(to, 4, number);
-    put(to, 8, step);
-    put(to, 16, plan);
-    put(to, 20, static_cast<std::uint8_t>(what));
-    put(to, 21, static_cast<std::uint8_t>(how));
-    put(to, 22, round);
-    put(to, 24, elements);
-    put(to, 28, decision);
-  }
+  void write(std::span<std::byte, size_bytes> to) const noexcept { std::memcpy(to.data(), this, size_bytes); }
 
   /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The
   /// first that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where
   /// none does.
   [[nodiscard]] std::string difference(std::span<const std::byte, size_bytes> from) const {
     round_header theirs;
-    const auto their_magic = get<std::uint32_t>(from, 0);
-    theirs.number = get<std::uint32_t>(from, 4);
-    theirs.step = get<std::uint64_t>(from, 8);
-    theirs.plan = get<std::uint32_t>(from, 16);
-    theirs.what = static_cast<operation>(get<std::uint8_t>(from, 20));
-    theirs.how = static_cast<algorithm>(get<std::uint8_t>(from, 21));
-    theirs.round = get<std::uint16_t>(from, 22);
-    theirs.elements = get<std::uint32_t>(from, 24);
-    theirs.decision = get<std::uint32_t>(from, 28);
-    if (their_magic != magic) return "sends something that is no round of a collective";
+    std::memcpy(&theirs, from.data(), size_bytes);
+    if (theirs.magic != own_magic) return "sends something that is no round of a collective";
     if (theirs.plan != plan) {
       return "was started with another plan (" + std::to_string(theirs.plan) + ", this one has " +
              std::to_string(plan) + ")";
@@ -97,18 +82,9 @@ struct round_header {
 
  private:
   [[nodiscard]] std::string kind() const { return std::string(name_of(what)) + " by " + name_of(how); }
-
-  template <class Value>
-  static void put(std::span<std::byte, size_bytes> to, std::size_t at, Value value) noexcept {
-    static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
-    std::memcpy(to.data() + at, &value, sizeof value);
-  }
-  template <class Value>
-  static Value get(std::span<const std::byte, size_bytes> from, std::size_t at) noexcept {
-    Value value{};
-    std::memcpy(&value, from.data() + at, sizeof value);
-    return value;
-  }
 };
+// Its fields lie as they are sent.
+static_assert(sizeof(round_header) == round_header::size_bytes && std::is_trivially_copyable_v<round_header>);
+static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -2,20 +2,79 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/detail/abi.hpp"
 
-/// Who sends which elements to whom, in which round, as data: no communication here. What is claimed of an algorithm (each send
-/// has its receive, the bytes, the order of additions) can so be checked for all ranks at once, and the executor only executes.
+/// \file
+/// Who sends which elements to whom, in which round, as data: no communication here. Read this header first.
+///
+/// What is claimed of an algorithm (each send has its receive, the bytes, the order of additions) can so be checked for all ranks at
+/// once, and the executor only executes. All headers of this folder need exceptions.
 namespace lamina::inline LAMINA_ABI::collectives {
+
+/// How a collective is made of messages between two ranks. The numbers travel in the header of a round.
+enum class algorithm : std::uint8_t {
+  pairwise = 0,  ///< each rank gets its slice from all others, adds in rank order, and hands the sum round
+  ring = 1,      ///< slices go round, once to be added up and once to be handed on
+  halving_doubling = 2,  ///< a butterfly of halves (Rabenseifner): few rounds and few bytes
+};
+
+/// What all ranks do together. The numbers travel in the header of a round.
+enum class operation : std::uint8_t {
+  all_reduce = 0,      ///< all ranks end with the sum of all
+  reduce_scatter = 1,  ///< each rank ends with the sum of the elements that it owns (owned_elements)
+  all_gather = 2,      ///< each rank hands the elements that it owns to all others
+};
+
+/// In the order of their numbers.
+inline constexpr std::array all_algorithms = {algorithm::pairwise, algorithm::ring,
+                                              algorithm::halving_doubling};
+
+/// "pairwise", "ring", ...; "unknown" for a number that is none of them.
+[[nodiscard]] constexpr const char* name_of(algorithm which) noexcept {
+  constexpr std::array names = {"pairwise", "ring", "halving_doubling"};
+  const auto index = static_cast<std::size_t>(which);
+  return index < names.size() ? names[index] : "unknown";
+}
+
+/// "all_reduce", ...; "unknown" for a number that is none of them.
+[[nodiscard]] constexpr const char* name_of(operation which) noexcept {
+  constexpr std::array names = {"all_reduce", "reduce_scatter", "all_gather"};
+  const auto index = static_cast<std::size_t>(which);
+  return index < names.size() ? names[index] : "unknown";
+}
+
+namespace detail {
+
+// The one of `all` that has the name. Throws std::invalid_argument that lists the names.
+template <class All, class NameOf>
+auto parse(const char* what, const All& all, const NameOf& name_of, std::string_view name) {
+  std::string known;
+  for (const auto each : all) {
+    if (name == name_of(each)) return each;
+    known += (known.empty() ? "" : ", ") + std::string(name_of(each));
+  }
+  throw std::invalid_argument(std::string("no ") + what + " '" + std::string(name) +
+                              "'; there are: " + known);
+}
+
+}  // namespace detail
+
+/// The algorithm of that name. Throws std::invalid_argument that lists the names.
+[[nodiscard]] inline algorithm parse_algorithm(std::string_view name) {
+  return detail::parse(
+      "algorithm", all_algorithms, [](algorithm each) { return name_of(each); }, name);
+}
 
 /// Elements [begin, end) of the vector of a collective.
 struct element_range {
@@ -55,7 +114,8 @@ struct round {
   element_range fold;
 };
 
-/// Rounds under way together, at most. Why so many: docs/decisions/0042-slices-all-at-once.md.
+/// Rounds under way together, at most. A rank then does not wait for one partner's
+/// socket while another link is idle, and all of them have one latency.
 inline constexpr std::size_t most_joined = 8;
 
 namespace detail {
@@ -110,11 +170,6 @@ class schedule_writer {
   void fold_in() { fold(arrival::add); }
   void fold_out() { fold(arrival::put); }
 
-  void doubling() {
-    for (std::size_t distance = doubled_ / 2; distance > 0; distance /= 2) {
-      butterfly(distance, all(), all(), arrival::add);
-    }
-  }
   void halving_reduce() {
     element_range own = all();
     for (std::size_t distance = doubled_ / 2; distance > 0; distance /= 2) {
@@ -138,18 +193,6 @@ class schedule_writer {
       own = half(own, (rank & distance) != 0);
     }
     return own;
-  }
-
-  // Lower rank first: rank r adds what r + distance has.
-  void tree_up() {
-    for (std::size_t distance = 1; distance < ranks_; distance *= 2) {
-      tree_level(distance, arrival::add, true);
-    }
-  }
-  void tree_down() {
-    for (std::size_t distance = std::bit_ceil(ranks_) / 2; distance > 0; distance /= 2) {
-      tree_level(distance, arrival::put, false);
-    }
   }
 
   [[nodiscard]] element_range slice(std::size_t index) const { return slice_of(elements_, ranks_, index); }
@@ -178,18 +221,6 @@ class schedule_writer {
     else
       rounds_.emplace_back();
   }
-  // Elements from the rank that is `distance` higher to the lower one, or back.
-  void tree_level(std::size_t distance, arrival on_arrival, bool to_lower) {
-    const bool is_upper = rank_ % (2 * distance) == distance;
-    const bool is_lower = rank_ % (2 * distance) == 0 && rank_ + distance < ranks_;
-    if (!is_upper && !is_lower) {
-      rounds_.emplace_back();
-      return;
-    }
-    const std::size_t peer = is_upper ? rank_ - distance : rank_ + distance;
-    const bool sends = is_upper == to_lower;
-    add_round(peer, sends ? all() : element_range{}, peer, sends ? element_range{} : all(), on_arrival);
-  }
   void fold(arrival on_arrival) {
     if (folded_ == 0) return;
     const bool is_beyond = rank_ >= doubled_;
@@ -210,14 +241,10 @@ class schedule_writer {
   std::size_t folded_;
 };
 
-inline void check_collective(operation what, algorithm how, std::size_t ranks, std::size_t rank) {
-  if (rank >= ranks) {
-    throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
-                            std::to_string(ranks) + " ranks");
-  }
-  if (!is_defined(what, how)) {
-    throw std::invalid_argument(std::string(name_of(how)) + " has no " + name_of(what));
-  }
+inline void check_rank(std::size_t ranks, std::size_t rank) {
+  if (rank < ranks) return;
+  throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
+                          std::to_string(ranks) + " ranks");
 }
 
 }  // namespace detail
@@ -228,16 +255,13 @@ inline void check_collective(operation what, algorithm how, std::size_t ranks, s
 ///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; slice r is folded in rank order
 ///    once all are there.
 ///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
-///  - recursive_doubling: whole vectors at the distances p'/2, ..., 2, 1.
 ///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
-///  - both butterflies, where P > p': before, rank i >= p' gives all to i - p', which adds; after, it gets the sum.
-///  - tree: binomial to rank 0, and back.
+///    Where P > p', before, rank i >= p' gives all to i - p', which adds; after, it gets the sum.
 ///
-/// Throws std::out_of_range for a rank that there is not, std::invalid_argument for an operation that the algorithm has not
-/// (is_defined). Cost: O(P) rounds. Determinism: depends on the arguments alone.
+/// Throws std::out_of_range for a rank that there is not. Cost: O(P) rounds. The rounds depend on the arguments only.
 inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::size_t rank,
                       std::size_t elements, std::vector<round>& rounds) {
-  detail::check_collective(what, how, ranks, rank);
+  detail::check_rank(ranks, rank);
   detail::schedule_writer writer(rounds, ranks, rank, elements);
   const bool reduces = what != operation::all_gather;
   const bool gathers = what != operation::reduce_scatter;
@@ -250,11 +274,6 @@ inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::siz
       if (reduces) writer.ring_reduce();
       if (gathers) writer.ring_gather();
       break;
-    case algorithm::recursive_doubling:
-      writer.fold_in();
-      writer.doubling();
-      writer.fold_out();
-      break;
     case algorithm::halving_doubling:
       if (reduces) {
         writer.fold_in();
@@ -264,10 +283,6 @@ inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::siz
         writer.halving_gather();
         writer.fold_out();
       }
-      break;
-    case algorithm::tree:
-      writer.tree_up();
-      writer.tree_down();
       break;
   }
 }
@@ -284,39 +299,12 @@ inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::siz
 /// the power of two. Throws as rounds_of does.
 [[nodiscard]] inline element_range owned_elements(algorithm how, std::size_t ranks, std::size_t rank,
                                                   std::size_t elements) {
-  detail::check_collective(operation::reduce_scatter, how, ranks, rank);
+  detail::check_rank(ranks, rank);
   std::vector<round> unused;
   const detail::schedule_writer writer(unused, ranks, rank, elements);
   if (how == algorithm::pairwise) return writer.slice(rank);
   if (how == algorithm::ring) return writer.slice((rank + 1) % ranks);
   return writer.halved(rank, std::bit_floor(ranks));
-}
-
-/// What one rank sends, or receives, in a collective.
-struct traffic {
-  std::size_t messages = 0;  ///< one a round with a transfer, however many pieces it goes in
-  std::size_t elements = 0;
-  bool operator==(const traffic&) const = default;
-};
-
-[[nodiscard]] inline traffic sent(std::span<const round> rounds) noexcept {
-  traffic total;
-  for (const round& each : rounds) {
-    if (!each.send) continue;
-    ++total.messages;
-    total.elements += each.send->elements.size();
-  }
-  return total;
-}
-
-[[nodiscard]] inline traffic received(std::span<const round> rounds) noexcept {
-  traffic total;
-  for (const round& each : rounds) {
-    if (!each.receive) continue;
-    ++total.messages;
-    total.elements += each.receive->elements.size();
-  }
-  return total;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -10,20 +10,20 @@
 #include <string>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/fnv.hpp"
 
+/// \file
+/// Where the gradients of a step lie in memory, and what of them a collective takes. Read it after plan.hpp.
 namespace lamina::inline LAMINA_ABI::collectives::detail {
 
 /// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
 ///
-/// For sums they lie one behind the other, where they wait. For owners, and for gathered layers, each layer of n elements is P slices of
-/// ⌈n/P⌉, of which the last may be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers:
-/// whatever is sent of a bucket, and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P
-/// elements a layer, and none of a gathered one.
+/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P slices of ⌈n/P⌉, of which the last may
+/// be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers: whatever is sent of a bucket,
+/// and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P elements a layer.
 class staging {
  public:
   /// What messages are read from and written to.
@@ -42,40 +42,35 @@ class staging {
         begins_(of.model().layers()) {
     kept_.reserve(of.model().layers());
     std::size_t begin = 0;
-    std::size_t most_in_rows = 0;
     for (const bucket& each : of.buckets()) {
       first_.push_back(begin);
       begin += each.elements;
       if (has_owners_) check_slices(each);
       const std::size_t most = (std::min)(elements_of(each), of.chunk_elements());
       most_elements_ = (std::max)(most_elements_, most);
-      if (goes_in_slices(each)) most_in_rows = (std::max)(most_in_rows, most);
     }
     memory_.gradients.resize(of.model().elements());
-    memory_.rows.resize(most_in_rows);
+    memory_.rows.resize(has_owners_ ? most_elements_ : 0);
   }
 
   /// Elements of a collective at most.
   [[nodiscard]] std::size_t most_elements() const noexcept { return most_elements_; }
-  /// Where the gradient of a layer waits, or this rank's slice of a gathered one.
-  [[nodiscard]] std::span<float> own_place(std::size_t layer) const {
-    const std::size_t elements = plan_.handed_over(layer);
-    const bool is_gathered = plan_.buckets()[plan_.place(layer).bucket].is_gathered;
-    return {place(layer) + (is_gathered ? rank_ * elements : 0), elements};
+  /// Where the gradient of a layer waits.
+  [[nodiscard]] std::span<float> place(std::size_t layer) const {
+    const layer_place& at = plan_.place(layer);
+    return {memory_.gradients.data() + first_[at.bucket] + at.offset, plan_.model().sizes()[layer]};
   }
   /// Where the layer is after its collectives.
   [[nodiscard]] std::span<float> whole(std::size_t layer) const {
-    const bool is_there = goes_in_slices(plan_.buckets()[plan_.place(layer).bucket]);
-    float* const at = is_there ? place(layer) : memory_.gradients.data() + begins_[layer];
-    return {at, plan_.model().sizes()[layer]};
+    if (has_owners_) return place(layer);
+    return {memory_.gradients.data() + begins_[layer], plan_.model().sizes()[layer]};
   }
 
   /// Turns to a bucket of which the layers are sent that `is_kept`.
   template <class IsKept>
   void open(std::size_t bucket, const IsKept& is_kept) {
     const auto& of = plan_.buckets()[bucket];
-    is_in_slices_ = goes_in_slices(of);
-    own_ = is_in_slices_ ? owned_elements(of.how, ranks_, rank_, ranks_).begin : 0;
+    own_ = has_owners_ ? owned_elements(of.how, ranks_, rank_, ranks_).begin : 0;
     kept_.clear();
     hash_ = lamina::detail::fnv_basis;
     elements_ = 0;
@@ -85,7 +80,7 @@ class staging {
       hash_ = lamina::detail::fnv(hash_, is_sent ? 1 : 0);
       if (!is_sent) continue;
       kept_.push_back(layer);
-      elements_ += is_in_slices_ ? ranks_ * plan_.slice_elements(layer) : pack(layer);
+      elements_ += has_owners_ ? ranks_ * plan_.slice_elements(layer) : pack(layer);
     }
   }
   /// Elements of the bucket's collectives together.
@@ -96,7 +91,7 @@ class staging {
   /// The elements of the next collective, from the element `begin` of all on, as it is to begin with them.
   [[nodiscard]] std::span<float> chunk(std::size_t begin, operation what) {
     const std::size_t count = (std::min)(plan_.chunk_elements(), elements_ - begin);
-    if (!is_in_slices_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
+    if (!has_owners_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
     const std::span<float> rows = std::span(memory_.rows).first(count);
     const bool sends_all = what == operation::reduce_scatter;
     for (std::size_t row = sends_all ? 0 : own_; row < (sends_all ? ranks_ : own_ + 1); ++row) {
@@ -126,28 +121,20 @@ class staging {
   void for_each_own_slice(const Visit& visit) const {
     for (const std::size_t layer : kept_) {
       const element_range own = plan_.slice(layer, own_);
-      if (own.size() > 0) visit(layer, own.begin, std::span(place(layer) + own.begin, own.size()));
+      if (own.size() > 0) visit(layer, own.begin, place(layer).subspan(own.begin, own.size()));
     }
   }
 
  private:
-  [[nodiscard]] bool goes_in_slices(const bucket& each) const noexcept {
-    return has_owners_ || each.is_gathered;
-  }
-  // Where a layer begins.
-  [[nodiscard]] float* place(std::size_t layer) const {
-    const layer_place& at = plan_.place(layer);
-    return memory_.gradients.data() + first_[at.bucket] + at.offset;
-  }
   // That go out where all of its layers do.
   [[nodiscard]] std::size_t elements_of(const bucket& each) const {
-    if (!goes_in_slices(each)) return each.elements;
+    if (!has_owners_) return each.elements;
     std::size_t elements = 0;
     for (const std::size_t layer : each.layers) elements += ranks_ * plan_.slice_elements(layer);
     return elements;
   }
   void check_slices(const bucket& each) const {
-    bool leaves_slices = is_defined(operation::reduce_scatter, each.how);
+    bool leaves_slices = true;
     for (std::size_t rank = 0; rank < ranks_ && leaves_slices; ++rank)
       leaves_slices = owned_elements(each.how, ranks_, rank, ranks_).size() == 1;
     if (leaves_slices) return;
@@ -162,7 +149,7 @@ class staging {
     const std::size_t size = plan_.model().sizes()[layer];
     begins_[layer] = first_element_ + elements_;
     float* const to = memory_.gradients.data() + begins_[layer];
-    if (to != place(layer) && size > 0) std::memmove(to, place(layer), size * sizeof(float));
+    if (to != place(layer).data() && size > 0) std::memmove(to, place(layer).data(), size * sizeof(float));
     return size;
   }
 
@@ -182,7 +169,7 @@ class staging {
         const element_range slice = plan_.slice(layer, row);
         const std::size_t skipped = (std::min)(from - column, slice.size());
         const std::size_t taken = (std::min)(to - from, slice.size() - skipped);
-        work(std::span(place(layer) + slice.begin + skipped, taken), of_row.subspan(from - first, to - from));
+        work(place(layer).subspan(slice.begin + skipped, taken), of_row.subspan(from - first, to - from));
       }
       column += width;
     }
@@ -198,7 +185,6 @@ class staging {
   std::size_t most_elements_ = 1;
   // Of the bucket that is open.
   std::vector<std::size_t> kept_;
-  bool is_in_slices_ = false;
   std::size_t own_ = 0;  // the row whose sums are this rank's
   std::size_t first_element_ = 0;
   std::size_t elements_ = 0;

@@ -2,28 +2,31 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cstddef>
 #include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include <string_view>
 
-#include "lamina/collectives/algorithm.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/rounding.hpp"
+#include "lamina/options.hpp"
+#include "lamina/payload.hpp"
 
-/// The order in which numbers are added: a sum of floats is then the same bits on all ranks and in every run. Which rank adds two
-/// numbers does not matter, since the addition of two is commutative; which two are added does.
+/// \file
+/// The order in which numbers are added, and how they travel: a sum of floats is bitwise identical on all ranks and in every run. Read it
+/// after schedule.hpp.
 ///
-/// With x_r the numbers of rank r, P ranks, p' the largest power of two that is not above P:
+/// Which rank adds two numbers does not matter, since the addition of two is commutative; which two are added does. With x_r the numbers
+/// of rank r, P ranks, p' the largest power of two that is not above P:
 ///  - pairwise: ((x_0 + x_1) + x_2) + ..., as the parameter server;
 ///  - ring: slice c from rank c on, ((x_c + x_{c+1}) + x_{c+2}) + ..., indices mod P;
-///  - recursive_doubling, halving_doubling: x_i + x_{i+p'} first, then halves, the largest distance first: of four
-///    (x_0 + x_2) + (x_1 + x_3);
-///  - tree: neighbours first, of four (x_0 + x_1) + (x_2 + x_3).
+///  - halving_doubling: x_i + x_{i+p'} first, then halves, the largest distance first: of four (x_0 + x_2) + (x_1 + x_3).
+///
+/// In 16 bits each rank's numbers are rounded, its own too, added as float in rank order, and the sum is rounded on its way back: with
+/// rounding [.], [(([x_0] + [x_1]) + [x_2]) + ...]. So a sum depends neither on who adds nor on how layers are cut into buckets, chunks
+/// and slices. One rank sends nothing and rounds nothing. What rounding takes away is lost, unless the caller keeps it. Finite numbers
+/// beyond the range of float16 become its largest; NaN and infinity stay what they are.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// to[i] += from[i]. The same bits at every instruction set, also with -ffast-math.
@@ -48,70 +51,60 @@ inline void fold_in_rank_order(std::size_t rank, std::size_t ranks, std::span<fl
   if (rank != 0) std::ranges::copy(total, own.begin());
 }
 
+/// Types as which numbers travel to be summed.
+inline constexpr std::array all_sum_payloads = {payload_type::as_is, payload_type::float16,
+                                                payload_type::bfloat16};
+
+/// "as_is", "float16", "bfloat16"; "no payload of sums" for another.
+[[nodiscard]] constexpr const char* name_of(payload_type which) noexcept {
+  constexpr std::array names = {"as_is", "float16", "bfloat16"};
+  const auto index = static_cast<std::size_t>(which);
+  return index < names.size() ? names[index] : "no payload of sums";
+}
+
+/// The type of that name. Throws std::invalid_argument that lists the names.
+[[nodiscard]] inline payload_type parse_sum_payload(std::string_view name) {
+  return detail::parse(
+      "payload of sums", all_sum_payloads, [](payload_type each) { return name_of(each); }, name);
+}
+
+/// Bytes of a number on its way.
+[[nodiscard]] constexpr std::size_t bytes_of_element(payload_type type) noexcept {
+  return payload_bytes<float>(type, 1);
+}
+
 namespace detail {
 
-// The sum of one element: the order in plain recursion, written apart from the schedules, whose oracle it is.
-template <class Input>
-float halves_sum(const Input& x, std::size_t first, std::size_t stride, std::size_t count) {
-  if (count == 1) return x(first);
-  return lamina::detail::rounded(halves_sum(x, first, 2 * stride, count / 2) +
-                                 halves_sum(x, first + stride, 2 * stride, count / 2));
+/// Rounds `numbers` and leaves them in `to`, which has room for as many of them as they travel.
+inline void narrow(payload_type type, std::span<const float> numbers, std::byte* to) noexcept {
+  lamina::detail::encode_payload<float, lamina::detail::rest::is_lost>(type, numbers, to);
 }
-template <class Input>
-float tree_sum(const Input& x, std::size_t first, std::size_t width, std::size_t ranks) {
-  if (width == 1) return x(first);
-  const float lower = tree_sum(x, first, width / 2, ranks);
-  const std::size_t middle = first + width / 2;
-  return middle < ranks ? lamina::detail::rounded(lower + tree_sum(x, middle, width / 2, ranks)) : lower;
-}
-template <class Input>
-float chain_sum(const Input& x, std::size_t first, std::size_t ranks) {
-  float total = x(first);
-  for (std::size_t i = 1; i < ranks; ++i) total = lamina::detail::rounded(total + x((first + i) % ranks));
-  return total;
+inline void widen(payload_type type, const std::byte* from, std::span<float> numbers) noexcept {
+  lamina::detail::decode_payload<float>(type, from, numbers.size(), 0, numbers);
 }
 
 }  // namespace detail
 
-/// The sum that the algorithm is to give of the inputs of all ranks, by plain loops: an oracle, apart from schedules and kernels.
-/// Throws std::invalid_argument without ranks, or where lengths differ.
-[[nodiscard]] inline std::vector<float> reference_sum(algorithm how,
-                                                      std::span<const std::vector<float>> inputs) {
-  const std::size_t ranks = inputs.size();
-  if (ranks == 0) throw std::invalid_argument("a sum over no ranks");
-  const std::size_t elements = inputs[0].size();
-  for (std::size_t r = 0; r < ranks; ++r) {
-    if (inputs[r].size() != elements) {
-      throw std::invalid_argument("rank " + std::to_string(r) + " has " + std::to_string(inputs[r].size()) +
-                                  " elements, rank 0 has " + std::to_string(elements));
+/// own <- the sum over all ranks in rank order of numbers that were rounded, the own ones as well; the sum is not. `held` has own.size()
+/// numbers of each other rank, by held_place, as they have travelled.
+inline void fold_rounded_in_rank_order(payload_type type, std::size_t rank, std::size_t ranks,
+                                       std::span<float> own, std::span<const std::byte> held) {
+  constexpr std::size_t block_elements = 1024;  // stays in the first cache
+  const std::size_t bytes = bytes_of_element(type);
+  std::array<float, block_elements> total{};
+  std::array<float, block_elements> next{};
+  std::array<std::byte, sizeof(float) * block_elements> narrowed{};
+  for (std::size_t begin = 0; begin < own.size(); begin += block_elements) {
+    const std::span<float> here = own.subspan(begin, (std::min)(block_elements, own.size() - begin));
+    detail::narrow(type, here, narrowed.data());
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::byte* const from =
+          r == rank ? narrowed.data() : held.data() + (held_place(rank, r) * own.size() + begin) * bytes;
+      detail::widen(type, from, std::span(r == 0 ? total : next).first(here.size()));
+      if (r > 0) add_to(std::span(total).first(here.size()), std::span(next).first(here.size()));
     }
+    std::ranges::copy(std::span(total).first(here.size()), here.begin());
   }
-  const std::size_t doubled = std::bit_floor(ranks);
-  std::vector<float> sum(elements);
-  std::size_t slice = 0;
-  for (std::size_t i = 0; i < elements; ++i) {
-    const auto x = [&](std::size_t r) { return inputs[r][i]; };
-    const auto folded = [&](std::size_t r) {
-      return r + doubled < ranks ? lamina::detail::rounded(x(r) + x(r + doubled)) : x(r);
-    };
-    while (i >= detail::slice_of(elements, ranks, slice).end) ++slice;
-    switch (how) {
-      case algorithm::pairwise:
-        sum[i] = detail::chain_sum(x, 0, ranks);
-        break;
-      case algorithm::ring:
-        sum[i] = detail::chain_sum(x, slice, ranks);
-        break;
-      case algorithm::recursive_doubling:
-      case algorithm::halving_doubling:
-        sum[i] = detail::halves_sum(folded, 0, 1, doubled);
-        break;
-      case algorithm::tree:
-        sum[i] = detail::tree_sum(x, 0, std::bit_ceil(ranks), ranks);
-        break;
-    }
-  }
-  return sum;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

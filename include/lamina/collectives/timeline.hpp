@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <mutex>
-#include <ostream>
-#include <span>
 #include <stdexcept>
 #include <vector>
 
-#include "lamina/collectives/algorithm.hpp"
-#include "lamina/collectives/cost.hpp"
+#include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 
+/// \file
+/// What happened when: a record that an engine writes into. Read it before engine.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// What an event is of.
@@ -37,8 +34,7 @@ struct event {
   std::uint64_t bytes = 0;  ///< of a collective
   algorithm how = algorithm::pairwise;
   operation moves = operation::all_reduce;  ///< of a collective
-  double predicted_seconds = 0;
-  std::chrono::nanoseconds at{0};  ///< since the timeline was made
+  std::chrono::nanoseconds at{0};           ///< since the timeline was made
 };
 
 /// The last events of a run, in the order in which they happened. For any thread. No allocation after it is made.
@@ -72,32 +68,5 @@ class timeline {
   std::size_t recorded_ = 0;
   std::chrono::steady_clock::time_point start_;
 };
-
-/// Writes events as Chrome trace JSON, for chrome://tracing or Perfetto: a process a rank, one track for computation and what it waits
-/// for, one for collectives. Times are in microseconds.
-inline void write_trace(std::ostream& to, std::span<const event> events, std::size_t rank) {
-  constexpr std::array names = {"computation", "ready", "waiting", "collective"};
-  constexpr std::array phases = {'B', 'E', 'i'};
-  const char* separator = "";
-  to << "{\"traceEvents\":[";
-  for (const event& each : events) {
-    std::array<char, 448> line{};
-    std::snprintf(line.data(), line.size(),
-                  "%s\n{\"name\":\"%s "
-                  "%zu\",\"ph\":\"%c\",\"ts\":%lld.%03lld,\"pid\":%zu,\"tid\":%d,\"args\":{\"step\":%llu,"
-                  "\"bytes\":%llu,\"operation\":\"%s\",\"algorithm\":\"%s\",\"predicted_seconds\":%s}}",
-                  separator, names[static_cast<std::size_t>(each.what)], each.index,
-                  phases[static_cast<std::size_t>(each.kind)], static_cast<long long>(each.at.count() / 1000),
-                  static_cast<long long>(each.at.count() % 1000), rank,
-                  each.what == activity::collective ? 1 : 0, static_cast<unsigned long long>(each.step),
-                  static_cast<unsigned long long>(each.bytes),
-                  each.what == activity::collective ? name_of(each.moves) : "",
-                  each.what == activity::collective ? name_of(each.how) : "",
-                  detail::scientific(each.predicted_seconds, 3).c_str());
-    to << line.data();
-    separator = ",";
-  }
-  to << "\n]}\n";
-}
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

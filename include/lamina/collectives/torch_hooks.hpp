@@ -15,7 +15,8 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/visible.hpp"
 
-/// When a gradient of a libtorch network is complete, and when a layer's parameters are needed again.
+/// \file
+/// When a gradient of a libtorch network is complete, and when a layer's parameters are needed again: what calls an engine. Read it last.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// Thrown where a parameter took no part in a step: the other ranks would wait for its gradient.

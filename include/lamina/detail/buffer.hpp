@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory_resource>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -12,7 +13,6 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/memory_resource.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {
 
@@ -31,8 +31,10 @@ class buffer {
   buffer() noexcept = default;
   /// `count` elements, from operator new unless there is a resource, which must outlive the buffer and its copies. Throws
   /// std::length_error for more bytes than there are addresses, std::bad_alloc, or what the resource throws.
-  explicit buffer(std::size_t count, memory_resource* resource = nullptr)
-      : data_(allocate(count, resource)), size_(count), resource_(resource) {}
+  explicit buffer(std::size_t count, std::pmr::memory_resource* resource = nullptr)
+      : size_(count), resource_(resource != nullptr ? resource : std::pmr::new_delete_resource()) {
+    data_ = allocate(count, *resource_);
+  }
 
   /// Copies the elements, into memory of the same resource.
   buffer(const buffer& other) : buffer(other.size_, other.resource_) {
@@ -50,12 +52,7 @@ class buffer {
     return *this;
   }
   ~buffer() {
-    if (data_ == nullptr) return;
-    if (resource_ != nullptr) {
-      resource_->deallocate(data_, size_ * sizeof(T), alignment_bytes);
-    } else {
-      ::operator delete (data_, std::align_val_t{alignment_bytes});
-    }
+    if (data_ != nullptr) resource_->deallocate(data_, size_ * sizeof(T), alignment_bytes);
   }
 
   void swap(buffer& other) noexcept {
@@ -74,25 +71,21 @@ class buffer {
   [[nodiscard]] const T* begin() const noexcept { return data_; }
   [[nodiscard]] T* end() noexcept { return data_ + size_; }
   [[nodiscard]] const T* end() const noexcept { return data_ + size_; }
-  /// Where its memory comes from; null: operator new.
-  [[nodiscard]] memory_resource* resource() const noexcept { return resource_; }
+  /// Where its memory comes from.
+  [[nodiscard]] std::pmr::memory_resource* resource() const noexcept { return resource_; }
 
  private:
-  static T* allocate(std::size_t count, memory_resource* resource) {
+  static T* allocate(std::size_t count, std::pmr::memory_resource& resource) {
     if (count == 0) return nullptr;
     if (count > static_cast<std::size_t>(PTRDIFF_MAX) / sizeof(T)) {
       detail::raise(std::length_error("no memory has room for " + std::to_string(count) + " elements"));
     }
-    void* memory = resource != nullptr
-                       ? resource->allocate(count * sizeof(T), alignment_bytes)
-                       : ::operator new (count * sizeof(T), std::align_val_t{alignment_bytes});
-    if (memory == nullptr) detail::raise(std::bad_alloc());
-    return static_cast<T*>(memory);
+    return static_cast<T*>(resource.allocate(count * sizeof(T), alignment_bytes));
   }
 
   T* data_ = nullptr;
   std::size_t size_ = 0;
-  memory_resource* resource_ = nullptr;
+  std::pmr::memory_resource* resource_ = std::pmr::new_delete_resource();
 };
 
 }  // namespace lamina::inline LAMINA_ABI::detail

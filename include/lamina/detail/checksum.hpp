@@ -7,10 +7,12 @@
 
 #include "lamina/detail/abi.hpp"
 
+#if !__has_include(<xxhash.h>)
+#error "lamina needs xxhash.h, of the package libxxhash-dev, xxhash or xxHash"
+#endif
 // Inlined, so that nothing is to be linked. What this header cannot undo: xxHash's own macros stay, and where a file includes
 // <xxhash.h> after it, the functions there are the inlined ones as well. They do the same; a file that wants those of
-// libxxhash, or other settings of xxHash, defines LAMINA_NO_XXHASH or leaves lamina to another file.
-#if !defined(LAMINA_NO_XXHASH) && __has_include(<xxhash.h>)
+// libxxhash, or other settings of xxHash, leaves lamina to another file.
 #if defined(XXH_INLINE_ALL)
 #include <xxhash.h>
 #else
@@ -18,38 +20,20 @@
 #include <xxhash.h>
 #undef XXH_INLINE_ALL
 #endif
-#define LAMINA_HAS_XXHASH 1
-#else
-#define LAMINA_HAS_XXHASH 0
-#endif
 
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// XXH3 (64 bits, seed 0) over bytes that come in pieces. Without xxHash's header frames are written without a
-/// checksum, and the frame says so.
+/// XXH3 (64 bits, seed 0) over bytes that come in several spans.
 class checksum {
  public:
-#if LAMINA_HAS_XXHASH
-  static constexpr bool available = true;
-  checksum() noexcept {
-    XXH3_64bits_reset(&state_);
-  }
+  checksum() noexcept { XXH3_64bits_reset(&state_); }
   void add(std::span<const std::byte> bytes) noexcept {
     if (!bytes.empty()) XXH3_64bits_update(&state_, bytes.data(), bytes.size());
   }
-  [[nodiscard]] std::uint64_t value() const noexcept {
-    return XXH3_64bits_digest(&state_);
-  }
+  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(&state_); }
 
  private:
   XXH3_state_t state_;
-#else
-  static constexpr bool available = false;
-  void add(std::span<const std::byte>) noexcept {}
-  [[nodiscard]] std::uint64_t value() const noexcept {
-    return 0;
-  }
-#endif
 };
 
 }  // namespace lamina::inline LAMINA_ABI::detail

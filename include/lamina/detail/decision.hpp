@@ -16,7 +16,7 @@ namespace lamina::inline LAMINA_ABI::detail {
 /// What the caller says of a layer, or part, whatever its value.
 enum class layer_rule : std::uint8_t {
   by_value,
-  always,  ///< sent in every step: compressor_options::always_sent
+  always,  ///< sent in every step: worker_options::always_sent
   held,    ///< not sent in this step: select(agreed, held)
 };
 
@@ -44,15 +44,6 @@ LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) 
 LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
   const std::uint64_t magnitude = __builtin_bit_cast(std::uint64_t, threshold) & ~(std::uint64_t{1} << 63U);
   return magnitude != 0 && magnitude < infinity_bits;
-}
-
-/// Whether a step searches its threshold, `before` being that of the step before: when it is due, or when that was for its
-/// own step alone. `Schedule` is refresh_schedule.
-LAMINA_ANY_CALLER template <class Schedule>
-LAMINA_HOST_DEVICE constexpr bool searches(const Schedule& refresh, std::uint64_t step, double ratio,
-                                           double before) {
-  if (!(ratio > 0) || refresh.fixed_threshold().has_value()) return false;
-  return refresh.due(step) || !outlasts_its_step(before);
 }
 
 /// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and

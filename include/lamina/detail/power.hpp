@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/rounding.hpp"
@@ -22,15 +21,6 @@ inline double root_power(double base, double exponent) {
     }
     root = std::sqrt(root);
     exponent *= 2;
-  }
-  return result;
-}
-
-/// base^exponent of a whole exponent, by squaring.
-inline double whole_power(double base, std::uint64_t exponent) {
-  double result = 1;
-  for (double square = base; exponent > 0; square = rounded(square * square), exponent /= 2) {
-    if (exponent % 2 != 0) result = rounded(result * square);
   }
   return result;
 }

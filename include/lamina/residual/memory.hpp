@@ -22,7 +22,6 @@
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/memory_resource.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/tensor.hpp"

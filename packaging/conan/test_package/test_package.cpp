@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <cstdio>
 #include <lamina/lamina.hpp>
+#include <vector>
 
 int main() {
-  std::printf("lamina %d.%d.%d: checksum %s\n", LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR,
-              LAMINA_VERSION_PATCH, lamina::detail::checksum::available ? "yes" : "no");
+  lamina::worker<float> worker(lamina::layout({{"head", {16}}}));
+  auto step = worker.add({std::vector<float>(16, 1.0F)});
+  std::printf("lamina %d.%d.%d: a frame of %zu bytes\n", LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR,
+              LAMINA_VERSION_PATCH, step.frame().size_bytes());
 }

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lamina
 from lamina.torch import _report, _step
-from lamina.torch._options import given_options, share_to_send, warn_of_large_layers
+from lamina.torch._options import given_options, warn_of_large_layers
 from lamina.torch._owned import OwnedSlices, UnderWay
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
@@ -35,7 +35,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
-                 outer_rate: float = 1.0, outer_momentum: float = 0.0, outer_period: Optional[float] = None,
+                 outer_rate: float = 1.0, outer_momentum: float = 0.0,
                  payload: str = "as_is", by_score: bool = True, log_every: int = 0, **options: Any) -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
@@ -46,8 +46,6 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
-        outer_period: the mean number of steps between two comings of a part, by which the outer momentum counts time; None: as the
-            share that is sent says; 0: it counts comings.
         payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
             send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the drift, and of
             an answer with its owner.
@@ -71,13 +69,10 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self.options = given_options("LocalUpdates", options)
         if self.options.momentum != 0:
             raise ValueError("momentum: a drift has none, the optimizer may")
-        if outer_period is None:
-            share = share_to_send(self.options)
-            outer_period = 65536.0 if share * 65536 < 1 else 1 / share
         self.process_group = process_group
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         self.delay, self.log_every = delay, log_every
-        self._outer_options: Dict[str, Any] = {"rate": float(outer_rate), "momentum": float(outer_momentum), "period": float(outer_period)}
+        self._outer_options: Dict[str, Any] = {"rate": float(outer_rate), "momentum": float(outer_momentum)}
         self._payload, self._by_score = payload, bool(by_score)
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
@@ -364,7 +359,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             "step": self.backend.step, "applied": self._applied, "last_choice": self.last_choice,
             "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
-            "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(), "came": list(self._owned.came),
+            "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
             "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
             "under_way": under_way}}
 
@@ -407,25 +402,21 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared],
                             [saved["momentum"], saved["rounding"], *saved["shared"]]):
             to.copy_(each)
-        self._owned.came[:] = saved["came"]
         self._under_way = under_way
         self._applied, self.last_choice, self.totals, self.last = saved["applied"], saved["last_choice"], totals, None
 
     def _checked(self, saved: Dict[str, Any]) -> Tuple[Deque[UnderWay], Totals]:
         """What was under way, and the totals that were saved. ValueError unless everything is there, and of this model."""
-        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "came", "shared", "own_checksum",
-                     "under_way"):
+        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "own_checksum", "under_way"):
             _require(name in saved, f"'{name}' is missing")
         for name in ("step", "applied", "last_choice", "own_checksum"):
             _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
-        step, applied, totals, came, shared = (saved[name] for name in ("step", "applied", "totals", "came", "shared"))
+        step, applied, totals, shared = (saved[name] for name in ("step", "applied", "totals", "shared"))
         _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
                  and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
         for name in ("momentum", "rounding"):
             _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
-        _require(isinstance(came, list) and all(_is_count(each) and each <= step for each in came),
-                 f"'came' has other than steps up to {step}")
         again = lamina.DriftCompressor(self._layout, fragment_elements=self.options.fragment_elements)
         again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
@@ -436,7 +427,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
                  "what is under way is not all there")
         _require(applied <= step, f"'applied' is {applied}, of {step} steps")
-        self._owned.check(saved["momentum"], saved["rounding"], came)
+        self._owned.check(saved["momentum"], saved["rounding"])
         last, under_way = applied, cast(Deque[UnderWay], collections.deque())
         going_parts: Set[int] = set()
         for each in saved["under_way"]:

@@ -55,7 +55,6 @@ class OwnedSlices:
             self._begins.append(self._begins[-1] + size)
         fresh = self._outer_step(self._own)
         self.momentum, self.rounding = (_floats(len(each)).zero_() for each in (fresh.momentum(), fresh.rounding()))
-        self.came = fresh.came()
 
     def _outer_step(self, layout: lamina.Layout) -> lamina.OuterStep:
         return lamina.OuterStep(layout, payload=self._payload, **self._options)
@@ -125,15 +124,12 @@ class OwnedSlices:
             if piece.numel():
                 for to, each in zip(self._places(whole, going.parts), torch.split(piece, [self._sizes[part] for part in going.parts])):
                     to.copy_(each)
-        if self.came:
-            for part in going.parts:
-                self.came[part] = going.step
 
     # --- checkpoints ---
 
-    def check(self, momentum: torch.Tensor, rounding: torch.Tensor, came: List[int]) -> None:
-        """ValueError for what cannot take the place of momentum, rounding and came."""
-        self._outer_step(self._own).restore(momentum.contiguous(), rounding.contiguous(), came)
+    def check(self, momentum: torch.Tensor, rounding: torch.Tensor) -> None:
+        """ValueError for what cannot take the place of momentum and rounding."""
+        self._outer_step(self._own).restore(momentum.contiguous(), rounding.contiguous())
 
     def check_under_way(self, going: UnderWay) -> bool:
         """Whether it is what settle() leaves: an answer or an update, and what follows from it here."""
@@ -174,19 +170,18 @@ class OwnedSlices:
 
     def _take_outer_step(self, going: UnderWay, mean: torch.Tensor) -> bool:
         """The mean of this rank's slices to what all subtract, in place, and what becomes of the outer step. False, and the outer step
-        stays what it is, if a number is not finite."""
+        stays what it is, if a number is not finite, or might become infinite."""
         going.momentum, going.rounding = (torch.cat(list(self._places(whole, going.parts))) if whole.numel() else _NOTHING
                                           for whole in (self.momentum, self.rounding))
-        if not torch.isfinite(mean).all():
-            return False
         layout = lamina.Layout({str(part): (self._sizes[part],) for part in going.parts})
         outer = self._outer_step(layout)
-        outer.restore(going.momentum, going.rounding, [self.came[part] for part in going.parts] if self.came else [])
-        outer(list(range(len(going.parts))), mean, going.step)
+        outer.restore(going.momentum, going.rounding)
+        try:
+            outer(list(range(len(going.parts))), mean)
+        except ValueError:
+            return False
         momentum, rounding = (torch.frombuffer(each, dtype=torch.float32) if len(each) else _NOTHING
                               for each in (outer.momentum(), outer.rounding()))
-        if not all(bool(torch.isfinite(each).all()) for each in (mean, momentum, rounding)):
-            return False
         going.momentum, going.rounding = momentum, rounding
         return True
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <lamina/collectives/cost.hpp>
 #include <lamina/lamina.hpp>
 #include <limits>
 #include <vector>
@@ -146,6 +147,16 @@ void test_thresholds() {
   check(throws<std::invalid_argument>([&] { build({.threshold = nan_value}); }), "a threshold of NaN");
   check(throws<std::invalid_argument>([&] { build({.send_budget = nan_value}); }), "a budget of NaN");
   check(throws<std::invalid_argument>([&] { build({.momentum = nan_value}); }), "a momentum of NaN");
+  for (const double bad : special<double>::bad()) {
+    check(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = bad}); }),
+          "a bad outer momentum");
+    check(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = bad}); }),
+          "a bad outer rate");
+    check(throws<std::invalid_argument>([&] {
+            lamina::collectives::check_costs({bad, 1, 1, 1});
+          }),
+          "a bad cost");
+  }
   lamina::worker<float> worker(model);
   auto step = worker.add(std::vector<std::vector<float>>{{1}, {1, 1}});
   step.values()[1] = nan_value;

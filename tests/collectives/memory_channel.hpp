@@ -16,9 +16,15 @@
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"
-#include "lamina/detail/abi.hpp"
 
-namespace lamina::inline LAMINA_ABI::collectives {
+/// Ranks in one process, for tests: a channel each.
+namespace lamina_test {
+
+namespace collectives = lamina::collectives;
+using collectives::channel_error;
+using collectives::completion;
+using collectives::ticket;
+using collectives::two_parts;
 
 /// A message as it arrives, for those who interfere with it.
 struct seen_message {
@@ -60,7 +66,7 @@ class memory_network {
     for (std::size_t r = 0; r < ranks; ++r) channels_.push_back(std::make_unique<end>(*this, r));
   }
 
-  [[nodiscard]] channel& of(std::size_t rank) { return *channels_.at(rank); }
+  [[nodiscard]] collectives::channel& of(std::size_t rank) { return *channels_.at(rank); }
   /// Bytes of all messages that the rank has sent and that have been received, headers and all.
   [[nodiscard]] std::uint64_t sent_bytes(std::size_t rank) const {
     const std::lock_guard lock(mutex_);
@@ -88,7 +94,7 @@ class memory_network {
     unsigned delay = 0;
   };
 
-  class end final : public channel {
+  class end final : public collectives::channel {
    public:
     end(memory_network& network, std::size_t rank) : network_(network), rank_(rank) {
       for (ticket each = most_tickets; each-- > 0;) free_.push_back(each);
@@ -240,4 +246,4 @@ class memory_network {
   std::vector<std::unique_ptr<end>> channels_;
 };
 
-}  // namespace lamina::inline LAMINA_ABI::collectives
+}  // namespace lamina_test
