@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/layout.hpp>
-#include <lamina/partition.hpp>
+#include <lamina/tiling.hpp>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,8 +23,8 @@ class replica {
         partition_(lamina::layout_of(*network_.ptr()), fragment_elements) {}
 
   torch::nn::AnyModule& network() { return network_; }
-  const lamina::partition& partition() const { return partition_; }
-  const lamina::layout& model() const { return partition_.parts(); }
+  const lamina::tiling& tiling() const { return partition_; }
+  const lamina::layout& model() const { return partition_.fragments(); }
   const std::vector<torch::Tensor>& parameters() const { return parameters_; }
 
   /// The elements of layer, or fragment, l of model().
@@ -57,7 +57,7 @@ class replica {
 
   torch::nn::AnyModule network_;
   std::vector<torch::Tensor> parameters_;
-  lamina::partition partition_;
+  lamina::tiling partition_;
 };
 
 }  // namespace lab

@@ -29,7 +29,7 @@ std::span<const std::byte> receive_parameters(training& run, way* server, std::v
 
 void serve(training& run, way& over) {
   replica& local = run.local;
-  const lamina::layout& model = local.partition().model();
+  const lamina::layout& model = local.tiling().model();
   const loss_plan losses = run.losses();
   const std::size_t count = run.clients();
   std::vector<std::size_t> clients(count);
@@ -71,14 +71,14 @@ void serve(training& run, way& over) {
 
 void work(training& run, way* server) {
   replica& local = run.local;
-  lamina::worker<float> worker(local.partition().model(), run.compression());
+  lamina::worker<float> worker(local.tiling().model(), run.compression());
   std::optional<gradient_way> up;
   if (server != nullptr) up.emplace(*server, run.losses(), worker.fragments());
   std::vector<std::byte> handed_on;
   for (std::uint64_t number = 1;; ++number) {
     const std::span<const std::byte> parameters = receive_parameters(run, server, handed_on);
     run.clock.take();
-    lamina::apply<float>(parameters, local.partition(), number, local.parameters());
+    lamina::apply<float>(parameters, local.tiling(), number, local.parameters());
     run.examine(number);
     if (run.is_over(number)) return;
 

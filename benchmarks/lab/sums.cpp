@@ -24,8 +24,8 @@ collectives::algorithm_choice choice_of(const std::string& name) {
 
 // Of each fragment: what its parameter belongs to.
 std::vector<collectives::layer_class> classes_of(replica& local) {
-  const lamina::partition& cut = local.partition();
-  std::vector<collectives::layer_class> classes(cut.parts().layers(),
+  const lamina::tiling& cut = local.tiling();
+  std::vector<collectives::layer_class> classes(cut.fragments().layers(),
                                                 collectives::layer_class::convolutional);
   for (const auto& module : local.network().ptr()->modules()) {
     if (dynamic_cast<torch::nn::LinearImpl*>(module.get()) == nullptr) continue;
@@ -60,7 +60,7 @@ class summed_training {
         channel_(run.all.communicator(), [&run](std::size_t rank) { return run.name_of(rank); }),
         optimizer_(local_.model().elements(), how_.momentum),
         is_open_(local_.parameters().size()) {
-    if (how_.drops_layers()) worker_.emplace(local_.partition().model(), run.compression());
+    if (how_.drops_layers()) worker_.emplace(local_.tiling().model(), run.compression());
     if (how_.overlaps()) {
       hooks_.emplace(*local_.network().ptr(), [this](std::size_t l) { gradient_is_ready(l); });
     } else {
@@ -127,7 +127,7 @@ class summed_training {
 
   void plan() {
     const auto timeout = std::chrono::seconds(how_.timeout_seconds);
-    const lamina::partition& cut = local_.partition();
+    const lamina::tiling& cut = local_.tiling();
     std::vector<std::size_t> fragments;
     for (const std::size_t l : collectives::agree_on_order(channel_, cut.model(), order_, timeout)) {
       for (std::size_t f = cut.first(l); f < cut.first(l + 1); ++f) fragments.push_back(f);
@@ -143,7 +143,7 @@ class summed_training {
         update_shard(fragment, begin, mean);
       };
     engine_.emplace(channel_,
-                    collectives::plan(cut.parts(), channel_.ranks(), fragments, classes_of(local_), options,
+                    collectives::plan(cut.fragments(), channel_.ranks(), fragments, classes_of(local_), options,
                                       collectives::gigabit_costs),
                     running);
   }
@@ -163,7 +163,7 @@ class summed_training {
   // The gradient of a parameter is complete: what is exchanged of it goes on its way, or is dropped.
   void hand_over(std::size_t layer) {
     is_open_[layer] = true;
-    const lamina::partition& cut = local_.partition();
+    const lamina::tiling& cut = local_.tiling();
     const torch::Tensor gradient = local_.parameters()[layer].grad();
     const auto elements = lamina::elements_of<float>(gradient);
     if (!worker_) {
@@ -173,7 +173,7 @@ class summed_training {
     }
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
       if (!worker_) {
-        engine_->ready(f, elements.subspan(cut.begin(f), cut.parts().sizes()[f]));
+        engine_->ready(f, elements.subspan(cut.begin(f), cut.fragments().sizes()[f]));
       } else if (step_->is_sent(f)) {
         engine_->ready(f, step_->fragment(f));
       } else {
@@ -186,7 +186,7 @@ class summed_training {
   void take(std::size_t layer) {
     if (!is_open_[layer]) return;
     is_open_[layer] = false;
-    const lamina::partition& cut = local_.partition();
+    const lamina::tiling& cut = local_.tiling();
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
       engine_->wait(f);
       if (has_owners_) {

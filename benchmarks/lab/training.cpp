@@ -87,7 +87,7 @@ training::training(const options& given, mpi_ranks& ranks, work_clock& working)
   if (is_server) return;
   const auto number = static_cast<std::size_t>(worker);
   compute = gradients_of(
-      how, number, local.partition().model(), local,
+      how, number, local.tiling().model(), local,
       [this, number, count](std::uint64_t step, step_report& report) {
         compute_gradients(local, batch_of_step(step, *data_.train, number, count, how.batch_images, how.seed),
                           report);

@@ -15,7 +15,7 @@ class parameter_server {
         network_((torch::manual_seed(of.with.seed), of.data.train->classes())),
         parameters_(network_.parameters()),
         cut_(lamina::layout_of(network_), of.with.fragment),
-        fragments_(lamina::parts_of(parameters_, cut_)),
+        fragments_(lamina::fragments_of(parameters_, cut_)),
         sgd_(fragments_, torch::optim::SGDOptions(0).momentum(of.with.momentum)),
         down_bytes_(of.who.leaders.size()),
         done_(load()),
@@ -23,7 +23,7 @@ class parameter_server {
         log_(of.title, of.directory, of.with.steps, done_, of.who.workers, cut_.model().elements()) {
     for (const torch::Tensor& each : fragments_) memory_.push_back(torch::empty_like(each));
     std::printf("  %zu elements in %zu fragments of up to %zu; a step sends %g %% and less than a fragment more\n", cut_.model().elements(),
-                cut_.parts().layers(), std::ranges::max(cut_.parts().sizes()),
+                cut_.fragments().layers(), std::ranges::max(cut_.fragments().sizes()),
                 of.drop_ratio == 1 ? 100 : 100 * (1 - of.drop_ratio));  // at R = 1, Algorithm 1 finds no threshold
   }
 
@@ -115,7 +115,7 @@ class parameter_server {
 
   // The mean of the leaders' values, the same for all of them.
   void agree() {
-    std::vector<double> sum(cut_.parts().layers()), own(sum.size());
+    std::vector<double> sum(cut_.fragments().layers()), own(sum.size());
     for (const int leader : of_.who.leaders) {
       const auto bytes = of_.who.receive(leader, values_tag);
       std::memcpy(own.data(), bytes.data(), bytes.size());
@@ -138,7 +138,7 @@ class parameter_server {
     const auto begin = clock_type::now();
     std::vector<torch::Tensor> means(memory_.size());  // undefined where nothing has arrived: no gradient, no update
     server_.update([&](std::size_t layer, std::size_t first, std::span<const float> mean) {
-      const std::size_t f = cut_.part_at(layer, first);
+      const std::size_t f = cut_.fragment_at(layer, first);
       means[f] = memory_[f];
       std::ranges::copy(mean, memory_[f].data_ptr<float>() + (first - cut_.begin(f)));
     });
@@ -206,7 +206,7 @@ class parameter_server {
   const run& of_;
   resnet50 network_;
   std::vector<torch::Tensor> parameters_;
-  lamina::partition cut_;
+  lamina::tiling cut_;
   std::vector<torch::Tensor> fragments_;  // of the parameters, whose memory they share
   torch::optim::SGD sgd_;
   std::vector<std::size_t> down_bytes_;  // of the last reply to each sender

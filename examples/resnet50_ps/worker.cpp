@@ -54,7 +54,7 @@ std::uint64_t load_state(replica& own, leader_worker& leader, const ranks& who) 
 void work(const run& of) {
   const ranks& who = of.who;
   replica own(of);
-  const lamina::partition cut(lamina::layout_of(own.network), of.with.fragment);
+  const lamina::tiling cut(lamina::layout_of(own.network), of.with.fragment);
   leader_worker leader;
   if (who.is_leader()) {
     leader.emplace(cut.model(), lamina::worker_options{.drop_ratio = of.drop_ratio,

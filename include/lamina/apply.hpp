@@ -13,7 +13,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -31,10 +31,10 @@ namespace lamina::inline LAMINA_ABI {
 ///
 /// Cost: as decode(), and a copy of what was sent.
 template <element T, class Tensors>
-std::size_t apply(std::span<const std::byte> bytes, const partition& cut, std::uint64_t step,
+std::size_t apply(std::span<const std::byte> bytes, const tiling& cut, std::uint64_t step,
                   Tensors&& parameters, std::uint32_t run = 0) {
   const layout& model = cut.model();
-  const frame_view<T> frame = decode<T>(bytes, cut.parts());
+  const frame_view<T> frame = decode<T>(bytes, cut.fragments());
   expect(frame, frame_kind::parameters, step, run);
   if (std::size(parameters) != model.layers()) {
     detail::raise(std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
@@ -50,7 +50,7 @@ std::size_t apply(std::span<const std::byte> bytes, const partition& cut, std::u
   for (std::size_t layer = 0; layer < model.layers(); ++layer) {
     const std::span<T> to = elements_of_layer(layer);
     for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part)
-      frame.apply_to(part, to.subspan(cut.begin(part), cut.parts().sizes()[part]));
+      frame.apply_to(part, to.subspan(cut.begin(part), cut.fragments().sizes()[part]));
   }
   return frame.sent_elements();
 }
@@ -58,7 +58,7 @@ std::size_t apply(std::span<const std::byte> bytes, const partition& cut, std::u
 template <element T, class Tensors>
 std::size_t apply(std::span<const std::byte> bytes, const layout& model, std::uint64_t step,
                   Tensors&& parameters, std::uint32_t run = 0) {
-  return apply<T>(bytes, partition(model), step, parameters, run);
+  return apply<T>(bytes, tiling(model), step, parameters, run);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

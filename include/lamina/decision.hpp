@@ -19,7 +19,7 @@
 #include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
 
@@ -32,11 +32,11 @@ namespace lamina::inline LAMINA_ABI {
 class selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range.
-  selector(const partition& cut, const worker_options& options)
+  selector(const tiling& cut, const worker_options& options)
       : options_(options),
-        sent_(cut.parts()),
+        sent_(cut.fragments()),
         threshold_(options.threshold.value_or(invalid_threshold)),
-        sent_in_(cut.parts().layers()) {
+        sent_in_(cut.fragments().layers()) {
     check_drop_ratio(options.drop_ratio);
     if (options.search_every == 0)
       detail::raise(std::invalid_argument("search_every must be at least 1 step"));

@@ -28,7 +28,7 @@
 #include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
@@ -48,7 +48,7 @@ namespace lamina::inline LAMINA_ABI {
 ///     const encoded_frame& frame = compressor.encode(x, y);         // selects; r = payload(x - y) of the parts sent
 ///     send frame.segments();
 ///     compressor.commit();                                          // r is under way
-///     compressor.apply(decode<T>(bytes, compressor.parts()), x, y); // what all subtract, d: x <- x - d, y <- y + r - d
+///     compressor.apply(decode<T>(bytes, compressor.fragments()), x, y); // what all subtract, d: x <- x - d, y <- y + r - d
 ///
 /// What comes back is the outer step's (outer_step.hpp): with a rate of 1 and without momentum, d is the mean of all workers' r,
 /// and y - x becomes what was not sent. As apply() shifts y and does not overwrite it, it may come steps later: whatever the
@@ -85,11 +85,11 @@ class drift_compressor {
                             Representative functor = {})
       : options_(checked(model, options)),
         cut_(model, options.fragment_elements),
-        values_(parts(), std::move(functor)),
+        values_(fragments(), std::move(functor)),
         selector_(cut_, options_),
-        encoder_(parts(), options.run),
+        encoder_(fragments(), options.run),
         is_observed_(model.layers()),
-        held_(parts().layers()) {}
+        held_(fragments().layers()) {}
 
   /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
   /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
@@ -129,7 +129,7 @@ class drift_compressor {
   /// The same by values that all workers have agreed on, mostly the mean of their values(), and without the parts of which
   /// `held` is not 0. Workers choose the same as long as they hold the same parts, and have the same allowance and ages: when
   /// all end each step, by commit() or commit_lost(), or all by abandon(), and apply its update before the same step. Throws also
-  /// std::invalid_argument for a number of values other than parts().layers(), and of flags, unless there are none.
+  /// std::invalid_argument for a number of values other than fragments().layers(), and of flags, unless there are none.
   const selection& select(std::span<const double> agreed_values, std::span<const char> held = {}) {
     return decide(agreed_values, held);
   }
@@ -149,7 +149,7 @@ class drift_compressor {
                      .payload = options_.payload,
                      .checksum = options_.frame_checksum},
                     chosen(), [&](std::size_t part) {
-                      const std::size_t elements = parts().sizes()[part];
+                      const std::size_t elements = fragments().sizes()[part];
                       return std::span<const T>(next.elements)
                           .subspan(std::exchange(offset, offset + elements), elements);
                     });
@@ -176,7 +176,7 @@ class drift_compressor {
     encoder_.forget();
     T* said = next.elements.data();
     for (const std::size_t part : next.parts) {
-      const std::size_t elements = parts().sizes()[part];
+      const std::size_t elements = fragments().sizes()[part];
       if (options_.payload != payload_type::as_is) {
         packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, elements)));
         detail::encode_payload<T>(options_.payload, std::span<const T>(said, elements), packed_.data());
@@ -210,7 +210,7 @@ class drift_compressor {
     for (const std::size_t part : next.parts) {
       arrived.for_each_lost(part,
                             [r](std::size_t begin, std::size_t end) { std::fill(r + begin, r + end, T(0)); });
-      r += parts().sizes()[part];
+      r += fragments().sizes()[part];
     }
     launch();
   }
@@ -251,7 +251,7 @@ class drift_compressor {
   /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
-    if (!update.is_of(parts())) {
+    if (!update.is_of(fragments())) {
       detail::raise(std::invalid_argument("apply: the frame was decoded for another layout than the parts"));
     }
     expect(update, frame_kind::updates, update.step(), options_.run);
@@ -262,16 +262,16 @@ class drift_compressor {
       for (const std::size_t part : sent->parts) {
         if (!update.is_dropped(part)) continue;
         detail::raise(std::invalid_argument("apply: the update of step " + std::to_string(update.step()) +
-                                            " lacks '" + parts()[part].name + "', which was sent in it"));
+                                            " lacks '" + fragments()[part].name + "', which was sent in it"));
       }
     }
     detail::check_writable_pairs<T>(cut_, shared, local);
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
+    for (std::size_t part = 0; part < fragments().layers(); ++part) {
       update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
     }
     const T* said = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
+    for (std::size_t part = 0; part < fragments().layers(); ++part) {
       if (update.is_dropped(part)) continue;
       const bool was_sent = sent != nullptr && next < sent->parts.size() && sent->parts[next] == part;
       const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
@@ -279,7 +279,7 @@ class drift_compressor {
         shift(x.data() + begin, y.data() + begin, was_sent ? said + begin : nullptr, d);
       });
       if (!was_sent) continue;
-      said += parts().sizes()[part];
+      said += fragments().sizes()[part];
       ++next;
     }
     flights_.land(update.step());
@@ -294,7 +294,7 @@ class drift_compressor {
       detail::raise(std::logic_error("apply: step " + std::to_string(step) + " is not under way"));
     }
     std::size_t elements = 0;
-    for (const std::size_t part : sent->parts) elements += parts().sizes()[part];
+    for (const std::size_t part : sent->parts) elements += fragments().sizes()[part];
     if (update.size() != elements) {
       detail::raise(std::invalid_argument("apply: " + std::to_string(update.size()) + " elements where " +
                                           std::to_string(elements) + " were sent in step " +
@@ -303,8 +303,8 @@ class drift_compressor {
     detail::check_writable_pairs<T>(cut_, shared, local);
     const T* d = update.data();
     for (const std::size_t part : sent->parts) {
-      check_update(part, {d, parts().sizes()[part]});
-      d += parts().sizes()[part];
+      check_update(part, {d, fragments().sizes()[part]});
+      d += fragments().sizes()[part];
     }
     const T* said = sent->is_lost() ? nullptr : sent->elements.data();
     d = update.data();
@@ -329,7 +329,7 @@ class drift_compressor {
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
   /// Whether a part was chosen in one of them; throws std::out_of_range.
   [[nodiscard]] bool is_under_way(std::size_t part) const {
-    parts().check_layer(part);
+    fragments().check_layer(part);
     return flights_.has(part);
   }
 
@@ -341,17 +341,17 @@ class drift_compressor {
       detail::raise(
           std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
     }
-    return detail::write_flights<T>(parts(), selector_.remember(step_), step_, flights_);
+    return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_);
   }
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
   /// for bit. Changes nothing and throws decode_error, with a errc, for bytes that are damaged or of another model, and
   /// std::invalid_argument if they hold NaN or infinity.
-  void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, parts())); }
+  void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, fragments())); }
   /// Joins the workers of which one has saved these bytes, between two steps of theirs: the next step here is the next of theirs,
   /// and is decided alike. What is under way was sent by others: its parts are held, its updates are to be applied, and nothing
   /// of it is in the drift. Begin with x as they have it and y = x. Errors as load().
   void join(std::span<const std::byte> saved_by_another) {
-    detail::saved_flights<T> saved = detail::read_flights<T>(saved_by_another, parts());
+    detail::saved_flights<T> saved = detail::read_flights<T>(saved_by_another, fragments());
     saved.all.forget_all();
     take_up(std::move(saved));
   }
@@ -360,10 +360,10 @@ class drift_compressor {
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// λ as of the last selection.
   [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
-  /// The model given, what is decided on, and which part is of which layer. Frames are of parts().
+  /// The model given, what is decided on, and which part is of which layer. Frames are of fragments().
   [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
-  [[nodiscard]] const layout& parts() const noexcept { return cut_.parts(); }
-  [[nodiscard]] const partition& cut() const noexcept { return cut_; }
+  [[nodiscard]] const layout& fragments() const noexcept { return cut_.fragments(); }
+  [[nodiscard]] const tiling& tiles() const noexcept { return cut_; }
 
  private:
   static const worker_options& checked(const layout& model, const worker_options& options) {
@@ -415,7 +415,7 @@ class drift_compressor {
   void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
     for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
     const std::size_t bad = values_.read(cut_, first, last, pairs, execution);
-    if (bad < parts().layers()) {
+    if (bad < fragments().layers()) {
       detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
                                         "the worker's parameters less the shared ones are not finite"));
     }
@@ -443,8 +443,8 @@ class drift_compressor {
       detail::raise(std::logic_error("select: layer '" + model()[layer].name + "' was not observed in step " +
                                      std::to_string(step_)));
     }
-    if (values.size() != parts().layers() || (!held.empty() && held.size() != parts().layers())) {
-      detail::raise(std::invalid_argument("select: there are " + std::to_string(parts().layers()) +
+    if (values.size() != fragments().layers() || (!held.empty() && held.size() != fragments().layers())) {
+      detail::raise(std::invalid_argument("select: there are " + std::to_string(fragments().layers()) +
                                           " parts, got " + std::to_string(values.size()) + " values and " +
                                           std::to_string(held.size()) + " flags"));
     }
@@ -470,7 +470,7 @@ class drift_compressor {
     T* to = next.elements.data();
     for (const std::size_t part : next.parts) {
       const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
-      const std::size_t elements = parts().sizes()[part];
+      const std::size_t elements = fragments().sizes()[part];
       const std::size_t begin = cut_.begin(part);
       detail::copy_elements(to, elements,
                             detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
@@ -481,7 +481,7 @@ class drift_compressor {
 
   // What the payload says of a part takes the place of the part; gives where the next one begins.
   T* say(std::size_t part, const std::byte* payload, T* to) const {
-    const std::size_t elements = parts().sizes()[part];
+    const std::size_t elements = fragments().sizes()[part];
     if (options_.payload != payload_type::as_is) {
       detail::decode_payload<T>(options_.payload, payload, elements, 0, std::span<T>(to, elements));
     }
@@ -496,7 +496,7 @@ class drift_compressor {
   }
 
   worker_options options_;
-  partition cut_;
+  tiling cut_;
   detail::drift_values<T, Representative> values_;
   selector selector_;
   frame_encoder<T> encoder_;

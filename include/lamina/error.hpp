@@ -127,23 +127,23 @@ class LAMINA_VISIBLE decode_error : public std::system_error {
 /// yet.
 class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
  public:
-  /// \param layer   in the model
-  /// \param part    among what is decided on: the same where layers are whole
-  /// \param name    of the layer
-  /// \param reason  what was found
-  non_finite_gradient(std::size_t layer, std::size_t part, const std::string& name, const char* reason)
+  /// \param layer     in the model
+  /// \param fragment  among what is decided on: the same where layers are whole
+  /// \param name      of the layer
+  /// \param reason    what was found
+  non_finite_gradient(std::size_t layer, std::size_t fragment, const std::string& name, const char* reason)
       : std::domain_error("layer " + std::to_string(layer) + " '" + name + "': " + reason),
         layer_(layer),
-        part_(part) {}
+        fragment_(fragment) {}
   /// Index in the model of the layer whose gradient was refused.
   [[nodiscard]] std::size_t layer() const noexcept { return layer_; }
-  /// Index among worker::fragments() of the part in which the first bad element is; the layer's own where layers are
+  /// Index among worker::fragments() of the fragment in which the first bad element is; the layer's own where layers are
   /// whole.
-  [[nodiscard]] std::size_t part() const noexcept { return part_; }
+  [[nodiscard]] std::size_t fragment() const noexcept { return fragment_; }
 
  private:
   std::size_t layer_;
-  std::size_t part_;
+  std::size_t fragment_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

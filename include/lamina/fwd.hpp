@@ -14,7 +14,7 @@ namespace lamina::inline LAMINA_ABI {
 // What is described.
 struct layer;
 class layout;
-class partition;
+class tiling;
 class selection;
 class delivery;
 class part_slices;

@@ -15,7 +15,7 @@
 #include "lamina/merge.hpp"
 #include "lamina/options.hpp"
 #include "lamina/outer_step.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"

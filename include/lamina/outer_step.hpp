@@ -50,7 +50,7 @@ struct outer_options {
 template <element T>
 class outer_step {
  public:
-  /// \param parts    what is brought together: drift_compressor::parts()
+  /// \param parts    what is brought together: drift_compressor::fragments()
   /// \param options  how
   /// \throws std::invalid_argument  naming the option that is outside its range
   explicit outer_step(const layout& parts, const outer_options& options = {})

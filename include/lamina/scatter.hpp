@@ -10,7 +10,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/residual/gradient.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
@@ -21,7 +21,7 @@ namespace lamina::inline LAMINA_ABI {
 /// the parts that were not sent.
 ///
 /// \param chosen     what was packed
-/// \param cut        worker::cut(): which part is of which layer
+/// \param cut        worker::tiles(): which part is of which layer
 /// \param packed     the elements of the parts sent, one behind the other
 /// \param gradients  a tensor to write for each layer of the model, also for those without a gradient in this step, since
 ///                   another worker may have sent them; of T, float16 or bfloat16: into half-width ones numbers are
@@ -29,10 +29,10 @@ namespace lamina::inline LAMINA_ABI {
 /// \throws std::invalid_argument  before anything is written: another number of tensors or elements, a selection of another
 ///                                layout, a tensor that is missing, or of another size or type
 template <element T, class Tensors>
-void scatter(const selection& chosen, const partition& cut, std::span<const T> packed, Tensors&& gradients) {
+void scatter(const selection& chosen, const tiling& cut, std::span<const T> packed, Tensors&& gradients) {
   const layout& model = cut.model();
-  if (chosen.model().fingerprint() != cut.parts().fingerprint()) {
-    detail::raise(std::invalid_argument("scatter: the selection is of other parts than the partition's"));
+  if (chosen.model().fingerprint() != cut.fragments().fingerprint()) {
+    detail::raise(std::invalid_argument("scatter: the selection is of other parts than the tiling's"));
   }
   if (packed.size() != chosen.sent_elements()) {
     detail::raise(std::invalid_argument("scatter: " + std::to_string(packed.size()) + " elements where " +
@@ -54,7 +54,7 @@ void scatter(const selection& chosen, const partition& cut, std::span<const T> p
   for (std::size_t layer = 0; layer < model.layers(); ++layer) {
     visit(layer, [&]<class G>(std::span<G> all) {
       for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part) {
-        const std::span<G> to = all.subspan(cut.begin(part), cut.parts().sizes()[part]);
+        const std::span<G> to = all.subspan(cut.begin(part), cut.fragments().sizes()[part]);
         if (chosen.is_dropped(part)) {
           for (G& each : to) each = G{};
           continue;

@@ -26,7 +26,7 @@
 #include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
@@ -267,7 +267,7 @@ class server {
   [[nodiscard]] const server_options& options() const noexcept { return options_; }
   [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
   /// What frames are of: the layers, or their fragments.
-  [[nodiscard]] const layout& fragments() const noexcept { return cut_.parts(); }
+  [[nodiscard]] const layout& fragments() const noexcept { return cut_.fragments(); }
 
  private:
   // One task of an execution: enough blocks to be worth handing to a thread.
@@ -505,7 +505,7 @@ class server {
   }
 
   server_options options_;
-  partition cut_;
+  tiling cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
   std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival

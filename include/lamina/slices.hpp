@@ -53,7 +53,7 @@ class part_slices {
     }
   }
 
-  [[nodiscard]] const layout& parts() const noexcept { return parts_; }
+  [[nodiscard]] const layout& fragments() const noexcept { return parts_; }
   [[nodiscard]] std::size_t owners() const noexcept { return owners_; }
   [[nodiscard]] std::size_t unit_elements() const noexcept { return unit_elements_; }
   /// The slices of one owner: layer i, "name@owner", is its slice of part i. Throws std::out_of_range.

@@ -28,7 +28,7 @@
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
@@ -159,8 +159,8 @@ class worker {
   [[nodiscard]] const residual_accumulator<T>& residual() const noexcept { return state_->residual; }
   [[nodiscard]] const layout& model() const noexcept { return state_->cut.model(); }
   /// What is decided and sent: the layers, or their fragments; and which of them are of which layer.
-  [[nodiscard]] const layout& fragments() const noexcept { return state_->cut.parts(); }
-  [[nodiscard]] const partition& cut() const noexcept { return state_->cut; }
+  [[nodiscard]] const layout& fragments() const noexcept { return state_->cut.fragments(); }
+  [[nodiscard]] const tiling& tiles() const noexcept { return state_->cut; }
 
  private:
   std::unique_ptr<state> state_;  // so that a step outlives a move of its worker
@@ -331,7 +331,7 @@ class worker<T, Representative>::step {
     s.make_room_for_written();
     for (const std::size_t f : s.decisions.sent().sent()) {
       s.write(f);
-      s.take_out(f, 0, s.cut.parts().sizes()[f]);
+      s.take_out(f, 0, s.cut.fragments().sizes()[f]);
     }
     s.expect_after_commit();
     s.decisions.commit(number_);
@@ -421,16 +421,16 @@ struct worker<T, Representative>::state {
       : options(given),
         functor(std::move(of_values)),
         cut(model, given.fragment_elements),
-        residual(cut.parts(),
+        residual(cut.fragments(),
                  {.non_finite = given.non_finite, .momentum = given.momentum, .memory = given.memory}),
         decisions(cut, given),
-        in_frames(cut.parts()),
-        in_next(cut.parts()),
-        values(cut.parts().layers()),
-        decision_values(cut.parts().layers()),
-        expected(cut.parts().layers(), detail::infinite_value),
-        marks(cut.parts().layers()),
-        is_stale(cut.parts().layers(), char{1}) {
+        in_frames(cut.fragments()),
+        in_next(cut.fragments()),
+        values(cut.fragments().layers()),
+        decision_values(cut.fragments().layers()),
+        expected(cut.fragments().layers(), detail::infinite_value),
+        marks(cut.fragments().layers()),
+        is_stale(cut.fragments().layers(), char{1}) {
     if (model.layers() == 0)
       detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
     detail::check_payload_type(given.payload);
@@ -444,8 +444,8 @@ struct worker<T, Representative>::state {
                                    " is open: commit() it, or let its handle go"));
   }
   void require_gradient(const char* call, std::size_t f) const {
-    cut.parts().check_layer(f);
-    if (marks[f] != mark::none || cut.parts().sizes()[f] == 0) return;
+    cut.fragments().check_layer(f);
+    if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
     detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
                                    "' has no gradient in step " + std::to_string(number) +
                                    "; add() or skip() it"));
@@ -491,7 +491,7 @@ struct worker<T, Representative>::state {
 
   const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
     if (sequence == encoders.size())
-      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.parts(), options.run));
+      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.fragments(), options.run));
     const encoded_frame& frame =
         encoders[sequence]->encode({.kind = frame_kind::gradients,
                                     .step = number,
@@ -507,7 +507,7 @@ struct worker<T, Representative>::state {
   }
   const encoded_frame& encode_some(const selection& fragments, bool is_last,
                                    std::span<const std::byte> user) {
-    if (fragments.model().fingerprint() != cut.parts().fingerprint())
+    if (fragments.model().fingerprint() != cut.fragments().fingerprint())
       detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
     if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
     if (sequence == 0) in_frames.clear();
@@ -517,7 +517,7 @@ struct worker<T, Representative>::state {
       if (!decisions.sent().is_sent(f)) continue;
       require_gradient("frame", f);
       if (in_frames.is_sent(f)) {
-        detail::raise(std::logic_error("frame: '" + cut.parts()[f].name + "' was in a frame of step " +
+        detail::raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
                                        std::to_string(number) + " already"));
       }
       in_next.send(f);
@@ -563,7 +563,7 @@ struct worker<T, Representative>::state {
       gradients(layer, [&](auto from) { cut.model().check_size(layer, from.size()); });
     const auto by_fragment = [&](std::size_t f, const auto& visitor) {
       gradients(cut.layer_of(f),
-                [&](auto from) { visitor(from.subspan(cut.begin(f), cut.parts().sizes()[f])); });
+                [&](auto from) { visitor(from.subspan(cut.begin(f), cut.fragments().sizes()[f])); });
     };
     const std::size_t begin = cut.first(first);
     const std::size_t end = cut.first(last);
@@ -610,7 +610,7 @@ struct worker<T, Representative>::state {
   void refresh(std::size_t f) {
     if (is_stale[f] == 0) return;
     is_stale[f] = 0;
-    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.parts().sizes()[f])
+    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.fragments().sizes()[f])
                                      : representative_value(functor, residual[f]);
   }
   void use_own_values() {
@@ -631,7 +631,7 @@ struct worker<T, Representative>::state {
     if (!is_rounded()) return;
     std::size_t most = written.size();
     for (const std::size_t f : decisions.sent().sent())
-      most = (std::max)(most, payload_bytes<T>(options.payload, cut.parts().sizes()[f]));
+      most = (std::max)(most, payload_bytes<T>(options.payload, cut.fragments().sizes()[f]));
     written.resize(most);
   }
   // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
@@ -640,7 +640,7 @@ struct worker<T, Representative>::state {
   }
   void take_out(std::size_t f, std::size_t begin, std::size_t end) {
     is_stale[f] = 1;
-    const bool is_whole = begin == 0 && end == cut.parts().sizes()[f];
+    const bool is_whole = begin == 0 && end == cut.fragments().sizes()[f];
     if (!is_rounded()) return is_whole ? residual.clear(f) : residual.clear(f, begin, end);
     if (is_whole) return residual.subtract(f, options.payload, written.data());
     residual.subtract(f, options.payload, written.data(), begin, end);
@@ -649,7 +649,7 @@ struct worker<T, Representative>::state {
   void load(std::span<const std::byte> bytes) {
     // Of no elements there is no velocity to save.
     const bool has_velocity = residual.has_velocity() && cut.model().elements() > 0;
-    saved_state<T> saved = read_state<T>(bytes, cut.parts(), has_velocity);
+    saved_state<T> saved = read_state<T>(bytes, cut.fragments(), has_velocity);
     residual.restore(saved.residual, saved.velocity);
     decisions.restore(std::move(saved.memory));
     number = saved.step;
@@ -661,7 +661,7 @@ struct worker<T, Representative>::state {
 
   worker_options options;
   Representative functor;
-  partition cut;
+  tiling cut;
   residual_accumulator<T> residual;
   selector decisions;
   std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step

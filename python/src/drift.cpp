@@ -32,8 +32,8 @@ struct drift {
   const lamina::layout& model() const {
     return visit([](const auto& each) -> const lamina::layout& { return each.model(); });
   }
-  const lamina::layout& parts() const {
-    return visit([](const auto& each) -> const lamina::layout& { return each.parts(); });
+  const lamina::layout& fragments() const {
+    return visit([](const auto& each) -> const lamina::layout& { return each.fragments(); });
   }
   const lamina::selection& chosen() const {
     return visit([](const auto& each) -> const lamina::selection& { return each.chosen(); });
@@ -240,7 +240,7 @@ void bind_drift(nb::module_& m) {
       .def_prop_ro(
           "layout", [](const drift& self) { return self.model(); }, "The model.")
       .def_prop_ro(
-          "fragments", [](const drift& self) { return self.parts(); },
+          "fragments", [](const drift& self) { return self.fragments(); },
           "What is decided on, and what frames are of.");
 
   const lamina::outer_options outer_defaults;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <lamina/decision.hpp>
-#include <lamina/partition.hpp>
+#include <lamina/tiling.hpp>
 #include <lamina/state.hpp>
 #include <tuple>
 
@@ -13,7 +13,7 @@ namespace {
 
 // The decision without a residual, for one that lies in a framework's own tensors.
 struct selector {
-  lamina::partition cut;
+  lamina::tiling cut;
   lamina::selector of;
   bool has_momentum;
 
@@ -22,7 +22,7 @@ struct selector {
 
   std::span<const float> memory(const char* what, const readable& array) const {
     const auto numbers = numbers_of<const float>(what, tensor_of(array, what));
-    if (numbers.size() != cut.parts().elements())
+    if (numbers.size() != cut.fragments().elements())
       throw std::invalid_argument(std::string(what) + " has another size");
     return numbers;
   }
@@ -65,7 +65,7 @@ void bind_selector(nb::module_& m) {
       .def(
           "take",
           [](selector& self, std::uint64_t step, const std::vector<std::size_t>& sent) {
-            lamina::selection chosen(self.cut.parts());
+            lamina::selection chosen(self.cut.fragments());
             for (const std::size_t f : sent) chosen.send(f);
             self.of.take(step, chosen);
           },
@@ -88,7 +88,7 @@ void bind_selector(nb::module_& m) {
           [](const selector& self, std::uint64_t step, const readable& residual,
              const std::optional<readable>& velocity, const std::optional<readable>& expected) {
             return bytes_of(lamina::save_state<float>(
-                self.cut.parts(), self.of.remember(step), self.memory("residual", residual),
+                self.cut.fragments(), self.of.remember(step), self.memory("residual", residual),
                 velocity ? self.memory("velocity", *velocity) : std::span<const float>(), step,
                 expected ? numbers_of<const double>("expected", tensor_of(*expected, "expected"))
                          : std::span<const double>()));
@@ -100,7 +100,7 @@ void bind_selector(nb::module_& m) {
           "load",
           [](selector& self, const bytes_like& bytes) {
             lamina::saved_state<float> saved =
-                lamina::read_state<float>(bytes_in(bytes), self.cut.parts(), self.has_momentum);
+                lamina::read_state<float>(bytes_in(bytes), self.cut.fragments(), self.has_momentum);
             self.of.restore(std::move(saved.memory));
             return std::tuple(saved.step, copy_of<float>(saved.residual), copy_of<float>(saved.velocity),
                               copy_of<double>(saved.expected));
@@ -110,7 +110,7 @@ void bind_selector(nb::module_& m) {
       .def_prop_ro("sent_elements", [](const selector& self) { return self.of.sent().sent_elements(); })
       .def_prop_ro("sent_bitmap", [](const selector& self) { return bitmap_of(self.of.sent()); })
       .def_prop_ro("threshold", [](const selector& self) { return self.of.threshold(); })
-      .def_prop_ro("fragments", [](const selector& self) { return self.cut.parts(); })
+      .def_prop_ro("fragments", [](const selector& self) { return self.cut.fragments(); })
       .def(
           "fragments_of",
           [](const selector& self, std::size_t layer) {

@@ -83,7 +83,7 @@ void for_each_slice(const lamina::part_slices& slices, std::size_t owner,
   std::size_t before = 0;
   for (const std::size_t part : sent) {
     copy(before + slices.begin(owner, part), slices.of(owner).sizes()[part]);
-    before += slices.parts().sizes()[part];
+    before += slices.fragments().sizes()[part];
   }
 }
 }  // namespace
@@ -111,7 +111,7 @@ void bind_slices(nb::module_& m) {
           [](const lamina::part_slices& self, std::size_t owner, const std::vector<std::size_t>& sent,
              const readable& elements, const writable& to) {
             const auto from =
-                numbers_of_sent<const float>("elements", elements, elements_of(self.parts(), sent));
+                numbers_of_sent<const float>("elements", elements, elements_of(self.fragments(), sent));
             auto* out = numbers_of_sent<float>("to", to, elements_of(self.of(owner), sent)).data();
             for_each_slice(self, owner, sent, [&](std::size_t place, std::size_t count) {
               out = std::copy_n(from.data() + place, count, out);
@@ -125,7 +125,7 @@ void bind_slices(nb::module_& m) {
              const readable& slices, const writable& to) {
             const auto* in =
                 numbers_of_sent<const float>("slices", slices, elements_of(self.of(owner), sent)).data();
-            const auto out = numbers_of_sent<float>("to", to, elements_of(self.parts(), sent));
+            const auto out = numbers_of_sent<float>("to", to, elements_of(self.fragments(), sent));
             for_each_slice(self, owner, sent, [&](std::size_t place, std::size_t count) {
               std::copy_n(in, count, out.data() + place);
               in += count;

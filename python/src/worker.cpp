@@ -121,7 +121,7 @@ void pack(step& self, const any_tensor& to, float scale) {
 
 // What is sent of one layer, as pack() writes it.
 std::size_t pack_layer(step& self, std::size_t layer, const any_tensor& to, float scale) {
-  const lamina::partition& cut = self.owner->of.cut();
+  const lamina::tiling& cut = self.owner->of.tiles();
   std::size_t written = 0;
   write_as_its_type(to, [&]<class Number>(std::span<Number> out) {
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
@@ -149,7 +149,7 @@ std::size_t pack_layer(step& self, std::size_t layer, const any_tensor& to, floa
 numbers_view residual_of(const worker& self, std::size_t layer) {
   self.of.model().check_layer(layer);
   std::vector<float> all;
-  for (std::size_t f = self.of.cut().first(layer); f < self.of.cut().first(layer + 1); ++f) {
+  for (std::size_t f = self.of.tiles().first(layer); f < self.of.tiles().first(layer + 1); ++f) {
     const std::span<const float> fragment = self.of.residual()[f];
     all.insert(all.end(), fragment.begin(), fragment.end());
   }
@@ -426,7 +426,7 @@ void bind_worker(nb::module_& m) {
           "fragments_of",
           [](const worker& self, std::size_t layer) {
             self.of.model().check_layer(layer);
-            return std::pair(self.of.cut().first(layer), self.of.cut().first(layer + 1));
+            return std::pair(self.of.tiles().first(layer), self.of.tiles().first(layer + 1));
           },
           "layer"_a, "(first, last): the fragments of a layer are range(first, last).");
 }

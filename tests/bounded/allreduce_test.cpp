@@ -186,7 +186,7 @@ class group {
       for (const std::size_t size : each->of_model.model().sizes())
         gradients.push_back(random_integers<T>(random_, size));
       each->step.emplace(each->of_model.add(gradients));
-      each->account.compute(each->of_model.cut(), gradients);
+      each->account.compute(each->of_model.tiles(), gradients);
     }
   }
 

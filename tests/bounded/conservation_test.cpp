@@ -36,7 +36,7 @@ class lossy_worker {
     for (const std::size_t size : worker.model().sizes())
       gradients.push_back(random_integers<T>(random, size));
     auto of_worker = worker.add(gradients);
-    account_.compute(worker.cut(), gradients);
+    account_.compute(worker.tiles(), gradients);
     const auto& frame = of_worker.frame();
     const frame_chunks chunks(frame, of_worker.sent(), grid_, {.bound_ppm = bound_ppm});
     const auto required = memory_.required(of_worker.sent(), max_losses_);

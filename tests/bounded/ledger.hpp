@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/residual.hpp"
 
 namespace lamina_test {
@@ -25,7 +25,7 @@ class ledger {
   }
 
   /// The gradients of all layers; with momentum correction what counts are the velocities.
-  void compute(const lamina::partition& cut, const std::vector<std::vector<T>>& gradients) {
+  void compute(const lamina::tiling& cut, const std::vector<std::vector<T>>& gradients) {
     for (std::size_t part = 0; part < computed_.size(); ++part) {
       const T* gradient = gradients[cut.layer_of(part)].data() + cut.begin(part);
       for (std::size_t i = 0; i < computed_[part].size(); ++i) {

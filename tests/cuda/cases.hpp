@@ -62,7 +62,7 @@ void searches_as_the_cpu(const Execution& execution, std::size_t layers) {
       }
       if (ratio == 0.95 || ratio == 0.001)  // of the latter no layer fits into the budget
         values[below(random, layers)] = std::numeric_limits<double>::infinity();
-      lamina::selector cpu(lamina::partition(model), options);
+      lamina::selector cpu(lamina::tiling(model), options);
       const std::string expected = sent_layers(cpu.decide(1, values));
       lamina::cuda::worker<float> device(model, options);
       device.bind(execution, gradients.tensors());

@@ -138,7 +138,7 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
       require_same(sent_layers(device, execution), expected, where);
       const double found = device.last_step(execution).threshold;
       require(by_budget || ratio == 0 || found == threshold, "the thresholds differ" + where);
-      lamina::selector cpu(lamina::partition(model), options);
+      lamina::selector cpu(lamina::tiling(model), options);
       const std::vector<char> cpu_held(held.begin(), held.end());
       require_same(sent_layers(cpu.decide(1, values, cpu_held)), expected, where + ", on the CPU");
       require(cpu.threshold() == found, "the CPU's threshold differs" + where);
@@ -177,7 +177,7 @@ void decides_among_many(const Execution& execution) {
     device.bind(execution, tensors);
     device.add(execution);
     device.select(execution, address_of(device_values), address_of(device_held));
-    lamina::selector cpu(lamina::partition(model), options);
+    lamina::selector cpu(lamina::tiling(model), options);
     const std::vector<char> cpu_held(held.begin(), held.end());
     const std::string expected = sent_layers(cpu.decide(1, values, cpu_held));
     require(sent_layers(device, execution) == expected, "other layers are sent than by the CPU");

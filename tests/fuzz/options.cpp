@@ -133,10 +133,10 @@ class run {
   }
 
   bool try_add(step_type& step, std::size_t layer, const std::vector<T>& gradient) {
-    const std::size_t first = worker_.cut().first(layer);
-    const std::size_t last = worker_.cut().first(layer + 1);
+    const std::size_t first = worker_.tiles().first(layer);
+    const std::size_t last = worker_.tiles().first(layer + 1);
     const auto of_fragment = [&](std::size_t f) {
-      return std::span(gradient).subspan(worker_.cut().begin(f), fragments_.sizes()[f]);
+      return std::span(gradient).subspan(worker_.tiles().begin(f), fragments_.sizes()[f]);
     };
     bool is_taken = true;
     for (std::size_t f = first; f < last; ++f) is_taken &= literal_.takes(f, of_fragment(f));

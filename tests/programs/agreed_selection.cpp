@@ -67,15 +67,15 @@ TEST_CASE("program: overlapped with backward, a fragment is sent as soon as it h
       auto step = worker.begin(worker.plan());  // known before the first gradient
       for (std::size_t layer = model.layers(); layer-- > 0;) {
         REQUIRE(step.add(layer, gradients[layer]));
-        for (std::size_t fragment = worker.cut().first(layer); fragment < worker.cut().first(layer + 1);
+        for (std::size_t fragment = worker.tiles().first(layer); fragment < worker.tiles().first(layer + 1);
              ++fragment) {
           if (!step.is_sent(fragment)) continue;
           const std::span<const float> own = step.fragment(fragment);
           std::vector<float> sum(own.begin(), own.end());
           mpi.sum(rank, std::span(sum));
           for (std::size_t i = 0; i < sum.size(); ++i) {
-            means[rank][layer][worker.cut().begin(fragment) + i] += sum[i] / ranks;
-            went[layer][worker.cut().begin(fragment) + i] += own[i];
+            means[rank][layer][worker.tiles().begin(fragment) + i] += sum[i] / ranks;
+            went[layer][worker.tiles().begin(fragment) + i] += own[i];
           }
         }
       }
@@ -85,9 +85,9 @@ TEST_CASE("program: overlapped with backward, a fragment is sent as soon as it h
     }
     // Conservation: what was sent and the residual are all that was added.
     for (std::size_t f = 0; f < worker.fragments().layers(); ++f) {
-      const std::size_t layer = worker.cut().layer_of(f);
+      const std::size_t layer = worker.tiles().layer_of(f);
       for (std::size_t i = 0; i < worker.fragments().sizes()[f]; ++i) {
-        const std::size_t at = worker.cut().begin(f) + i;
+        const std::size_t at = worker.tiles().begin(f) + i;
         REQUIRE(went[layer][at] + worker.residual()[f][i] == added[layer][at]);
       }
     }

@@ -58,7 +58,7 @@ class server {
         books_(run, model_),
         replied_(run.workers),
         packets_(run.workers) {
-    if (opened) uplink_.emplace(run, parts(), 0, *std::move(opened));
+    if (opened) uplink_.emplace(run, fragments(), 0, *std::move(opened));
     fcntl(progress_pipe_, F_SETFL, O_NONBLOCK);
   }
 
@@ -88,7 +88,7 @@ class server {
   }
 
  private:
-  const lamina::layout& parts() const { return server_.fragments(); }
+  const lamina::layout& fragments() const { return server_.fragments(); }
 
   void require_replica(std::size_t worker, const message_header& header) const {
     if (header.replica != replied_[worker])
@@ -112,10 +112,10 @@ class server {
       arrived = &packets_[worker].frame->arrived;
       done_.missing_elements += arrived->lost_elements();
     }
-    const auto frame = lamina::decode<float>(bytes, parts());
+    const auto frame = lamina::decode<float>(bytes, fragments());
     if (frame.sender() != worker)
       throw std::runtime_error("the frame of another sender from " + workers_[worker].peer());
-    books_.take(worker, frame, parts(), arrived);
+    books_.take(worker, frame, fragments(), arrived);
     ++done_.frames;
     done_.bytes += bytes.size();
     if (const auto error = server_.add({bytes.begin(), bytes.end()})) throw std::system_error(error);

@@ -78,7 +78,7 @@ class uplink {
   udp::arrival receive(std::size_t worker) {
     udp::arrival got = transport_->receive(worker + 1);
     const lamina::delivery& arrived = got.frame->arrived;
-    for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
+    for (std::size_t part = 0; part < grid_.fragments().layers(); ++part) {
       const std::size_t chunks = arrived.chunks(part);
       if (arrived.lost_chunks(part) * 1'000'000 > chunks * run_.bound_ppm)
         throw std::runtime_error("worker " + std::to_string(worker) + ": " +

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "catch.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
@@ -813,15 +813,15 @@ TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded be
 
 TEST_CASE("codec: the largest frame of fragments is that of their layout") {
   const lamina::layout model = model_of({4096 * 600, 5});
-  const lamina::partition cut(model, 4096);
+  const lamina::tiling cut(model, 4096);
   for (const auto type :
        {lamina::payload_type::as_is, lamina::payload_type::int8, lamina::payload_type::int4}) {
     lamina::worker<float> worker(model, {.drop_ratio = 0, .fragment_elements = 4096, .payload = type});
     auto step = worker.begin();
     step.skip(0);
     step.skip(1);
-    CHECK(step.frame().size_bytes() == lamina::largest_frame_bytes<float>(cut.parts(), type));
-    CHECK(lamina::largest_frame_bytes<float>(cut.parts(), type) >
+    CHECK(step.frame().size_bytes() == lamina::largest_frame_bytes<float>(cut.fragments(), type));
+    CHECK(lamina::largest_frame_bytes<float>(cut.fragments(), type) >
           lamina::largest_frame_bytes<float>(model, type));
   }
 }

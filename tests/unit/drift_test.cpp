@@ -91,7 +91,7 @@ class cluster {
 
   cluster(const lamina::layout& model, const run_options& options)
       : options_(options),
-        outer_(lamina::partition(model, options.compress.fragment_elements).parts(), options.outer) {
+        outer_(lamina::tiling(model, options.compress.fragment_elements).fragments(), options.outer) {
     for (std::size_t w = 0; w < options.workers; ++w) add_worker(model, zeros_of<T>(model));
   }
 
@@ -104,7 +104,7 @@ class cluster {
   /// One step of all: worker w moves y by moves[w], and the update of the step `delay` before comes. Those in `lost` fail to
   /// send. Gives what all sent.
   tensors<T> step(const std::vector<tensors<T>>& moves, const std::vector<std::size_t>& lost = {}) {
-    std::vector<double> agreed(parts().layers());
+    std::vector<double> agreed(fragments().layers());
     if (options_.when == arrival::before_moves) apply_due();
     for (std::size_t w = 0; w < workers.size(); ++w) add(workers[w].y, moves[w]);
     if (options_.when == arrival::before_observe) apply_due();
@@ -116,9 +116,9 @@ class cluster {
     const std::uint64_t step = workers[0].compressor.step();
     const lamina::server_options of_updates{
         .workers = workers.size(), .kind = lamina::frame_kind::updates, .first_step = step};
-    lamina::server<T> server(parts(), of_updates);
+    lamina::server<T> server(fragments(), of_updates);
     std::vector<std::vector<std::byte>> frames;
-    tensors<T> sent = zeros_of<T>(parts());
+    tensors<T> sent = zeros_of<T>(fragments());
     for (std::size_t w = 0; w < workers.size(); ++w) {
       lamina::drift_compressor<T>& compressor = workers[w].compressor;
       if (options_.agrees) compressor.select(agreed);
@@ -137,11 +137,11 @@ class cluster {
       } else {
         compressor.commit();
       }
-      const auto view = lamina::decode<T>(frames[w], parts());
+      const auto view = lamina::decode<T>(frames[w], fragments());
       REQUIRE_FALSE(server.add(frames[w]));
-      for (std::size_t part = 0; part < parts().layers(); ++part) {
+      for (std::size_t part = 0; part < fragments().layers(); ++part) {
         if (view.is_dropped(part)) continue;
-        std::vector<T> r(parts().sizes()[part]);
+        std::vector<T> r(fragments().sizes()[part]);
         view.restore(part, r);
         for (std::size_t i = 0; i < r.size(); ++i) sent[part][i] += r[i];
         if (options_.made == mistake::keeps_rounding_twice) {
@@ -154,7 +154,7 @@ class cluster {
       own_outer_.resize(workers.size(), outer_);
       std::vector<std::vector<std::byte>>& updates = under_way_.emplace_back();
       for (std::size_t w = 0; w < workers.size(); ++w) {
-        lamina::server<T> own(parts(), of_updates);
+        lamina::server<T> own(fragments(), of_updates);
         REQUIRE_FALSE(own.add(frames[w]));
         updates.push_back(update_of(own, own_outer_[w]));
       }
@@ -168,7 +168,7 @@ class cluster {
   /// Applies the update of the step `delay` before the last, if it was not yet.
   void apply_due() { apply_while_more_than(options_.delay); }
 
-  const lamina::layout& parts() const { return workers[0].compressor.parts(); }
+  const lamina::layout& fragments() const { return workers[0].compressor.fragments(); }
   lamina::outer_step<T>& outer() { return outer_; }
   /// Whether all have the same bits of x, and where they agree, have chosen the same.
   bool agree() const {
@@ -203,8 +203,8 @@ class cluster {
   // Commits what arrives of the frame, in which the rest becomes zeros, as at a receiver.
   void lose_chunks(lamina::drift_compressor<T>& compressor, std::vector<std::byte>& frame) {
     lamina::delivery arrived(compressor.chosen(), lamina::payload_block_elements);
-    tensors<T> r = zeros_of<T>(parts());
-    const auto whole = lamina::decode<T>(frame, parts());
+    tensors<T> r = zeros_of<T>(fragments());
+    const auto whole = lamina::decode<T>(frame, fragments());
     std::bernoulli_distribution is_lost(options_.chunk_loss);
     for (const std::size_t part : compressor.chosen().sent()) {
       whole.restore(part, r[part]);
@@ -221,7 +221,7 @@ class cluster {
     } else {
       compressor.commit(arrived);
     }
-    lamina::frame_encoder<T> encoder(parts());
+    lamina::frame_encoder<T> encoder(fragments());
     frame =
         encoder
             .encode({.kind = lamina::frame_kind::updates,
@@ -233,23 +233,23 @@ class cluster {
   }
 
   std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_step<T>& outer) {
-    tensors<T> d = zeros_of<T>(parts());
+    tensors<T> d = zeros_of<T>(fragments());
     const std::uint64_t step = server.step();
     const lamina::selection arrived = server.arrived();
     server.update([&](std::size_t part, std::size_t begin, std::span<const T> mean) {
       std::copy(mean.begin(), mean.end(), d[part].begin() + static_cast<std::ptrdiff_t>(begin));
       if (options_.made == mistake::adds_rounding_twice) {
         for (std::size_t i = begin; i < begin + mean.size(); ++i)
-          d[part][i] += outer.rounding()[parts().offset(part) + i];
+          d[part][i] += outer.rounding()[fragments().offset(part) + i];
       }
       outer(part, begin, std::span(d[part]).subspan(begin, mean.size()));
     });
-    for (std::size_t part = 0; part < parts().layers(); ++part) {
+    for (std::size_t part = 0; part < fragments().layers(); ++part) {
       if (options_.made != mistake::decays_all || arrived.is_sent(part)) continue;
       std::vector<T> nothing(d[part].size());
       outer(part, 0, nothing);
     }
-    lamina::frame_encoder<T> encoder(parts());
+    lamina::frame_encoder<T> encoder(fragments());
     return encoder
         .encode({.kind = lamina::frame_kind::updates, .step = step, .payload = options_.outer.payload},
                 arrived, [&](std::size_t part) -> const std::vector<T>& { return d[part]; })
@@ -261,7 +261,7 @@ class cluster {
     const std::vector<std::vector<std::byte>>& updates = under_way_.front();
     for (worker& each : workers) {
       const auto index = static_cast<std::size_t>(&each - workers.data());
-      const auto update = lamina::decode<T>(updates[updates.size() == 1 ? 0 : index], parts());
+      const auto update = lamina::decode<T>(updates[updates.size() == 1 ? 0 : index], fragments());
       each.compressor.apply(update, each.x, each.y);
       if (options_.made == mistake::overwrites) overwrite(each, update);
     }
@@ -798,7 +798,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
       CHECK(each.compressor.save() == bytes);
       CHECK(each.compressor.steps_under_way() == 2);
     }
-    lamina::outer_step<float> outer(resumed.parts(), options.outer);
+    lamina::outer_step<float> outer(resumed.fragments(), options.outer);
     outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
@@ -1148,7 +1148,7 @@ TEST_CASE("drift: parameters that are not finite are refused, and the layer name
       FAIL("nothing was thrown");
     } catch (const lamina::non_finite_gradient& refused) {
       CHECK(refused.layer() == 0);
-      CHECK(refused.part() == 1);
+      CHECK(refused.fragment() == 1);
     }
     CHECK(compressor.step() == 0);
   }

@@ -7,7 +7,7 @@ namespace {
 template <class... Names>
 struct names;
 using declared =
-    names<lamina::layer, lamina::layout, lamina::partition, lamina::selection, lamina::delivery,
+    names<lamina::layer, lamina::layout, lamina::tiling, lamina::selection, lamina::delivery,
           lamina::element_range, lamina::float16, lamina::bfloat16, lamina::payload_type,
           lamina::frame_checksum, lamina::non_finite, lamina::frame_kind, lamina::residual_options,
           lamina::worker_options, lamina::server_options, lamina::outer_options, lamina::threshold_search,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a worker can be told of its decisions: decision.hpp, and partition.hpp.
+// What a worker can be told of its decisions: decision.hpp, and tiling.hpp.
 #include "lamina/options.hpp"
 
 #include <cmath>
@@ -9,12 +9,12 @@
 
 #include "catch.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "oracle.hpp"
 #include "steps.hpp"
 
 using namespace lamina_test;
-using lamina::partition;
+using lamina::tiling;
 using lamina::selector;
 using lamina::worker_options;
 
@@ -25,7 +25,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 /// What a selector without a history sends for these values.
 std::string decided(const lamina::layout& model, const worker_options& options,
                     const std::vector<double>& values, const std::vector<char>& held = {}) {
-  selector decisions(partition(model), options);
+  selector decisions(tiling(model), options);
   return sent_of(decisions.decide(1, values, held));
 }
 
@@ -33,7 +33,7 @@ std::string decided(const lamina::layout& model, const worker_options& options,
 
 TEST_CASE("warm-up: the share that is sent shrinks exponentially to 1 - R") {
   const auto ratio_in = [](std::uint64_t step, double ratio) {
-    return selector(partition(model_of({10})), {.drop_ratio = ratio, .warm_up_steps = 4}).drop_ratio_in(step);
+    return selector(tiling(model_of({10})), {.drop_ratio = ratio, .warm_up_steps = 4}).drop_ratio_in(step);
   };
   CHECK(ratio_in(1, 0.9375) == Approx(0.5));
   CHECK(ratio_in(2, 0.9375) == Approx(0.75));
@@ -46,7 +46,7 @@ TEST_CASE("warm-up: the share that is sent shrinks exponentially to 1 - R") {
 
 // Workers on machines with other C libraries must agree on R, so it is made of operations that IEEE 754 rounds.
 TEST_CASE("warm-up: R is bitwise the same with every C library") {
-  const selector decisions(partition(model_of({10})), {.drop_ratio = 0.95, .warm_up_steps = 64});
+  const selector decisions(tiling(model_of({10})), {.drop_ratio = 0.95, .warm_up_steps = 64});
   for (std::uint64_t step = 1; step < 64; ++step) {
     double power = 1;  // (1 - R)^(step / 64), by the bits of step
     double root = 1 - 0.95;
@@ -75,7 +75,7 @@ TEST_CASE("warm-up: oracle 3 holds at each step with that step's ratio, however 
   const lamina::layout model = random_model(random);
   const worker_options options{.drop_ratio = 0.97, .warm_up_steps = 20, .search_every = 100};
   cluster<float> run(model, 1, 1.0F, workers_of<float>(options));
-  const selector schedule(partition(model), options);
+  const selector schedule(tiling(model), options);
   for (std::uint64_t step = 1; step <= 20; ++step) {
     run.step({random_gradients<float>(random, model)});
     REQUIRE(drops_as_asked(run, 0, schedule.drop_ratio_in(step)));
@@ -103,11 +103,11 @@ TEST_CASE("threshold: a searched one of 0 serves its own step alone, and a fixed
 
 TEST_CASE("threshold: one that is infinite since layers are held serves its own step alone") {
   const lamina::layout model = model_of({10, 20, 30});
-  selector decisions(partition(model), {.drop_ratio = 0.4, .search_every = 100});
+  selector decisions(tiling(model), {.drop_ratio = 0.4, .search_every = 100});
   CHECK(sent_of(decisions.decide(1, std::vector<double>{1, 2, 3}, std::vector<char>{0, 0, 1})) == "110");
   CHECK(decisions.threshold() == -infinity);
   decisions.commit(1);
-  selector resumed(partition(model), {.drop_ratio = 0.4, .search_every = 100});
+  selector resumed(tiling(model), {.drop_ratio = 0.4, .search_every = 100});
   resumed.restore(decisions.remember(1));
   for (selector* each : {&decisions, &resumed}) {
     CHECK(sent_of(each->decide(2, std::vector<double>{1, 2, 3})) == "011");
@@ -119,7 +119,7 @@ TEST_CASE("threshold: one that is infinite since layers are held serves its own 
 }
 
 TEST_CASE("threshold: a step that is decided again is decided from what was known before it") {
-  selector decisions(partition(model_of({10, 10})), {.send_budget = 0.5, .by_score = true});
+  selector decisions(tiling(model_of({10, 10})), {.send_budget = 0.5, .by_score = true});
   const std::vector<double> values = {1, 2};
   CHECK(sent_of(decisions.decide(1, values)) == "01");
   decisions.commit(1);
@@ -265,7 +265,7 @@ TEST_CASE(
   const lamina::layout model = model_of({4, 2, 0, 3, 1, 10});  // 20 elements
   const auto sent_with = [&](double budget, const std::vector<double>& values,
                              const std::vector<char>& held = {}) {
-    selector decisions(partition(model), {.send_budget = budget});
+    selector decisions(tiling(model), {.send_budget = budget});
     const std::string sent = sent_of(decisions.decide(1, values, held));
     return sent + ' ' + std::to_string(decisions.threshold());
   };
@@ -312,7 +312,7 @@ TEST_CASE("always_sent: these come first within R and within a budget, of which 
   CHECK(decided(model, {.send_budget = 0.3, .always_sent = {3}}, values) == "0001");  // 2 elements are left
   CHECK(decided(model, {.send_budget = 0.5, .always_sent = {3}}, values) == "1001");
   const auto refused = [](const lamina::layout& of, const worker_options& options) {
-    return message_of<std::invalid_argument>([&] { selector(partition(of), options); });
+    return message_of<std::invalid_argument>([&] { selector(tiling(of), options); });
   };
   const std::string message = refused(model_of({100, 100, 10}), {.send_budget = 0.1, .always_sent = {0, 0}});
   CHECK(contains(message, "always_sent holds 0.476190"));
@@ -333,7 +333,7 @@ TEST_CASE(
   const lamina::layout model = model_of({10, 10});
   for (const auto& options : {worker_options{.drop_ratio = 0.5, .by_score = true},
                               worker_options{.send_budget = 0.5, .by_score = true}}) {
-    selector decisions(partition(model), options);
+    selector decisions(tiling(model), options);
     std::string sent;
     for (std::uint64_t step = 1; step <= 6; ++step) {
       sent += sent_of(decisions.decide(step, std::vector<double>{2, 5})) + ' ';
@@ -367,27 +367,27 @@ TEST_CASE("fragments: a layer is decided, sent and cleared in fragments, which m
 
 TEST_CASE("fragments: sizes, names and the refusal of sizes that are no multiple of a block") {
   const lamina::layout model({{"a", {10000}}, {"empty", {0}}, {"b", {4096}}});
-  const partition cut(model, 4096);
-  CHECK(std::vector<std::size_t>(cut.parts().sizes().begin(), cut.parts().sizes().end()) ==
+  const tiling cut(model, 4096);
+  CHECK(std::vector<std::size_t>(cut.fragments().sizes().begin(), cut.fragments().sizes().end()) ==
         std::vector<std::size_t>{4096, 4096, 1808, 0, 4096});
-  CHECK(cut.parts()[3].name == "empty");
-  CHECK(cut.parts()[4].name == "b");
+  CHECK(cut.fragments()[3].name == "empty");
+  CHECK(cut.fragments()[4].name == "b");
   CHECK(cut.first(0) == 0);
   CHECK(cut.first(1) == 3);
   CHECK(cut.first(3) == 5);
-  CHECK(partition(model).parts().fingerprint() == model.fingerprint());
-  CHECK_THROWS_AS(partition(model, 1000), std::invalid_argument);
+  CHECK(tiling(model).fragments().fingerprint() == model.fingerprint());
+  CHECK_THROWS_AS(tiling(model, 1000), std::invalid_argument);
 }
 
 TEST_CASE("fragments: one never has the name of a layer") {
   const lamina::layout model({{"w", {8192}}, {"w[0]", {4}}, {"w[x]", {1}}});
-  const partition cut(model, 4096);
-  CHECK(cut.parts()[0].name == "w[[0]]");
-  CHECK(cut.parts()[1].name == "w[[1]]");
-  CHECK(cut.parts()[2].name == "w[0]");
-  const partition usual(lamina::layout({{"w", {8192}}, {"v[0]", {4}}}), 4096);
-  CHECK(usual.parts()[0].name == "w[0]");
-  CHECK_NOTHROW(partition(lamina::layout({{"w", {8192}}, {"w[0]", {4}}, {"w[[1]]", {4}}}), 4096));
+  const tiling cut(model, 4096);
+  CHECK(cut.fragments()[0].name == "w[[0]]");
+  CHECK(cut.fragments()[1].name == "w[[1]]");
+  CHECK(cut.fragments()[2].name == "w[0]");
+  const tiling usual(lamina::layout({{"w", {8192}}, {"v[0]", {4}}}), 4096);
+  CHECK(usual.fragments()[0].name == "w[0]");
+  CHECK_NOTHROW(tiling(lamina::layout({{"w", {8192}}, {"w[0]", {4}}, {"w[[1]]", {4}}}), 4096));
 }
 
 TEST_CASE("momentum: the residual adds the velocity, which is cleared with what is sent") {
@@ -402,7 +402,7 @@ TEST_CASE("momentum: the residual adds the velocity, which is cleared with what 
 }
 
 TEST_CASE("selector: another number of values, flags or ages is refused, and changes nothing") {
-  selector decisions(partition(model_of({1, 1})), {.drop_ratio = 0.5});
+  selector decisions(tiling(model_of({1, 1})), {.drop_ratio = 0.5});
   const std::vector<double> values = {1, 2};
   decisions.decide(1, values);
   CHECK_THROWS_AS(decisions.decide(2, std::vector<double>{1}), std::invalid_argument);

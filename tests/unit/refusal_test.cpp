@@ -298,7 +298,7 @@ TEST_CASE("refusal: the values and the next steps are those of the residual that
       REQUIRE_FALSE(step.add(bad));
       CHECK(step.refused_layer() == model.layers() - 1);
       const auto& residual = worker.residual();
-      changed += !same_bits(residual[worker.cut().first(5)],
+      changed += !same_bits(residual[worker.tiles().first(5)],
                             std::span<const float>(before).subspan(model.offset(5), block));
       for (std::size_t f = 0; f < worker.fragments().layers(); ++f)
         REQUIRE(step.values()[f] == lamina::representative_value(lamina::mean_abs(), residual[f]));

@@ -591,8 +591,8 @@ TEST_CASE("server: workers and server agree on fragments") {
     const bytes arrived = reply.to_bytes();
     const auto view = lamina::decode<float>(arrived, server.fragments());
     for (const std::size_t f : reply.sent().sent()) {
-      const std::size_t layer = worker.cut().layer_of(f);
-      view.apply_to(f, std::span(replica[layer]).subspan(worker.cut().begin(f), view.layer(f).size()));
+      const std::size_t layer = worker.tiles().layer_of(f);
+      view.apply_to(f, std::span(replica[layer]).subspan(worker.tiles().begin(f), view.layer(f).size()));
     }
     server.commit(0, reply.clock());
     CHECK(replica == parameters);

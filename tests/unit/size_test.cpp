@@ -47,16 +47,16 @@ TEST_CASE("sizes: a layer beyond 2^32 elements is cut into parts, and these into
   const std::size_t elements = 2 * two_32 + 4097;
   const lamina::layout model({{"a", {7}}, {"b", {elements}}, {"c", {5}}});
   for (const std::size_t part : {two_31, two_32, two_32 + 4096}) {
-    const lamina::partition cut(model, part);
+    const lamina::tiling cut(model, part);
     const std::size_t parts = elements / part + 1;
-    REQUIRE(cut.parts().layers() == parts + 2);
-    CHECK(cut.parts().elements() == model.elements());
+    REQUIRE(cut.fragments().layers() == parts + 2);
+    CHECK(cut.fragments().elements() == model.elements());
     for (std::size_t k = 0; k < parts; ++k) {
       CHECK(cut.layer_of(1 + k) == 1);
       CHECK(cut.begin(1 + k) == k * part);
-      CHECK(cut.parts().offset(1 + k) == 7 + k * part);
+      CHECK(cut.fragments().offset(1 + k) == 7 + k * part);
     }
-    CHECK(cut.parts().sizes()[parts] == elements % part);
+    CHECK(cut.fragments().sizes()[parts] == elements % part);
     CHECK(cut.layer_of(parts + 1) == 2);
   }
 
@@ -83,14 +83,14 @@ TEST_CASE("sizes: the decision counts elements beyond 2^32") {
   const std::vector<double> values = {3, 1, 5, 4, 2};
   const lamina::layout model = model_of(sizes);
   for (const double ratio : {0.05, 0.1, 0.2, 0.3, 0.5, 0.9}) {
-    const lamina::partition cut(model);
+    const lamina::tiling cut(model);
     lamina::selector selector(cut, {.drop_ratio = ratio});
     const lamina::selection& chosen = selector.decide(1, values);
     CHECK(selector.threshold() == literal_algorithm_1(values, sizes, ratio));
     CHECK(static_cast<double>(model.elements() - chosen.sent_elements()) <=
           ratio * static_cast<double>(model.elements()));
   }
-  const lamina::partition cut(model);
+  const lamina::tiling cut(model);
   lamina::selector by_budget(cut, {.send_budget = 0.61});
   CHECK(by_budget.decide(1, values).sent_elements() == 3 * two_32 + 10);
   by_budget.commit(1);

@@ -15,7 +15,7 @@
 #include "catch.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/merge.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/worker.hpp"
 #include "steps.hpp"
 
@@ -475,7 +475,7 @@ TEMPLATE_TEST_CASE("state: merged for another number of workers, what is pending
         states.push_back(worker.save());
       }
       REQUIRE(std::ranges::count(residuals, TestType(0)) < std::ssize(residuals));
-      const lamina::layout parts = lamina::partition(model, fragment_elements).parts();
+      const lamina::layout parts = lamina::tiling(model, fragment_elements).fragments();
       const bytes merged = lamina::merge_states<TestType>(states, parts);
       REQUIRE(merged.size() == states[0].size());
 

@@ -452,11 +452,11 @@ TEST_CASE("step: what is packed is what a frame would hold, scaled; unpack puts 
     for (const std::size_t size : model.sizes()) halves.emplace_back(size, lamina::bfloat16{0x7fc0});
     step.unpack(packed, halves);
     for (std::size_t f = 0; f < packing.fragments().layers(); ++f) {
-      const std::size_t layer = packing.cut().layer_of(f);
+      const std::size_t layer = packing.tiles().layer_of(f);
       std::vector<float> expected(packing.fragments().sizes()[f]);
       if (!frame.is_dropped(f)) frame.restore(f, expected);
       for (std::size_t i = 0; i < expected.size(); ++i) {
-        const std::size_t at = packing.cut().begin(f) + i;
+        const std::size_t at = packing.tiles().begin(f) + i;
         REQUIRE(restored[layer][at] == expected[i] / 4);
         REQUIRE(halves[layer][at] == lamina::saturating_round<lamina::bfloat16>(expected[i] / 4));
       }

@@ -3,7 +3,7 @@
 
 #include "lamina/decision.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 
 #include <cmath>
 #include <limits>
@@ -165,7 +165,7 @@ TEST_CASE("threshold: it is never -0, by R or within a budget") {
       CHECK(std::signbit(search.within_budget(values, sizes, elements)) == false);
     }
   }
-  lamina::selector selector(lamina::partition(model_of({10, 10, 10})), {.send_budget = 0.5});
+  lamina::selector selector(lamina::tiling(model_of({10, 10, 10})), {.send_budget = 0.5});
   selector.decide(1, std::vector<double>{-0.0, 0.0, -0.0});
   CHECK(same_bits(selector.threshold(), 0.0));
 }

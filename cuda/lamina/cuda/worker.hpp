@@ -29,7 +29,7 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 
@@ -78,8 +78,8 @@ class worker {
   explicit worker(const layout& model, const worker_options& options = {}, F functor = {},
                   std::pmr::memory_resource* memory = nullptr)
       : functor_(functor),
-        memory_(partition(model, options.fragment_elements), checked(model, options), memory),
-        gradients_(memory_.cut(), memory),
+        memory_(tiling(model, options.fragment_elements), checked(model, options), memory),
+        gradients_(memory_.tiles(), memory),
         largest_frame_bytes_(lamina::largest_frame_bytes<T>(fragments(), options.payload)) {}
 
   /// Where the gradients are from now on: for each layer a tensor of T, float16 or bfloat16. One launch for each 224 layers. A graph works
@@ -227,13 +227,13 @@ class worker {
     return static_cast<std::size_t>((std::min)(all, most));
   }
   const worker_options& options() const noexcept { return memory_.options(); }
-  const layout& model() const noexcept { return memory_.cut().model(); }
+  const layout& model() const noexcept { return memory_.tiles().model(); }
   /// What is decided and sent: the layers, or their fragments.
-  const layout& fragments() const noexcept { return memory_.cut().parts(); }
+  const layout& fragments() const noexcept { return memory_.tiles().fragments(); }
 
  private:
   static const worker_options& checked(const layout& model, const worker_options& options) {
-    (void)selector(partition(model, options.fragment_elements), options);
+    (void)selector(tiling(model, options.fragment_elements), options);
     (void)residual_accumulator<T>(layout(std::vector<layer>()), {.momentum = options.momentum});
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
     if (options.memory != nullptr)

@@ -17,7 +17,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
 
 /// torch::Tensor as a tensor of lamina: read from and written to where it lies, without a copy.
@@ -137,13 +137,13 @@ template <class Module>
   return gradients;
 }
 
-/// The parameters of a server whose layers are cut: a tensor of one dimension for each of cut.parts(), which shares the parameter's
+/// The parameters of a server whose layers are cut: a tensor of one dimension for each of cut.fragments(), which shares the parameter's
 /// memory and is not known to autograd. An optimizer of torch over these updates exactly what has arrived, since it passes over a tensor
 /// without a gradient; over whole parameters, momentum would also move what no worker is told of.
 ///
 /// \throws std::invalid_argument  another number of parameters than layers, or one of another size, or one that is not contiguous
-[[nodiscard]] inline std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& parameters,
-                                                      const partition& cut) {
+[[nodiscard]] inline std::vector<at::Tensor> fragments_of(const std::vector<at::Tensor>& parameters,
+                                                      const tiling& cut) {
   if (parameters.size() != cut.model().layers()) {
     detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
                                         " layers, got " + std::to_string(parameters.size()) + " parameters"));
@@ -158,7 +158,7 @@ template <class Module>
     cut.model().check_size(layer, static_cast<std::size_t>(flat.numel()));
     for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part) {
       parts.push_back(flat.narrow(0, static_cast<std::int64_t>(cut.begin(part)),
-                                  static_cast<std::int64_t>(cut.parts().sizes()[part])));
+                                  static_cast<std::int64_t>(cut.fragments().sizes()[part])));
     }
   }
   return parts;

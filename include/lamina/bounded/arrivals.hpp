@@ -45,8 +45,8 @@ class arrivals {
   arrivals(const chunk_grid& grid, const arrival_options& options)
       : grid_(grid),
         options_(options),
-        places_(grid.parts().layers()),
-        states_(grid.parts().layers()),
+        places_(grid.fragments().layers()),
+        states_(grid.fragments().layers()),
         received_(grid.bitmap_bytes()),
         required_(grid.bitmap_bytes()) {}
 
@@ -177,7 +177,7 @@ class arrivals {
   std::error_code place(const begin_body& begin) {
     std::ranges::fill(places_, nowhere);
     std::ranges::fill(states_, part_state{});
-    const layout& parts = grid_.parts();
+    const layout& parts = grid_.fragments();
     if (begin.bound_ppm > options_.most_bound_ppm) return bounded_errc::bound_too_large;
     std::error_code error;
     const frame_info info = peek(begin.prefix, error);
@@ -215,9 +215,9 @@ class arrivals {
   }
 
   selection selection_of(std::span<const std::byte> prefix) const {
-    selection sent(grid_.parts());
+    selection sent(grid_.fragments());
     const auto bitmap = prefix.subspan(lamina::detail::wire_header_bytes);
-    for (std::size_t part = 0; part < grid_.parts().layers(); ++part) {
+    for (std::size_t part = 0; part < grid_.fragments().layers(); ++part) {
       if (detail::has_bit(bitmap, part)) sent.send(part);
     }
     return sent;

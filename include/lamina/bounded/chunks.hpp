@@ -78,7 +78,7 @@ class frame_chunks {
         grid_(grid),
         bound_ppm_(options.bound_ppm),
         has_tags_(options.tags),
-        parts_(grid.parts().layers()) {
+        parts_(grid.fragments().layers()) {
     check_options(options);
     take(frame);
     std::vector<place> order = places(options);
@@ -99,7 +99,7 @@ class frame_chunks {
   [[nodiscard]] std::uint8_t protected_tag(std::size_t part) const noexcept {
     if (!has_tags_) return 0;
     // What has chunks lies in memory, so that four times as many elements can be counted.
-    return static_cast<std::uint8_t>(4 * grid_.parts().offset(part) / grid_.parts().elements());
+    return static_cast<std::uint8_t>(4 * grid_.fragments().offset(part) / grid_.fragments().elements());
   }
   [[nodiscard]] const selection& sent() const noexcept { return sent_; }
   [[nodiscard]] const chunk_grid& grid() const noexcept { return grid_; }
@@ -148,8 +148,8 @@ class frame_chunks {
       raise(std::invalid_argument(
           "the frame has a checksum, which would not hold where chunks are missing: encode without one"));
     }
-    const auto bitmap = prefix_.subspan(lamina::detail::wire_header_bytes, (grid_.parts().layers() + 7) / 8);
-    if (header.fingerprint != grid_.parts().fingerprint() ||
+    const auto bitmap = prefix_.subspan(lamina::detail::wire_header_bytes, (grid_.fragments().layers() + 7) / 8);
+    if (header.fingerprint != grid_.fragments().fingerprint() ||
         sent_.model().fingerprint() != header.fingerprint ||
         !std::ranges::equal(bitmap, std::as_bytes(sent_.bitmap())) ||
         header.payload_type != static_cast<std::uint8_t>(grid_.type()) ||
@@ -198,7 +198,7 @@ class frame_chunks {
   template <element T>
   void measure(std::size_t part, std::vector<double>& magnitudes) const {
     std::array<T, lamina::detail::block_elements> buffer;
-    const std::size_t elements = grid_.parts().sizes()[part];
+    const std::size_t elements = grid_.fragments().sizes()[part];
     magnitudes.resize(grid_.chunks(part));
     for (std::uint32_t i = 0; i < magnitudes.size(); ++i) {
       const std::size_t begin = grid_.begin(i);
@@ -228,9 +228,9 @@ class frame_chunks {
 class loss_memory {
  public:
   explicit loss_memory(const chunk_grid& grid) : grid_(grid) {
-    first_.reserve(grid.parts().layers());
+    first_.reserve(grid.fragments().layers());
     std::size_t chunks = 0;
-    for (std::size_t part = 0; part < grid.parts().layers(); ++part) {
+    for (std::size_t part = 0; part < grid.fragments().layers(); ++part) {
       first_.push_back(chunks);
       chunks += grid.chunks(part);
     }
@@ -240,7 +240,7 @@ class loss_memory {
   /// A transfer has ended. Chunks of parts that it did not send stay as they are. Throws std::invalid_argument, and changes nothing, for a
   /// delivery of another layout or chunk size.
   void note(const delivery& arrived) {
-    if (arrived.sent().model().fingerprint() != grid_.parts().fingerprint() ||
+    if (arrived.sent().model().fingerprint() != grid_.fragments().fingerprint() ||
         arrived.chunk_elements() != grid_.chunk_elements()) {
       lamina::detail::raise(std::invalid_argument("the delivery is of another layout or chunk size"));
     }
@@ -260,7 +260,7 @@ class loss_memory {
   /// them. As they lie in the layout. None for max_losses 0; more than 255 counts as 255. Throws std::invalid_argument for a selection
   /// of another layout.
   [[nodiscard]] std::vector<chunk> required(const selection& sent, unsigned max_losses) const {
-    if (sent.model().fingerprint() != grid_.parts().fingerprint())
+    if (sent.model().fingerprint() != grid_.fragments().fingerprint())
       lamina::detail::raise(std::invalid_argument("the selection is of another layout"));
     std::vector<chunk> found;
     if (max_losses == 0) return found;

@@ -65,7 +65,7 @@ static_assert(sizeof(control_header) == control_header_bytes && offsetof(control
 class control_limits {
  public:
   explicit control_limits(const chunk_grid& grid, std::size_t most_message_bytes = 0) {
-    const std::size_t parts = grid.parts().layers();
+    const std::size_t parts = grid.fragments().layers();
     const auto set = [this](control_type type, std::size_t bytes) { most_[index(type)] = bytes; };
     set(control_type::hello, 64);
     set(control_type::begin, lamina::detail::wire_header_bytes + lamina::detail::padded_bitmap_bytes(parts) +
@@ -284,7 +284,7 @@ class chunk_list {
   }
 
   [[nodiscard]] const transfer_report& report() const noexcept { return report_; }
-  [[nodiscard]] std::uint32_t parts() const noexcept { return parts_; }
+  [[nodiscard]] std::uint32_t fragments() const noexcept { return parts_; }
   /// consume(part, bits) for each part listed, in order.
   template <class Consume>
   void for_each(const chunk_grid& grid, Consume&& consume) const {
@@ -301,7 +301,7 @@ class chunk_list {
     for (std::uint32_t k = 0; k < parts_ && !from.is_short(); ++k) {
       const auto part = from.take<std::uint32_t>();
       if (from.is_short()) break;
-      if (part >= grid.parts().layers()) return bounded_errc::no_such_chunk;
+      if (part >= grid.fragments().layers()) return bounded_errc::no_such_chunk;
       if (part < least) return bounded_errc::bad_list;
       least = part + 1;
       const auto bits = from.take(grid.bitmap_bytes(part));

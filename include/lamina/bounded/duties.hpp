@@ -62,11 +62,11 @@ template <element T, class Parameters>
   if (grid.element_bytes() != sizeof(T)) raise(std::invalid_argument("the grid is of other elements"));
   owed_parameters all;
   for (const element_range& each : pending) {
-    grid.parts().check_layer(each.layer);
-    const std::size_t elements = grid.parts().sizes()[each.layer];
+    grid.fragments().check_layer(each.layer);
+    const std::size_t elements = grid.fragments().sizes()[each.layer];
     if (each.begin >= each.end || each.end > elements) {
       raise(std::invalid_argument("elements [" + std::to_string(each.begin) + ", " +
-                                  std::to_string(each.end) + ") of layer '" + grid.parts()[each.layer].name +
+                                  std::to_string(each.end) + ") of layer '" + grid.fragments()[each.layer].name +
                                   "', which has " + std::to_string(elements)));
     }
     const std::size_t first = each.begin / grid.chunk_elements();
@@ -80,7 +80,7 @@ template <element T, class Parameters>
     const auto& layer = parameters(each.layer);
     const std::span<const T> whole = elements_of<T>(layer);
     if (whole.size() != elements) {
-      raise(std::invalid_argument("layer '" + grid.parts()[each.layer].name + "' has " +
+      raise(std::invalid_argument("layer '" + grid.fragments()[each.layer].name + "' has " +
                                   std::to_string(whole.size()) + " elements, not " +
                                   std::to_string(elements)));
     }
@@ -112,8 +112,8 @@ struct duty {
     duties.push_back({{each.part, each.index, frame.protected_tag(each.part)}, nullptr});
   }
   for (const repair& each : beside.repairs) {
-    grid.parts().check_layer(each.layer);
-    const std::string name = "the repair of layer '" + grid.parts()[each.layer].name + "'";
+    grid.fragments().check_layer(each.layer);
+    const std::string name = "the repair of layer '" + grid.fragments()[each.layer].name + "'";
     const auto kind = static_cast<frame_kind>(lamina::detail::read_header(frame.prefix()).kind);
     if (kind != frame_kind::parameters || grid.type() != payload_type::as_is ||
         frame.sent().is_sent(each.layer)) {
@@ -121,7 +121,7 @@ struct duty {
           name + ": its layer is in the frame, is no parameter, or is not written as it is"));
     }
     const std::size_t elements = each.elements.size() / grid.element_bytes();
-    const std::size_t size = grid.parts().sizes()[each.layer];
+    const std::size_t size = grid.fragments().sizes()[each.layer];
     if (each.elements.size() % grid.element_bytes() != 0 || each.begin % grid.chunk_elements() != 0 ||
         each.begin > size || elements > size - each.begin ||
         (elements % grid.chunk_elements() != 0 && each.begin + elements != size)) {

@@ -85,7 +85,7 @@ class chunk_grid {
            a.element_bytes_ == b.element_bytes_ && a.chunk_elements_ == b.chunk_elements_;
   }
 
-  [[nodiscard]] const layout& parts() const noexcept { return parts_; }
+  [[nodiscard]] const layout& fragments() const noexcept { return parts_; }
   [[nodiscard]] payload_type type() const noexcept { return type_; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
   [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }

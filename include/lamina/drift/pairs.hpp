@@ -9,7 +9,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
 
 /// x, the parameters that all share, and y, those that a worker computes with, as the caller has them: a tensor of each for each layer.
@@ -51,7 +51,7 @@ void check_pair_counts(const layout& model, const Shared& shared, const Local& l
 
 /// x and y of a part, to be written. Throws as pair_of().
 template <element T, class Shared, class Local>
-parameter_pair<T> writable_pair_of(const partition& cut, std::size_t part, Shared& shared, Local& local) {
+parameter_pair<T> writable_pair_of(const tiling& cut, std::size_t part, Shared& shared, Local& local) {
   const std::size_t layer = cut.layer_of(part);
   const auto index = static_cast<std::ptrdiff_t>(layer);
   const std::span<T> x = writable_elements_of<T>(std::begin(shared)[index]);
@@ -59,15 +59,15 @@ parameter_pair<T> writable_pair_of(const partition& cut, std::size_t part, Share
   cut.model().check_size(layer, x.size());
   cut.model().check_size(layer, y.size());
   const std::size_t begin = cut.begin(part);
-  const std::size_t elements = cut.parts().sizes()[part];
+  const std::size_t elements = cut.fragments().sizes()[part];
   return {x.subspan(begin, elements), y.subspan(begin, elements)};
 }
 
 /// Throws what writable_pair_of() would throw of any part.
 template <element T, class Shared, class Local>
-void check_writable_pairs(const partition& cut, Shared& shared, Local& local) {
+void check_writable_pairs(const tiling& cut, Shared& shared, Local& local) {
   check_pair_counts(cut.model(), shared, local);
-  for (std::size_t part = 0; part < cut.parts().layers(); ++part)
+  for (std::size_t part = 0; part < cut.fragments().layers(); ++part)
     writable_pair_of<T>(cut, part, shared, local);
 }
 

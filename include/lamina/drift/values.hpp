@@ -12,7 +12,7 @@
 #include "lamina/detail/sources.hpp"
 #include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual/blocks.hpp"
 
@@ -31,7 +31,7 @@ class drift_values {
   /// Reads layers [first, last), of which `pairs(layer)` gives x and y. Gives the first part of which a difference is NaN or infinite,
   /// or the number of parts where none is. Cost: one read of x and y.
   template <class Pairs, class Execution>
-  std::size_t read(const partition& cut, std::size_t first, std::size_t last, const Pairs& pairs,
+  std::size_t read(const tiling& cut, std::size_t first, std::size_t last, const Pairs& pairs,
                    const Execution& execution) {
     const std::size_t first_part = cut.first(first);
     const std::size_t last_part = cut.first(last);
@@ -51,15 +51,15 @@ class drift_values {
       for (const block_total& each : totals_of(part))
         if (!each.is_finite) return part;
     }
-    return cut.parts().layers();
+    return cut.fragments().layers();
   }
 
   /// The parts of layers [first, last) have the values that were read.
-  void take_up(const partition& cut, std::size_t first, std::size_t last) {
+  void take_up(const tiling& cut, std::size_t first, std::size_t last) {
     for (std::size_t part = cut.first(first); part < cut.first(last); ++part) {
       totals_in_runs totals(functor_);
       for (const block_total& each : totals_of(part)) totals.add(each.sum);
-      values_[part] = totals.value(cut.parts().sizes()[part]);
+      values_[part] = totals.value(cut.fragments().sizes()[part]);
     }
   }
 

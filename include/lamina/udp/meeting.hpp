@@ -270,7 +270,7 @@ class meeting {
             .ranks = static_cast<std::uint32_t>(options_.ranks),
             .element_type = static_cast<std::uint8_t>(grid.element_bytes() == sizeof(float) ? 1 : 2),
             .payload_type = static_cast<std::uint8_t>(grid.type()),
-            .fingerprint = grid.parts().fingerprint(),
+            .fingerprint = grid.fragments().fingerprint(),
             .chunk_elements = static_cast<std::uint32_t>(grid.chunk_elements()),
             .mtu = static_cast<std::uint32_t>(options_.mtu)};
   }

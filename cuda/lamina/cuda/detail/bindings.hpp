@@ -16,7 +16,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
@@ -55,11 +55,11 @@ static_assert(sizeof(bind_kernel) <= 4096, "what the arguments of a launch may h
 template <element T>
 class bindings {
  public:
-  bindings(const partition& cut, std::pmr::memory_resource* memory) : cut_(cut), memory_(memory) {
+  bindings(const tiling& cut, std::pmr::memory_resource* memory) : cut_(cut), memory_(memory) {
     std::vector<std::size_t> first;
     for (std::size_t l = 0; l <= cut.model().layers(); ++l) first.push_back(cut.first(l));
     first_fragments_ = memory_.copy_of(first, "tables");
-    views_ = memory_.filled(cut.parts().layers(), tensor_view{}, "the table of pointers");
+    views_ = memory_.filled(cut.fragments().layers(), tensor_view{}, "the table of pointers");
   }
 
   template <class Execution, std::ranges::random_access_range Tensors>
@@ -83,7 +83,7 @@ class bindings {
     }
     execution.require_device_memory(views_, "the tables");
     is_bound_ = false;  // until the last of the launches
-    bind_kernel kernel{views_, nullptr, cut_.part_elements(), 0, {}};
+    bind_kernel kernel{views_, nullptr, cut_.fragment_elements(), 0, {}};
     for (std::size_t first = 0; first < count; first += kernel.layers) {
       kernel.first_fragments = first_fragments_ + first;
       kernel.layers = (std::min)(count - first, bind_kernel::most_layers);
@@ -125,7 +125,7 @@ class bindings {
     return tensor;
   }
 
-  partition cut_;
+  tiling cut_;
   device_memory memory_;
   tensor_view* views_;
   const std::size_t* first_fragments_;

@@ -30,7 +30,7 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/partition.hpp"
+#include "lamina/tiling.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
@@ -170,9 +170,9 @@ template <element T>
 class worker_memory {
  public:
   /// Of options that were checked. Throws out_of_memory, naming what it is for.
-  worker_memory(const partition& cut, const worker_options& options, std::pmr::memory_resource* resource)
-      : cut_(cut), options_(options), memory_(resource), offsets_(padded_offsets(cut.parts())) {
-    const layout& fragments = cut.parts();
+  worker_memory(const tiling& cut, const worker_options& options, std::pmr::memory_resource* resource)
+      : cut_(cut), options_(options), memory_(resource), offsets_(padded_offsets(cut.fragments())) {
+    const layout& fragments = cut.fragments();
     const std::size_t count = fragments.layers();
     const selector decisions(cut, options);
     at_ = tables_of<T>(fragments, memory_);
@@ -202,7 +202,7 @@ class worker_memory {
     at_.state = memory_.filled(1, first, "the state of a step");
   }
 
-  const partition& cut() const noexcept { return cut_; }
+  const tiling& tiles() const noexcept { return cut_; }
   const worker_options& options() const noexcept { return options_; }
   const model_view<T>& view() const noexcept { return at_; }  // without gradients
 
@@ -210,7 +210,7 @@ class worker_memory {
   void set_state(const step_state& now) { to_device(std::vector{now}, at_.state); }
 
   std::vector<T> residual(std::size_t fragment) const {
-    const std::size_t size = cut_.parts().sizes()[fragment];
+    const std::size_t size = cut_.fragments().sizes()[fragment];
     const bool is_clear = to_host(at_.is_clear + fragment, 1)[0] != 0;
     return is_clear ? std::vector<T>(size) : to_host(at_.residual + offsets_[fragment], size);
   }
@@ -226,12 +226,12 @@ class worker_memory {
     const std::vector<T> elements = without_padding(at_.residual, to_host(at_.is_clear, at_.layers));
     const std::vector<T> moving = without_padding(at_.velocity, std::vector<std::uint8_t>(at_.layers));
     const double allowance = options_.send_budget ? now.allowance : 0;
-    return save_state<T>(cut_.parts(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)}, elements,
+    return save_state<T>(cut_.fragments(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)}, elements,
                          moving, now.step);
   }
 
   void load(std::span<const std::byte> bytes) {
-    saved_state<T> saved = read_state<T>(bytes, cut_.parts(), at_.velocity != nullptr);
+    saved_state<T> saved = read_state<T>(bytes, cut_.fragments(), at_.velocity != nullptr);
     selector decisions(cut_, options_);
     decisions.restore({saved.memory.threshold, saved.memory.allowance, std::move(saved.memory.sent_in)});
     const auto memory = decisions.remember(saved.step);
@@ -257,8 +257,8 @@ class worker_memory {
     header.kind = static_cast<std::uint8_t>(frame_kind::gradients);
     header.sender = options_.sender;
     header.run = options_.run;
-    header.fingerprint = cut_.parts().fingerprint();
-    header.layers = cut_.parts().layers();
+    header.fingerprint = cut_.fragments().fingerprint();
+    header.layers = cut_.fragments().layers();
     header.payload_type = static_cast<std::uint8_t>(options_.payload);
     std::vector<std::byte> bytes(lamina::detail::wire_header_bytes +
                                  lamina::detail::padded_bitmap_bytes(header.layers));
@@ -270,23 +270,23 @@ class worker_memory {
   std::vector<T> without_padding(const T* from, const std::vector<std::uint8_t>& clear) const {
     if (from == nullptr) return {};
     const std::vector<T> rows = to_host(from, offsets_.back());
-    std::vector<T> elements(cut_.parts().elements());
+    std::vector<T> elements(cut_.fragments().elements());
     for (std::size_t f = 0; f < at_.layers; ++f) {
-      const std::size_t count = clear[f] == 0 ? cut_.parts().sizes()[f] : 0;
-      std::copy_n(rows.data() + offsets_[f], count, elements.data() + cut_.parts().offset(f));
+      const std::size_t count = clear[f] == 0 ? cut_.fragments().sizes()[f] : 0;
+      std::copy_n(rows.data() + offsets_[f], count, elements.data() + cut_.fragments().offset(f));
     }
     return elements;
   }
   std::vector<T> with_padding(const std::vector<T>& elements) const {
     std::vector<T> rows(offsets_.back());
     for (std::size_t f = 0; f < at_.layers; ++f) {
-      const std::size_t count = cut_.parts().sizes()[f];
-      std::copy_n(elements.data() + cut_.parts().offset(f), count, rows.data() + offsets_[f]);
+      const std::size_t count = cut_.fragments().sizes()[f];
+      std::copy_n(elements.data() + cut_.fragments().offset(f), count, rows.data() + offsets_[f]);
     }
     return rows;
   }
 
-  partition cut_;
+  tiling cut_;
   worker_options options_;
   device_memory memory_;
   std::vector<std::size_t> offsets_;
