@@ -96,7 +96,7 @@ struct own_scalar_mean_abs : lamina::detail::callable_representative<own_scalar_
 };
 
 inline constexpr std::array functor_names = {
-    "mean_abs", "l1_norm",         "l2_norm",        "root_mean_square",
+    "mean_abs", "l1_norm",     "l2_norm",        "root_mean_square",
     "max_abs",  "signed_mean", "own_square_sum", "own_scalar_mean_abs"};
 
 /// Calls visit(index, functor) for each functor, in the order of functor_names.
@@ -105,8 +105,8 @@ void for_each_functor(const auto& visit) {
     (visit(Index, functors), ...);
   };
   visit_all(std::make_index_sequence<functor_names.size()>{}, lamina::mean_abs{}, lamina::l1_norm{},
-            lamina::l2_norm{}, lamina::root_mean_square{}, lamina::max_abs{}, signed_mean{},
-            own_square_sum{}, own_scalar_mean_abs{});
+            lamina::l2_norm{}, lamina::root_mean_square{}, lamina::max_abs{}, signed_mean{}, own_square_sum{},
+            own_scalar_mean_abs{});
 }
 
 /// The same for one functor of each kernel: l1_norm and root_mean_square go over the elements as mean_abs and l2_norm do, from

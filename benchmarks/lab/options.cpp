@@ -43,7 +43,7 @@ void add_options(CLI::App& app, options& into) {
       ->check(some);
   add(dropping, "--selection", into.selection, "local: each worker decides; agreed: all by their mean values")
       ->check(one_of({"local", "agreed"}));
-  add(dropping, "--part-elements", into.fragment_elements,
+  add(dropping, "--fragment-elements", into.fragment_elements,
       "cut larger layers into fragments of so many elements, a multiple of 4096; 0: whole layers");
   add(dropping, "--residual-momentum", into.residual_momentum,
       "momentum correction in the residual; without --momentum")

@@ -81,7 +81,7 @@ class Row:
 SUMS = ("--topology", "allreduce")
 DENSE = (*SUMS, "--drop-ratio", "0")
 AHEAD = (*SUMS, "--decide", "ahead")
-FRAGMENTS = (*AHEAD, "--drop-ratio", "0.99", "--part-elements", "65536")
+FRAGMENTS = (*AHEAD, "--drop-ratio", "0.99", "--fragment-elements", "65536")
 PLAIN = ("--topology", "mpi_allreduce", "--drop-ratio", "0")
 BACKWARD, STEP = ("--overlap", "backward"), ("--overlap", "step")
 BFLOAT16 = ("--sum-payload", "bfloat16")

@@ -143,8 +143,8 @@ class summed_training {
         update_shard(fragment, begin, mean);
       };
     engine_.emplace(channel_,
-                    collectives::plan(cut.fragments(), channel_.ranks(), fragments, classes_of(local_), options,
-                                      collectives::gigabit_costs),
+                    collectives::plan(cut.fragments(), channel_.ranks(), fragments, classes_of(local_),
+                                      options, collectives::gigabit_costs),
                     running);
   }
 

@@ -20,9 +20,9 @@ import lamina.torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--drop-ratio", type=float, help="the share of the elements to hold back in a step; none: DDP alone")
-parser.add_argument("--part-elements", type=int, default=4096, help="larger layers are decided in parts: this model is small")
+parser.add_argument("--fragment-elements", type=int, default=4096, help="larger layers are decided in fragments: this model is small")
 parser.add_argument("--warm-up", type=int, default=20, help="steps in which the drop ratio grows")
-parser.add_argument("--overlap", action="store_true", help="choose the parts a step ahead, and send while backward computes")
+parser.add_argument("--overlap", action="store_true", help="plan the selection before the step, and send while backward computes")
 parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=32, help="images of a rank in a micro-batch")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")

@@ -121,21 +121,21 @@ std::vector<std::byte> receive_frame(const tcp_socket& from) {
 }
 
 // The gradient draws every parameter towards 1, with noise that each worker has of its own.
-tensors work(std::uint32_t worker, in_port_t port) {
+tensors work(std::uint32_t index, in_port_t port) {
   const tcp_socket server = make_socket();
   const sockaddr_in address = loopback(port);
   checked(connect(server.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), "connect");
   set_no_delay(server);
 
-  std::mt19937 random(worker);
+  std::mt19937 random(index);
   std::normal_distribution<float> noise(0, 0.1F);
   tensors parameters = zeros();
   tensors gradients = zeros();
-  lamina::worker<float> compressor(model, {.drop_ratio = 0.9, .sender = worker});
+  lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (;;) {
     const std::vector<std::byte> bytes = receive_frame(server);
     const auto reply = lamina::decode<float>(bytes, model);
-    lamina::expect(reply, lamina::frame_kind::parameters, compressor.steps() + 1);
+    lamina::expect(reply, lamina::frame_kind::parameters, worker.steps() + 1);
     for (std::size_t l = 0; l < model.layers(); ++l) reply.apply_to(l, parameters[l]);
     if (reply.step() > steps) return parameters;
 
@@ -143,7 +143,7 @@ tensors work(std::uint32_t worker, in_port_t port) {
       for (std::size_t i = 0; i < gradients[l].size(); ++i)
         gradients[l][i] = parameters[l][i] - 1 + noise(random);
     }
-    auto step = compressor.add(gradients);
+    auto step = worker.add(gradients);
     send_frame(server, step.frame().segments());
     step.commit();  // the kernel has taken all: only now is what was sent cleared
   }

@@ -25,21 +25,21 @@ torch::nn::Sequential make_mlp() {
 }
 
 // Each has inputs of its own. The teacher says what is to be learned of them.
-struct worker {
-  worker(const lamina::layout& model, std::uint32_t index, const torch::Tensor& teacher)
-      : compressor(model, {.drop_ratio = 0.9, .sender = index}),
+struct replica {
+  replica(const lamina::layout& model, std::uint32_t index, const torch::Tensor& teacher)
+      : worker(model, {.drop_ratio = 0.9, .sender = index}),
         inputs(torch::randn({256, 64})),
         labels(inputs.matmul(teacher).argmax(1)) {}
 
   void pull(const std::vector<std::byte>& bytes) {
-    lamina::apply<float>(bytes, compressor.model(), compressor.steps() + 1, parameters);
+    lamina::apply<float>(bytes, worker.model(), worker.steps() + 1, parameters);
   }
 
   std::vector<std::byte> push() {
     mlp->zero_grad();
     loss = torch::nn::functional::cross_entropy(mlp->forward(inputs), labels);
     loss.backward();
-    auto step = compressor.add(lamina::gradients_of(parameters));
+    auto step = worker.add(lamina::gradients_of(parameters));
     std::vector<std::byte> bytes = step.frame().to_bytes();
     step.commit();  // the bytes stay in the process and arrive
     return bytes;
@@ -47,7 +47,7 @@ struct worker {
 
   torch::nn::Sequential mlp = make_mlp();
   std::vector<torch::Tensor> parameters = mlp->parameters();
-  lamina::worker<float> compressor;
+  lamina::worker<float> worker;
   torch::Tensor inputs;
   torch::Tensor labels;
   torch::Tensor loss;
@@ -61,7 +61,7 @@ int main() {
   const std::vector<torch::Tensor> parameters = mlp->parameters();
   const lamina::layout model = lamina::layout_of(mlp);
   const torch::Tensor teacher = torch::randn({64, 10});
-  std::vector<worker> replicas;
+  std::vector<replica> replicas;
   for (std::uint32_t w = 0; w < workers; ++w) replicas.emplace_back(model, w, teacher);
 
   torch::optim::Adam optimizer(parameters, 0.005);

@@ -13,8 +13,8 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI {
 

@@ -19,9 +19,9 @@
 #include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
+#include "lamina/tiling.hpp"
 
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {

@@ -28,13 +28,13 @@
 #include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state/flights.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI {
 

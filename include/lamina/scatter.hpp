@@ -10,10 +10,10 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/residual/gradient.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI {
 

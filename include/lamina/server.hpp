@@ -26,9 +26,9 @@
 #include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
 namespace lamina::inline LAMINA_ABI {

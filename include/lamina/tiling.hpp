@@ -114,7 +114,8 @@ class tiling {
       const std::size_t bracket = name.rfind(opening);
       if (bracket == std::string::npos || !name.ends_with(closing)) continue;
       for (std::size_t whole = 0; whole < model.layers(); ++whole) {
-        if (model.sizes()[whole] > fragment_elements && model[whole].name == name.substr(0, bracket)) return true;
+        if (model.sizes()[whole] > fragment_elements && model[whole].name == name.substr(0, bracket))
+          return true;
       }
     }
     return false;

@@ -28,7 +28,6 @@
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
@@ -37,6 +36,7 @@
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// A worker and its step: gradients in, a frame out, the rest in the residual. Read residual.hpp and decision.hpp before.
 namespace lamina::inline LAMINA_ABI {

@@ -82,7 +82,7 @@ NB_MODULE(_cuda, m) {
       "Layer dropping over gradients in a GPU's memory, by the C++ library lamina. Pointers and streams are "
       "integers, such as tensor.data_ptr() and torch.cuda.current_stream().cuda_stream. "
       "RuntimeError, with CUDA's name of the error, where there is no device.";
-  nb::class_<worker>(m, "GradientCompressor",
+  nb::class_<worker>(m, "Worker",
                      "A worker's step on the current device, with a residual of float32: accumulate, "
                      "select, encode, commit. "
                      "Calls enqueue on `stream`, and wait where that is said. What they mean is in "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <lamina/decision.hpp>
-#include <lamina/tiling.hpp>
 #include <lamina/state.hpp>
+#include <lamina/tiling.hpp>
 #include <tuple>
 
 #include "arrays.hpp"
@@ -79,7 +79,8 @@ void bind_selector(nb::module_& m) {
             return copy_of(std::span<const double>(expected));
           },
           "step"_a, "values"_a.noconvert(),
-          "The values to expect in the next step, by those of `step` and of what it sends. Before commit(). A copy.")
+          "The values to expect in the next step, by those of `step` and of what it sends. Before commit(). "
+          "A copy.")
       .def(
           "commit", [](selector& self, std::uint64_t step) { self.of.commit(step); }, "step"_a,
           "What was decided in `step` has been sent.")

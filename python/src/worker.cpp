@@ -161,10 +161,10 @@ using list_to_write = std::vector<std::optional<writable>>;
 
 void bind_step(nb::module_& m) {
   alone<step>(m, "Step",
-                   "One step of a Worker, from Worker.add or begin until commit(), or until it is let go: "
-                   "what was added then stays in the "
-                   "residual. A worker has one step at a time; RuntimeError for a call after its end. True "
-                   "unless the last gradients were refused.")
+              "One step of a Worker, from Worker.add or begin until commit(), or until it is let go: "
+              "what was added then stays in the "
+              "residual. A worker has one step at a time; RuntimeError for a call after its end. True "
+              "unless the last gradients were refused.")
       .def("__bool__", [](const step& self) { return static_cast<bool>(self.of); })
       .def_prop_ro(
           "refused_layer",
@@ -407,8 +407,8 @@ void bind_worker(nb::module_& m) {
           "bytes or those of "
           "another model.")
       .def(
-          "residual", [](const worker& self, std::size_t layer) { return residual_of(self, layer); }, "layer"_a,
-          "What a layer has not sent yet, float32, flat. A copy.")
+          "residual", [](const worker& self, std::size_t layer) { return residual_of(self, layer); },
+          "layer"_a, "What a layer has not sent yet, float32, flat. A copy.")
       .def_prop_ro(
           "steps", [](const worker& self) { return self.of.steps(); }, "The steps that have begun.")
       .def_prop_ro(

@@ -247,6 +247,7 @@ TEST_CASE("torch: parts of parameters share their memory") {
   REQUIRE(parameters[0][2][2999].item<float>() == 3);
   REQUIRE(parameters[1].min().item<float>() == 4);
   REQUIRE_THROWS_AS(lamina::fragments_of({parameters[0]}, cut), std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({3000, 3}).t(), parameters[1]}, cut), std::invalid_argument);
+  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({3000, 3}).t(), parameters[1]}, cut),
+                    std::invalid_argument);
   REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({5}), parameters[1]}, cut), std::invalid_argument);
 }

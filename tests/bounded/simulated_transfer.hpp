@@ -49,8 +49,9 @@ class made_frame {
              payload_type type = payload_type::as_is, lamina::frame_kind kind = lamina::frame_kind::gradients)
       : sent(chosen), encoder_(model) {
     for (const std::size_t size : model.sizes()) values.push_back(random_integers<T>(random, size, 100));
-    encoder_.encode({.kind = kind, .step = 7, .sender = 3, .payload = type, .checksum = lamina::frame_checksum::none},
-                    chosen, [this](std::size_t l) { return std::span<const T>(values[l]); });
+    encoder_.encode(
+        {.kind = kind, .step = 7, .sender = 3, .payload = type, .checksum = lamina::frame_checksum::none},
+        chosen, [this](std::size_t l) { return std::span<const T>(values[l]); });
   }
   made_frame(const made_frame&) = delete;
   made_frame& operator=(const made_frame&) = delete;

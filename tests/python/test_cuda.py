@@ -38,20 +38,20 @@ def test_it_says_by_name_that_there_is_no_device(cuda):
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("there may be a device")
     with pytest.raises(RuntimeError, match="cudaError(NoDevice|InsufficientDriver): .*stream.cuh:"):
-        cuda.GradientCompressor({"weight": (3, 4)}, drop_ratio=0.9)
+        cuda.Worker({"weight": (3, 4)}, drop_ratio=0.9)
 
 
 def test_what_it_is_given_is_checked_before(cuda):
     with pytest.raises(ValueError, match="payload must be one of .* got 'int2'"):
-        cuda.GradientCompressor({"weight": (3, 4)}, payload="int2")
+        cuda.Worker({"weight": (3, 4)}, payload="int2")
     with pytest.raises(ValueError, match="search_every must be at least 1"):
-        cuda.GradientCompressor({"weight": (3, 4)}, search_every=0)
+        cuda.Worker({"weight": (3, 4)}, search_every=0)
     with pytest.raises(TypeError, match="names and shapes"):
-        cuda.GradientCompressor({"weight": "12"})
+        cuda.Worker({"weight": "12"})
     with pytest.raises(TypeError):
-        cuda.GradientCompressor({"weight": (3, 4)}, decide="ahead")
+        cuda.Worker({"weight": (3, 4)}, decide="ahead")
 
 
 def test_it_has_the_calls_of_a_step(cuda):
     calls = {"bind", "accumulate", "values", "select", "encode", "commit", "restore", "last_step", "save", "load"}
-    assert calls <= set(dir(cuda.GradientCompressor))
+    assert calls <= set(dir(cuda.Worker))

@@ -14,8 +14,8 @@
 #include "steps.hpp"
 
 using namespace lamina_test;
-using lamina::tiling;
 using lamina::selector;
+using lamina::tiling;
 using lamina::worker_options;
 
 namespace {

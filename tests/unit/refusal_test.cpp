@@ -153,7 +153,7 @@ TEMPLATE_TEST_CASE("refusal: what is left is rounding, however large the gradien
     leaves_no_more_than_rounding<TestType>(lamina::mean_abs(), momentum);
     leaves_no_more_than_rounding<TestType>(lamina::l2_norm(), momentum);
     leaves_no_more_than_rounding<TestType>(lamina::max_abs(), momentum);
-    leaves_no_more_than_rounding<TestType>(signed_mean(), momentum);
+    leaves_no_more_than_rounding<TestType>(lamina_test::signed_mean(), momentum);
     leaves_no_more_than_rounding<TestType>(share_of_small(), momentum);
   }
 }

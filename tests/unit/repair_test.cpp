@@ -34,8 +34,8 @@ struct serving {
   void update(const lamina::selection& layers) {
     const std::uint64_t step = server.step(0);
     lamina::frame_encoder<float> encoder(model);
-    const auto& frame =
-        encoder.encode({.step = step}, layers, [&](std::size_t l) -> const auto& { return parameters[l]; });
+    const auto& frame = encoder.encode(
+        {.step = step}, layers, [&](std::size_t l) -> const auto& { return parameters[l]; });
     REQUIRE_FALSE(server.add(frame.to_bytes()));
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
       for (std::size_t i = begin; i < begin + mean.size(); ++i)

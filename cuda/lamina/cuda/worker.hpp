@@ -29,9 +29,9 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
@@ -72,9 +72,10 @@ class worker {
   /// Allocates on the current device: N elements, twice that with momentum, and tables. Throws std::invalid_argument, naming the
   /// option, for one outside its range or that a device does not have, and for a model without layers; out_of_memory.
   ///
+  /// \param model    the layers
   /// \param options  as of lamina::worker, but for `memory` and for frames without a checksum; `non_finite` counts as skip
-  /// \param memory   where all device memory comes from; null: cudaMalloc. Wait for the execution before the worker goes: cudaFree
-  ///                 waits by itself, a pool does not
+  /// \param functor  gives the representative value
+  /// \param memory   gives all device memory; null: cudaMalloc. A pool, unlike cudaFree, does not wait for what still runs
   explicit worker(const layout& model, const worker_options& options = {}, F functor = {},
                   std::pmr::memory_resource* memory = nullptr)
       : functor_(functor),
@@ -118,8 +119,9 @@ class worker {
 
   /// Decides what the step sends; again, changes nothing.
   ///
-  /// \param agreed  L values in device memory, mostly the mean of all workers' values(); null: this worker's own
-  /// \param held    L bytes in device memory: fragments whose byte is not 0 are not sent, see lamina::worker::step::select; null: none
+  /// \param execution  what the launch goes to
+  /// \param agreed     L values in device memory, mostly the mean of all workers' values(); null: this worker's own
+  /// \param held       L bytes in device memory: fragments whose byte is not 0 are not sent, see lamina::worker::step::select; null: none
   template <class Execution>
   void select(const Execution& execution, const double* agreed = nullptr,
               const std::uint8_t* held = nullptr) {
@@ -160,7 +162,8 @@ class worker {
   /// each gradient is the mean of what was sent. Before or after commit(). Throws std::logic_error where half-width or const gradients
   /// are bound or payloads are not as_is.
   ///
-  /// \param payload  in device memory; begins prefix_bytes() into a frame
+  /// \param execution  what the launch goes to
+  /// \param payload    in device memory; begins prefix_bytes() into a frame
   template <class Execution>
   void restore(const Execution& execution, const std::byte* payload) {
     require(detail::has_frame(phase_), "restore", "encode()");

@@ -17,8 +17,8 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// torch::Tensor as a tensor of lamina: read from and written to where it lies, without a copy.
 ///
@@ -143,7 +143,7 @@ template <class Module>
 ///
 /// \throws std::invalid_argument  another number of parameters than layers, or one of another size, or one that is not contiguous
 [[nodiscard]] inline std::vector<at::Tensor> fragments_of(const std::vector<at::Tensor>& parameters,
-                                                      const tiling& cut) {
+                                                          const tiling& cut) {
   if (parameters.size() != cut.model().layers()) {
     detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
                                         " layers, got " + std::to_string(parameters.size()) + " parameters"));

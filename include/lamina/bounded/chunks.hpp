@@ -148,7 +148,8 @@ class frame_chunks {
       raise(std::invalid_argument(
           "the frame has a checksum, which would not hold where chunks are missing: encode without one"));
     }
-    const auto bitmap = prefix_.subspan(lamina::detail::wire_header_bytes, (grid_.fragments().layers() + 7) / 8);
+    const auto bitmap =
+        prefix_.subspan(lamina::detail::wire_header_bytes, (grid_.fragments().layers() + 7) / 8);
     if (header.fingerprint != grid_.fragments().fingerprint() ||
         sent_.model().fingerprint() != header.fingerprint ||
         !std::ranges::equal(bitmap, std::as_bytes(sent_.bitmap())) ||

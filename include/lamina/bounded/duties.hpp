@@ -65,9 +65,9 @@ template <element T, class Parameters>
     grid.fragments().check_layer(each.layer);
     const std::size_t elements = grid.fragments().sizes()[each.layer];
     if (each.begin >= each.end || each.end > elements) {
-      raise(std::invalid_argument("elements [" + std::to_string(each.begin) + ", " +
-                                  std::to_string(each.end) + ") of layer '" + grid.fragments()[each.layer].name +
-                                  "', which has " + std::to_string(elements)));
+      raise(std::invalid_argument(
+          "elements [" + std::to_string(each.begin) + ", " + std::to_string(each.end) + ") of layer '" +
+          grid.fragments()[each.layer].name + "', which has " + std::to_string(elements)));
     }
     const std::size_t first = each.begin / grid.chunk_elements();
     const std::size_t last = (each.end - 1) / grid.chunk_elements();

@@ -14,8 +14,9 @@
 /// The first 64 bytes of a frame, as docs/wire-format/index.md gives them.
 namespace lamina::inline LAMINA_ABI::detail {
 
-static_assert(std::endian::native == std::endian::little,
-              "lamina: frames are little-endian and sent out of memory as they are; this machine is big-endian");
+static_assert(
+    std::endian::native == std::endian::little,
+    "lamina: frames are little-endian and sent out of memory as they are; this machine is big-endian");
 
 inline constexpr std::size_t wire_header_bytes = 64;
 inline constexpr std::size_t checksum_offset = 56;
@@ -44,12 +45,13 @@ struct wire_header {
   std::uint8_t payload_type = 0;
   std::uint8_t user_bytes = 0;
   std::uint64_t payload_bytes = 0;
-  std::uint32_t run = 0;        // 0: none
+  std::uint32_t run = 0;  // 0: none
   std::uint32_t reserved = 0;
   std::uint64_t checksum = 0;
 };
 static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, layers) == 32 &&
-              offsetof(wire_header, payload_bytes) == 40 && offsetof(wire_header, checksum) == checksum_offset);
+              offsetof(wire_header, payload_bytes) == 40 &&
+              offsetof(wire_header, checksum) == checksum_offset);
 
 /// A bit a layer.
 template <std::unsigned_integral Number>

@@ -9,8 +9,8 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// x, the parameters that all share, and y, those that a worker computes with, as the caller has them: a tensor of each for each layer.
 namespace lamina::inline LAMINA_ABI::detail {

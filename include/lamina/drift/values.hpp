@@ -12,9 +12,9 @@
 #include "lamina/detail/sources.hpp"
 #include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual/blocks.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {
 

@@ -108,8 +108,8 @@ inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 
 /// steps under way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a
 /// lost one has none.
 template <element T>
-std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory,
-                                     std::uint64_t step, const flights<T>& all) {
+std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory, std::uint64_t step,
+                                     const flights<T>& all) {
   std::vector<std::byte> bytes(sizeof(state_header));
   state_header header;
   append(bytes, std::span<const std::uint64_t>(memory.sent_in));

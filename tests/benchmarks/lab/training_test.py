@@ -58,7 +58,7 @@ def ways_are_equal() -> None:
     dense = [(3, *EVERYTHING), (2, "--topology", "mpi_allreduce", *EVERYTHING), (2, *SUMS, *EVERYTHING), (2, *overlapped, "backward"),
              (2, *overlapped, "step"), (2, *overlapped, "step", "--exchange", "owners"),
              (2, *overlapped, "backward", "--collectives", "ring"),
-             (2, *overlapped, "step", "--collectives", "by_type", "--bucket-bytes", "0"), (3, *EVERYTHING, "--part-elements", "4096"),
+             (2, *overlapped, "step", "--collectives", "by_type", "--bucket-bytes", "0"), (3, *EVERYTHING, "--fragment-elements", "4096"),
              (3, *EVERYTHING, *UDP)]
     everything = require_equal([(*case, *MOMENTUM) for case in dense])
     agreed = require_equal([(3, *HALF), (2, *SUMS, *HALF)])

@@ -16,8 +16,8 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 

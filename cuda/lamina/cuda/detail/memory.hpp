@@ -30,15 +30,14 @@
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
+#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
-/// Thrust where it is: programs that share a process with another Thrust put theirs into a namespace of its own by
-/// THRUST_CUB_WRAPPED_NAMESPACE.
+/// Thrust where it is: programs that also load another Thrust put theirs elsewhere by THRUST_CUB_WRAPPED_NAMESPACE.
 namespace thrust = THRUST_NS_QUALIFIER;
 
 /// There is not enough device memory; what() says for what, and how many bytes were asked for.
@@ -226,8 +225,8 @@ class worker_memory {
     const std::vector<T> elements = without_padding(at_.residual, to_host(at_.is_clear, at_.layers));
     const std::vector<T> moving = without_padding(at_.velocity, std::vector<std::uint8_t>(at_.layers));
     const double allowance = options_.send_budget ? now.allowance : 0;
-    return save_state<T>(cut_.fragments(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)}, elements,
-                         moving, now.step);
+    return save_state<T>(cut_.fragments(), {now.threshold, allowance, to_host(at_.sent_in, at_.layers)},
+                         elements, moving, now.step);
   }
 
   void load(std::span<const std::byte> bytes) {

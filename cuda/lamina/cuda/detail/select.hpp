@@ -319,8 +319,7 @@ struct select_kernel {
     }
   };
 
-  // As lamina::selector: the smallest value above the first that does not fit, and of the layers that have that one
-  // the first that fit.
+  // As lamina::selector: the smallest value above the first that does not fit; of layers tied there, the first that fit.
   LAMINA_ANY_CALLER template <class ThreadBlock>
   LAMINA_HOST_DEVICE void within_budget(const ThreadBlock& cta, shared_memory& shared, double most,
                                         lamina::detail::step_decision& decision) const {
