@@ -2,6 +2,7 @@
 #include "loops/gradient_exchange.hpp"
 
 #include <fmt/format.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <cmath>
