@@ -193,8 +193,9 @@ void refuses_what_is_not_finite(const Execution& execution) {
     auto elements = std::vector<float>(model.elements(), 1.0F);
     elements.back() = std::numeric_limits<float>::infinity();
     const std::vector<float> velocity(has_velocity ? model.elements() : 0);
-    const auto bytes = lamina::detail::write_state<float>(model, {.cleared_in = {0, 0}},
-                                                          std::span<const float>(elements), velocity, 1);
+    const auto bytes =
+        lamina::detail::write_state<float>(model, {.sent_in = {0, 0}}, std::span<const float>(elements),
+                                           std::span<const float>(velocity), 1, {});
     require(contains(message_of<std::invalid_argument>([&] { device.load(execution, bytes); }), "NaN"),
             "infinity was loaded");
     *thrust::device_ptr<float>(last) = 0.0F;

@@ -267,6 +267,7 @@ class run {
 
   // A worker that goes on from what another has saved does the same.
   void resume() {
+    if (worker_.residual().left_out_elements() > 0) return;  // a count that is not saved
     const bytes saved = worker_.save();
     lamina::worker<T> resumed(worker_.model(), options_);
     resumed.load(saved);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory_resource>
 #include <ranges>
 #include <span>
@@ -43,8 +44,7 @@ struct add_options {
   const float* inverse_scale = nullptr;  ///< multiplies each element, as a T; none: 1
 };
 
-/// A lamina::worker whose gradients, residual, values, selection and frame are in a device's memory. Values, thresholds, selections and
-/// frames are bitwise those of lamina::worker.
+/// A lamina::worker whose gradients, residual, values, selection and frame are in a device's memory, and bitwise those of a host.
 ///
 ///     worker.add(execution);              // a <- a + g for all layers, and their values
 ///     worker.select(execution);           // Algorithm 1
@@ -159,8 +159,7 @@ class worker {
   }
 
   /// Writes the payload of this step's frame over the gradients, and zeros where nothing was sent: after an all-reduce of the payloads
-  /// each gradient is the mean of what was sent. Before or after commit(). Throws std::logic_error where half-width or const gradients
-  /// are bound or payloads are not as_is.
+  /// each gradient is the mean of what was sent. Throws std::logic_error for half-width or const gradients, and payloads not as_is.
   ///
   /// \param execution  what the launch goes to
   /// \param payload    in device memory; begins prefix_bytes() into a frame
@@ -288,17 +287,17 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   if (buffer.size() < wire_header_bytes) throw decode_error(errc::truncated, "a device's frame");
   wire_header header = read_header(buffer);
   if (header.magic != wire_magic) throw decode_error(errc::bad_magic, "a device's frame");
-  const std::size_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(header.layers);
+  const std::size_t prefix_bytes = wire_header_bytes + padded_bitmap_bytes(std::size_t{header.layers});
   if (prefix_bytes > buffer.size() || header.payload_bytes > buffer.size() - prefix_bytes)
     throw decode_error(errc::truncated, "a device's frame");
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
   header.flags |= flag_checksum;
-  write_header(frame, header);
+  std::memcpy(frame.data(), &header, sizeof header);
   checksum sum;
   sum.add(frame.first(checksum_offset));
   sum.add(frame.subspan(wire_header_bytes));
   header.checksum = sum.value();
-  write_header(frame, header);
+  std::memcpy(frame.data(), &header, sizeof header);
   return frame;
 }
 

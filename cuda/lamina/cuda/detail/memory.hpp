@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -257,11 +258,12 @@ class worker_memory {
     header.sender = options_.sender;
     header.run = options_.run;
     header.fingerprint = cut_.fragments().fingerprint();
-    header.layers = cut_.fragments().layers();
+    header.flags = lamina::detail::flag_last;
+    header.layers = static_cast<std::uint32_t>(cut_.fragments().layers());
+    const std::size_t bitmap_bytes = lamina::detail::padded_bitmap_bytes(cut_.fragments().layers());
     header.payload_type = static_cast<std::uint8_t>(options_.payload);
-    std::vector<std::byte> bytes(lamina::detail::wire_header_bytes +
-                                 lamina::detail::padded_bitmap_bytes(header.layers));
-    lamina::detail::write_header(bytes, header);
+    std::vector<std::byte> bytes(lamina::detail::wire_header_bytes + bitmap_bytes);
+    std::memcpy(bytes.data(), &header, sizeof header);
     return bytes;
   }
 

@@ -47,8 +47,7 @@ LAMINA_HOST_DEVICE constexpr unsigned long long lesser(unsigned long long a, uns
   return b < a ? b : a;
 }
 
-/// Whether this is the last of `count` arrivals at `counter`, which is 0 before the first and after the last. What the others wrote
-/// before they arrived may be read then.
+/// Whether this is the last of `count` arrivals at `counter`, 0 before and after. What the others wrote before may be read then.
 LAMINA_HOST_DEVICE inline bool arrives_last(std::uint32_t& counter, std::uint32_t count) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t before = 0;
