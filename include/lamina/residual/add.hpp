@@ -74,7 +74,7 @@ class block_adder {
     result sums{};
     buffer_type buffer;
     const auto add_all = [&](const auto& functor) {
-      return [&, this](const auto& source) { return add_below(functor, source, at.count); };
+      return [&](const auto& source) { return add_below(functor, source, at.count); };
     };
     if (memory_.has_velocity()) {
       memory_.write_zeros(layer, at.offset, at.count);
