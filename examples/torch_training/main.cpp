@@ -79,7 +79,7 @@ int main() {
     if (step > steps) break;
 
     double loss = 0;
-    for (worker& each : replicas) {
+    for (replica& each : replicas) {
       std::vector<std::byte> frame = each.push();
       loss += each.loss.item<double>() / workers;
       up += static_cast<double>(frame.size());
@@ -99,9 +99,9 @@ int main() {
                 static_cast<int>(step), loss, up / percent, down / percent);
   }
   bool is_equal = true;
-  for (worker& each : replicas) is_equal &= std::ranges::equal(each.parameters, parameters, torch::equal);
+  for (replica& each : replicas) is_equal &= std::ranges::equal(each.parameters, parameters, torch::equal);
   double loss = 0;
-  for (const worker& each : replicas) loss += each.loss.item<double>() / workers;
+  for (const replica& each : replicas) loss += each.loss.item<double>() / workers;
   std::printf("loss %.4f at the end, replicas %s\n", loss, is_equal ? "equal" : "DIFFER");
   return is_equal && loss < 0.1 ? 0 : 1;
 }
