@@ -290,7 +290,7 @@ class worker<T, Representative>::step {
     return to;
   }
   std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
-    to.resize(sent().sent_elements());
+    to.resize(selected("pack").decisions.sent().sent_elements());
     return pack(std::span(to), scale);
   }
   /// The same in half the bytes, rounded as options.payload says, which must be that type; commit() leaves in the residual what
@@ -313,7 +313,7 @@ class worker<T, Representative>::step {
   }
   template <half_element Half>
   std::span<Half> pack(std::vector<Half>& to) {
-    to.resize(sent().sent_elements());
+    to.resize(selected("pack").decisions.sent().sent_elements());
     return pack(std::span(to));
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. `gradients` has a
@@ -351,6 +351,9 @@ class worker<T, Representative>::step {
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
     }
     s.expect_after_commit();
+    for (const std::size_t f : s.decisions.sent().sent()) {
+      if (arrived.lost_chunks(f) != 0) s.expect_lost(f, arrived);
+    }
     s.decisions.commit(number_, arrived);
     s.close();
   }

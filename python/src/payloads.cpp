@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <lamina/payload.hpp>
 #include <lamina/layout.hpp>
+#include <lamina/payload.hpp>
 
 #include "arrays.hpp"
 #include "options.hpp"

@@ -36,8 +36,7 @@ const setting& some_setting() {
 }
 
 bool has_name(const std::error_code& error) {
-  return !error || error.category() == bounded::bounded_category() ||
-         error.category() == lamina::category();
+  return !error || error.category() == bounded::bounded_category() || error.category() == lamina::category();
 }
 
 // A message of the fuzzer's choice: its own bytes, or what the other end has just written with some bytes changed.

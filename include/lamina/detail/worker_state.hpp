@@ -15,6 +15,7 @@
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/raise.hpp"
@@ -240,6 +241,12 @@ struct worker_state {
   // With values that are this worker's own, whatever was agreed for the step that ends.
   void expect_after_commit() {
     decisions.forecast(number, values, expected);
+  }
+
+  // What was lost is in the residual again: as much of the value, if elements are alike.
+  void expect_lost(std::size_t f, const delivery& arrived) {
+    expected[f] +=
+        values[f] * static_cast<double>(arrived.lost_chunks(f)) / static_cast<double>(arrived.chunks(f));
   }
 
   bool is_rounded() const noexcept {
