@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import lamina.torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--byte-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
+parser.add_argument("--send-budget", type=float, default=0.04, help="the share of the parameters that is sent in a step")
 parser.add_argument("--payload", default="int8", choices=["as_is", "float16", "bfloat16", "int8", "int4"])
 parser.add_argument("--delay", type=int, default=0, help="steps between sending and applying")
 parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd has Nesterov's momentum of 0.9")
