@@ -138,10 +138,13 @@ class host_worker {
     return step_->frame().to_bytes();
   }
   void commit() { step_->commit(); }
-  /// What was not committed is lost.
+  /// What was not committed is lost. Without expected values: a device plans nothing.
   std::vector<std::byte> save() {
     step_.reset();
-    return worker_.save();
+    const bool has_velocity = worker_.residual().has_velocity() && worker_.model().elements() > 0;
+    const auto saved = lamina::read_state<T>(worker_.save(), worker_.fragments(), has_velocity);
+    return lamina::save_state<T>(worker_.fragments(), saved.memory, saved.residual, saved.velocity,
+                                 saved.step);
   }
   void load(std::span<const std::byte> bytes) {
     step_.reset();

@@ -276,7 +276,10 @@ struct add_kernel {
     } else if (has_arrived) {
       state.set_misused();
     }
-    if (!is_refused()) return state.store_phase(step_phase::adding);
+    if (!is_refused()) {
+      if (may_encode(phase)) state.give_back();
+      return state.store_phase(step_phase::adding);
+    }
     ++state.refused_batches;
     if (may_select(phase)) return;
     state.store_phase(step_phase::refused);

@@ -216,8 +216,9 @@ class worker_memory {
   }
 
   std::vector<std::byte> save() const {
-    const step_state now = state();
+    step_state now = state();
     const step_phase phase = now.load_phase();
+    if (phase == step_phase::encoded) now.give_back();
     if (phase == step_phase::adding || phase == step_phase::selected) {
       throw std::logic_error("save: step " +
                              std::to_string(now.step + (phase == step_phase::adding ? 1 : 0)) +

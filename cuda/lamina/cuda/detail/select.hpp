@@ -214,6 +214,8 @@ struct select_kernel {
     if (cta.thread() != 0) return;
     step_state& state = *at.state;
     state.step = decision.step;
+    state.threshold_before = state.threshold;
+    state.allowance_before = state.allowance;
     state.threshold = decision.threshold;
     state.allowance = allowance;
     state.sent_elements = sent.elements;

@@ -54,6 +54,7 @@ LAMINA_HOST_DEVICE constexpr bool has_frame(step_phase now) {
 /// its values tell them to go on. add and commit write it when all have read it.
 struct step_state : step_report {
   double allowance = 0;
+  double threshold_before = 0, allowance_before = 0;  // the last decision
   std::uint32_t phase = static_cast<std::uint32_t>(step_phase::none);
   std::uint32_t is_misused = 0;
 
@@ -70,6 +71,12 @@ struct step_state : step_report {
 #else
     __atomic_store_n(&phase, static_cast<std::uint32_t>(now), __ATOMIC_RELAXED);
 #endif
+  }
+  /// The step was decided and not committed: the next one has its number.
+  LAMINA_HOST_DEVICE void give_back() {
+    --step;
+    threshold = threshold_before;
+    allowance = allowance_before;
   }
   /// By one thread of a launch that is out of order.
   LAMINA_HOST_DEVICE void set_misused() {
