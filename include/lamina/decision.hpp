@@ -124,6 +124,14 @@ class selector {
     commit(step, [&](std::size_t f) { return arrived.lost_chunks(f) < arrived.chunks(f); });
   }
 
+  /// What was decided of `step`, or taken, is not done: all is as it was before it.
+  void undo(std::uint64_t step) noexcept {
+    if (before_.step != step) return;
+    threshold_ = before_.threshold;
+    allowance_ = before_.allowance;
+    before_ = {};
+  }
+
   /// R of a step, counted from 1: see worker_options::warm_up_steps.
   [[nodiscard]] double drop_ratio_in(std::uint64_t step) const {
     if (step >= options_.warm_up_steps || options_.drop_ratio == 1) return options_.drop_ratio;
@@ -178,12 +186,8 @@ class selector {
   }
 
   void begin(std::uint64_t step) {
-    if (before_.step == step) {
-      threshold_ = before_.threshold;
-      allowance_ = before_.allowance;
-    } else {
-      before_ = {step, threshold_, allowance_};
-    }
+    undo(step);
+    before_ = {step, threshold_, allowance_};
   }
 
   template <class HasArrived>

@@ -87,7 +87,7 @@ class device_thread_block {
     __syncthreads();
     // A lane without a warp of its own takes the first's number, which changes nothing.
     for (unsigned k = 0; k < Count; ++k)
-      values[k] = least_of_warp(scratch.of_warp[k][lane() < warps() ? lane() : 0]);
+      values[k] = least_of_warp(scratch.of_warp[k][lane() < threads() / lanes_of_warp ? lane() : 0]);
     __syncthreads();
   }
 
@@ -96,7 +96,8 @@ class device_thread_block {
     if (lane() == lanes_of_warp - 1) scratch.of_warp[0][warp()] = sum;
     __syncthreads();
     // Each warp adds up the warps' sums, a lane each.
-    const unsigned long long up_to = sum_up_to(lane() < warps() ? scratch.of_warp[0][lane()] : 0);
+    const unsigned long long up_to =
+        sum_up_to(lane() < threads() / lanes_of_warp ? scratch.of_warp[0][lane()] : 0);
     const unsigned long long before = __shfl_sync(all_lanes, up_to, warp() == 0 ? 0 : warp() - 1);
     own = sum - own + (warp() == 0 ? 0 : before);
     __syncthreads();
@@ -107,6 +108,9 @@ class device_thread_block {
     const std::uint32_t before = atomicAdd(&sum.low, low);
     const auto high = static_cast<std::uint32_t>(addend >> 32U) + (before + low < before ? 1U : 0U);
     if (high != 0) atomicAdd(&sum.high, high);
+  }
+  __device__ void prefetch(const void* address) const {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
   }
   __device__ std::uint32_t count(std::uint32_t& counter) const {
     return atomicAdd(&counter, 1U);
@@ -121,14 +125,11 @@ class device_thread_block {
   static constexpr unsigned lanes_of_warp = 32;
   static constexpr unsigned all_lanes = 0xffffffffU;
 
-  static __device__ unsigned lane() {
+  __device__ static unsigned lane() {
     return threadIdx.x % lanes_of_warp;
   }
-  static __device__ unsigned warp() {
+  __device__ static unsigned warp() {
     return threadIdx.x / lanes_of_warp;
-  }
-  static __device__ unsigned warps() {
-    return blockDim.x / lanes_of_warp;
   }
 
   __device__ static unsigned long long least_of_warp(unsigned long long value) {
@@ -143,11 +144,6 @@ class device_thread_block {
       if (lane() >= distance) value += other;
     }
     return value;
-  }
-
- public:
-  __device__ void prefetch(const void* address) const {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
   }
 };
 

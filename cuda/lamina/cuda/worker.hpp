@@ -215,9 +215,8 @@ class worker {
     phase_ = detail::step_phase::none;
   }
 
-  std::size_t prefix_bytes() const noexcept {
-    return memory_.view().prefix_bytes;
-  }  ///< before the payload of a frame
+  /// Before the payload of a frame.
+  std::size_t prefix_bytes() const noexcept { return memory_.view().prefix_bytes; }
   std::size_t largest_frame_bytes() const noexcept { return largest_frame_bytes_; }
   /// No step sends more elements: with a send_budget one step's share and the largest fragment; all elements without one, and with
   /// at_least_every.

@@ -102,7 +102,7 @@ struct worker_state {
   void abandon() noexcept {
     close();
     is_selected = false;
-    --number;
+    decisions.undo(number--);
   }
   void leave(bool exactly) noexcept {
     has_left = true;

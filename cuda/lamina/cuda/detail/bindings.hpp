@@ -74,7 +74,6 @@ class bindings {
                                   std::to_string(count) + " tensors");
     }
     std::vector<tensor_view> views;
-    views.reserve(count);
     bool are_writable = true;
     for (auto&& given : tensors) {
       const device_tensor tensor = checked(execution, views.size(), given);

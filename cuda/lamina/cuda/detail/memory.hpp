@@ -32,8 +32,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/state.hpp"
-#include "lamina/tensor.hpp"
-#include "lamina/threshold.hpp"
 #include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
@@ -211,19 +209,16 @@ class worker_memory {
 
   std::vector<T> residual(std::size_t fragment) const {
     const std::size_t size = cut_.fragments().sizes()[fragment];
-    const bool is_clear = to_host(at_.is_clear + fragment, 1)[0] != 0;
-    return is_clear ? std::vector<T>(size) : to_host(at_.residual + offsets_[fragment], size);
+    if (to_host(at_.is_clear + fragment, 1)[0] != 0) return std::vector<T>(size);
+    return to_host(at_.residual + offsets_[fragment], size);
   }
 
   std::vector<std::byte> save() const {
     step_state now = state();
     const step_phase phase = now.load_phase();
     if (phase == step_phase::encoded) now.give_back();
-    if (phase == step_phase::adding || phase == step_phase::selected) {
-      throw std::logic_error("save: step " +
-                             std::to_string(now.step + (phase == step_phase::adding ? 1 : 0)) +
-                             " has gradients that were not encoded yet");
-    }
+    if (phase == step_phase::adding || phase == step_phase::selected)
+      throw std::logic_error("save: there are gradients that were not encoded yet");
     const std::vector<T> elements = without_padding(at_.residual, to_host(at_.is_clear, at_.layers));
     const std::vector<T> moving = without_padding(at_.velocity, std::vector<std::uint8_t>(at_.layers));
     const double allowance = options_.send_budget ? now.allowance : 0;

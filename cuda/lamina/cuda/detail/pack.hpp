@@ -213,8 +213,7 @@ struct restore {
     };
     if (at.is_sent(layer)) {
       const T* const from = payload + at.payload_begin[layer] / sizeof(T) + in_layer;
-      for_each_row(group, from, is_aligned<unit<T, each>>(from), share.begin, share.end, write);
-      return;
+      return for_each_row(group, from, is_aligned<unit<T, each>>(from), share.begin, share.end, write);
     }
     for (unsigned first = share.begin + group.thread() * each; first < share.end;
          first += static_cast<unsigned>(lanes))
