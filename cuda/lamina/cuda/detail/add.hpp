@@ -73,9 +73,8 @@ struct add_kernel {
   using shared_memory = typename select_kernel<T>::shared_memory;
 
   static constexpr unsigned threads = 256;
-  static constexpr unsigned thread_blocks_at_once =
-      sizeof(T) == 4 && !HasVelocity ? 4 : 3;  // 64 or 80 registers
-  // On their way at a time, in 32 registers or 24.
+  // With 64 registers a thread, or 80; rows on their way at a time are in 32 of them, or 24.
+  static constexpr unsigned thread_blocks_at_once = sizeof(T) == 4 && !HasVelocity ? 4 : 3;
   static constexpr unsigned rows_at_once = (HasVelocity ? 2 : 4) * 4 / static_cast<unsigned>(sizeof(T));
 
   model_view<T> at;
