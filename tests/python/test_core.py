@@ -57,7 +57,8 @@ def test_the_oracle_in_descending_order_is_another():
     values, sizes = [1.0, 2.0, 3.0], [10, 10, 10]
     assert oracle.threshold(values, sizes, 0.5) != oracle.threshold(values, sizes, 0.9, descending=True)
     worker = lamina.Worker(lamina.Layout({"a": (10,), "b": (10,), "c": (10,)}), drop_ratio=0.5)
-    worker.add([np.full(10, value, np.float32) for value in values]).select()
+    step = worker.add([np.full(10, value, np.float32) for value in values])
+    step.select()
     assert worker.threshold == oracle.threshold(values, sizes, 0.5) == 2.0
     assert worker.threshold != oracle.threshold(values, sizes, 0.9, descending=True)
 

@@ -234,10 +234,12 @@ def bytes_moved(payload):
         optimizer.step()
     finally:
         dist.all_to_all_single = kept
-    world = dist.get_world_size()  # which divides every part into equal slices
-    way = (world - 1) * lamina.payload_bytes(optimizer.backend.fragments, [0, 1], payload) // world
-    assert moved == [(way, way), (way + world - 1, way + world - 1)]  # and a byte of each owner says that it is well
-    assert optimizer.last.sent_bytes == way * world // (world - 1) + 8 * (2 + 3)
+    rank, world, fragments = dist.get_rank(), dist.get_world_size(), optimizer.backend.fragments
+    shards = [range(owner, len(fragments.sizes), world) for owner in range(world)]
+    of_shard = [lamina.payload_bytes(fragments, list(shard), payload) for shard in shards]
+    others, all_others = (world - 1) * of_shard[rank], sum(of_shard) - of_shard[rank]
+    assert moved == [(all_others, others), (others + world - 1, all_others + world - 1)]  # and a byte of each owner says that it is well
+    assert optimizer.last.sent_bytes == sum(of_shard) + 8 * (2 + 3)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -531,25 +533,25 @@ def test_parameters_that_are_not_finite_raise_on_all_ranks():
 
 
 def sum_too_large(delay):
-    model = models.Weights((128,))
+    model = models.Weights((1,), (128,))
     optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), drop_ratio=0, delay=delay, outer_momentum=0.5)
     large = torch.zeros(128)
-    large[100] = 3e38  # which two have, in the slice of rank 1
+    large[100] = 3e38  # which two have, in the fragment of rank 1
 
     def step(gradient):
         optimizer.zero_grad()
-        model([gradient]).backward()
+        model([torch.zeros(1), gradient]).backward()
         optimizer.step()
     if delay == 0:
         with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
             step(large)
     else:
         step(large)
-        own = model.all[0].detach().clone()
+        own = model.all[1].detach().clone()
         again = copy.deepcopy(optimizer.state_dict()) if delay == 3 else None
         step(torch.zeros(128))
         if again:  # saved with the answer that says so
-            model.all[0].data.copy_(own)
+            model.all[1].data.copy_(own)
             optimizer.load_state_dict(again)
             step(torch.zeros(128))
         for _ in range(delay - 2):
@@ -557,13 +559,13 @@ def sum_too_large(delay):
         with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
             step(torch.zeros(128))
     assert not optimizer._owned.momentum.any() and not any(each.any() for each in optimizer._shared)
-    assert torch.equal(model.all[0].detach(), -large) and not optimizer._under_way
+    assert torch.equal(model.all[1].detach(), -large) and not optimizer._under_way
     with torch.no_grad():
-        model.all[0][100] = 1.0
+        model.all[1][100] = 1.0
     optimizer.zero_grad()
     for _ in range(delay + 1):
         optimizer.exchange()
-    assert agree(optimizer) and optimizer._shared[0][100] == 1.5  # with half of it by the momentum
+    assert agree(optimizer) and optimizer._shared[1][100] == 1.5  # with half of it by the momentum
 
 
 @pytest.mark.parametrize("delay", [0, 2, 3])
