@@ -18,6 +18,6 @@ int main() {
   if (const auto error = server.add(std::move(bytes))) return error.value();
   for (std::size_t l = 0; l < model.layers(); ++l) {
     std::printf("%-12s %s, residual %g\n", model[l].name.c_str(),
-                server.arrived().is_sent(l) ? "sent whole" : "dropped   ", worker.values()[l]);
+                server.arrived().is_sent(l) ? "sent whole" : "dropped   ", worker.residual()[l].front());
   }
 }
