@@ -172,10 +172,10 @@ void test_states() {
   check(!worker.add(std::vector<std::vector<float>>{{1}, {1, special<float>::bad()[0]}}),
         "a batch is accepted");
   const std::vector<std::byte> saved = worker.save();
-  constexpr std::size_t flags = 7, threshold = 40, allowance = 48, checksum = 56, first_element = 64 + 2 * 8;
+  constexpr std::size_t flags = 7, threshold = 40, allowance = 48, checksum = 56, first_element = 64 + 4 * 8;
   const auto with = [&](std::size_t at, auto value) {
     std::vector<std::byte> bytes = saved;
-    bytes[flags] = std::byte{0};
+    bytes[flags] &= std::byte{0xfe};
     std::fill_n(bytes.begin() + checksum, 8, std::byte{0});
     std::memcpy(bytes.data() + at, &value, sizeof value);
     return bytes;
