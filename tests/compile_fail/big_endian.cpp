@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// EXPECT: lamina: frames are little-endian and go out of memory as they are; this machine is big-endian
+// EXPECT: lamina: frames are little-endian and sent out of memory as they are; this machine is big-endian
 
 #ifdef LAMINA_SHOULD_FAIL
 // A little-endian machine says that it is another.

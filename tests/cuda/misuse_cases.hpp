@@ -126,9 +126,9 @@ void refuses_misuse(const Execution& execution) {
 
   execution.wait();
   auto bytes = buffer.to_host();
-  refuses("truncated",
+  refuses("bytes are missing",
           message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(63)); }));
-  refuses("truncated",
+  refuses("bytes are missing",
           message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(std::span(bytes).first(64)); }));
   bytes[0] = std::byte{0};
   refuses("magic", message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }));

@@ -157,7 +157,7 @@ void refuses_states(const Execution& execution) {
   damaged[damaged.size() / 2] ^= std::byte{1};
   same_refusal(damaged, "checksum");
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{63}, saved.size() - 1})
-    same_refusal(std::span(saved).first(bytes), "truncated");
+    same_refusal(std::span(saved).first(bytes), "bytes are missing");
   same_refusal(lamina::worker<float>(model_of({100, 5001}), options).save(), "another model");
   same_refusal(lamina::worker<float>(model, {.drop_ratio = 0.5}).save(), "momentum");
   (void)message_of<bad>([&] { workers.device.load(execution, damaged); });
