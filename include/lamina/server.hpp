@@ -115,11 +115,12 @@ class server {
 
   server(const server&) = delete;
   server& operator=(const server&) = delete;
-  server(server&&) = default;
-  server& operator=(server&&) = default;
+  server(server&&) noexcept = default;
+  server& operator=(server&&) noexcept = default;
 
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved from
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
     std::unique_ptr<frame> to = unused_frame();
     to->bytes = std::move(bytes);

@@ -7,17 +7,14 @@
 
 #include "lamina/detail/abi.hpp"
 
-#if !__has_include(<xxhash.h>)
-#error "lamina needs xxhash.h, of the package libxxhash-dev, xxhash or xxHash"
-#endif
 // Inlined, so that nothing is to be linked. What this header cannot undo: xxHash's own macros stay, and where a file includes
 // <xxhash.h> after it, the functions there are the inlined ones as well. They do the same; a file that wants those of
 // libxxhash, or other settings of xxHash, leaves lamina to another file.
 #if defined(XXH_INLINE_ALL)
-#include <xxhash.h>
+#include <xxhash.h>  // of the package libxxhash-dev, xxhash or xxHash
 #else
 #define XXH_INLINE_ALL
-#include <xxhash.h>
+#include <xxhash.h>  // of the package libxxhash-dev, xxhash or xxHash
 #undef XXH_INLINE_ALL
 #endif
 
