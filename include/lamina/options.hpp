@@ -33,8 +33,8 @@ enum class payload_type : std::uint8_t {
   /// Half the bytes, the range of float, 8 bits of precision.
   bfloat16 = 2,
   /// A quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale. It cannot say NaN or infinity: of
-  /// gradients, such an element is not sent and stays in the residual, where its layer goes out in every step; an infinity keeps back
-  /// what else is in its block, the scale being too large for it.
+  /// gradients, such an element is not sent and stays in the residual, where its layer goes out in every step; an infinity keeps
+  /// all of its block in the residual, the scale being too large for it.
   int8 = 3,
   /// An eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte.
   int4 = 4,
