@@ -78,7 +78,7 @@ void decode(benchmark::State& state) {
   set_bytes(state, bytes.size());
 }
 
-// Into dense gradients, zeros for a layer held back.
+// Into dense gradients, zeros for a layer that was dropped.
 void restore(benchmark::State& state, lamina::payload_type type) {
   encoded frame(static_cast<std::size_t>(state.range(0)), type);
   const std::vector<std::byte> bytes = frame.encoder.frame().to_bytes();

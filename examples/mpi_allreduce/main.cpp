@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     MPI_Allreduce(MPI_IN_PLACE, packed.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     compressed.commit();  // all have it: only now is what was sent cleared
 
-    // In the layers held back the gradient becomes 0, which leaves the weights alone. That is so with plain SGD: momentum goes
+    // In the layers dropped the gradient becomes 0, which leaves the weights alone. That is so with plain SGD: momentum goes
     // into worker_options, and any other optimizer is to be called for the layers chosen alone.
     compressed.unpack(packed, layers_of(gradient));
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= learning_rate * gradient[i];

@@ -61,7 +61,7 @@ void train(double drop_ratio) {
   const auto update = [&](std::size_t l) {
     if (!is_open[l]) return;
     engine.wait(l);
-    const auto mean = engine.mean(l);  // empty where the layer was held back
+    const auto mean = engine.mean(l);  // empty where the layer was dropped
     const auto weights = lamina::writable_elements_of<float>(parameters[l]);
     for (std::size_t i = 0; i < mean.size(); ++i) weights[i] -= learning_rate * mean[i];
     is_open[l] = false;

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import lamina.torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--drop-ratio", type=float, help="the share of the elements to hold back in a step; none: DDP alone")
+parser.add_argument("--drop-ratio", type=float, help="the share of the elements to drop in a step; none: DDP alone")
 parser.add_argument("--fragment-elements", type=int, default=4096, help="larger layers are decided in fragments: this model is small")
 parser.add_argument("--warm-up", type=int, default=20, help="steps in which the drop ratio grows")
 parser.add_argument("--overlap", action="store_true", help="plan the selection before the step, and send while backward computes")
@@ -27,7 +27,7 @@ parser.add_argument("--steps", type=int, default=150)
 parser.add_argument("--batch", type=int, default=32, help="images of a rank in a micro-batch")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
 parser.add_argument("--learning-rate", type=float, default=0.03)
-parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; layers that are held back learn worse with it")
+parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; layers that are dropped learn worse with it")
 parser.add_argument("--amp", action="store_true", help="float16 with loss scaling on a GPU, bfloat16 on the CPU")
 parser.add_argument("--model", choices=["small", "resnet18", "resnet50"], default="small", help="the last two need torchvision")
 parser.add_argument("--data", metavar="DIR", help="CIFAR-10 as torchvision keeps it")

@@ -84,7 +84,7 @@ class delivery {
   [[nodiscard]] bool is_complete() const noexcept { return lost_chunks_ == 0; }
 
   [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
-  /// The chunks that a layer was sent in; 0 for one held back. Throws std::out_of_range.
+  /// The chunks that a layer was sent in; 0 for one that was dropped. Throws std::out_of_range.
   [[nodiscard]] std::size_t chunks(std::size_t layer) const {
     sent_.model().check_layer(layer);
     return layers_[layer + 1].first_chunk - layers_[layer].first_chunk;
@@ -99,7 +99,7 @@ class delivery {
   [[nodiscard]] std::size_t lost_elements() const noexcept { return lost_elements_; }
 
   /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending.
-  /// A layer held back gives none. Throws std::out_of_range. Cost: a step for each range and each 64 chunks; allocates nothing.
+  /// A layer that was dropped gives none. Throws std::out_of_range. Cost: a step for each range and each 64 chunks; allocates nothing.
   template <class Consume>
   void for_each_delivered(std::size_t layer, Consume&& consume) const {
     for_each_run(layer, false, consume);

@@ -16,7 +16,7 @@
 /// Your own thread pool is one line:
 ///
 ///     auto pool = [&](std::size_t pieces, auto&& work) { my_pool.parallel_for(0, pieces, work); };
-///     compressor.accumulate(l, gradient, pool);
+///     step.add(l, gradient, 1, pool);
 ///
 /// Intel's TBB likewise: `tbb::parallel_for(std::size_t{0}, pieces, work)`. `work` may run in any order and at the same
 /// time, and does not throw. An execution that throws has no piece running any more.

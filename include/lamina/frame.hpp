@@ -20,6 +20,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
@@ -27,12 +28,6 @@
 /// What goes over the wire: its first 64 bytes, a frame that is ready to send, and one that has come. codec.hpp makes the one and
 /// reads the other; docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
-
-enum class frame_kind : std::uint8_t {
-  gradients = 1,   ///< worker to server: what is dropped counts as zeros
-  parameters = 2,  ///< server to worker: what is dropped is to be kept
-  updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
-};
 
 /// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
 /// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its

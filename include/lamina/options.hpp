@@ -12,32 +12,40 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 
-/// What a worker can be told. Nothing here computes.
+/// What a worker and a server can be told. Nothing here computes.
 namespace lamina::inline LAMINA_ABI {
 
-/// How the elements of a layer that is sent are written. Of gradients, what rounding takes away stays in
-/// the residual; of parameters see server_options. NaN and infinity of parameters go out as such in
-/// all but int8 and int4.
+/// What a frame is of.
+enum class frame_kind : std::uint8_t {
+  gradients = 1,   ///< worker to server: what is dropped counts as zeros
+  parameters = 2,  ///< server to worker: what is dropped is to be kept
+  updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
+};
+
+/// How the elements of a layer that is sent are written. Of gradients, what rounding takes away stays in the residual; of parameters see
+/// server_options. NaN and infinity of parameters go out as such in all but int8 and int4.
 enum class payload_type : std::uint8_t {
-  as_is = 0,  ///< the layer's own type; nothing is copied. The paper's choice, and the default.
-  float16 =
-      1,  ///< half the bytes; numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float)
-          ///< or 2^58 (double) on they are not sent, since what is left over could not be written down
-  bfloat16 = 2,  ///< half the bytes, the range of float, 8 bits of precision
-  int8 =
-      3,  ///< a quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale. It cannot say
-  ///< NaN or infinity: of gradients, such an element is not sent and stays in the residual, where its layer goes
-  ///< out in every step; an infinity keeps back what else is in its block, the scale being too large for it.
-  int4 =
-      4,  ///< an eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte
+  /// The layer's own type; nothing is copied. The paper's choice, and the default.
+  as_is = 0,
+  /// Half the bytes. Numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float) or 2^58 (double) on they are not
+  /// sent, since what is left over could not be written down.
+  float16 = 1,
+  /// Half the bytes, the range of float, 8 bits of precision.
+  bfloat16 = 2,
+  /// A quarter of the bytes and 1/64 of a byte: blocks of 64 integers share a power of two as scale. It cannot say NaN or infinity: of
+  /// gradients, such an element is not sent and stays in the residual, where its layer goes out in every step; an infinity keeps
+  /// all of its block in the residual, the scale being too large for it.
+  int8 = 3,
+  /// An eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte.
+  int4 = 4,
 };
 
 /// Whether a frame carries a checksum of itself.
 enum class frame_checksum : std::uint8_t {
-  none =
-      0,  ///< for a transport that checks its own data, and wherever parts of a frame may be lost: one with holes has no
-          ///< checksum that holds
-  xxh3 = 1,  ///< 64 bits over the whole frame. The default.
+  /// For a transport that checks its own data, and wherever parts of a frame may be lost: one with holes has no checksum that holds.
+  none = 0,
+  /// 64 bits over the whole frame. The default.
+  xxh3 = 1,
 };
 
 /// What happens to a gradient that holds NaN or infinity, or that would overflow the residual.
@@ -100,6 +108,27 @@ struct worker_options {
   std::vector<std::size_t> always_sent = {};
   /// Where the residual lies; null: operator new. Must outlive the worker.
   std::pmr::memory_resource* memory = nullptr;
+};
+
+/// How a server works.
+struct server_options {
+  /// Senders, each of which is one worker.
+  std::size_t workers = 1;
+  /// In place of `workers`: for each sender the workers of its node, whose summed gradients it sends.
+  std::vector<std::size_t> nodes = {};
+  /// Each frame is a step of its own, as it comes; false: a step is one frame of each sender.
+  bool asynchronous = false;
+  /// What the frames that come are of: gradients, or the updates of local steps.
+  frame_kind kind = frame_kind::gradients;
+  /// As worker_options::fragment_elements.
+  std::size_t fragment_elements = 0;
+  /// The step whose frames are accepted first: t + 1 after a resume at t.
+  std::uint64_t first_step = 1;
+  /// Frames of another run are refused; written into the replies. 0: none.
+  std::uint32_t run = 0;
+  /// How parameters are written. Another type than as_is rounds, and no residual makes up for it.
+  payload_type payload = payload_type::as_is;
+  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -17,7 +17,7 @@
 
 namespace lamina::inline LAMINA_ABI {
 
-/// Which layers of a layout go out whole; the others are held back. One bit a layer, in the order of the wire format: layer l
+/// Which layers of a layout go out whole; the others are dropped. One bit a layer, in the order of the wire format: layer l
 /// is bit l mod 8 of byte l / 8.
 class selection {
  public:

@@ -21,7 +21,6 @@
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
-#include "lamina/fwd.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
@@ -30,27 +29,6 @@
 
 /// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
 namespace lamina::inline LAMINA_ABI {
-
-/// How a server works.
-struct server_options {
-  /// Senders, each of which is one worker.
-  std::size_t workers = 1;
-  /// In place of `workers`: for each sender the workers of its node, whose summed gradients it sends.
-  std::vector<std::size_t> nodes = {};
-  /// Each frame is a step of its own, as it comes; false: a step is one frame of each sender.
-  bool asynchronous = false;
-  /// What the frames that come are of: gradients, or the updates of local steps.
-  frame_kind kind = frame_kind::gradients;
-  /// As worker_options::fragment_elements.
-  std::size_t fragment_elements = 0;
-  /// The step whose frames are accepted first: t + 1 after a resume at t.
-  std::uint64_t first_step = 1;
-  /// Frames of another run are refused; written into the replies. 0: none.
-  std::uint32_t run = 0;
-  /// How parameters are written. Another type than as_is rounds, and no residual makes up for it.
-  payload_type payload = payload_type::as_is;
-  lamina::frame_checksum frame_checksum = lamina::frame_checksum::xxh3;
-};
 
 /// A frame for one worker, and what the server needs to hear of when it has arrived.
 class server_reply {
@@ -169,8 +147,7 @@ class server {
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (std::none_of(senders_.begin(), senders_.end(), [](const sender& each) { return each.came; }))
-      detail::raise(
-          std::logic_error("update: nobody's frames of step " + std::to_string(step_) + " are there"));
+      detail::raise(std::logic_error("update: no frame of step " + std::to_string(step_) + " is there"));
     const std::size_t workers = begin_update();
     const detail::frames_to_sum<T> all(summed_);
     if (options_.asynchronous) {

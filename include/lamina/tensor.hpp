@@ -39,7 +39,7 @@
 ///     static constexpr const char* conversion_to = std::same_as<T, float> ? "call .to_float()" : "call .to_double()";
 ///
 /// A type that may be without elements, as the gradient of a parameter that took no part in the step, has
-/// `static bool has_value(const my_tensor&)`: where it says false, accumulate_all takes the layer for one without a
+/// `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one without a
 /// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
 namespace lamina::inline LAMINA_ABI {
 

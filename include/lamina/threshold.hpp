@@ -166,7 +166,7 @@ class threshold_search {
 ///
 /// \param representative_values  q_l, L values
 /// \param layer_sizes            n_l in elements, L sizes
-/// \param drop_ratio             R in [0, 1], the share of the elements to hold back
+/// \param drop_ratio             R in [0, 1], the share of the elements to drop
 /// \return the threshold, or invalid_threshold if the sum never exceeds R·N (only when R = 1 or N = 0)
 /// \throws std::invalid_argument  the two differ in length, a value is NaN, R is outside [0, 1], N overflows
 ///

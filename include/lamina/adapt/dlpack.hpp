@@ -23,7 +23,7 @@
 /// the managed forms, are tensors of lamina, read and written where they lie, without a copy.
 ///
 ///     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-///     compressor.accumulate(l, *managed);
+///     step.add(l, *managed);
 ///
 /// Host memory alone (kDLCPU, kDLCUDAHost, kDLROCMHost), contiguous in row-major order, of float32, float64, float16 or
 /// bfloat16: everything else throws std::invalid_argument that says what is wrong. A const one is read only, and so is a

@@ -25,8 +25,8 @@
 /// A torch::Tensor tells its type, device and strides only at run time; one that is not a dense, contiguous
 /// tensor of float, double, Half or BFloat16 in CPU memory throws std::invalid_argument that says what to call. Half and
 /// BFloat16 are for gradients, which are added to a residual of float or double: elements_of<float> and what writes, such
-/// as restore, refuse them. An undefined tensor, the gradient of a parameter that took no part in the step, has no value:
-/// accumulate_all skips it, everything else refuses it. What
+/// as step::unpack, refuse them. An undefined tensor, the gradient of a parameter that took no part in the step, has no value:
+/// worker::add takes it for no gradient, everything else refuses it. What
 /// channels_last or a transpose permutes counts as not contiguous, since the elements of one layer must have
 /// one order on all workers. Tensors without elements and of dimension 0 (one element) are tensors as any
 /// other.

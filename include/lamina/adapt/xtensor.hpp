@@ -30,7 +30,7 @@
 /// value: their elements are taken once each in row-major order, whatever XTENSOR_DEFAULT_TRAVERSAL says,
 /// without evaluating them into memory. It is the same bits as that of the expression assigned to a row-major
 /// xt::xarray first, unless xtensor is compiled with XTENSOR_USE_XSIMD, whose vector functions (xt::exp and
-/// its like) round differently. Where elements in memory are needed, as for accumulate and restore, they do
+/// its like) round differently. Where elements in memory are needed, as for a gradient, they do
 /// not compile.
 namespace lamina::inline LAMINA_ABI {
 

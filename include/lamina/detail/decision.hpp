@@ -31,7 +31,7 @@ LAMINA_HOST_DEVICE constexpr double ordered_value(double value) {
   return is_not_a_number ? infinite_value : value;  // NOLINT: clang-tidy 14 takes infinity for narrowed
 }
 
-/// The same in the search for R: a layer that is held is the first to be held back, one that is always sent the last.
+/// The same in the search for R: a layer that is held is the first to be dropped, one that is always sent the last.
 LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) {
   if (rule == layer_rule::held) return -infinite_value;
   if (rule == layer_rule::always) return infinite_value;
