@@ -301,10 +301,8 @@ class server {
       return repeats_a_layer(view) ? make_error_code(errc::duplicate_layer) : std::error_code{};
     }
     if (from.taken != 0 && view.step() == from.taken) return errc::duplicate_frame;
-    const bool is_expected =
-        options_.asynchronous
-            ? view.step() > from.taken && (from.taken != 0 || view.step() >= options_.first_step)
-            : view.step() == step_;
+    const std::uint64_t next = step(view.sender());
+    const bool is_expected = options_.asynchronous ? view.step() >= next : view.step() == next;
     if (!is_expected || from.in_progress) return errc::unexpected_step;
     if (view.sequence() != 0) return errc::unexpected_sequence;
     return {};
