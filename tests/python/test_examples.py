@@ -40,7 +40,7 @@ def test_local_updates_learn():
     losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
     shares = [float(re.search(r"([\d.]+) % of the gradients'", line)[1]) for line in lines]
     assert max(losses) < 2, lines  # of ten classes, so 2.3 by guessing
-    assert shares[3:] == [0, 100] and all(0.8 < share < 1.3 for share in shares[:3]), lines
+    assert shares[3:] == [0, 100] and all(0.8 < share - 100 / 120 < 1.3 for share in shares[:3]), lines  # finish() is a dense step
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):

@@ -129,6 +129,19 @@ def nothing_lost(payload, delay, steps_alone):
     assert (rounded > 0) == (payload == "int4")  # means of whole numbers
     assert 0.2 < optimizer.totals.sent_bytes / (optimizer.totals.dense_bytes * (0.4 if payload == "as_is" else 0.2)) < 1.2
     assert any(each.any() for each in did)
+    own = models.bits(model)
+    with optimizer.evaluation_parameters(average=True):
+        averaged = models.bits(model)
+    assert models.bits(model) == own != averaged
+    before = optimizer.totals.sent_bytes
+    optimizer.finish()
+    assert optimizer.totals.sent_bytes == before + 4 * optimizer.backend.fragments.elements
+    assert models.bits(model) == averaged == shared_bits(optimizer) and agree(optimizer)
+    for parameter, total in zip(model.parameters(), did):  # all that was done, and nothing else
+        dist.all_reduce(total)
+        assert torch.equal(parameter.detach(), -total / 2)
+    optimizer.finish()
+    assert models.bits(model) == averaged
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -515,12 +528,16 @@ def not_finite():
         with torch.no_grad():
             model[3].weight[0, 0, 0, 0] = torch.nan
     error, message = ((ValueError, "group 0, parameter 4.*not finite") if rank == 1
-                      else (RuntimeError, "the parameters of rank 1 are not finite; nothing was sent"))
+                      else (RuntimeError, "the parameters of rank 1 are not finite; nothing was averaged"))
     with pytest.raises(error, match=message):
         optimizer.exchange()
     # But for what was under way before: step 2 has arrived, and step 3 stays under way.
     assert len(set(ranks.gathered(shared_bits(optimizer)))) == 1 and shared_bits(optimizer) != before
     assert [each["step"] for each in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.steps_under_way == 1
+    for call in (optimizer.finish, lambda: optimizer.evaluation_parameters(average=True).__enter__()):
+        with pytest.raises(error, match=message):
+            call()
+        assert agree(optimizer) and not optimizer._evaluates
     if rank == 1:
         model.load_state_dict(own)
     for step in range(5, 9):

@@ -197,9 +197,13 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._finish(sent_bytes)
 
     def finish(self) -> None:
-        """What ends training with a delay, on all ranks together: the updates that are under way are applied at once, so that what all
-        share has every step that was sent. Training may go on behind it. Errors as exchange(), but for parameters that are not
-        finite, at which it does not look."""
+        """Ends training, or a phase of it, on all ranks together. Applies the updates that are under way, then averages all local
+        deltas with one all-reduce of the model, as DDP makes one a step, which the totals count. Afterwards every rank has the shared
+        parameters, and they hold all that any rank has done. The average goes past the outer optimizer. Training may go on.
+
+        Raises:
+            ValueError, RuntimeError: as exchange(), for parameters that are not finite; the updates are applied, and no more.
+        """
         self._require_own_parameters("finish")
         self._require_as_wrapped("finish")
         with torch.no_grad(), self._or_abandoned():
@@ -208,6 +212,23 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             _step.require_one_past(self, sums, self._past())
             self._hand_on(self.backend.step)
             self._arrive(self.backend.step)
+            for own, shared, average in zip(self._local(), self._shared, self._average()):
+                own.copy_(average)
+                shared.copy_(average)
+            self._owned.rounding.zero_()
+        self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._parts.elements)
+
+    def _average(self) -> List[torch.Tensor]:
+        """The shared parameters once all local deltas, and what rounding has left with the shard owners, are averaged into them: the same
+        bits on all ranks."""
+        deltas = torch.cat([shared - own for shared, own in zip(self._shared, self._local())])
+        self._owned.add_rounding(deltas)
+        dist.all_reduce(deltas, group=self.process_group)
+        if not torch.isfinite(deltas).all():
+            bad = [name for name, own in zip(self.names, self._local()) if not torch.isfinite(own).all()]
+            raise self._not_finite(ValueError(f"{bad[0]} is not finite") if bad else None)
+        deltas /= self.world_size
+        return [shared - delta for shared, delta in zip(self._shared, torch.split(deltas, self._layout.sizes))]
 
     @contextlib.contextmanager
     def _or_abandoned(self) -> Iterator[None]:
@@ -249,7 +270,9 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         dist.all_gather_object(which, problem is not None, group=self.process_group)
         if problem is not None:
             return ValueError(f"LocalUpdates: {problem}")
-        return RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was sent")
+        if True not in which:
+            return OverflowError("LocalUpdates: the sum of all local deltas is not finite")
+        return RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was averaged")
 
     def _send(self) -> int:
         core = self.backend
@@ -286,20 +309,30 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     # --- what all share ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def evaluation_parameters(self, module: Optional[torch.nn.Module] = None) -> Iterator[None]:
-        """Within it the parameters are the shared ones, the same bits on all ranks, and behind it this rank's own again. With a module,
-        its buffers of floats are the mean over the ranks meanwhile, as those of batch normalisation should be: all ranks then enter
-        together. Takes a copy of the parameters. step(), exchange(), state_dict() and load_state_dict() raise within."""
+    def evaluation_parameters(self, module: Optional[torch.nn.Module] = None, *, average: bool = False) -> Iterator[None]:
+        """Within it the parameters are the shared ones, the same bits on all ranks, and after it this rank's own again. Takes a copy of
+        the parameters. step(), exchange(), finish(), state_dict() and load_state_dict() raise within.
+
+        Args:
+            module: whose floating-point buffers, such as those of batch normalisation, are the mean over the ranks meanwhile. All ranks
+                then enter together.
+            average: whether the local deltas are averaged in, so that the parameters are what finish() would leave; at its cost, and on
+                all ranks together. Training is not changed.
+
+        Raises:
+            ValueError, RuntimeError: with average, as finish().
+        """
         if self._evaluates:
             raise RuntimeError("evaluation_parameters: it was entered already")
         self._require_as_wrapped("evaluation_parameters")
         buffers = [] if module is None else [each for each in module.buffers() if each.is_floating_point()]
-        means = self._mean_buffers(buffers)
+        with torch.no_grad():
+            shared, means = self._average() if average else self._shared, self._mean_buffers(buffers)
         tensors = self._local() + [each.detach() for each in buffers]
         own = [each.clone() for each in tensors]
         self._evaluates = True
         try:
-            for to, each in zip(tensors, self._shared + means):
+            for to, each in zip(tensors, shared + means):
                 to.copy_(each)
             yield
         finally:

@@ -132,6 +132,14 @@ class ShardOwners:
                 for to, each in zip(self._places(whole, shard), torch.split(piece, self._sizes_of(shard))):
                     to.copy_(each)
 
+    def add_rounding(self, elements: torch.Tensor) -> None:
+        """Adds to `elements`, of the whole model, what rounding has taken from this rank's fragments: as often as there are ranks, for a
+        mean over them."""
+        if self.rounding.numel():
+            fragments = torch.split(elements, self._sizes)
+            for part, kept in zip(self._begins, self._places(self.rounding, self._begins)):
+                fragments[part].add_(kept, alpha=self._world_size)
+
     # --- checkpoints ---
 
     def check(self, momentum: torch.Tensor, rounding: torch.Tensor) -> None:
