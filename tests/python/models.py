@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Small models, their batches, and steps of DDP over them."""
 
+import logging
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -68,3 +70,16 @@ def whole_numbers(shapes, step, rank, most=8):
     generator = torch.Generator().manual_seed(77 * step + rank)
     return [torch.randint(-most, most + 1, shape, generator=generator).float() * 2.0 ** (layer % 5)
             for layer, shape in enumerate(shapes)]
+
+
+def recorded():
+    """What the logger says from now on, as records."""
+    records = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(record)
+
+    lamina.torch._report.logger.handlers[:] = [Keep()]
+    lamina.torch._report.logger.setLevel(logging.INFO)
+    return records

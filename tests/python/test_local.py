@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lamina
 from lamina.torch import LocalUpdates
@@ -252,7 +253,7 @@ def bytes_moved(payload):
     of_shard = [lamina.payload_bytes(fragments, list(shard), payload) for shard in shards]
     others, all_others = (world - 1) * of_shard[rank], sum(of_shard) - of_shard[rank]
     assert moved == [(all_others, others), (others + world - 1, all_others + world - 1)]  # and a byte of each owner says that it is well
-    assert optimizer.last.sent_bytes == sum(of_shard) + 8 * (2 + 3)
+    assert optimizer.last.sent_bytes == sum(of_shard) + 8 * (2 + 5)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -513,6 +514,26 @@ def evaluated():
 
 def test_evaluation_swaps_in_what_all_share():
     ranks.run(2, evaluated)
+
+
+def told_of_equal_deltas(how):
+    model = models.small()
+    records = models.recorded()
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload="int8")
+    net = DDP(model) if how == "DDP" else model
+    for step in range(1, 7):
+        optimizer.zero_grad()
+        images, labels = models.batch(step, 0 if how == "one data set" or (how == "once" and step == 1) else dist.get_rank())
+        nn.functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+    told = [record.getMessage() for record in records if "bitwise equal" in record.getMessage()]
+    assert len(told) == (how in ("DDP", "one data set") and dist.get_rank() == 0), told
+    assert all("DistributedDataParallel" in line and "DistributedSampler" in line for line in told)
+
+
+@pytest.mark.parametrize("how", ["DDP", "one data set", "once", "each its own"])
+def test_a_model_under_ddp_is_told_of(how):
+    ranks.run(2, told_of_equal_deltas, how)
 
 
 # --- what is refused ---

@@ -189,7 +189,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
 def other_options():
     _, _, state = weights({"drop_ratio": 0.8}, 3)
     _, _, again = weights({"drop_ratio": 0.5}, 0)
-    records = recorded()
+    records = models.recorded()
     again.load_state_dict(state.state_dict())
     assert "drop_ratio was 0.8 in the saved state and is 0.5 now" in messages(records)
 
@@ -379,18 +379,6 @@ def test_what_needs_a_model_says_so():
 
 # --- reports ---
 
-def recorded():
-    records = []
-
-    class Keep(logging.Handler):
-        def emit(self, record):
-            records.append(record)
-
-    lamina.torch._report.logger.handlers[:] = [Keep()]
-    lamina.torch._report.logger.setLevel(logging.INFO)
-    return records
-
-
 def messages(records):
     return [record.getMessage() for record in records]
 
@@ -404,7 +392,7 @@ class Writer:
 
 
 def reported():
-    records = recorded()
+    records = models.recorded()
     model, ddp, state = weights({"drop_ratio": 0.8, "log_every": 2}, 5)
     assert "3 layers in 3 fragments, 9396 elements" in messages(records)[0]
     lines = messages(records)[1:]
@@ -429,7 +417,7 @@ def test_lines_warnings_and_scalars():
 
 def told_of_large_layers():
     def warnings(model, **options):
-        records = recorded()
+        records = models.recorded()
         models.dropping(model, **options)
         return [record.getMessage() for record in records if record.levelno == logging.WARNING]
 
@@ -450,7 +438,7 @@ def told_of_large_layers():
     assert [line.split("; ")[1] for line in large] == by_rank("fragment_elements=65536 decides it in smaller fragments")
     assert warnings(models.Weights((4,), (5_000,), (5_000,), (5_000,)), drop_ratio=0.9) == []
     assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
-    records = recorded()
+    records = models.recorded()
     lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), send_budget=0.2)
     assert [record.getMessage().split(" has")[0] for record in records] == by_rank("layer 'group 0, parameter 0'")
 

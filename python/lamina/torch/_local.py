@@ -92,6 +92,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._under_way: Deque[UnderWay] = collections.deque()
         self._applied = 0  # the last step of which the update was
         self._evaluates = False
+        self._equal_steps = 0  # one after the other, in which all ranks had the same local deltas
         self._agree_on_the_run()
         self._shared = self._first_of_all()
         if self.rank == 0:
@@ -249,17 +250,29 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         except ValueError as error:
             problem = error
             core.observe_all(shared, shared)  # the step begins here as on the other ranks
-        # The values, whether they are none, and two numbers by which ranks notice that they have parted.
-        sums = torch.cat([torch.frombuffer(core.values(), dtype=torch.float64),
-                          torch.tensor([problem is not None], dtype=torch.float64), _step.past_of(self, self._past())])
+        # The values, whether they are none, and numbers by which ranks notice that they have parted, and that they have not.
+        values = torch.frombuffer(core.values(), dtype=torch.float64)
+        sums = torch.cat([values, torch.tensor([problem is not None], dtype=torch.float64),
+                          _step.fingerprint(values.numpy()), _step.past_of(self, self._past())])
         dist.all_reduce(sums, group=self.process_group)
         _step.require_one_past(self, sums[-2:], self._past())
-        if sums[-3] != 0:
+        if sums[-5] != 0:
             refused = self._not_finite(problem)
             core.abandon()
             return _bytes_of(sums), refused
-        core.select(sums[:-3] / self.world_size)
+        self._warn_of_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
+        core.select(sums[:-5] / self.world_size)
         return _bytes_of(sums), None
+
+    def _warn_of_equal_deltas(self, are_equal: bool) -> None:
+        """Once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
+        self._equal_steps = self._equal_steps + 1 if are_equal and self.world_size > 1 else 0
+        if self._equal_steps == 2 and self.rank == 0:
+            _report.logger.warning(
+                "LocalUpdates: the local deltas of all %d ranks are bitwise equal. Either the model is wrapped in "
+                "DistributedDataParallel, as accelerate, Lightning and the Hugging Face Trainer do by themselves: then all gradients "
+                "are sent, and not the %.2g %% that lamina reports. Train without it (docs/pytorch/local-updates.md). Or all ranks "
+                "read the same data: give each its own, as by DistributedSampler", self.world_size, 100 * self.totals.ratio)
 
     def _past(self) -> Dict[str, Any]:
         """By which ranks notice that what one of them abandoned was applied on another."""

@@ -101,16 +101,24 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
 
 def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
-    """What this step's choice depends on, and whatever else must be alike on all ranks, by name, as 20 bits and their square, whose
-    sums over the ranks are exact."""
-    known = struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice) + repr(more).encode()
-    past = zlib.crc32(known) & 0xFFFFF
-    return torch.tensor([past, past ** 2], dtype=torch.float64)
+    """The fingerprint of what this step's choice depends on, and of whatever else must be alike on all ranks, by name."""
+    return fingerprint(struct.pack("<QdI", state.backend.step, state.backend.threshold, state.last_choice) + repr(more).encode())
+
+
+def fingerprint(of: Any) -> torch.Tensor:
+    """Bytes as 20 bits and their square, whose sums over the ranks are exact."""
+    bits = zlib.crc32(of) & 0xFFFFF
+    return torch.tensor([bits, bits ** 2], dtype=torch.float64)
+
+
+def all_equal(state: Past, sums: torch.Tensor) -> bool:
+    """Whether all ranks had the fingerprint that was summed."""
+    return state.world_size * int(sums[1]) == int(sums[0]) ** 2
 
 
 def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
     """Raises the same on all ranks if they would select different fragments, or differ in `more`."""
-    if state.world_size * int(sums[1]) != int(sums[0]) ** 2:
+    if not all_equal(state, sums):
         raise RuntimeError(_parted(state, more or {}))
 
 
