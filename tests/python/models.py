@@ -44,6 +44,17 @@ def train(ddp, steps, optimizer=None, first=1, hook_each=lambda ddp: None):
     return losses
 
 
+def train_local(model, optimizer, steps, first=1, scheduler=None):
+    """The same without DDP."""
+    for step in range(first, first + steps):
+        images, labels = batch(step, dist.get_rank())
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
 def dropping(model, ddp_options=None, **options):
     ddp = DDP(model, **(ddp_options or {}))
     return ddp, lamina.torch.register(ddp, **options)
@@ -83,3 +94,7 @@ def recorded():
     lamina.torch._report.logger.handlers[:] = [Keep()]
     lamina.torch._report.logger.setLevel(logging.INFO)
     return records
+
+
+def messages(records):
+    return [record.getMessage() for record in records]

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import lamina
 from lamina.torch import LocalUpdates
 import models
+from models import train_local as train
 import ranks
 
 SHAPES = [(70, 100), (3,), (33, 4)]
@@ -24,15 +25,6 @@ PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4"]
 def loss_of(model, step):
     images, labels = models.batch(step, dist.get_rank())
     return nn.functional.cross_entropy(model(images), labels)
-
-
-def train(model, optimizer, steps, first=1, scheduler=None):
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
 
 
 def shared_bits(optimizer):

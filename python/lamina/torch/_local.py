@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 import lamina
 from lamina.torch import _report, _step
+from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._options import given_options, warn_of_large_layers
 from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import _difference, _is_dense
 
-FORMAT = 3  # of what state_dict() has under 'local_updates'
+FORMAT = 4  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
 
 
@@ -157,15 +158,20 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     # --- a step ------------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
-        """The optimizer's step, and exchange(). RuntimeError within evaluation_parameters(), before the optimizer has done anything; and
+        """The optimizer's step, and exchange(); without exchange() if it is the one by which get_optimizer_state_dict creates an optimizer's
+        state: without a state, a gradient and a learning rate. RuntimeError within evaluation_parameters(), before the optimizer has done anything; and
         from a GradScaler, which would leave it out on one rank alone: give `scaler.step` the optimizer that this wraps, and call
         exchange() after it."""
         if grad_scaler is not None or getattr(self, "found_inf", None) is not None:
             raise RuntimeError("LocalUpdates: a scaler leaves out steps, and all ranks must exchange in each; call "
                                "scaler.step(local.optimizer), and then local.exchange()")
         self._require_own_parameters("step")
+        creates_state = not self.optimizer.state and all(
+            float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
+                parameter.grad is not None and parameter.grad.any() for parameter in self._parameters)
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self.exchange()
+        if not creates_state:
+            self.exchange()
         return loss
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
@@ -390,24 +396,30 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def state_dict(self) -> Dict[str, Any]:
         """The optimizer's, and under 'local_updates' all else that a later step of this rank depends on but for its own parameters,
-        which are the module's. Each rank saves both, between steps. Waits for what is under way; if that fails, it is in the drift again,
+        which are the module's. Each rank saves both, between steps. Warns if a framework asks that keeps one rank's state for all;
+        per_rank() is for those. Waits for what is under way; if that fails, it is in the drift again,
         and the next state_dict() works. RuntimeError within evaluation_parameters(), where the module's are not the rank's own, and as
         exchange() for parameters that were laid out anew."""
         self._require_own_parameters("state_dict")
         self._require_as_wrapped("state_dict")
+        if self.world_size > 1:
+            warn_of_saver("LocalUpdates")
         with self._or_abandoned():
             for going in self._under_way:
                 self._owned.settle(going)
         under_way = [{"step": going.step, "parts": list(going.parts), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
                      for going in self._under_way]
-        return {**self.optimizer.state_dict(), "local_updates": {
+        own = {
             "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
             "step": self.backend.step, "applied": self._applied, "last_choice": self.last_choice,
             "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
             "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
             "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
-            "under_way": under_way}}
+            "under_way": under_way}
+        state = {**self.optimizer.state_dict(), "local_updates": own}
+        own["checksum"] = checksum_of(self.rank, state)
+        return state
 
     def _own_checksum(self) -> int:
         checksum = 0
@@ -424,7 +436,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._require_as_wrapped("load_state_dict")
         saved = state_dict.get("local_updates") if isinstance(state_dict, dict) else None
         if saved is None:
-            raise ValueError("load_state_dict: there is no 'local_updates' in the state; was it saved by the optimizer alone?")
+            raise ValueError("load_state_dict: there is no 'local_updates' in the state: it was saved by the wrapped optimizer, or by "
+                             "get_optimizer_state_dict, which drops it; save lamina.torch.per_rank(...) of LocalUpdates")
         if not isinstance(saved, dict) or not isinstance(saved.get("told"), dict):
             raise ValueError("load_state_dict: what is under 'local_updates' was not saved by LocalUpdates")
         if saved.get("format") != FORMAT:
@@ -440,6 +453,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             under_way, totals = self._checked(saved)
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
+        require_unmixed("load_state_dict", saved, state_dict)
         if saved["own_checksum"] != self._own_checksum():
             raise ValueError("load_state_dict: the parameters of the module are not those that this rank saved; load the module after "
                              "wrapping its optimizer, and before the optimizer's state")
@@ -453,7 +467,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def _checked(self, saved: Dict[str, Any]) -> Tuple[Deque[UnderWay], Totals]:
         """What was under way, and the totals that were saved. ValueError unless everything is there, and of this model."""
-        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "own_checksum", "under_way"):
+        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "own_checksum", "under_way", "checksum"):
             _require(name in saved, f"'{name}' is missing")
         for name in ("step", "applied", "last_choice", "own_checksum"):
             _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")

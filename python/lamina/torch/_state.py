@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lamina
 from lamina.torch import _overlapped, _report, _step
+from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._options import warn_of_large_layers
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has i
 else:
     from torch.distributed import GradBucket as GradBucket
 
-FORMAT = 1  # of state_dict()
+FORMAT = 2  # of state_dict()
 
 _FSDP_REFUSED = ("lamina.torch drops layers of replicated gradients: FSDP shards them, and a residual of the whole model on each "
                  "rank would undo what FSDP saves. Use DistributedDataParallel.")
@@ -311,28 +312,32 @@ class LayerDropping:
 
     def state_dict(self) -> Dict[str, Any]:
         """All that a later step of this rank depends on. Each rank saves its own, between backward passes: the residual is the
-        only copy of what was not sent. `torch.load(..., weights_only=True)` reads it."""
+        only copy of what was not sent. `torch.load(..., weights_only=True)` reads it. Warns if a framework asks that keeps one rank's
+        state for all; per_rank() is for those."""
         if self._pending is not None:
             return self._pending
         self._require_bound("state_dict")
         if self._overlapped is not None:  # of an interrupted backward
             self._give_up()
+        if self.world_size > 1:
+            warn_of_saver("the residual of layer dropping")
+        memory = torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)
         return {"format": FORMAT, "lamina": lamina.__version__, "options": dataclasses.asdict(self.options),
                 "world_size": self.world_size, "rank": self.rank, "names": list(self.names), "shapes": self.shapes,
                 "strides": self.strides, "step": self.step, "totals": dataclasses.asdict(self.totals),
                 "last_choice": self.last_choice, "overlap": self.overlap, "plan": self.plan,
-                "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8)}
+                "memory": memory, "checksum": checksum_of(self.rank, memory)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Goes on where this rank of the same model was saved, bit for bit. ValueError, and nothing changed, for a state of
-        another rank, other names, shapes, strides, number of ranks, parts or momentum, a newer format, or memory that is
-        damaged. Other options may differ: a warning says so, and the new ones count."""
+        another rank, other names, shapes, strides, number of ranks, parts or momentum, a newer format, or a residual that is
+        damaged or another rank's. Other options may differ: a warning says so, and the new ones count."""
         self._require_bound("load_state_dict")
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"load_state_dict: the format is {found}, this version reads {FORMAT}")
         missing = [field for field in ("names", "shapes", "strides", "world_size", "rank", "options", "totals", "last_choice",
-                                       "plan", "memory") if field not in state]
+                                       "plan", "memory", "checksum") if field not in state]
         if missing:
             raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
         totals = Totals(**state["totals"])
@@ -352,6 +357,7 @@ class LayerDropping:
             saved, now = state["options"][field], own[field]
             if saved != now and (field == "fragment_elements" or (saved == 0) != (now == 0)):
                 raise ValueError(f"load_state_dict: {field} was {saved} and is {now}")
+        require_unmixed("load_state_dict", state, state["memory"])
         if self._overlapped is not None:  # of an interrupted backward
             self._give_up()
         try:
@@ -393,12 +399,15 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
         for state in states:
             if state.get(field, False) != states[0].get(field, False):
                 raise ValueError(f"merge_states: {_difference(field, states[0].get(field), state.get(field), state['rank'])}")
+    for state in states:
+        require_unmixed("merge_states", state, state["memory"])
     in_order = sorted(states, key=lambda state: state["rank"])
     layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
     fragments = lamina.Selector(layout, fragment_elements=in_order[0]["options"]["fragment_elements"]).fragments
     memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], fragments)
-    return {**in_order[0], "world_size": world_size, "rank": None, "last_choice": 0,
-            "memory": torch.frombuffer(bytearray(memory), dtype=torch.uint8)}
+    merged = torch.frombuffer(bytearray(memory), dtype=torch.uint8)
+    return {**in_order[0], "world_size": world_size, "rank": None, "last_choice": 0, "memory": merged,
+            "checksum": checksum_of(None, merged)}
 
 
 def _difference(field: str, first: Any, second: Any, rank: Optional[int]) -> str:
