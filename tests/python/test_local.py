@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lamina
+import lamina.torch
 from lamina.torch import LocalUpdates
 import models
 from models import train_local as train
@@ -710,8 +711,10 @@ def damaged():
             ("are not steps from 4 to 4", put(applied=3)),
             ("'applied' is 5, of 4 steps", put(applied=5)),
             ("'last_choice' is None", put(last_choice=None)),
-            ("'own_checksum' is 0.5", put(own_checksum=0.5)),
-            ("load the module after wrapping its optimizer", put(own_checksum=own["own_checksum"] ^ 1)),
+            ("not those that rank . saved", put(checksum=own["checksum"] ^ 1)),
+            ("not those that rank . saved", put(local=[-each for each in own["local"]])),
+            ("the local parameters have other sizes, or types", put(local=own["local"][1:])),
+            ("local parameters of group 0, parameter 0 are not finite", put(local=[each * torch.inf for each in own["local"]])),
             ("'totals' is {'x': 1}", put(totals={"x": 1})),
             ("'totals' is", put(totals={**own["totals"], "steps": -1})),
             ("'memory' is no tensor", put(memory=b"xxx")),
@@ -764,33 +767,93 @@ def test_a_damaged_state_changes_nothing():
     ranks.run(2, damaged)
 
 
-def loaded_before_wrapping():
-    rank = dist.get_rank()
-
-    def wrapped(model):
-        return LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096)
-
-    model = models.small()
-    optimizer = wrapped(model)
+def loaded_from_one_file():
+    """Whatever module was loaded before, each rank has its own parameters again."""
+    model, optimizer = wrapped_small()
     train(model, optimizer, 4)
-    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    again = models.small()
-    again.load_state_dict(saved[0])
-    resumed = wrapped(again)  # and all have the parameters of rank 0
-    if rank == 1:
-        before = models.bits(again), shared_bits(resumed)
-        with pytest.raises(ValueError, match="load the module after wrapping its optimizer"):
-            resumed.load_state_dict(saved[1])
-        assert before == (models.bits(again), shared_bits(resumed)) and resumed.backend.step == 0 and not resumed.state
-    again.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
+    saved, of_rank_0 = copy.deepcopy(optimizer.state_dict()), ranks.gathered(model.state_dict())[0]
+    again, resumed = wrapped_small()
+    again.load_state_dict(of_rank_0)
+    resumed.load_state_dict(saved)
     for each in ((model, optimizer), (again, resumed)):
         train(*each, 3, 5)
     assert models.bits(model) == models.bits(again) and shared_bits(optimizer) == shared_bits(resumed)
 
 
-def test_a_module_that_was_loaded_before_its_optimizer_was_wrapped():
-    ranks.run(2, loaded_before_wrapping)
+def test_a_state_has_the_parameters_of_its_rank():
+    ranks.run(2, loaded_from_one_file)
+
+
+# --- another number of ranks ---
+
+def wrapped_small(outer_momentum=0.5):
+    model = models.small()
+    return model, LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload="int4",
+                               delay=2, outer_momentum=outer_momentum)
+
+
+def averaged(model, optimizer):
+    """What finish() would leave: all that all ranks have done."""
+    with optimizer.evaluation_parameters(average=True):
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def outer_momentum_of(optimizer):
+    return lamina.torch._owned.joined_shards(ranks.gathered(optimizer._owned.momentum), optimizer.backend.fragments.sizes)
+
+
+def save_all(directory):
+    model, optimizer = wrapped_small()
+    train(model, optimizer, 7)
+    torch.save(optimizer.state_dict(), f"{directory}/{dist.get_rank()}")
+    whole = {"shared": shared_bits(optimizer), "average": averaged(model, optimizer), "momentum": outer_momentum_of(optimizer)}
+    if dist.get_rank() == 0:
+        torch.save(whole, f"{directory}/whole")
+
+
+def load_merged(directory, saved_ranks):
+    states, whole = [torch.load(f"{directory}/{rank}") for rank in range(saved_ranks)], torch.load(f"{directory}/whole")
+    model, optimizer = wrapped_small()
+    with pytest.raises(ValueError, match=f"world_size is {dist.get_world_size()} here and {saved_ranks} in the saved state; give all saved"):
+        optimizer.load_state_dict(states[0])
+    optimizer.load_state_dict(lamina.torch.merge_states(states, dist.get_world_size()))
+    assert shared_bits(optimizer) == whole["shared"] and optimizer.backend.step == 7 and not optimizer._under_way
+    assert whole["momentum"].any() and torch.equal(outer_momentum_of(optimizer), whole["momentum"])
+    for now, before in zip(averaged(model, optimizer), whole["average"]):
+        assert torch.allclose(now, before, rtol=0, atol=1e-6)
+    moments = [sum(state["state"][0]["exp_avg"] for state in states) / saved_ranks, optimizer.state[model[0].weight]["exp_avg"]]
+    assert torch.allclose(*moments, rtol=0, atol=1e-7) and not torch.equal(moments[0], states[0]["state"][0]["exp_avg"])
+    for step in range(8, 12):
+        train(model, optimizer, 1, step)
+        assert agree(optimizer)
+
+
+@pytest.mark.parametrize("before, after", [(2, 3), (3, 2), (3, 1)])
+def test_another_number_of_ranks_goes_on(before, after, tmp_path):
+    ranks.run(before, save_all, str(tmp_path))
+    ranks.run(after, load_merged, str(tmp_path), before)
+
+
+def cannot_be_merged():
+    _, optimizer = wrapped_small()
+    states = ranks.gathered(optimizer.state_dict())
+
+    def changed(**changes):
+        own = {**states[1]["local_updates"], **changes}
+        return [states[0], {**states[1], "local_updates": own}]
+    told = states[1]["local_updates"]["told"]
+    shared = [each + 1 for each in states[1]["local_updates"]["shared"]]
+    unmixed = changed(shared=shared)
+    unmixed[1]["local_updates"]["checksum"] = lamina.torch._checkpoint.checksum_of(1, unmixed[1])
+    for message, given in (("those of all|all ranks are needed, got those of", states[:1]), ("step is 0 on rank 0 and 3 on rank 1", changed(step=3)),
+                           ("told is", changed(told={**told, "delay": 1})), ("not those that rank 1 saved", changed(shared=shared)),
+                           ("the shared parameters differ on rank 0 and on rank 1", unmixed)):
+        with pytest.raises(ValueError, match=f"merge_states: .*{message}"):
+            lamina.torch.merge_states(given, 3)
+
+
+def test_states_that_cannot_be_merged_are_named():
+    ranks.run(2, cannot_be_merged)
 
 
 def test_without_a_process_group():

@@ -19,10 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 import lamina
 from lamina.torch._checkpoint import per_rank
 from lamina.torch._local import LocalUpdates
+from lamina.torch._merge import merge_states
 from lamina.torch._optimizer import skip_held
 from lamina.torch._options import given_options
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._state import GradBucket, LayerDropping, merge_states, refuse_sharded
+from lamina.torch._state import GradBucket, LayerDropping, refuse_sharded
 
 __all__ = ["LayerDropping", "LocalUpdates", "StepReport", "Totals", "hook", "merge_states", "per_rank", "register", "skip_held"]
 

@@ -2,7 +2,6 @@
 import collections
 import contextlib
 import dataclasses
-import zlib
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, cast
 
 import torch
@@ -395,11 +394,17 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     # --- checkpoints -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> Dict[str, Any]:
-        """The optimizer's, and under 'local_updates' all else that a later step of this rank depends on but for its own parameters,
-        which are the module's. Each rank saves both, between steps. Warns if a framework asks that keeps one rank's state for all;
-        per_rank() is for those. Waits for what is under way; if that fails, it is in the drift again,
-        and the next state_dict() works. RuntimeError within evaluation_parameters(), where the module's are not the rank's own, and as
-        exchange() for parameters that were laid out anew."""
+        """The optimizer's, and under 'local_updates' all else that a later step of this rank depends on, its own parameters included.
+        Each rank saves its own, between steps. Waits for what is under way.
+
+        Returns:
+            Tensors of their own, but for those of the wrapped optimizer. A warning tells of a framework that asks for it and keeps one
+            rank's for all; per_rank() is for those.
+
+        Raises:
+            RuntimeError: within evaluation_parameters(), as exchange() for parameters that were laid out anew, and if what is under way
+                fails: it is in the local delta again then, and the next state_dict() works.
+        """
         self._require_own_parameters("state_dict")
         self._require_as_wrapped("state_dict")
         if self.world_size > 1:
@@ -415,23 +420,24 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
             "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
-            "shared": [each.clone() for each in self._shared], "own_checksum": self._own_checksum(),
+            "shared": [each.clone() for each in self._shared], "local": [each.clone() for each in self._local()],
             "under_way": under_way}
         state = {**self.optimizer.state_dict(), "local_updates": own}
         own["checksum"] = checksum_of(self.rank, state)
         return state
 
-    def _own_checksum(self) -> int:
-        checksum = 0
-        for each in self._local():
-            checksum = zlib.crc32(cast(Any, each.numpy()), checksum)
-        return checksum
-
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on where this rank was saved, bit for bit, with the module's parameters as this rank saved them: the module is loaded after
-        its optimizer was wrapped, which begins with the parameters of rank 0, and before this. ValueError, naming what differs, and
-        nothing changed, for other parameters of the module, for the state of another optimizer, rank, number of ranks, or other
-        options, and for one that is damaged. RuntimeError as from state_dict()."""
+        """Goes on where this rank was saved, bit for bit. Gives the module's parameters this rank's own values: a module that is loaded
+        from a file of all ranks is loaded before this.
+
+        Args:
+            state_dict: what this rank saved, or the result of merge_states().
+
+        Raises:
+            ValueError: naming what differs, and nothing changed, for the state of another optimizer, rank or number of ranks, for other
+                options, and for one that is damaged.
+            RuntimeError: as state_dict().
+        """
         self._require_own_parameters("load_state_dict")
         self._require_as_wrapped("load_state_dict")
         saved = state_dict.get("local_updates") if isinstance(state_dict, dict) else None
@@ -444,34 +450,45 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             raise ValueError(f"load_state_dict: the format is {saved.get('format')}, this version reads {FORMAT}")
         told = self._told()
         theirs = {**saved["told"], **{name: saved.get(name) for name in ("world_size", "rank")}}
-        for name, own in (("world_size", self.world_size), ("rank", self.rank), *told.items()):
-            if theirs.get(name) != own:
+        if theirs["world_size"] != self.world_size:
+            raise ValueError(f"load_state_dict: world_size is {self.world_size} here and {theirs['world_size']} in the saved state; give "
+                             "all saved states to lamina.torch.merge_states")
+        for name, own in (("rank", self.rank), *told.items()):
+            if theirs.get(name) != own and (name, theirs.get(name)) != ("rank", None):
                 raise ValueError(f"load_state_dict: {_difference(name, own, theirs.get(name), None)}")
         try:
             for name in ("state", "param_groups"):
                 _require(name in state_dict, f"'{name}' of the optimizer is missing")
             under_way, totals = self._checked(saved)
+            momentum, rounding = self._shards(saved)
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
         require_unmixed("load_state_dict", saved, state_dict)
-        if saved["own_checksum"] != self._own_checksum():
-            raise ValueError("load_state_dict: the parameters of the module are not those that this rank saved; load the module after "
-                             "wrapping its optimizer, and before the optimizer's state")
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
         self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared],
-                            [saved["momentum"], saved["rounding"], *saved["shared"]]):
+        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared, *self._local()],
+                            [momentum, rounding, *saved["shared"], *saved["local"]]):
             to.copy_(each)
         self._under_way = under_way
         self._applied, self.last_choice, self.totals, self.last = saved["applied"], saved["last_choice"], totals, None
 
+    def _shards(self, saved: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Momentum and rounding of this rank's fragments; ranks that were merged have those of all."""
+        momentum, rounding = saved["momentum"], saved["rounding"]
+        if saved["rank"] is None:
+            for name, each in (("momentum", momentum), ("rounding", rounding)):
+                _require(each.numel() in (0, self._parts.elements), f"'{name}' has {each.numel()} elements, the model {self._parts.elements}")
+            momentum, rounding = self._owned.shard_of(momentum), self._owned.shard_of(rounding)
+        self._owned.check(momentum, rounding)
+        return momentum, rounding
+
     def _checked(self, saved: Dict[str, Any]) -> Tuple[Deque[UnderWay], Totals]:
         """What was under way, and the totals that were saved. ValueError unless everything is there, and of this model."""
-        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "own_checksum", "under_way", "checksum"):
+        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "local", "under_way", "checksum"):
             _require(name in saved, f"'{name}' is missing")
-        for name in ("step", "applied", "last_choice", "own_checksum"):
+        for name in ("step", "applied", "last_choice"):
             _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
-        step, applied, totals, shared = (saved[name] for name in ("step", "applied", "totals", "shared"))
+        step, applied, totals = (saved[name] for name in ("step", "applied", "totals"))
         _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
                  and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
@@ -480,14 +497,15 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         again = lamina.DriftCompressor(self._layout, fragment_elements=self.options.fragment_elements)
         again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
-        _require(isinstance(shared, list) and all(_is_flat(each, torch.float32) for each in shared)
-                 and [each.numel() for each in shared] == self._layout.sizes, "the shared parameters have other sizes, or types")
-        for name, each in zip(self.names, shared):
-            _require(bool(torch.isfinite(each).all()), f"the shared parameters of {name} are not finite")
+        for which in ("shared", "local"):
+            given = saved[which]
+            _require(isinstance(given, list) and all(_is_flat(each, torch.float32) for each in given)
+                     and [each.numel() for each in given] == self._layout.sizes, f"the {which} parameters have other sizes, or types")
+            for name, each in zip(self.names, given):
+                _require(bool(torch.isfinite(each).all()), f"the {which} parameters of {name} are not finite")
         _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
                  "what is under way is not all there")
         _require(applied <= step, f"'applied' is {applied}, of {step} steps")
-        self._owned.check(saved["momentum"], saved["rounding"])
         last, under_way = applied, cast(Deque[UnderWay], collections.deque())
         going_parts: Set[int] = set()
         for each in saved["under_way"]:

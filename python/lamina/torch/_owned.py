@@ -142,6 +142,10 @@ class ShardOwners:
 
     # --- checkpoints ---
 
+    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's fragments, of what joined_shards() has made."""
+        return _joined(list(torch.split(whole, self._sizes))[self._rank::self._world_size]) if whole.numel() else whole
+
     def check(self, momentum: torch.Tensor, rounding: torch.Tensor) -> None:
         """ValueError for what cannot take the place of momentum and rounding."""
         self._outer_step(list(self._begins)).restore(momentum.contiguous(), rounding.contiguous())
@@ -209,6 +213,15 @@ class ShardOwners:
     def _bytes_of_answers(self, parts: List[int]) -> List[int]:
         return [lamina.payload_bytes(self._fragments, self._shard(owner, parts), self._payload) + 1
                 for owner in range(self._world_size)]
+
+
+def joined_shards(shards: List[torch.Tensor], sizes: List[int]) -> torch.Tensor:
+    """What each rank has of its own fragments, as one tensor of the whole model; empty if they have nothing."""
+    if not any(shard.numel() for shard in shards):
+        return _floats(0)
+    world_size = len(shards)
+    of_rank = [iter(torch.split(shard, sizes[rank::world_size])) for rank, shard in enumerate(shards)]
+    return _joined([next(of_rank[part % world_size]) for part in range(len(sizes))])
 
 
 def _floats(elements: int) -> torch.Tensor:

@@ -387,29 +387,6 @@ class LayerDropping:
             raise RuntimeError(f"{what}: the state has no model; call bind() before")
 
 
-def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str, Any]:
-    """All ranks' state_dict() as one that each of `world_size` new ranks loads: what all of them still have to contribute is
-    the same. ValueError for states of two runs, models or steps, or not of all ranks."""
-    if world_size < 1:
-        raise ValueError(f"merge_states: world_size must be at least 1, got {world_size}")
-    ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in states)
-    if not states or ranks != list(range(states[0]["world_size"])):
-        raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
-    for field in ("format", "names", "shapes", "strides", "step", "options", "overlap", "plan"):
-        for state in states:
-            if state.get(field, False) != states[0].get(field, False):
-                raise ValueError(f"merge_states: {_difference(field, states[0].get(field), state.get(field), state['rank'])}")
-    for state in states:
-        require_unmixed("merge_states", state, state["memory"])
-    in_order = sorted(states, key=lambda state: state["rank"])
-    layout = lamina.Layout(dict(zip(in_order[0]["names"], in_order[0]["shapes"])))
-    fragments = lamina.Selector(layout, fragment_elements=in_order[0]["options"]["fragment_elements"]).fragments
-    memory = lamina.merge_states([memoryview(state["memory"].cpu().contiguous().numpy()) for state in in_order], fragments)
-    merged = torch.frombuffer(bytearray(memory), dtype=torch.uint8)
-    return {**in_order[0], "world_size": world_size, "rank": None, "last_choice": 0, "memory": merged,
-            "checksum": checksum_of(None, merged)}
-
-
 def _difference(field: str, first: Any, second: Any, rank: Optional[int]) -> str:
     where = ("here", "in the saved state") if rank is None else ("on rank 0", f"on rank {rank}")
     if isinstance(first, list) and isinstance(second, list):
