@@ -28,6 +28,7 @@ parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--batch", type=int, default=32, help="points of a rank")
 parser.add_argument("--learning-rate", type=float, help="0.008 with adamw and 0.2 with sgd, unless given")
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--save", metavar="FILE", help="keep the model that all ranks share")
 
 
 def perceptron(seed, width):
@@ -78,6 +79,10 @@ def main():
         local.finish()
         with local.evaluation_parameters(model):  # what all ranks share
             loss = tested()
+        if given.save:
+            kept = local.shared_state_dict(model)
+            if rank == 0:
+                torch.save(kept, given.save)
     else:
         loss = tested()
     if rank == 0:

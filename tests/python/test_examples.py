@@ -34,13 +34,14 @@ def test_the_command_of_the_readme_learns_what_ddp_learns():
         assert float(re.search(r"accuracy ([\d.]+) %", last)[1]) > 95, last
 
 
-def test_local_updates_learn():
-    program = ROOT / "examples/pytorch/local_updates.py"
-    lines = [ranks.Program(program, "--steps", "120", *more).outputs()[0] for more in ([], ["--delay", "2"], ["--optimizer", "sgd"], ["--alone"], ["--dense"])]
+def test_local_updates_learn(tmp_path):
+    program, file = ROOT / "examples/pytorch/local_updates.py", tmp_path / "model.pt"
+    lines = [ranks.Program(program, "--steps", "120", *more).outputs()[0] for more in (["--save", str(file)], ["--delay", "2"], ["--optimizer", "sgd"], ["--alone"], ["--dense"])]
     losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
     shares = [float(re.search(r"([\d.]+) % of the gradients'", line)[1]) for line in lines]
     assert max(losses) < 2, lines  # of ten classes, so 2.3 by guessing
     assert shares[3:] == [0, 100] and all(0.8 < share - 100 / 120 < 1.3 for share in shares[:3]), lines  # finish() is a dense step
+    assert torch.load(file)["0.weight"].shape == (256, 32)
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):

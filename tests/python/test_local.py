@@ -509,6 +509,27 @@ def test_evaluation_swaps_in_what_all_share():
     ranks.run(2, evaluated)
 
 
+def kept():
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096)
+    train(model, optimizer, 4)
+    own = models.bits(model)
+    with optimizer.evaluation_parameters(model):
+        within = copy.deepcopy(model.state_dict())
+        trap = model.state_dict()
+    for shared in ranks.gathered(optimizer.shared_state_dict(model)):
+        assert shared.keys() == within.keys() and all(torch.equal(value, within[name]) for name, value in shared.items())
+    assert not torch.equal(trap["0.weight"], within["0.weight"]) and models.bits(model) == own
+    last = optimizer.shared_state_dict(model, average=True)
+    optimizer.finish()
+    assert all(torch.equal(last[name], parameter) for name, parameter in model.named_parameters())
+    assert not torch.equal(last["0.weight"], within["0.weight"])
+
+
+def test_the_model_to_keep_is_the_shared_one():
+    ranks.run(2, kept)
+
+
 def told_of_equal_deltas(how):
     model = models.small()
     records = models.recorded()

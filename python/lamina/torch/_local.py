@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import collections
 import contextlib
+import copy
 import dataclasses
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, cast
 
@@ -29,7 +30,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     `step()` is the optimizer's step and `exchange()`, in which all ranks take part: each calls it as often as the others. Schedulers
     of the learning rate take either optimizer. What the parameters of all ranks have in common, the shared parameters, is what to
-    evaluate and to keep: evaluation_parameters().
+    evaluate, by evaluation_parameters(), and to keep, by shared_state_dict().
     """
 
     _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
@@ -357,6 +358,20 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             for to, each in zip(tensors, own):
                 to.copy_(each)
             self._evaluates = False
+
+    def shared_state_dict(self, module: torch.nn.Module, *, average: bool = False) -> Dict[str, Any]:
+        """The model to keep: copies of what module.state_dict() gives within evaluation_parameters(module). Whereas module.state_dict()
+        itself, called there, refers to the module's tensors, which are this rank's own again afterwards.
+
+        Args:
+            module: whose parameters the optimizer has. All ranks call this together.
+            average: as of evaluation_parameters().
+
+        Returns:
+            The same on all ranks, but for buffers of integers. Raises as evaluation_parameters().
+        """
+        with self.evaluation_parameters(module, average=average):
+            return copy.deepcopy(module.state_dict())
 
     def _mean_buffers(self, buffers: List[torch.Tensor]) -> List[torch.Tensor]:
         if not buffers:
