@@ -9,6 +9,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -548,6 +549,52 @@ def told_of_equal_deltas(how):
 @pytest.mark.parametrize("how", ["DDP", "one data set", "once", "each its own"])
 def test_a_model_under_ddp_is_told_of(how):
     ranks.run(2, told_of_equal_deltas, how)
+
+
+# --- ranks that make different calls ---
+
+def parted_calls(delay, of_rank_0, of_rank_1):
+    model = models.small()
+    optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, delay=delay)
+    train(model, optimizer, 3)
+    calls = {"exchange": lambda: train(model, optimizer, 1, 4), "finish": optimizer.finish,
+             "evaluation_parameters": lambda: optimizer.shared_state_dict(model)}
+    with pytest.raises(RuntimeError, match=f"the call is {of_rank_0} on rank 0 and {of_rank_1} on rank 1; .*algorithms.Join"):
+        calls[of_rank_1 if dist.get_rank() else of_rank_0]()
+    assert not optimizer._evaluates
+    optimizer.state_dict()
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("calls", [("finish", "exchange"), ("evaluation_parameters", "exchange"), ("finish", "evaluation_parameters")])
+def test_ranks_that_make_different_calls_all_say_so(calls, delay):
+    ranks.run(2, parted_calls, delay, *calls)
+
+
+def joined(delay):
+    rank = dist.get_rank()
+    model = models.Weights(*SHAPES)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), send_budget=0.4, fragment_elements=4096, delay=delay)
+    did = [torch.zeros(shape) for shape in SHAPES]
+    with Join([optimizer]):
+        for step in range(1, 4 + 3 * rank):
+            optimizer.zero_grad()
+            gradients = models.whole_numbers(SHAPES, step, rank)
+            model(gradients).backward()
+            optimizer.step()
+            for total, gradient in zip(did, gradients):
+                total += gradient
+    assert optimizer.backend.step == 6 and agree(optimizer)
+    optimizer.finish()
+    for parameter, total in zip(model.parameters(), did):
+        dist.all_reduce(total)
+        assert torch.equal(parameter.detach(), -total / 2)
+    optimizer.exchange()  # also outside
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_rank_with_fewer_batches_joins(delay):
+    ranks.run(2, joined, delay)
 
 
 # --- what is refused ---

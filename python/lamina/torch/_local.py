@@ -7,6 +7,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tu
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 import lamina
 from lamina.torch import _report, _step
@@ -20,7 +21,7 @@ FORMAT = 4  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
 
 
-class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
+class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unused-ignore]
     """Local updates around any optimizer: each rank steps on its own parameters at once, and what its optimizer did that the
     others have not seen, its drift, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
     DDP:
@@ -58,6 +59,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         shares memory with another; ValueError, naming the option, for one outside its range; RuntimeError without a process group, or
         naming what two ranks differ in. A rank that raises any but the last by itself leaves the others waiting until it ends.
         """
+        Joinable.__init__(self)
         if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if not dist.is_available() or not dist.is_initialized():
@@ -177,6 +179,19 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         self.optimizer.zero_grad(*arguments, **named)
 
+    def join_hook(self, **_: Any) -> JoinHook:
+        """For torch.distributed.algorithms.Join: a rank without batches goes on exchanging while others train, as if its optimizer had left
+        out its steps."""
+        return _Exchanging(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        return self.process_group if self.process_group is not None else dist.group.WORLD
+
     def exchange(self) -> None:
         """What follows each step of the optimizer: fragments of the local deltas are brought together. All ranks call it as often, also one
         whose optimizer has left out its step.
@@ -186,8 +201,12 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         collective fails, what was under way is in the drift again, and state_dict() still works. Ranks of which one alone has failed
         raise RuntimeError in the next exchange, or, if others wait for its answer, after the process group's timeout. OverflowError, on
         all ranks, for a sum of drifts that is not finite. RuntimeError, naming the parameter, if one has another shape or order in
-        memory than when its optimizer was wrapped.
+        memory than when its optimizer was wrapped, and, on all ranks, if another calls finish() or evaluation_parameters() meanwhile.
         """
+        Join.notify_join_context(self)
+        self._exchange()
+
+    def _exchange(self) -> None:
         self._require_own_parameters("exchange")
         self._require_as_wrapped("exchange")
         with torch.no_grad():
@@ -214,9 +233,7 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._require_own_parameters("finish")
         self._require_as_wrapped("finish")
         with torch.no_grad(), self._or_abandoned():
-            sums = _step.past_of(self, self._past())
-            dist.all_reduce(sums, group=self.process_group)
-            _step.require_one_past(self, sums, self._past())
+            self._meet("finish")
             self._hand_on(self.backend.step)
             self._arrive(self.backend.step)
             for own, shared, average in zip(self._local(), self._shared, self._average()):
@@ -256,12 +273,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         except ValueError as error:
             problem = error
             core.observe_all(shared, shared)  # the step begins here as on the other ranks
-        # The values, whether they are none, and numbers by which ranks notice that they have parted, and that they have not.
         values = torch.frombuffer(core.values(), dtype=torch.float64)
-        sums = torch.cat([values, torch.tensor([problem is not None], dtype=torch.float64),
-                          _step.fingerprint(values.numpy()), _step.past_of(self, self._past())])
-        dist.all_reduce(sums, group=self.process_group)
-        _step.require_one_past(self, sums[-2:], self._past())
+        sums = self._meet("exchange", values, problem is not None)
         if sums[-5] != 0:
             refused = self._not_finite(problem)
             core.abandon()
@@ -269,6 +282,17 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._warn_of_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
         core.select(sums[:-5] / self.world_size)
         return _bytes_of(sums), None
+
+    def _meet(self, call: str, values: Optional[torch.Tensor] = None, is_refused: bool = False) -> torch.Tensor:
+        """The first all-reduce of a call, of one size whatever the call is, so that ranks that make different ones raise instead of
+        summing what does not fit. Sums the values, whether they are none, and the fingerprints of the values and of what must be alike."""
+        values = torch.zeros(len(self._sizes), dtype=torch.float64) if values is None else values
+        alike = {"the call": call, "step": self.backend.step, **self._past()}
+        sums = torch.cat([values, torch.tensor([is_refused], dtype=torch.float64), _step.fingerprint(values.numpy()),
+                          _step.past_of(self, alike)])
+        dist.all_reduce(sums, group=self.process_group)
+        _step.require_one_past(self, sums[-2:], alike)
+        return sums
 
     def _warn_of_equal_deltas(self, are_equal: bool) -> None:
         """Once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
@@ -346,6 +370,8 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         self._require_as_wrapped("evaluation_parameters")
         buffers = [] if module is None else [each for each in module.buffers() if each.is_floating_point()]
         with torch.no_grad():
+            if buffers or average:
+                self._meet("evaluation_parameters")
             shared, means = self._average() if average else self._shared, self._mean_buffers(buffers)
         tensors = self._local() + [each.detach() for each in buffers]
         own = [each.clone() for each in tensors]
@@ -548,6 +574,14 @@ class LocalUpdates(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
             under_way.append(going)
         return under_way, Totals(**totals)
+
+
+class _Exchanging(JoinHook):
+    def __init__(self, local: LocalUpdates) -> None:
+        self._local = local
+
+    def main_hook(self) -> None:
+        self._local._exchange()
 
 
 _KEPT = ("answer", "momentum", "rounding", "update")  # of what is under way

@@ -190,14 +190,15 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
 
 def _parted(state: Past, more: Dict[str, Any]) -> str:
     """Why the ranks would select different fragments. All of them have seen that they would, so they can talk about it."""
-    own = {"step": state.backend.step, "threshold": state.backend.threshold, **more}
+    own = {**more, "step": state.backend.step, "threshold": state.backend.threshold}
     theirs: List[Dict[str, Any]] = [{}] * state.world_size
     dist.all_gather_object(theirs, own, group=state.process_group)
     for field in own:
         for rank, each in enumerate(theirs):
             if each[field] != theirs[0][field]:
-                return (f"the ranks have parted: {field} is {theirs[0][field]} on rank 0 and {each[field]} on rank {rank}; was a "
-                        "state loaded, or did a step fail, on one of them alone?")
+                why = ("all ranks make the same calls; where one has more batches, train within torch.distributed.algorithms.Join"
+                       if field == "the call" else "was a state loaded, or did a step fail, on one of them alone?")
+                return f"the ranks have parted: {field} is {theirs[0][field]} on rank 0 and {each[field]} on rank {rank}; {why}"
     return f"the ranks selected different fragments in step {state.backend.step - 1}"
 
 
