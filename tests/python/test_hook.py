@@ -223,6 +223,56 @@ def test_without_holding_parameters_that_nobody_used_gradients_are_lost():
     ranks.run(2, conserved, {"drop_ratio": 0.9, "at_least_every": 3}, not_in_odd_steps, "cpu", False)
 
 
+class Scaler:
+    def is_enabled(self):
+        return True
+
+    def get_scale(self):
+        return 1024.0
+
+
+def clipped(backend, by_hook, scaler):
+    shapes, rank, max_norm = [(40, 50), (300,), (4096, 2), (9,)], dist.get_rank(), 3000.0
+    model = models.Weights(*shapes)
+    options = {"max_norm": max_norm} if by_hook else {}
+    ddp, state = models.dropping(model, {"bucket_cap_mb": 0.01}, drop_ratio=0.8, backend=backend, scaler=scaler, **options)
+    delivered, given, factors = [torch.zeros(shape) for shape in shapes], [torch.zeros(shape) for shape in shapes], []
+    scale = scaler.get_scale() if scaler else 1
+    for step in range(1, 25):
+        own = [each * (1 + step % 3) for each in models.whole_numbers(shapes, step, rank)]
+        ddp.zero_grad()
+        ddp([each * scale for each in own]).backward()
+        for parameter in model.all:
+            parameter.grad /= scale
+        if not by_hook:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        own = [nn.Parameter(each) for each in own]
+        for each in own:
+            each.grad = each.detach().clone()
+        factors.append(min(1.0, max_norm / nn.utils.clip_grad_norm_(own, max_norm).item()))
+        for layer, parameter in enumerate(model.all):
+            given[layer] += own[layer].grad
+            delivered[layer] += parameter.grad
+    assert min(factors) < 0.9 and max(factors) == 1
+    lost = total = 0
+    for layer in range(len(shapes)):
+        mean = sum(ranks.gathered(given[layer])) / 2
+        residual = sum(ranks.gathered(state.residual(f"all.{layer}"))) / 2
+        lost += (delivered[layer] + residual - mean).abs().sum().item()
+        total += mean.abs().sum().item()
+    assert (lost < 1e-5 * total) == by_hook
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scaler", [None, Scaler()], ids=["", "scaler"])
+def test_what_the_hook_clips_is_all_delivered_or_in_the_residual(backend, scaler):
+    ranks.run(2, clipped, backend, True, scaler)
+
+
+def test_clipping_after_backward_loses_what_the_residual_delivers():
+    ranks.run(2, clipped, "cpu", False, None)
+
+
 # --- DDP's own ways ---
 
 def buckets():

@@ -216,6 +216,7 @@ def bound_differently():
 
     differs(lambda rank: state(rank, options=lambda r: {"drop_ratio": [0.9, 0.5][r]}), "drop_ratio is 0.9 on rank 0 and 0.5 on rank 1")
     differs(lambda rank: state(rank, wire=lambda r: ["float32", "bfloat16"][r]), "wire is 'float32' on rank 0")
+    differs(lambda rank: state(rank, max_norm=lambda r: [None, 1.0][r]), "max_norm is None on rank 0 and 1.0 on rank 1")
     differs(lambda rank: state(rank, nonfinite=lambda r: ["skip", "leave_out"][r]), "nonfinite is 'skip' on rank 0")
     differs(lambda rank: state(rank, model=lambda r: models.Weights((10,), (20 + r,))), r"shapes\[1\] is \[20\] on rank 0 and \[21\] on rank 1")
     differs(lambda rank: state(rank, model=lambda r: models.Weights(*[(10,)] * (1 + r))), "there are 1 names on rank 0 and 2 on rank 1")
@@ -359,6 +360,10 @@ def test_fsdp_is_refused_with_the_reason():
     ({"nonfinite": "ignore"}, "nonfinite must be one of propagate, skip, leave_out, got 'ignore'"),
     ({"wire": "int8"}, "wire must be one of float32, bfloat16, got 'int8'"),
     ({"backend": "gpu"}, "backend must be one of auto, cpu, torch, got 'gpu'"),
+    ({"max_norm": 0}, "max_norm must be greater than 0, got 0"),
+    ({"max_norm": float("nan")}, "max_norm must be greater than 0, got nan"),
+    ({"max_norm": 1.0, "overlap": True}, "max_norm needs the norm of the whole gradient, which overlap=True does not have"),
+    ({"max_norm": 1.0, "nonfinite": "leave_out"}, "max_norm needs the norm of the whole gradient, which leave_out does not have"),
     ({"log_every": -1}, "log_every must not be negative, got -1"),
     ({"scaler": object(), "nonfinite": "skip"}, "with a scaler nonfinite must be 'propagate', got 'skip'"),
 ])

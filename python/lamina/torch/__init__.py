@@ -8,7 +8,7 @@ and local updates, for any optimizer and without DDP:
     optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
 """
 
-from typing import Any, cast
+from typing import Any, Optional, cast
 
 try:
     import torch
@@ -35,7 +35,8 @@ def hook(state: LayerDropping, bucket: GradBucket) -> torch.futures.Future[torch
 
 
 def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str = "propagate",
-             wire: str = "float32", backend: str = "auto", overlap: bool = False, log_every: int = 0, **options: Any) -> LayerDropping:
+             wire: str = "float32", backend: str = "auto", overlap: bool = False, max_norm: Optional[float] = None,
+             log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
     DDP or for an unknown option, ValueError for drop_ratio beside send_budget."""
@@ -47,7 +48,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
         raise TypeError(f"register needs a torch.nn.parallel.DistributedDataParallel, got {type(ddp).__name__}; accelerate and "
                         "Lightning wrap a model only where there are two processes or more")
     state = LayerDropping(given_options("register", options), scaler=scaler, nonfinite=nonfinite, wire=wire, backend=backend,
-                          overlap=overlap, log_every=log_every)
+                          overlap=overlap, max_norm=max_norm, log_every=log_every)
     state.bind(ddp)
     ddp.register_comm_hook(state, hook)
     return state

@@ -15,7 +15,7 @@ NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_m
 class TorchBackend:
     """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
     everything is enqueued on the current stream. The host waits three times a step: for the flag of NaN, for which layers have
-    a gradient together with the values, and where a scaler is asked for its scale; with overlap also for what says that the ranks
+    a gradient together with the values, and where a scaler is asked for its scale or max_norm needs the norm; with overlap also for what says that the ranks
     have not parted, during the backward pass."""
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:

@@ -46,7 +46,7 @@ class LayerDropping:
 
     def __init__(self, options: Optional[lamina.Options] = None, *, process_group: Optional[dist.ProcessGroup] = None,
                  scaler: Any = None, nonfinite: str = "propagate", wire: str = "float32", backend: str = "auto",
-                 overlap: bool = False, log_every: int = 0) -> None:
+                 overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0) -> None:
         """
         options: how layers are chosen.
         process_group: whose ranks average; DDP's if None.
@@ -61,6 +61,9 @@ class LayerDropping:
             overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
             Learns somewhat more slowly (docs/pytorch/training.md), sends everything in its
             first step, and needs every parameter to be used in every step.
+        max_norm: a gradient of a rank whose norm is larger is scaled down to it before it is added to the residual. Clipping after
+            backward() would take from what the residual delivers, which no rank keeps any more. Not with overlap, which adds the
+            first buckets before the norm is known, nor with "leave_out".
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         """
         self.options = options if options is not None else lamina.Options()
@@ -71,6 +74,11 @@ class LayerDropping:
             raise ValueError(f"log_every must not be negative, got {log_every}")
         if scaler is not None and nonfinite != "propagate":
             raise ValueError(f"with a scaler nonfinite must be 'propagate', got {nonfinite!r}: the scaler looks for infinity itself")
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"max_norm must be greater than 0, got {max_norm}")
+        if max_norm is not None and (overlap or nonfinite == "leave_out"):
+            raise ValueError(f"max_norm needs the norm of the whole gradient, which {'overlap=True' if overlap else 'leave_out'} does not have")
+        self.max_norm = None if max_norm is None else float(max_norm)
         self.process_group = self._given_group = process_group
         self.overlap = bool(overlap)
         self.log_every = log_every
@@ -185,7 +193,7 @@ class LayerDropping:
     def _agree_with_others(self) -> None:
         """Raises the same on all ranks if two differ in what would end in different collectives."""
         own = {"version": lamina.__version__, **dataclasses.asdict(self.options), "wire": self.wire, "nonfinite": self.nonfinite,
-               "overlap": self.overlap,
+               "overlap": self.overlap, "max_norm": self.max_norm,
                "scaler": self._scaler is not None, "names": self.names, "shapes": self.shapes, "strides": self.strides,
                "dtypes": [str(parameter.dtype) for parameter in self._parameters]}
         theirs: List[Dict[str, Any]] = [{}] * self.world_size
@@ -374,7 +382,7 @@ class LayerDropping:
 
     def __getstate__(self) -> Dict[str, Any]:
         kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
-                "overlap": self.overlap, "log_every": self.log_every}
+                "overlap": self.overlap, "max_norm": self.max_norm, "log_every": self.log_every}
         had = [name for name, value in (("scaler", self._scaler), ("process_group", self._given_group)) if value is not None]
         return {"arguments": kept, "had": had + self._had, "state": self.state_dict() if self._is_bound else self._pending}
 

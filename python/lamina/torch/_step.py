@@ -72,7 +72,7 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     scale = state.loss_scale()
     with watch.time("add"):
         is_zero = backend.find_zero()
-        backend.add_all(1 / scale)
+        backend.add_all(clip_factor(state, buckets, scale) / scale)
 
     with watch.time("agree"):
         # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
@@ -98,6 +98,14 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
             dist.all_reduce(packed, group=group)
             sent_bytes += packed.numel() * packed.element_size()
     deliver(state, buckets, packed, sent, scale, sent_bytes, watch)
+
+
+def clip_factor(state: "LayerDropping", buckets: List[Bucket], scale: float) -> float:
+    """By what this rank's gradient is multiplied, so that its norm is max_norm at most: that of clip_grad_norm_."""
+    if state.max_norm is None:
+        return 1.0
+    norms = torch.stack([torch.linalg.vector_norm(bucket.buffer, dtype=torch.float64) for bucket in buckets])
+    return min(1.0, state.max_norm / (float(torch.linalg.vector_norm(norms)) / scale + 1e-6))
 
 
 def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
