@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -679,6 +681,16 @@ def refusals():
     def made(**options):
         return LocalUpdates(torch.optim.SGD(model.parameters(), 0.1), **options)
 
+    class TwoModes(torch.optim.SGD):
+        def train(self):
+            pass
+        eval = train
+
+    def grown():
+        inside = torch.optim.SGD(model.parameters(), 0.1)
+        local = LocalUpdates(inside)
+        inside.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        local.step()
     half = nn.Linear(3, 2).double()
     gaps = nn.Parameter(torch.zeros(4, 4)[:, :2])
     memory = torch.zeros(100)
@@ -687,6 +699,12 @@ def refusals():
     for error, message, call in [
             (TypeError, "wraps a torch.optim.Optimizer, got Linear", lambda: LocalUpdates(model)),
             (TypeError, "wraps a torch.optim.Optimizer, got LocalUpdates", lambda: LocalUpdates(made())),
+            (TypeError, "ZeroRedundancyOptimizer sends parameters to the other ranks itself.*give LocalUpdates the optimizer that it wraps",
+             lambda: LocalUpdates(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))),
+            (TypeError, "PostLocalSGDOptimizer sends parameters",
+             lambda: LocalUpdates(PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), 0.1), PeriodicModelAverager(2)))),
+            (TypeError, r"TwoModes has train\(\) and eval\(\)", lambda: LocalUpdates(TwoModes(model.parameters(), 0.1))),
+            (RuntimeError, "the optimizer has 3 parameters, and had 2 when it was wrapped; wrap it after add_param_group", grown),
             (TypeError, "group 0, parameter 0 is torch.float64, LocalUpdates takes float32",
              lambda: LocalUpdates(torch.optim.SGD(half.parameters(), 0.1))),
             (TypeError, "group 0, parameter 0 has gaps", lambda: LocalUpdates(torch.optim.SGD([gaps], 0.1))),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Binding, checkpoints, other numbers of ranks, reports, and what is refused."""
 
+import copy
 import io
 import logging
 import pickle
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import optimizer as optimizers
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lamina
@@ -158,8 +160,8 @@ def refused_states():
     damaged[200] ^= 1
     for changed, text in (({"format": 1}, "format is 1, this version reads 2"), ({"format": None}, "format"),
                           ({"names": ["a", "b", "c"]}, r"names\[0\] is 'all.0' here and 'a' in the saved state"),
-                          ({"shapes": [[5000], [300], [4096]]}, r"shapes\[2\]"), ({"strides": [[1], [1], [1, 64]]}, r"strides\[2\]"),
-                          ({"names": good["names"][:2]}, "there are 3 names here and 2"), ({"world_size": 3}, "saved by one of 3 ranks"),
+                          ({"shapes": [[5000], [300], [4096]]}, r"of 'all.2', there are 2 shapes here and 1"), ({"strides": [[1], [1], [1, 64]]}, r"of 'all.2', strides\[0\] is 64 here and 1"),
+                          ({"names": good["names"][:2]}, "there are 3 shapes and 2 names in the saved state"), ({"world_size": 3}, "saved by one of 3 ranks"),
                           ({"rank": 1 - dist.get_rank()}, "saved by rank [01], and this is rank [01]: each rank's residual"),
                           ({"options": {**good["options"], "fragment_elements": 4096}}, "fragment_elements was 4096 and is 0"),
                           ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
@@ -196,6 +198,46 @@ def other_options():
 
 def test_other_options_than_the_saved_ones_are_told():
     ranks.run(2, other_options)
+
+
+def other_parameters(options, backend):
+    """One of three layers is frozen for the first part of a run."""
+    given = lambda step: models.whole_numbers(SHAPES, step, dist.get_rank())
+
+    def stepped(ddp, step):
+        ddp.zero_grad()
+        ddp(given(step)).backward()
+    model = models.Weights(*SHAPES)
+    model.all[2].requires_grad_(False)
+    ddp, state = models.dropping(model, backend=backend, **options)
+    for step in range(1, 6):
+        stepped(ddp, step)
+    before = {name: state.residual(name) for name in state.names}
+    assert len(before) == 2 and any(each.any() for each in before.values())
+    model.all[2].requires_grad_(True)
+    with pytest.raises(RuntimeError, match="'all.2' requires a gradient, and did not.*Make DDP again.*goes by names"):
+        stepped(ddp, 6)
+    model = copy.deepcopy(model)  # which the first DDP object has no hooks on
+    again, new = models.dropping(model, backend=backend, **options)
+
+    def goes_on(old, new, line):
+        records = models.recorded()
+        new.load_state_dict(old.state_dict())
+        assert models.messages(records) == [f"the saved state is of other parameters: {line}"]
+        assert new.step == 5 and new.totals.steps == 5
+        assert all(torch.equal(new.residual(name), residual) for name, residual in before.items())
+    goes_on(state, new, "['all.2'] begin without a residual, and that of none is left out")
+    assert not new.residual("all.2").any()
+    goes_on(new, state, "none begin without a residual, and that of ['all.2'] is left out")
+    for step in range(6, 10):
+        stepped(again, step)
+        assert len(set(ranks.gathered(b"".join(each.grad.numpy().tobytes() for each in model.all)))) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9, "fragment_elements": 4096, "momentum": each} for each in (0, 0.5)])
+def test_residuals_go_by_name_when_other_parameters_are_trained(options, backend):
+    ranks.run(2, other_parameters, options, backend)
 
 
 # --- binding ---
@@ -446,6 +488,32 @@ def told_of_large_layers():
 
 def test_a_layer_that_is_large_beside_the_share_to_send_is_told_of_once():
     ranks.run(2, told_of_large_layers)
+
+
+def told_of_the_optimizer():
+    def told(optimizer, drop_ratio=0.8):
+        records = models.recorded()
+        other = torch.optim.AdamW([nn.Parameter(torch.zeros(3))])
+        ddp, _ = models.dropping(models.small(), drop_ratio=drop_ratio, fragment_elements=4096)
+        optimizer = optimizer(ddp.parameters())
+        other.step()
+        models.train(ddp, 2, optimizer)
+        return [line.split(":")[0] for line in models.messages(records) if line.startswith("layer dropping with")]
+
+    def by_rank(*expected):
+        return list(expected) if dist.get_rank() == 0 else []
+
+    assert told(lambda own: torch.optim.SGD(own, 0.01, weight_decay=0.1)) == []
+    assert told(lambda own: torch.optim.SGD(own, 0.01, momentum=0.9)) == by_rank("layer dropping with SGD")
+    for name in ("AdamW", "RMSprop", "Adagrad", "NAdam"):
+        assert told(lambda own: getattr(torch.optim, name)(own)) == by_rank(f"layer dropping with {name}")
+    assert told(lambda own: torch.optim.AdamW(own), drop_ratio=0) == []
+
+
+@pytest.mark.skipif(not hasattr(optimizers, "register_optimizer_step_pre_hook"),
+                    reason=f"PyTorch {torch.__version__} has no register_optimizer_step_pre_hook")
+def test_an_optimizer_that_learns_worse_is_told_of_once():
+    ranks.run(2, told_of_the_optimizer)
 
 
 def held():

@@ -20,7 +20,7 @@ import lamina
 from lamina.torch._checkpoint import per_rank
 from lamina.torch._local import LocalUpdates
 from lamina.torch._merge import merge_states
-from lamina.torch._optimizer import skip_held
+from lamina.torch._optimizer import skip_held, warn_of_optimizer
 from lamina.torch._options import given_options
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._state import GradBucket, LayerDropping, refuse_sharded
@@ -51,4 +51,5 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
                           overlap=overlap, max_norm=max_norm, log_every=log_every)
     state.bind(ddp)
     ddp.register_comm_hook(state, hook)
+    warn_of_optimizer(state)
     return state

@@ -55,13 +55,20 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
-        TypeError for what is no optimizer, and, naming the parameter, for one that is not float32, not on the CPU, sparse, has gaps, or
+        TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for one that is not float32, not on the CPU, sparse, has gaps, or
         shares memory with another; ValueError, naming the option, for one outside its range; RuntimeError without a process group, or
         naming what two ranks differ in. A rank that raises any but the last by itself leaves the others waiting until it ends.
         """
         Joinable.__init__(self)
         if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        name = type(optimizer).__name__
+        if {kind.__name__ for kind in type(optimizer).__mro__} & {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"}:
+            raise TypeError(f"LocalUpdates: {name} sends parameters to the other ranks itself, so that no rank has a local delta of its own; "
+                            "give LocalUpdates the optimizer that it wraps")
+        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+            raise TypeError(f"LocalUpdates: {name} has train() and eval(), with other parameters in each, and the ranks share those of "
+                            "train() only; take an optimizer without the two")
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError("LocalUpdates: the process group is not initialised; call torch.distributed.init_process_group before")
         if not isinstance(delay, int) or not 0 <= delay <= _LONGEST_DELAY:
@@ -119,6 +126,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _require_as_wrapped(self, what: str) -> None:
         """A drift is taken and sent by places in memory: of parameters that were laid out anew they are those of other elements."""
+        count = sum(len(group["params"]) for group in self.param_groups)
+        if count != len(self._parameters):
+            raise RuntimeError(f"{what}: the optimizer has {count} parameters, and had {len(self._parameters)} when it was wrapped; wrap it "
+                               "after add_param_group")
         for name, parameter, shape, strides in zip(self.names, self._parameters, self.shapes, self.strides):
             for field, was, now in (("shape", tuple(shape), tuple(parameter.shape)), ("strides", strides, _strides_of(parameter))):
                 if now != was:

@@ -1,9 +1,37 @@
 # SPDX-License-Identifier: MIT
+import weakref
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
+from lamina.torch._options import share_to_send
+from lamina.torch._report import logger
 from lamina.torch._state import LayerDropping
+
+
+_watched: "weakref.WeakSet[LayerDropping]" = weakref.WeakSet()  # until an optimizer has stepped with their parameters
+
+
+def warn_of_optimizer(state: LayerDropping) -> None:
+    """Rank 0 warns in the first step of the optimizer that has the model's parameters, if it normalises gradients or has momentum."""
+    if state.rank == 0 and share_to_send(state.options) < 1:
+        _watched.add(state)
+
+
+def _look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for state in list(_watched):
+        own = [group for group in optimizer.param_groups if any(map(state.has, group["params"]))]
+        if own:
+            _watched.discard(state)
+        if any(group.get("momentum") or "betas" in group or "eps" in group for group in own):
+            logger.warning("layer dropping with %s: gradients that were dropped arrive late and together, and an optimizer that normalises "
+                           "them, or has momentum, learns worse from that. Take SGD without momentum, or lamina.torch.LocalUpdates around "
+                           "this optimizer", type(optimizer).__name__)
+
+
+if hasattr(optimizers, "register_optimizer_step_pre_hook"):  # since PyTorch 2.0
+    optimizers.register_optimizer_step_pre_hook(_look)
 
 
 def skip_held(optimizer: torch.optim.Optimizer, state: LayerDropping) -> Any:

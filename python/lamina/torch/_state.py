@@ -134,8 +134,8 @@ class LayerDropping:
             raise TypeError("bind: overlap=True needs the DDP object itself, to know that every parameter is used in every step; "
                             f"got {type(module).__name__}")
         ignored |= set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        named = [(name, parameter) for name, parameter in module.named_parameters()
-                 if parameter.requires_grad and name not in ignored]
+        taken = [(name, parameter) for name, parameter in module.named_parameters() if name not in ignored]
+        named = [(name, parameter) for name, parameter in taken if parameter.requires_grad]
         if not named:
             raise ValueError("bind: the model has no parameter that requires a gradient")
         if reduced is not None and reduced != len(named):
@@ -143,6 +143,7 @@ class LayerDropping:
                              "requires_grad was changed after it; make DDP after that")
         self._check_types(module, named)
 
+        self._frozen = [(name, parameter) for name, parameter in taken if not parameter.requires_grad]
         self.names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._layer_of = {id(parameter): layer for layer, parameter in enumerate(self._parameters)}
@@ -224,6 +225,7 @@ class LayerDropping:
         if self.overlap:
             self._start_allreduce(self._buckets[-1], bucket.index())
         if bucket.is_last():
+            self._require_frozen()
             buckets, self._buckets = self._buckets, []
             if self._overlapped is not None:
                 self._finish_overlapped(buckets)
@@ -261,12 +263,23 @@ class LayerDropping:
             self._left = step.works  # nobody waits for them, since a rank may have died; their memory must stay
         self.backend.abandon()
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter's gradients go through this state."""
+        return id(parameter) in self._layer_of
+
     def _layer(self, parameter: torch.Tensor) -> int:
         layer = self._layer_of.get(id(parameter))
         if layer is None:
             raise RuntimeError(f"hook: a parameter of shape {list(parameter.shape)} is in a bucket and was not in the model when "
                                "the state was bound; bind it to the module that DDP wraps")
         return layer
+
+    def _require_frozen(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise RuntimeError(f"hook: '{name}' requires a gradient, and did not when the state was bound: DDP does not average its "
+                                   "gradient, and the replicas would part. Make DDP again, register, and give the new state "
+                                   "load_state_dict(old.state_dict()), which goes by names")
 
     def loss_scale(self) -> float:
         return self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
@@ -337,9 +350,14 @@ class LayerDropping:
                 "memory": memory, "checksum": checksum_of(self.rank, memory)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Goes on where this rank of the same model was saved, bit for bit. ValueError, and nothing changed, for a state of
-        another rank, other names, shapes, strides, number of ranks, parts or momentum, a newer format, or a residual that is
-        damaged or another rank's. Other options may differ: a warning says so, and the new ones count."""
+        """Goes on where this rank of the same model was saved, bit for bit. If other parameters required a gradient then, residuals are
+        carried over by name, and a warning says which begin with nothing and which are left out.
+
+        Raises:
+            ValueError: and nothing changed, for a state of another rank, without a common name, with other shapes, strides, number of
+                ranks, parts or momentum, another format, or a residual that is damaged or another rank's. Other options may differ: a
+                warning says so, and the new ones count.
+        """
         self._require_bound("load_state_dict")
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
@@ -349,9 +367,15 @@ class LayerDropping:
         if missing:
             raise ValueError(f"load_state_dict: the state has no '{missing[0]}'")
         totals = Totals(**state["totals"])
-        for field in ("names", "shapes", "strides"):
-            if state[field] != getattr(self, field):
-                raise ValueError(f"load_state_dict: {_difference(field, getattr(self, field), state[field], None)}")
+        if set(self.names).isdisjoint(state["names"]):
+            raise ValueError(f"load_state_dict: {_difference('names', self.names, state['names'], None)}")
+        for field in ("shapes", "strides"):
+            theirs = dict(zip(state["names"], state[field]))
+            for name, own_one in zip(self.names, getattr(self, field)):
+                if theirs.get(name, own_one) != own_one:
+                    raise ValueError(f"load_state_dict: of '{name}', {_difference(field, own_one, theirs[name], None)}")
+            if len(state[field]) != len(theirs):
+                raise ValueError(f"load_state_dict: there are {len(state[field])} {field} and {len(theirs)} names in the saved state")
         if state["world_size"] != self.world_size:
             raise ValueError(f"load_state_dict: saved by one of {state['world_size']} ranks, and there are {self.world_size}; "
                              "give all saved states to merge_states")
@@ -369,16 +393,38 @@ class LayerDropping:
         if self._overlapped is not None:  # of an interrupted backward
             self._give_up()
         try:
-            self.backend.load(memoryview(state["memory"].cpu().contiguous().numpy()))
+            memory = memoryview(state["memory"].cpu().contiguous().numpy())
+            self.backend.load(memory if state["names"] == self.names else memoryview(self._by_name(state, memory)))
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
         changed = {name: (state["options"][name], value) for name, value in own.items() if state["options"].get(name) != value}
         for name, (saved, now) in changed.items():
             logger.warning("%s was %s in the saved state and is %s now", name, saved, now)
         self.last_choice = state["last_choice"]
-        self.plan = state["plan"]
+        self.plan = state["plan"] if state["names"] == self.names else None
         self.totals = totals
         self.last, self._sent = None, []
+
+    def _by_name(self, state: Dict[str, Any], memory: memoryview) -> bytes:
+        """The memory of a state whose parameters are others, as that of these."""
+        kept = {name: state["options"][name] for name in ("fragment_elements", "momentum")}
+        theirs = lamina.Layout(dict(zip(state["names"], state["shapes"])))
+        own = lamina.Layout(dict(zip(self.names, self.shapes)))
+        step, residual, velocity, _ = lamina.Selector(theirs, **kept).load(memory)
+
+        def carried(numbers: Any) -> Optional[torch.Tensor]:
+            if not len(numbers):
+                return None
+            of = dict(zip(state["names"], torch.split(torch.frombuffer(numbers, dtype=torch.float32), theirs.sizes)))
+            return torch.cat([of[name] if name in of else torch.zeros(size) for name, size in zip(self.names, own.sizes)])
+
+        moved = carried(residual)
+        assert moved is not None
+        logger.warning("the saved state is of other parameters: %s begin without a residual, and that of %s is left out",
+                       sorted(set(self.names) - set(state["names"])) or "none", sorted(set(state["names"]) - set(self.names)) or "none")
+        selector = lamina.Selector(own, **kept)
+        expected = torch.full((len(selector.fragments),), torch.inf, dtype=torch.float64)
+        return selector.save(step, moved, carried(velocity), expected)
 
     def __getstate__(self) -> Dict[str, Any]:
         kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
