@@ -60,6 +60,9 @@ void bind_layout(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+#ifdef NDEBUG
+  nb::set_leak_warnings(false);  // PyTorch ends without releasing hooks, and what they hold
+#endif
   m.doc() =
       "Layer dropping over arrays, by the C++ library lamina. Arrays are of whatever speaks DLPack or the "
       "buffer "

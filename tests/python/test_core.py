@@ -2,6 +2,8 @@
 """lamina without torch: against the oracle, and what it refuses."""
 
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -338,3 +340,11 @@ def test_half_width_packing_loses_nothing():
     step.select()
     with pytest.raises(ValueError, match="payload"):
         step.pack(packed)
+
+
+def test_what_is_held_at_exit_is_not_complained_of():
+    """As PyTorch holds hooks, and they their state."""
+    code = ("import ctypes, lamina; worker = lamina.Worker(lamina.Layout({'a': (3,)})); "
+            "ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,7 @@
 import io
 import sys
 import zlib
-from typing import Any, Dict, Optional, Protocol
+from typing import Any, Dict, Optional, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -66,7 +66,7 @@ def checksum_of(rank: Optional[int], state: Any) -> int:
 
 def _checksum(of: Any, checksum: int) -> int:
     if isinstance(of, torch.Tensor):
-        return zlib.crc32(of.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+        return zlib.crc32(cast(Any, of.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()), checksum)
     if isinstance(of, dict):
         of = [of[key] for key in sorted(of, key=str)]
     if isinstance(of, (list, tuple)):

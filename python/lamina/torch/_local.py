@@ -587,7 +587,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         return under_way, Totals(**totals)
 
 
-class _Exchanging(JoinHook):
+class _Exchanging(JoinHook):  # type: ignore[misc, unused-ignore]
     def __init__(self, local: LocalUpdates) -> None:
         self._local = local
 
