@@ -55,20 +55,13 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
-        TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for one that is not float32, not on the CPU, sparse, has gaps, or
-        shares memory with another; ValueError, naming the option, for one outside its range; RuntimeError without a process group, or
-        naming what two ranks differ in. A rank that raises any but the last by itself leaves the others waiting until it ends.
+        TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for
+        one that is not float32, not on the CPU, sparse, has gaps, or shares memory with another; ValueError, naming the option, for one
+        outside its range; RuntimeError without a process group, or naming what two ranks differ in. A rank that raises any but the last
+        by itself leaves the others waiting until it ends.
         """
         Joinable.__init__(self)
-        if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        name = type(optimizer).__name__
-        if {kind.__name__ for kind in type(optimizer).__mro__} & {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"}:
-            raise TypeError(f"LocalUpdates: {name} sends parameters to the other ranks itself, so that no rank has a local delta of its own; "
-                            "give LocalUpdates the optimizer that it wraps")
-        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
-            raise TypeError(f"LocalUpdates: {name} has train() and eval(), with other parameters in each, and the ranks share those of "
-                            "train() only; take an optimizer without the two")
+        _require_wrappable(optimizer)
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError("LocalUpdates: the process group is not initialised; call torch.distributed.init_process_group before")
         if not isinstance(delay, int) or not 0 <= delay <= _LONGEST_DELAY:
@@ -125,7 +118,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 raise TypeError(f"LocalUpdates: {self.names[first]} and {self.names[second]} share memory")
 
     def _require_as_wrapped(self, what: str) -> None:
-        """A drift is taken and sent by places in memory: of parameters that were laid out anew they are those of other elements."""
+        """A drift is taken and sent by places in memory: of parameters laid out anew they are those of other elements."""
         count = sum(len(group["params"]) for group in self.param_groups)
         if count != len(self._parameters):
             raise RuntimeError(f"{what}: the optimizer has {count} parameters, and had {len(self._parameters)} when it was wrapped; wrap it "
@@ -171,10 +164,21 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     # --- a step ------------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
-        """The optimizer's step, and exchange(); without exchange() if it is the one by which get_optimizer_state_dict creates an optimizer's
-        state: without a state, a gradient and a learning rate. RuntimeError within evaluation_parameters(), before the optimizer has done anything; and
-        from a GradScaler, which would leave it out on one rank alone: give `scaler.step` the optimizer that this wraps, and call
-        exchange() after it."""
+        """The optimizer's step, and exchange(). No exchange in the step by which get_optimizer_state_dict creates an optimizer's state, known
+        by having no state, no gradient and no learning rate.
+
+        Args:
+            closure: as of the optimizer.
+            grad_scaler: none; a GradScaler would leave the step out on one rank only. Give `scaler.step` the optimizer that this wraps,
+                and call exchange() after it.
+
+        Returns:
+            What the optimizer's step returns.
+
+        Raises:
+            RuntimeError: from a GradScaler, and within evaluation_parameters(), before the optimizer has done anything.
+            ValueError, OverflowError: as exchange().
+        """
         if grad_scaler is not None or getattr(self, "found_inf", None) is not None:
             raise RuntimeError("LocalUpdates: a scaler leaves out steps, and all ranks must exchange in each; call "
                                "scaler.step(local.optimizer), and then local.exchange()")
@@ -585,6 +589,18 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
             under_way.append(going)
         return under_way, Totals(**totals)
+
+
+def _require_wrappable(optimizer: Any) -> None:
+    kinds, name = {kind.__name__ for kind in type(optimizer).__mro__}, type(optimizer).__name__
+    if isinstance(optimizer, LocalUpdates) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"LocalUpdates wraps a torch.optim.Optimizer, got {name}")
+    if kinds & {"ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"}:
+        raise TypeError(f"LocalUpdates: {name} sends parameters to the other ranks itself, so that no rank has a local delta of its own; "
+                        "give LocalUpdates the optimizer that it wraps")
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise TypeError(f"LocalUpdates: {name} has train() and eval(), with other parameters in each, and the ranks share those of "
+                        "train() only; take an optimizer without the two")
 
 
 class _Exchanging(JoinHook):  # type: ignore[misc, unused-ignore]
