@@ -138,7 +138,7 @@ void refuses_states(const Execution& execution) {
   };
   for (const bool is_selected : {false, true}) {
     if (is_selected) workers.device.select(execution);
-    refuses("step 1", message_of<std::logic_error>([&] { (void)workers.device.save(execution); }));
+    refuses("not encoded yet", message_of<std::logic_error>([&] { (void)workers.device.save(execution); }));
   }
   workers.encode(execution, "in step 1");
   workers.commit(execution);
