@@ -138,7 +138,7 @@ void refuses_states(const Execution& execution) {
   };
   for (const bool is_selected : {false, true}) {
     if (is_selected) workers.device.select(execution);
-    refuses("step 1", message_of<std::logic_error>([&] { (void)workers.device.save(execution); }));
+    refuses("not encoded yet", message_of<std::logic_error>([&] { (void)workers.device.save(execution); }));
   }
   workers.encode(execution, "in step 1");
   workers.commit(execution);
@@ -236,7 +236,7 @@ void loads_with_layers_always_sent(const Execution& execution) {
   const lamina::layout model = model_of({20'000, 100, 300});
   const lamina::worker_options options{.send_budget = 0.05, .fragment_elements = 4096, .always_sent = {1}};
   lamina::cuda::worker<float> device(model, options);
-  lamina::worker<float> cpu(model, options);
+  host_worker<float> cpu(model, options);
   const auto state = cpu.save();
   device.load(execution, state);
   require(same_bits(device.save(execution), state), "another state was loaded");

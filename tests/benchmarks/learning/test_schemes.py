@@ -233,14 +233,13 @@ def test_dropped_gradients_are_the_librarys_own(correction):
 
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("by_score, power", [(False, 0), (True, 1)])
-@pytest.mark.parametrize("clock", ["sends", "steps"])
-def test_local_updates_are_the_librarys_own(delay, by_score, power, clock):
+def test_local_updates_are_the_librarys_own(delay, by_score, power):
     """Choice, outer step and shift of W drift compressors."""
-    scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock={clock} outer_rate=0.7 outer_momentum=0.9 "
+    scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock=sends outer_rate=0.7 outer_momentum=0.9 "
                   "traffic=0.2 steps=40")
     period = scheme.choice.period
     workers = [lamina.DriftCompressor(scheme.parts.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
-    outer = lamina.OuterStep(scheme.parts.layout, rate=0.7, momentum=0.9, period=period if clock == "steps" else 0, payload="int8")
+    outer = lamina.OuterStep(scheme.parts.layout, rate=0.7, momentum=0.9, payload="int8")
     cut = np.cumsum(scheme.parts.sizes)[:-1]
     x, y = scheme.task.begin.numpy().copy(), np.repeat(scheme.task.begin.numpy()[None], 4, 0)
     decide, chosen, under_way, came = scheme.choice.decide, [], [], set()
@@ -252,7 +251,7 @@ def test_local_updates_are_the_librarys_own(delay, by_score, power, clock):
         def arrive():
             while under_way and under_way[0][0] + delay <= step:
                 sent_in, sent, mean = under_way.pop(0)
-                outer(sent, mean, sent_in)
+                outer(sent, mean)
                 for w, worker in enumerate(workers):
                     to = x if w == 3 else x.copy()
                     worker.apply(sent_in, mean, np.split(to, cut), np.split(y[w], cut))
