@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +18,14 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/gradient.hpp"
+#include "lamina/detail/layer_blocks.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/reduce.hpp"
+#include "lamina/detail/residual_block.hpp"
+#include "lamina/detail/residual_memory.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
@@ -28,18 +34,10 @@
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/residual/add.hpp"
-#include "lamina/residual/blocks.hpp"
-#include "lamina/residual/gradient.hpp"
-#include "lamina/residual/memory.hpp"
 #include "lamina/tensor.hpp"
 
+/// The residual, and the pass that adds a gradient to it. Read representative.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
-
-namespace detail {
-template <element, class>
-struct worker_state;
-}  // namespace detail
 
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
@@ -52,17 +50,23 @@ class residual_accumulator {
   /// Throws std::invalid_argument for a momentum outside [0, 1).
   explicit residual_accumulator(const layout& model, const residual_options& options = {})
       : options_(options),
-        memory_(model, options),
+        model_(model),
+        momentum_(checked(options.momentum)),
+        elements_(model, true, options.memory),
+        velocity_(model, has_velocity(), options.memory),
         blocks_(model),
-        is_given_(model.layers()),
-        left_out_(model.layers()),
+        layers_(model.layers()),
         block_totals_(blocks_.count()),
         limits_(blocks_.count()),
         block_notes_(blocks_.count()) {}
+  residual_accumulator(const residual_accumulator&) = delete;
+  residual_accumulator& operator=(const residual_accumulator&) = delete;
 
   /// The next gradient of each layer is the first of a step, for which the velocity decays; those that follow it are pieces
   /// of the same gradient. Without momentum nothing depends on it. Cost: O(L).
-  void begin_step() noexcept { memory_.begin_step(); }
+  void begin_step() noexcept {
+    for (layer_state& each : layers_) each.has_decayed = false;
+  }
 
   /// a_l <- a_l + g_l (eq. 1 of the paper), and the representative value of the sum, in one pass.
   ///
@@ -83,82 +87,100 @@ class residual_accumulator {
   template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
                     const Execution& execution = {}, double scale = 1) {
-    model().check_layer(layer);
+    model_.check_layer(layer);
     double value = 0;
-    accumulate_layers(
-        layer, layer + 1,
-        [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); },
-        std::span(&value, 1), representative, execution, scale);
+    const auto only = [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); };
+    const bool is_refused =
+        accumulate_layers(layer, layer + 1, only, std::span(&value, 1), representative, execution, scale)
+            .has_value();
+    if (is_refused) raise_refused(layer, only);
     return value;
   }
 
-  /// The same for the layers [first, last) at once: all of them are added or, on an error, none. Quicker than one by one
-  /// where an execution starts threads, which it then does once.
+  /// The same for the layers [first, last) at once: all of them are added or, where one holds NaN or infinity or would overflow the
+  /// residual, none. Quicker than one by one where an execution starts threads, which it then does once.
   ///
-  /// \param first, last     the layers, as a half-open range
-  /// \param gradients       called with a layer and a visitor, calls visitor(std::span<const G>) with the gradient of
-  ///                        that layer; more than once, and from several threads
-  /// \param values          gets q_l of these layers
-  /// \param representative  the functor whose values are wanted
-  /// \param execution       runs pieces of the work; if it throws itself, what it has not run is run by the calling thread,
-  ///                        all layers are added, and the exception goes on to the caller
-  /// \param scale           multiplies each element, as a T, before it is added
+  /// \param gradients  called with a layer and a visitor, calls visitor(std::span<const G>) with the gradient of that layer; more
+  ///                   than once, and from several threads. A layer of which it does not stays as it is: was_given()
+  /// \param values     gets q_l of these layers
+  /// \param execution  if it throws itself, what it has not run is run by the calling thread, all layers are added, and the
+  ///                   exception goes on to the caller, or into `thrown`
+  /// \return the first layer whose gradient is refused
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
-  void accumulate_layers(std::size_t first, std::size_t last, const Gradients& gradients,
-                         std::span<double> values, const Representative& representative = {},
-                         const Execution& execution = {}, double scale = 1) {
-    std::exception_ptr thrown;
-    const std::optional<std::size_t> refused =
-        try_add(first, last, gradients, values, representative, execution, scale, false, thrown);
-    if (refused) raise_refused(*refused, gradients);
+  std::optional<std::size_t> accumulate_layers(std::size_t first, std::size_t last,
+                                               const Gradients& gradients, std::span<double> values,
+                                               const Representative& representative = {},
+                                               const Execution& execution = {}, double scale = 1,
+                                               std::exception_ptr* thrown = nullptr) {
+    look_at(first, last, gradients, values, scale);
+    std::exception_ptr by_execution;
+    const std::optional<std::size_t> refused = add_all(first, last, gradients, values, representative,
+                                                       execution, static_cast<T>(scale), by_execution);
 #if LAMINA_HAS_EXCEPTIONS
-    if (thrown) std::rethrow_exception(thrown);
+    if (by_execution && !refused && thrown == nullptr) std::rethrow_exception(by_execution);
 #endif
+    if (thrown != nullptr && !refused) *thrown = by_execution;
+    return refused;
+  }
+  /// Whether the last call had a gradient for it.
+  [[nodiscard]] bool was_given(std::size_t layer) const noexcept {
+    return layers_[layer].is_given;
   }
 
   /// The residual of one layer: n_l elements, valid as long as this object. Throws std::out_of_range.
   [[nodiscard]] std::span<const T> operator[](std::size_t layer) const {
-    return memory_.layer(layer);
+    model_.check_layer(layer);
+    return elements_.read(layer);
   }
 
-  /// a_l <- 0: what was in it has been sent. Throws std::out_of_range. Cost: O(1), since the next gradient is written over
-  /// what is there.
-  void clear(std::size_t layer) {
-    memory_.clear(layer);
+  /// Beyond the last element of any layer.
+  static constexpr std::size_t to_the_end = static_cast<std::size_t>(-1);
+
+  /// a_l <- 0: what was in it has been sent; or of elements [begin, end) alone, of which the receiver has got no others: those stay, and
+  /// the layer is not clear. Throws std::out_of_range. Cost: O(1) for a whole layer, since the next gradient is written over what is
+  /// there; one write of a range.
+  void clear(std::size_t layer, std::size_t begin = 0, std::size_t end = to_the_end) {
+    check_range(layer, begin, end);
+    elements_.clear(layer, begin, end);
+    if (has_velocity()) velocity_.clear(layer, begin, end);
   }
 
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is layer l as it stands
-  /// in a frame that was encoded from this residual.
-  void subtract(std::size_t layer, payload_type type, const std::byte* payload) {
-    memory_.subtract(layer, type, payload);
-  }
-
-  /// The same of elements [begin, end) alone, of which the receiver has got no others: those stay, and the layer is not clear.
-  /// `payload` is the whole layer. Throws std::out_of_range unless there are such elements, and std::invalid_argument for an
-  /// int8 or int4 payload whose range does not begin at a multiple of payload_block_elements. Cost: one write of the range.
-  void clear(std::size_t layer, std::size_t begin, std::size_t end) {
-    memory_.clear(layer, begin, end);
-  }
-  void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin,
-                std::size_t end) {
-    memory_.subtract(layer, type, payload, begin, end);
+  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is all of layer l as it stands
+  /// in a frame that was encoded from this residual. Of elements [begin, end) alone as clear(). Throws std::out_of_range, and
+  /// std::invalid_argument for an int8 or int4 payload whose range does not begin at a multiple of payload_block_elements.
+  void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin = 0,
+                std::size_t end = to_the_end) {
+    check_range(layer, begin, end);
+    if (has_blocks(type) && begin % payload_block_elements != 0) {
+      detail::raise(std::invalid_argument("element " + std::to_string(begin) + " of layer '" +
+                                          model_[layer].name + "' does not begin a block of the " +
+                                          detail::name_of(type) + " payload"));
+    }
+    const std::span<T> all = elements_.read(layer);
+    std::array<T, 1024> sent;
+    for (std::size_t at = begin; at < end; at += sent.size()) {
+      const auto rest = all.subspan(at, (std::min)(sent.size(), end - at));
+      detail::decode_payload<T>(type, payload, all.size(), at, std::span(sent).first(rest.size()));
+      detail::subtract_elements(rest.data(), sent.data(), rest.size());
+    }
+    if (has_velocity()) velocity_.clear(layer, begin, end);
   }
 
   /// Whether the residual of a layer is zero because it was cleared, or is new. Throws std::out_of_range.
   [[nodiscard]] bool is_clear(std::size_t layer) const {
-    model().check_layer(layer);
-    return memory_.is_clear(layer);
+    model_.check_layer(layer);
+    return elements_.is_clear(layer);
   }
 
   /// Elements left out so far by non_finite::skip.
   [[nodiscard]] std::size_t left_out_elements() const noexcept {
     std::size_t all = 0;
-    for (const std::size_t each : left_out_) all += each;
+    for (const layer_state& each : layers_) all += each.left_out;
     return all;
   }
 
   [[nodiscard]] const layout& model() const noexcept {
-    return memory_.model();
+    return model_;
   }
   [[nodiscard]] const residual_options& options() const noexcept {
     return options_;
@@ -166,177 +188,137 @@ class residual_accumulator {
 
   /// All of it, for saving: N elements in the order of the layout, and the velocity, N elements or none.
   [[nodiscard]] std::span<const T> elements() const {
-    return memory_.elements();
+    return elements_.read();
   }
   [[nodiscard]] std::span<const T> velocity() const {
-    return memory_.velocity();
+    return velocity_.read();
   }
   [[nodiscard]] bool has_velocity() const noexcept {
-    return memory_.has_velocity();
+    return momentum_ > 0;
   }
   /// Puts saved elements back. Throws std::invalid_argument, before anything is written, unless the sizes are those of
   /// elements() and velocity() and all numbers are finite.
   void restore(std::span<const T> elements, std::span<const T> velocity) {
-    memory_.restore(elements, velocity);
-    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
-      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block) {
-        const auto [begin, count] = blocks_.extent_of(layer, block);
-        const detail::read_only<T> from(memory_.layer(layer).data() + begin);
-        set_limit(layer, block, detail::reduce_block<T>(detail::sum_of_magnitudes(), count, from).total);
-      }
+    if (elements.size() != elements_.size() || velocity.size() != velocity_.size()) {
+      detail::raise(std::invalid_argument("the saved residual has " + std::to_string(elements.size()) +
+                                          " elements and " + std::to_string(velocity.size()) +
+                                          " of velocity, where " + std::to_string(elements_.size()) +
+                                          " and " + std::to_string(velocity_.size()) + " belong"));
+    }
+    for (const auto saved : {elements, velocity}) {
+      const detail::read_only<T> from(saved.data());
+      if (!detail::is_finite_magnitude(detail::largest_magnitude<T>(saved.size(), from)))
+        detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
+    }
+    elements_.write(elements);
+    velocity_.write(velocity);
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
+        limits_[block] = block_of(layer, block, T(1)).limit();
     }
   }
 
  private:
-  template <element, class>
-  friend struct detail::worker_state;
-
-  using block_adder = detail::block_adder<T>;
-
-  // What became of a pass that could be carried out.
-  struct outcome {
-    std::size_t refused;  // the first layer whose gradient must not be added, or the end of the range
-    std::exception_ptr thrown = nullptr;  // by an execution
+  struct layer_state {
+    bool has_decayed = false;  // in this step
+    bool is_given = false;     // a gradient, in the call under way
+    std::size_t left_out = 0;  // elements
   };
 
-  // accumulate_layers, which gives back the first layer whose gradient is refused; none of the call's gradients then is added.
-  // What an execution threw comes back in `thrown`, once all is added. Layers may lack their gradient if that is said, and
-  // then stay as they are.
+  // Of each block elements are added up to the first whose sum is not below the block's limit, so that what is added does not depend on
+  // threads. What is left of such blocks is looked at before more of it is added.
   template <class Gradients, class Representative, class Execution>
-  std::optional<std::size_t> try_add(std::size_t first, std::size_t last, const Gradients& gradients,
+  std::optional<std::size_t> add_all(std::size_t first, std::size_t last, const Gradients& gradients,
                                      std::span<double> values, const Representative& representative,
-                                     const Execution& execution, double scale, bool may_lack_gradients,
-                                     std::exception_ptr& thrown) {
-    look_at(first, last, gradients, values, scale, may_lack_gradients);
-    const outcome done = add_or_refuse(first, last, gradients, values, representative, execution, scale);
-    if (done.refused < last) return done.refused;
-    thrown = done.thrown;
-    return std::nullopt;
-  }
-  // Whether the last call had a gradient for it.
-  bool was_given(std::size_t layer) const noexcept {
-    return is_given_[layer] != 0;
-  }
-
-  // Adds all gradients or, but for rounding, none. Of each block elements are added up to the first whose sum is not below the block's
-  // limit, so that what is added does not depend on threads. What is left of such blocks is looked at before more of it is added.
-  template <class Gradients, class Representative, class Execution>
-  outcome add_or_refuse(std::size_t first, std::size_t last, const Gradients& gradients,
-                        std::span<double> values, const Representative& representative,
-                        const Execution& execution, double scale) {
-    const block_adder adder(memory_, blocks_, static_cast<T>(scale));
+                                     const Execution& execution, T scale, std::exception_ptr& thrown) {
     const bool skips = options_.non_finite == non_finite::skip;
     std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
               block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
-    outcome done{last};
     // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
     const auto run = [&](const auto& is_due, const auto& work) {
-      const std::exception_ptr thrown =
-          run_all(first, last, execution, [&](std::size_t layer, std::size_t block, std::size_t end) {
+      const std::exception_ptr by_execution =
+          run_all(first, last, execution, [&](std::size_t layer, std::size_t index, std::size_t end) {
             gradients(layer, [&](auto from) {
-              for (; block < end; ++block) {
-                const std::size_t count = blocks_.extent_of(layer, block).second;
-                if (is_due(block_notes_[block], count)) work(layer, block, count, from);
+              for (; index < end; ++index) {
+                const detail::residual_block<T> block = block_of(layer, index, scale);
+                if (is_due(block_notes_[index], block.count)) work(layer, index, block, from);
               }
             });
           });
-      if (thrown) done.thrown = thrown;
+      if (by_execution) thrown = by_execution;
     };
-    const auto set_total = [&](std::size_t layer, std::size_t block, double total) {
-      block_totals_[block] = total;
-      if (!skips) set_limit(layer, block, representative, total);
+    const auto set_total = [&](std::size_t index, const detail::residual_block<T>& block, double total) {
+      block_totals_[index] = total;
+      if (!skips) limits_[index] = block.limit(representative, total);
     };
 
     std::atomic<bool> has_rest = false;
     const auto is_not_added = [](std::size_t note, std::size_t) { return note == not_added; };
-    run(is_not_added, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
-      const T limit = skips ? std::numeric_limits<T>::infinity() : limits_[block];
-      auto sums = adder.add(layer, block, from, representative, limit);
-      block_notes_[block] = skips ? std::uint16_t{0} : sums.taken;
-      if (sums.taken < count && skips) {
-        std::tie(sums.total, block_notes_[block]) =
-            adder.add_rest(layer, block, from, sums.taken, representative);
-      } else if (sums.taken < count) {
-        has_rest.store(true, std::memory_order_relaxed);
-        return;
+    run(is_not_added, [&](std::size_t, std::size_t index, const auto& block, auto from) {
+      const T limit = skips ? std::numeric_limits<T>::infinity() : limits_[index];
+      auto sums = block.add(from, representative, limit);
+      block_notes_[index] = skips ? std::uint16_t{0} : sums.taken;
+      if (sums.taken < block.count) {
+        if (!skips) return has_rest.store(true, std::memory_order_relaxed);
+        std::tie(sums.total, block_notes_[index]) = block.add_rest(from, sums.taken, representative);
       }
-      set_total(layer, block, sums.total);
+      set_total(index, block, sums.total);
     });
     if (has_rest) {
       const auto is_in_part = [](std::size_t note, std::size_t count) { return note < count; };
       std::atomic<std::size_t> refused = last;
-      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
+      run(is_in_part, [&](std::size_t layer, std::size_t index, const auto& block, auto from) {
         std::size_t lowest = refused;
-        if (layer >= lowest || adder.rest_is_finite(layer, block, from, block_notes_[block])) return;
+        if (layer >= lowest || block.rest_is_finite(from, block_notes_[index])) return;
         while (layer < lowest && !refused.compare_exchange_weak(lowest, layer)) continue;
       });
-      done.refused = refused;
-      if (done.refused < last) {
+      if (refused < last) {
         const auto has_some = [](std::size_t note, std::size_t) { return note != 0; };
-        run(has_some, [&](std::size_t layer, std::size_t block, std::size_t, auto from) {
-          const std::size_t taken = std::exchange(block_notes_[block], std::uint16_t{0});
-          if (memory_.is_clear(layer)) return;
-          set_limit(layer, block, adder.take_back(layer, block, from, taken));
+        run(has_some, [&](std::size_t, std::size_t index, const auto& block, auto from) {
+          const std::size_t taken = std::exchange(block_notes_[index], std::uint16_t{0});
+          if (!block.is_clear) limits_[index] = block.take_back(from, taken);
         });
         for (std::size_t layer = first; layer < last; ++layer) {
-          if (memory_.is_clear(layer)) memory_.clear(layer);  // its memory is anything again
+          if (is_clear(layer)) clear(layer);  // its memory is anything again
         }
-        return done;
+        return refused.load();
       }
-      run(is_in_part, [&](std::size_t layer, std::size_t block, std::size_t count, auto from) {
-        const std::size_t taken = std::exchange(block_notes_[block], static_cast<std::uint16_t>(count));
-        set_total(layer, block, adder.add_rest(layer, block, from, taken, representative).first);
+      run(is_in_part, [&](std::size_t, std::size_t index, const auto& block, auto from) {
+        const std::size_t taken = std::exchange(block_notes_[index], static_cast<std::uint16_t>(block.count));
+        set_total(index, block, block.add_rest(from, taken, representative).first);
       });
     }
     for (std::size_t layer = first; layer < last; ++layer) {
-      if (is_given_[layer] != 0) finish(layer, values[layer - first], representative);
+      if (layers_[layer].is_given) values[layer - first] = finished(layer, representative);
     }
-    return done;
+    return std::nullopt;
   }
-
-  void set_limit(std::size_t layer, std::size_t block, double magnitudes) {
-    limits_[block] = detail::limit_of<T>(magnitudes, blocks_.extent_of(layer, block).second);
-  }
-  template <class Representative>
-  void set_limit(std::size_t layer, std::size_t block, const Representative& representative, double total) {
-    const auto [begin, count] = blocks_.extent_of(layer, block);
-    const T* elements = memory_.elements_at(model().offset(layer) + begin);
-    set_limit(layer, block, detail::magnitudes_of<T>(representative, total, elements, count));
-  }
-
   // Throws unless the call can be carried out: all that can be wrong but for numbers.
   template <class Gradients>
   void look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
-               double scale, bool may_lack_gradients) {
-    if (first > last || last > model().layers()) {
+               double scale) {
+    if (first > last || last > model_.layers()) {
       detail::raise(std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
-                                      ") among " + std::to_string(model().layers())));
+                                      ") among " + std::to_string(model_.layers())));
     }
     if (values.size() != last - first) {
       detail::raise(std::invalid_argument("there is room for " + std::to_string(values.size()) +
                                           " values of " + std::to_string(last - first) + " layers"));
     }
-    check_scale(scale);
-    for (std::size_t layer = first; layer < last; ++layer) {
-      is_given_[layer] = 0;
-      gradients(layer, [&](auto from) {
-        is_given_[layer] = 1;
-        model().check_size(layer, from.size());
-      });
-      if (is_given_[layer] == 0 && !may_lack_gradients) {
-        detail::raise(std::invalid_argument("no gradient was given for layer '" + model()[layer].name + "'"));
-      }
-    }
-  }
-
-  static void check_scale(double scale) {
     constexpr double most = (std::numeric_limits<T>::max)();
-    if (detail::is_finite(scale) && -most <= scale && scale <= most &&
-        (static_cast<T>(scale) != T(0) || scale == 0)) {
-      return;
+    if (!detail::is_finite(scale) || scale < -most || scale > most ||
+        (static_cast<T>(scale) == T(0) && scale != 0)) {
+      detail::raise(std::invalid_argument(
+          "the scale of the gradients must be a finite number of their type, got " + std::to_string(scale)));
     }
-    detail::raise(std::invalid_argument(
-        "the scale of the gradients must be a finite number of their type, got " + std::to_string(scale)));
+    for (std::size_t layer = first; layer < last; ++layer) {
+      bool& is_given = layers_[layer].is_given;
+      is_given = false;
+      gradients(layer, [&](auto from) {
+        is_given = true;
+        model_.check_size(layer, from.size());
+      });
+    }
   }
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
@@ -357,17 +339,18 @@ class residual_accumulator {
   }
 
   template <class Representative>
-  void finish(std::size_t layer, double& value, const Representative& representative) {
+  double finished(std::size_t layer, const Representative& representative) {
     const std::size_t begin = blocks_.first(layer);
     const std::size_t blocks = blocks_.first(layer + 1) - begin;
     if (options_.non_finite == non_finite::skip) {
-      for (std::size_t block = begin; block < begin + blocks; ++block)
-        left_out_[layer] += block_notes_[block];
+      for (const std::uint16_t left_out : std::span(block_notes_).subspan(begin, blocks))
+        layers_[layer].left_out += left_out;
     }
-    memory_.set_written(layer);
-    memory_.set_decayed(layer);
-    value = detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks),
-                                   model().sizes()[layer]);
+    elements_.set_written(layer);
+    if (has_velocity()) velocity_.set_written(layer);
+    layers_[layer].has_decayed = true;
+    return detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks),
+                                  model_.sizes()[layer]);
   }
 
   template <class Gradients>
@@ -377,9 +360,38 @@ class residual_accumulator {
       overflows = detail::is_finite_magnitude(
           detail::largest_magnitude<T>(from.size(), detail::read_only<T, G>(from.data())));
     });
-    detail::raise(non_finite_gradient(layer, layer, model()[layer].name,
+    detail::raise(non_finite_gradient(layer, layer, model_[layer].name,
                                       overflows ? "adding the gradient would overflow the residual"
                                                 : "the gradient holds NaN or infinity"));
+  }
+
+  detail::residual_block<T> block_of(std::size_t layer, std::size_t block, T scale) {
+    const auto [begin, count] = blocks_.extent_of(layer, block);
+    return {.residual = elements_.at(layer, begin),
+            .velocity = has_velocity() ? velocity_.at(layer, begin) : nullptr,
+            .begin = begin,
+            .count = count,
+            .is_clear = elements_.is_clear(layer),
+            .velocity_is_clear = has_velocity() && velocity_.is_clear(layer),
+            .decays = !layers_[layer].has_decayed,
+            .momentum = momentum_,
+            .scale = scale};
+  }
+
+  static T checked(double momentum) {
+    if (detail::is_nan(momentum) || !(momentum >= 0 && momentum < 1) || !(static_cast<T>(momentum) < T(1)))
+      detail::raise(std::invalid_argument("momentum must lie in [0, 1), got " + std::to_string(momentum)));
+    return static_cast<T>(momentum);
+  }
+  void check_range(std::size_t layer, std::size_t begin, std::size_t& end) const {
+    model_.check_layer(layer);
+    const std::size_t elements = model_.sizes()[layer];
+    if (end == to_the_end) end = elements;
+    if (begin > end || end > elements) {
+      detail::raise(std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
+                                      " of layer '" + model_[layer].name + "' are not among its " +
+                                      std::to_string(elements)));
+    }
   }
 
   // In block_notes_: more than a block has elements.
@@ -387,10 +399,12 @@ class residual_accumulator {
   static_assert(detail::block_elements < not_added);
 
   residual_options options_;
-  detail::residual_memory<T> memory_;
+  layout model_;
+  T momentum_;
+  detail::residual_memory<T> elements_;
+  detail::residual_memory<T> velocity_;  // empty without momentum
   detail::layer_blocks blocks_;
-  std::vector<char> is_given_;         // of the call under way
-  std::vector<std::size_t> left_out_;  // of each layer
+  std::vector<layer_state> layers_;
   std::vector<double> block_totals_;
   // Of each block, once its layer is not clear: sums below this are written before all gradients are known to be finite.
   std::vector<T> limits_;

@@ -10,7 +10,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/half.hpp"
-#include "lamina/residual/gradient.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/tiling.hpp"

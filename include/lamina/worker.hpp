@@ -32,7 +32,7 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/residual/gradient.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"

@@ -13,7 +13,7 @@
 #include "lamina/detail/sources.hpp"
 #include "lamina/detail/widen.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/residual/gradient.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/tensor.hpp"
 
 #include "any_tensor.hpp"

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <random>
 #include <vector>
@@ -22,29 +23,34 @@ template <defect Defect>
 class broken_worker {
  public:
   broken_worker(const lamina::layout& model, double threshold, std::uint32_t rank)
-      : model_(model), residual_(model), sent_(model), encoder_(model), threshold_(threshold), rank_(rank) {
+      : model_(model),
+        residual_(std::make_unique<lamina::residual_accumulator<float>>(model)),
+        sent_(model),
+        encoder_(model),
+        threshold_(threshold),
+        rank_(rank) {
     values_.resize(model.layers());
   }
   bytes send(const tensors<float>& gradients) {
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (Defect == defect::never_accumulates) residual_.clear(l);
-      values_[l] = residual_.accumulate(l, gradients[l]);
+      if (Defect == defect::never_accumulates) residual_->clear(l);
+      values_[l] = residual_->accumulate(l, gradients[l]);
     }
     sent_.apply_threshold(values_, threshold_);
-    bytes frame =
-        encoder_
-            .encode({.step = ++step_, .sender = rank_}, sent_, [this](std::size_t l) { return residual_[l]; })
-            .to_bytes();
+    bytes frame = encoder_
+                      .encode({.step = ++step_, .sender = rank_}, sent_,
+                              [this](std::size_t l) { return (*residual_)[l]; })
+                      .to_bytes();
     for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (Defect != defect::never_clears && sent_.is_sent(l)) residual_.clear(l);
+      if (Defect != defect::never_clears && sent_.is_sent(l)) residual_->clear(l);
     }
     return frame;
   }
-  const lamina::residual_accumulator<float>& residual() const { return residual_; }
+  const lamina::residual_accumulator<float>& residual() const { return *residual_; }
 
  private:
   lamina::layout model_;
-  lamina::residual_accumulator<float> residual_;
+  std::unique_ptr<lamina::residual_accumulator<float>> residual_;
   std::vector<double> values_;
   lamina::selection sent_;
   lamina::frame_encoder<float> encoder_;

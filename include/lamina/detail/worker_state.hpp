@@ -18,6 +18,7 @@
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
@@ -26,7 +27,6 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/residual/gradient.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
@@ -161,7 +161,7 @@ struct worker_state {
           const auto& tensor = std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)];
           if (detail::has_value(tensor)) detail::visit_gradient<T>(tensor, visitor);
         },
-        scale, execution, true);
+        scale, execution);
   }
   template <class Tensor, class Execution>
   std::optional<std::size_t> add_one(std::size_t layer, const Tensor& gradient, double scale,
@@ -174,11 +174,11 @@ struct worker_state {
     return add(
         layer, layer + 1,
         [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); }, scale,
-        execution, false);
+        execution);
   }
   template <class Gradients, class Execution>
   std::optional<std::size_t> add(std::size_t first, std::size_t last, const Gradients& gradients,
-                                 double scale, const Execution& execution, bool may_lack_gradients) {
+                                 double scale, const Execution& execution) {
     for (std::size_t layer = first; layer < last; ++layer)
       gradients(layer, [&](auto from) { cut.model().check_size(layer, from.size()); });
     const auto by_fragment = [&](std::size_t f, const auto& visitor) {
@@ -189,8 +189,8 @@ struct worker_state {
     const std::size_t end = cut.first(last);
     if (!is_open) residual.begin_step();
     const std::optional<std::size_t> refused =
-        residual.try_add(begin, end, by_fragment, std::span(values).subspan(begin, end - begin), functor,
-                         execution, scale, may_lack_gradients, thrown);
+        residual.accumulate_layers(begin, end, by_fragment, std::span(values).subspan(begin, end - begin),
+                                   functor, execution, scale, &thrown);
     if (refused) {
       // What rounding leaves of a refused gradient is of the residual, and so of its value.
       for (std::size_t f = begin; f < end; ++f) {
@@ -266,9 +266,7 @@ struct worker_state {
   }
   void take_out(std::size_t f, std::size_t begin, std::size_t end) {
     is_stale[f] = 1;
-    const bool is_whole = begin == 0 && end == cut.fragments().sizes()[f];
-    if (!is_rounded()) return is_whole ? residual.clear(f) : residual.clear(f, begin, end);
-    if (is_whole) return residual.subtract(f, options.payload, written.data());
+    if (!is_rounded()) return residual.clear(f, begin, end);
     residual.subtract(f, options.payload, written.data(), begin, end);
   }
 

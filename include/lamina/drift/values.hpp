@@ -13,7 +13,7 @@
 #include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/residual/blocks.hpp"
+#include "lamina/detail/layer_blocks.hpp"
 #include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {

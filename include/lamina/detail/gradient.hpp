@@ -22,32 +22,36 @@ namespace lamina::inline LAMINA_ABI::detail {
 template <class G, class T>
 concept addable_to = std::same_as<G, T> || half_element<G>;
 
+// Of one span, or of the one that a variant of spans holds.
+template <class Visitor, class Elements>
+void visit_span(const Visitor& visitor, const Elements& elements) {
+  if constexpr (is_variant<Elements>) {
+    visit(visitor, elements);
+  } else {
+    visitor(elements);
+  }
+}
+
 /// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. Throws
 /// std::invalid_argument for one that holds another type at run time.
 template <element T, class Tensor, class Visitor>
 void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
   require_tensor<const Tensor>();
   const auto elements = tensor_traits<Tensor>::elements(gradient);
-  if constexpr (is_variant<std::remove_const_t<decltype(elements)>>) {
-    visit(
-        [&](auto span) {
-          using G = std::remove_const_t<typename decltype(span)::element_type>;
-          if constexpr (addable_to<G, T>) {
-            visitor(std::span<const G>(span));
-          } else {
-            raise(std::invalid_argument(
-                "the gradient holds another element type at run time than the residual: pass a converted "
-                "copy"));
-          }
-        },
-        elements);
-  } else {
-    using G = std::remove_const_t<typename decltype(elements)::element_type>;
-    static_assert(addable_to<G, T>,
-                  "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
-                  "lamina::bfloat16");
-    visitor(std::span<const G>(elements));
-  }
+  using seen = std::remove_const_t<decltype(elements)>;
+  const auto visit_one = [&](auto span) {
+    using G = std::remove_const_t<typename decltype(span)::element_type>;
+    if constexpr (addable_to<G, T>) {
+      visitor(std::span<const G>(span));
+    } else {
+      static_assert(is_variant<seen>,
+                    "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
+                    "lamina::bfloat16");
+      raise(std::invalid_argument(
+          "the gradient holds another element type at run time than the residual: pass a converted copy"));
+    }
+  };
+  visit_span(visit_one, elements);
 }
 
 /// The same to write: calls visitor(std::span<G>). Throws std::invalid_argument for what is neither T nor half-width.
@@ -55,26 +59,20 @@ template <element T, class Tensor, class Visitor>
 void visit_writable(Tensor&& tensor, const Visitor& visitor) {
   require_tensor<Tensor>();
   const auto elements = tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor);
-  if constexpr (is_variant<std::remove_const_t<decltype(elements)>>) {
-    visit(
-        [&](auto span) {
-          using G = typename decltype(span)::element_type;
-          if constexpr (addable_to<G, T>) {
-            visitor(std::span<G>(span));
-          } else {
-            raise(std::invalid_argument(
-                "the tensor to write holds another element type at run time than can be written"));
-          }
-        },
-        elements);
-  } else {
-    using G = typename decltype(elements)::element_type;
-    static_assert(
-        addable_to<G, T>,
-        "lamina: the tensor to write is const, or its element type is neither the one that is written, "
-        "nor lamina::float16 or lamina::bfloat16");
-    visitor(std::span<G>(elements));
-  }
+  using seen = std::remove_const_t<decltype(elements)>;
+  const auto visit_one = [&](auto span) {
+    if constexpr (addable_to<typename decltype(span)::element_type, T>) {
+      visitor(span);
+    } else {
+      static_assert(
+          is_variant<seen>,
+          "lamina: the tensor to write is const, or its element type is neither the one that is written, "
+          "nor lamina::float16 or lamina::bfloat16");
+      raise(std::invalid_argument(
+          "the tensor to write holds another element type at run time than can be written"));
+    }
+  };
+  visit_span(visit_one, elements);
 }
 
 /// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.

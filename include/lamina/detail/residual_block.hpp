@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/detail/reduce.hpp"
+#include "lamina/detail/screen.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/representative.hpp"
+#include "lamina/tensor.hpp"
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// One block of a residual, and how gradients are added to it; each block in any thread.
+template <element T>
+struct residual_block {
+  T* residual;
+  T* velocity;        // null without momentum
+  std::size_t begin;  // in the layer
+  std::size_t count;  // of elements
+  bool is_clear;      // its elements are anything, and count as zero; as those of the velocity below
+  bool velocity_is_clear;
+  bool decays;
+  T momentum;
+  T scale;
+
+  struct result {
+    double total;         // of the residual, once the whole block was added
+    std::uint16_t taken;  // elements from the first on that were added
+  };
+
+  /// Adds up to the first element whose sum, or velocity, is not below `limit`. `gradient` is that of the layer.
+  template <class G, class Representative>
+  result add(std::span<const G> gradient, const Representative& representative, T limit) const {
+    const auto add_all = [&](const auto& source) { return add_below(representative, source); };
+    if (velocity != nullptr) {
+      if (is_clear) std::fill_n(residual, count, T(0));
+      if (velocity_is_clear) std::fill_n(velocity, count, T(0));
+    } else if constexpr (chosen_at_run_time<Representative>) {
+      // Of the common functor there is every loop. The others have those over elements of T alone, and what is widened or scaled
+      // comes through a buffer: it costs a tenth to a fifth more, and half as much to compile.
+      if (representative.is_common()) return add(gradient, typename Representative::common(), limit);
+      buffer_type buffer;
+      return without_velocity<T, false>(scaled(gradient.data() + begin, buffer), limit, add_all);
+    }
+    return with_source(gradient, limit, add_all);
+  }
+
+  /// Adds the rest where the first elements were added, but for elements whose sum, or velocity, would not be finite; gives the
+  /// block's total, and how many these are.
+  template <class G, class Representative>
+  std::pair<double, std::uint16_t> add_rest(std::span<const G> gradient, std::size_t taken,
+                                            const Representative& representative) const {
+    std::uint16_t left_out = 0;
+    with_source(gradient, no_limit, [&](const auto& source) {
+      for (std::size_t i = taken; i < count; ++i) {
+        const std::array sum{source.at(i)};
+        if (may_take<T>(sum, source.carry)) {
+          source.put(i, sum[0]);
+        } else {
+          source.leave(i);
+          ++left_out;
+        }
+      }
+    });
+    return {total_of(representative, count), left_out};
+  }
+
+  /// Whether the rest, where the first elements were added, leads to finite sums and velocities.
+  template <class G>
+  bool rest_is_finite(std::span<const G> gradient, std::size_t taken) const {
+    return with_source(gradient, no_limit, [&](const auto& source) {
+      while (taken < count && may_take<T>(std::array{source.at(taken)}, source.carry)) ++taken;
+      return taken == count;
+    });
+  }
+
+  /// Subtracts the first elements again, of a layer that was not clear; gives the limit then.
+  template <class G>
+  T take_back(std::span<const G> gradient, std::size_t taken) const {
+    with_source(gradient, no_limit, [&](const auto& source) {
+      for (std::size_t i = 0; i < taken; ++i) source.take_back(i);
+    });
+    return limit();
+  }
+
+  /// What add() may take next time: a sum of this magnitude or a larger one is not written before all gradients of the call are known to
+  /// be finite. Adding g to a and subtracting it again changes a by at most 2^-23 |a + g| in float, hence by at most 2^-12 of the block's
+  /// mean magnitude. `total` is of the functor; it may tell the sum of the magnitudes.
+  template <class Representative>
+  T limit(const Representative& representative, double total) const {
+    return limit_of(magnitudes(representative, total));
+  }
+  T limit() const { return limit_of(total_of(sum_of_magnitudes(), count)); }
+
+ private:
+  using buffer_type = std::array<T, block_elements>;
+  static constexpr T no_limit = std::numeric_limits<T>::infinity();
+
+  // Of the first elements.
+  template <class Representative>
+  double total_of(const Representative& representative, std::size_t some) const {
+    return reduce_block<T>(representative, some, read_only<T>(residual)).total;
+  }
+  // No more than the sum of the magnitudes, nor much less, and the same on every instruction set. Totals of magnitudes and of squares
+  // tell it. For other functors the first quarter is read once more, from cache, or all where that is zero.
+  template <class F>
+  double magnitudes(const F& functor, double total) const {
+    if constexpr (chosen_at_run_time<F>) {
+      return functor.visit([&](const auto& each) { return magnitudes(each, total); });
+    } else if constexpr (requires { F::least_magnitudes(total); }) {
+      const double least = F::least_magnitudes(total);
+      if (is_finite(least)) return least;
+    }
+    const double sum = total_of(sum_of_magnitudes(), (count + 3) / 4);
+    return sum > 0 ? sum : total_of(sum_of_magnitudes(), count);
+  }
+  T limit_of(double magnitudes) const {
+    constexpr double most = static_cast<double>((std::numeric_limits<T>::max)()) / 2;
+    const double limit = magnitudes / static_cast<double>(count) * 2048;
+    return static_cast<T>(limit < most ? limit : most);
+  }
+
+  // The elements of a block as they are added: where they lie if they are T and stay as they are.
+  template <class G>
+  const T* scaled(const G* from, buffer_type& buffer) const {
+    if (scale != T(1)) {
+      copy_elements(buffer.data(), count, read_only<T, G, true>(from, scale));
+    } else if constexpr (std::same_as<G, T>) {
+      return from;
+    } else {
+      copy_elements(buffer.data(), count, read_only<T, G>(from));
+    }
+    return buffer.data();
+  }
+
+  // Each calls the visitor with the source of the block.
+  template <class G, class Visitor>
+  auto with_source(std::span<const G> gradient, T limit, const Visitor& visitor) const {
+    const G* from = gradient.data() + begin;
+    if (velocity != nullptr) {
+      buffer_type buffer;
+      const read_only<T> addends(scaled(from, buffer));
+      const pattern_of<T> carry = is_clear ? infinity_carry<T> : carry_of(limit);
+      return decays ? visitor(add_with_velocity<T, true>{residual, velocity, addends, momentum, carry})
+                    : visitor(add_with_velocity<T, false>{residual, velocity, addends, momentum, carry});
+    }
+    return scale == T(1) ? without_velocity<G, false>(from, limit, visitor)
+                         : without_velocity<G, true>(from, limit, visitor);
+  }
+  template <class G, bool Scaled, class Visitor>
+  auto without_velocity(const G* from, T limit, const Visitor& visitor) const {
+    const read_only<T, G, Scaled> addends(from, scale);
+    return is_clear ? visitor(add_to<T, G, Scaled, true>{residual, addends, infinity_carry<T>})
+                    : visitor(add_to<T, G, Scaled, false>{residual, addends, carry_of(limit)});
+  }
+  // Zeros are below every limit.
+  static pattern_of<T> carry_of(T limit) {
+    return carry_from((std::max)(std::bit_cast<pattern_of<T>>(limit), pattern_of<T>{1}));
+  }
+
+  template <class Representative, class Source>
+  result add_below(const Representative& representative, const Source& source) const {
+    const block_result sums = reduce_block<T>(representative, count, source);
+    std::size_t taken = sums.taken;
+    if (taken < count) [[unlikely]] {
+      // To the very element, so that what was added does not depend on the instruction set.
+      for (std::array sum{source.at(taken)}; may_take<T>(sum, source.carry); sum = {source.at(taken)}) {
+        source.put(taken, sum[0]);
+        if (++taken == count) break;
+      }
+    }
+    return {sums.total, static_cast<std::uint16_t>(taken)};
+  }
+};
+
+}  // namespace lamina::inline LAMINA_ABI::detail
