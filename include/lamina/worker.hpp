@@ -21,6 +21,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/worker_state.hpp"
 #include "lamina/execution.hpp"
@@ -32,7 +33,6 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/detail/gradient.hpp"
 #include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
@@ -274,47 +274,37 @@ class worker<T, Representative>::step {
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
-  /// agreed on the selection. Throws std::logic_error before the step is selected, and std::invalid_argument unless `to` has
-  /// sent().sent_elements() elements; a std::vector is resized.
-  std::span<T> pack(std::span<T> to, T scale = T(1)) {
-    state& s = packable(to.size());
+  /// agreed on the selection; returns the span. Throws std::logic_error before the step is selected, and std::invalid_argument unless
+  /// `to`, a span of T or a std::vector<T>, which is resized, has sent().sent_elements() elements.
+  template <class Elements>
+  requires std::convertible_to<Elements&, std::span<T>> std::span<T> pack(Elements&& to, T scale = T(1)) {
     if (!detail::is_finite(static_cast<double>(scale)))
       detail::raise(std::invalid_argument("pack: the scale must be finite"));
-    T* out = to.data();
-    for (const std::size_t f : s.decisions.sent().sent()) {
-      const std::span<const T> from = s.residual[f];
-      for (std::size_t i = 0; i < from.size(); ++i) out[i] = scale == T(1) ? from[i] : from[i] * scale;
-      out += from.size();
+    const std::span<T> all = packable(to);
+    T* out = all.data();
+    for (const std::size_t f : sent().sent()) {
+      for (const T each : state_->residual[f]) *out++ = scale == T(1) ? each : each * scale;
     }
-    s.leave(true);
-    return to;
+    state_->leave(true);
+    return all;
   }
-  std::span<T> pack(std::vector<T>& to, T scale = T(1)) {
-    to.resize(selected("pack").decisions.sent().sent_elements());
-    return pack(std::span(to), scale);
-  }
-  /// The same in half the bytes, rounded as options.payload says, which must be that type; commit() leaves in the residual what
-  /// this rounding took away. Divide by the number of workers after the sum.
-  template <half_element Half>
-  std::span<Half> pack(std::span<Half> to) {
-    state& s = packable(to.size());
+  /// The same in half the bytes, to lamina::float16 or bfloat16, rounded as options.payload says, which must be that type; commit() leaves
+  /// in the residual what this rounding took away. Divide by the number of workers after the sum.
+  template <class Elements, half_element Half = typename std::remove_cvref_t<Elements>::value_type>
+  std::span<Half> pack(Elements&& to) {
     constexpr payload_type written =
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
-    if (s.options.payload != written)
+    const std::span<Half> all = packable(to);
+    if (state_->options.payload != written)
       detail::raise(
           std::invalid_argument("pack: options.payload is another type than the elements to write"));
-    auto* out = reinterpret_cast<std::byte*>(to.data());
-    for (const std::size_t f : s.decisions.sent().sent()) {
-      detail::encode_payload<T>(written, s.residual[f], out);
-      out += s.residual[f].size() * sizeof(Half);
+    auto* out = reinterpret_cast<std::byte*>(all.data());
+    for (const std::size_t f : sent().sent()) {
+      detail::encode_payload<T>(written, state_->residual[f], out);
+      out += state_->residual[f].size() * sizeof(Half);
     }
-    s.leave(false);
-    return to;
-  }
-  template <half_element Half>
-  std::span<Half> pack(std::vector<Half>& to) {
-    to.resize(selected("pack").decisions.sent().sent_elements());
-    return pack(std::span(to));
+    state_->leave(false);
+    return all;
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. `gradients` has a
   /// tensor to write for each layer. Also after commit().
@@ -327,36 +317,10 @@ class worker<T, Representative>::step {
   /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. Throws
   /// std::logic_error before it is selected, and with a rounded payload before frame() or pack(), unless the selection was given to
   /// begin(): what fragment() gave is then taken for written in that payload.
-  void commit() {
-    state& s = committable();
-    s.make_room_for_written();
-    for (const std::size_t f : s.decisions.sent().sent()) {
-      s.write(f);
-      s.take_out(f, 0, s.cut.fragments().sizes()[f]);
-    }
-    s.expect_after_commit();
-    s.decisions.commit(number_);
-    s.close();
-  }
+  void commit() { commit_what_arrived(nullptr); }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
   /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
-  void commit(const delivery& arrived) {
-    state& s = committable();
-    detail::check_delivery("commit", arrived, s.decisions.sent(),
-                           s.is_exact ? payload_type::as_is : s.options.payload);
-    s.make_room_for_written();
-    for (const std::size_t f : s.decisions.sent().sent()) {
-      if (arrived.lost_chunks(f) == arrived.chunks(f)) continue;
-      s.write(f);
-      arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
-    }
-    s.expect_after_commit();
-    for (const std::size_t f : s.decisions.sent().sent()) {
-      if (arrived.lost_chunks(f) != 0) s.expect_lost(f, arrived);
-    }
-    s.decisions.commit(number_, arrived);
-    s.close();
-  }
+  void commit(const delivery& arrived) { commit_what_arrived(&arrived); }
 
  private:
   friend class worker;
@@ -393,24 +357,34 @@ class worker<T, Representative>::step {
     }
     return *state_;
   }
-  state& packable(std::size_t room) const {
-    state& s = selected("pack");
+  template <class Elements>
+  auto packable(Elements& to) const {
+    const state& s = selected("pack");
     require_open("pack");
     s.require_all("pack");
-    if (room != s.decisions.sent().sent_elements()) {
-      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(room) +
-                                          " elements, and " +
-                                          std::to_string(s.decisions.sent().sent_elements()) + " are sent"));
+    const std::size_t elements = s.decisions.sent().sent_elements();
+    if constexpr (requires { to.resize(elements); }) to.resize(elements);
+    const std::span all(to);
+    if (all.size() != elements) {
+      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(all.size()) +
+                                          " elements, and " + std::to_string(elements) + " are sent"));
     }
-    return s;
+    return all;
   }
-  state& committable() const {
+  void commit_what_arrived(const delivery* arrived) {
     state& s = open("commit");
-    (void)selected("commit");
+    const selection& sent = selected("commit").decisions.sent();
     s.require_all("commit");
     if (s.options.payload != payload_type::as_is && !s.has_left && !s.is_given)
       detail::raise(std::logic_error("commit: nothing was written yet: call frame() or pack() first"));
-    return s;
+    if (arrived != nullptr)
+      detail::check_delivery("commit", *arrived, sent,
+                             s.is_rounded() ? s.options.payload : payload_type::as_is);
+    s.take_out(arrived);
+    s.decisions.forecast(number_, s.values, s.expected);
+    if (arrived != nullptr) s.expect_lost(*arrived);
+    arrived != nullptr ? s.decisions.commit(number_, *arrived) : s.decisions.commit(number_);
+    s.close();
   }
 
   state* state_;

@@ -238,36 +238,41 @@ struct worker_state {
     std::copy(values.begin(), values.end(), decision_values.begin());
     has_decision_values = true;
   }
-  // With values that are this worker's own, whatever was agreed for the step that ends.
-  void expect_after_commit() {
-    decisions.forecast(number, values, expected);
-  }
-
   // What was lost is in the residual again: as much of the value, if elements are alike.
-  void expect_lost(std::size_t f, const delivery& arrived) {
-    expected[f] +=
-        values[f] * static_cast<double>(arrived.lost_chunks(f)) / static_cast<double>(arrived.chunks(f));
+  void expect_lost(const delivery& arrived) {
+    for (const std::size_t f : decisions.sent().sent()) {
+      const auto lost = static_cast<double>(arrived.lost_chunks(f));
+      if (lost > 0) expected[f] += values[f] * lost / static_cast<double>(arrived.chunks(f));
+    }
   }
 
   bool is_rounded() const noexcept {
     return !is_exact && options.payload != payload_type::as_is;
   }
-  // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
-  void make_room_for_written() {
-    if (!is_rounded()) return;
-    std::size_t most = written.size();
-    for (const std::size_t f : decisions.sent().sent())
-      most = (std::max)(most, payload_bytes<T>(options.payload, cut.fragments().sizes()[f]));
-    written.resize(most);
-  }
-  // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
-  void write(std::size_t f) {
-    if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
-  }
-  void take_out(std::size_t f, std::size_t begin, std::size_t end) {
-    is_stale[f] = 1;
-    if (!is_rounded()) return residual.clear(f, begin, end);
-    residual.subtract(f, options.payload, written.data(), begin, end);
+  // Takes out of the residual what has arrived of the fragments that are sent, all of them if nothing is said. What a rounded payload
+  // says of a fragment is computed anew, so that a frame need not live until commit().
+  void take_out(const delivery* arrived) {
+    // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
+    if (is_rounded()) {
+      for (const std::size_t f : decisions.sent().sent()) {
+        const std::size_t bytes = payload_bytes<T>(options.payload, cut.fragments().sizes()[f]);
+        if (written.size() < bytes) written.resize(bytes);
+      }
+    }
+    for (const std::size_t f : decisions.sent().sent()) {
+      if (arrived != nullptr && arrived->lost_chunks(f) == arrived->chunks(f)) continue;
+      if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
+      is_stale[f] = 1;
+      const auto take = [&](std::size_t begin, std::size_t end) {
+        if (!is_rounded()) return residual.clear(f, begin, end);
+        residual.subtract(f, options.payload, written.data(), begin, end);
+      };
+      if (arrived != nullptr) {
+        arrived->for_each_delivered(f, take);
+      } else {
+        take(0, cut.fragments().sizes()[f]);
+      }
+    }
   }
 
   void load(std::span<const std::byte> bytes) {
