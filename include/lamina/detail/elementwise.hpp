@@ -93,18 +93,17 @@ void divide_elements(T* to, T divisor, std::size_t count) {
 template <class T, class Source>
 void copy_elements(T* to, std::size_t count, const Source source) {
   using V = native_register<T>;
+  constexpr std::size_t step = width<V, T>;
+  constexpr std::size_t group = group_of<V, T, lanes>;
   std::size_t i = 0;
   for (const std::size_t whole = count - count % lanes; i < whole; i += lanes) {
     source.prefetch(i, lanes);
-    const auto row = source.template row<V>(i);
-    constexpr std::size_t step = width<V, T>;
-    constexpr std::size_t group = group_of<V, T, lanes>;
-    for (std::size_t k = 0; k < lanes; k += group * step) {
+    for (std::size_t k = i; k < i + lanes; k += group * step) {
       std::array<V, group> operands;
       repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { operands[r] = row.template at<V>(k + r * step); });
+                           LAMINA_INLINED_LAMBDA { operands[r] = source.template at<V>(k + r * step); });
       repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { detail::store(to + i + k + r * step, operands[r]); });
+                           LAMINA_INLINED_LAMBDA { detail::store(to + k + r * step, operands[r]); });
     }
   }
   for (; i < count; ++i) to[i] = source.at(i);

@@ -91,13 +91,13 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
   const std::size_t whole = count - count % lanes;
   for (std::size_t i = 0; i < whole; i += lanes) {
     source.prefetch(i, lanes);
-    const auto row = source.template row<V>(i);
     // Takes the group that begins with register k; false if the source refuses it. Each is written after all of it is
     // loaded, which lets the loads start early.
     const auto take = [&](std::size_t k) LAMINA_INLINED_LAMBDA {
-      std::array<decltype(row.template at<V>(0)), group> operands;
-      repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { operands[r] = row.template at<V>((k + r) * step); });
+      std::array<decltype(source.template at<V>(0)), group> operands;
+      repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
+        operands[r] = source.template at<V>(i + (k + r) * step);
+      });
       if constexpr (Source::refuses) {
         if (!may_take<T>(operands, source.carry)) [[unlikely]]
           return false;

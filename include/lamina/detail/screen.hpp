@@ -161,11 +161,10 @@ T largest_magnitude(std::size_t count, const Source source) {
     bool finite = true;
     for (; i < whole && finite; i += lanes) {
       source.prefetch(i, lanes);
-      const auto row = source.template row<V>(i);
-      for (std::size_t k = 0; k < lanes; k += group * step) {
+      for (std::size_t k = i; k < i + lanes; k += group * step) {
         std::array<V, group> operands;
         repeat<V, group>([&](std::size_t r)
-                             LAMINA_INLINED_LAMBDA { operands[r] = row.template at<V>(k + r * step); });
+                             LAMINA_INLINED_LAMBDA { operands[r] = source.template at<V>(k + r * step); });
         finite = finite && all_finite<T>(operands);
         repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
           const V magnitude = magnitudes<T>(operands[r]);
@@ -186,11 +185,7 @@ T largest_magnitude(std::size_t count, const Source source) {
     std::array<pattern_of<T>, lanes> most{};
     for (; i < whole; i += lanes) {
       source.prefetch(i, lanes);
-      const auto row = source.template row<T>(i);
-      for (std::size_t k = 0; k < lanes; ++k) {
-        most[k] =
-            (std::max)(most[k], magnitude_of_pattern(std::bit_cast<pattern_of<T>>(row.template at<T>(k))));
-      }
+      for (std::size_t k = 0; k < lanes; ++k) most[k] = (std::max)(most[k], magnitude_at(i + k));
     }
     largest = *std::ranges::max_element(most);
   }

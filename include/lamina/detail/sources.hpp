@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -45,72 +44,6 @@ LAMINA_ALWAYS_INLINE void prefetch_ahead([[maybe_unused]] const T* from, [[maybe
 #endif
 }
 
-/// A row is `lanes` consecutive operands, of which at<V>(k) takes those from the k-th on. This one lies in memory;
-template <class T>
-struct row_in_memory {
-  const T* from;
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    return load<V>(from + k);
-  }
-};
-
-/// that one is multiplied on the way into a register;
-template <class T>
-struct scaled_row {
-  const T* from;
-  T scale;
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    std::array<V, 1> product = {load<V>(from + k) * V(scale)};
-    round_by_itself(product);
-    return product[0];
-  }
-};
-
-/// and this one is widened, and multiplied, before, all of it at once.
-template <class T>
-class widened_row {
- public:
-  template <class G>
-  LAMINA_ALWAYS_INLINE explicit widened_row(const G* from) {
-    widen_all<lanes>(from, operands_.data());
-  }
-  template <class G>
-  LAMINA_ALWAYS_INLINE widened_row(const G* from, T scale) : widened_row(from) {
-    for (T& each : operands_) each *= scale;
-    round_by_itself(operands_);
-  }
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    return load<V>(operands_.data() + k);
-  }
-
- private:
-  std::array<T, lanes> operands_;
-};
-
-/// The sum or the difference of two rows.
-template <bool Subtracts, class A, class B>
-struct row_of_two {
-  A a;
-  B b;
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t k) const {
-    if constexpr (Subtracts) return a.template at<V>(k) - b.template at<V>(k);
-    return a.template at<V>(k) + b.template at<V>(k);
-  }
-};
-
-/// A row of zeros: added to another it turns -0 into 0, as the sum with a residual that is clear does.
-template <class T>
-struct row_of_zeros {
-  template <class V>
-  LAMINA_ALWAYS_INLINE V at(std::size_t) const {
-    return V(T(0));
-  }
-};
-
 /// What one gradient makes of an element, or of a register of them, where there is a velocity.
 template <class V>
 struct corrected {
@@ -118,22 +51,7 @@ struct corrected {
   V velocity;
 };
 
-/// The rows of a residual, of a velocity that has decayed already, and of a gradient. `Decays`: the velocity is added, not the
-/// gradient.
-template <class A, class U, class G, bool Decays>
-struct corrected_row {
-  A residual;
-  U velocity;
-  G gradient;
-  template <class V>
-  LAMINA_ALWAYS_INLINE corrected<V> at(std::size_t k) const {
-    const V addend = gradient.template at<V>(k);
-    const V updated = velocity.template at<V>(k) + addend;
-    return {residual.template at<V>(k) + (Decays ? updated : addend), updated};
-  }
-};
-
-/// Sources: where the operand at index i, and the row that begins there, come from. `Scaled`: elements of memory of G are
+/// Sources: at<V>(i) gives the operand that begins at index i, one element or a register of them. `Scaled`: elements of memory of G are
 /// multiplied by a scale, and each product is rounded by itself, so that all machines get the same bits.
 template <class T, class G = T, bool Scaled = false>
 struct read_only {
@@ -146,24 +64,14 @@ struct read_only {
   LAMINA_ALWAYS_INLINE void prefetch(std::size_t i, std::size_t count) const {
     prefetch_ahead(from + i, count);
   }
-  T at(std::size_t i) const {
+  template <class V = T>
+  LAMINA_ALWAYS_INLINE V at(std::size_t i) const {
+    std::array<V, 1> operand = {load_widened<V, T>(from + i)};
     if constexpr (Scaled) {
-      return rounded(widened<T>(from[i]) * scale);
-    } else {
-      return widened<T>(from[i]);
+      operand[0] = operand[0] * V(scale);
+      round_by_itself(operand);
     }
-  }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    if constexpr (std::same_as<G, T> && !Scaled) {
-      return row_in_memory<T>{from + i};
-    } else if constexpr (std::same_as<G, T> && is_register<V>) {
-      return scaled_row<T>{from + i, scale};
-    } else if constexpr (Scaled) {
-      return widened_row<T>(from + i, scale);
-    } else {
-      return widened_row<T>(from + i);
-    }
+    return operand[0];
   }
 };
 
@@ -182,14 +90,13 @@ struct difference_of {
     prefetch_ahead(minuend + i, count);
     prefetch_ahead(subtrahend + i, count);
   }
-  T at(std::size_t i) const { return minuend[i] - subtrahend[i]; }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    return row_of_two<true, row_in_memory<T>, row_in_memory<T>>{{minuend + i}, {subtrahend + i}};
+  template <class V = T>
+  LAMINA_ALWAYS_INLINE V at(std::size_t i) const {
+    return load<V>(minuend + i) - load<V>(subtrahend + i);
   }
 };
 
-/// a <- a + g, or a + scale·g. `Clear`: the residual counts as zero, and is not read.
+/// a <- a + g, or a + scale·g. `Clear`: the residual counts as zero, and is not read; the sum with it turns -0 into 0.
 template <class T, class G, bool Scaled, bool Clear>
 struct add_to {
   static constexpr bool writes = true;
@@ -202,15 +109,10 @@ struct add_to {
     prefetch_ahead(residual + i, count);
     gradient.prefetch(i, count);
   }
-  T at(std::size_t i) const { return (Clear ? T(0) : residual[i]) + gradient.at(i); }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    using row_of_addends = decltype(gradient.template row<V>(i));
-    if constexpr (Clear) {
-      return row_of_two<false, row_of_zeros<T>, row_of_addends>{{}, gradient.template row<V>(i)};
-    } else {
-      return row_of_two<false, row_in_memory<T>, row_of_addends>{{residual + i}, gradient.template row<V>(i)};
-    }
+  template <class V = T>
+  LAMINA_ALWAYS_INLINE V at(std::size_t i) const {
+    if constexpr (Clear) return V(T(0)) + gradient.template at<V>(i);
+    return load<V>(residual + i) + gradient.template at<V>(i);
   }
   template <class V>
   LAMINA_ALWAYS_INLINE void put(std::size_t i, const V& sum) const {
@@ -240,16 +142,11 @@ struct add_with_velocity {
     prefetch_ahead(velocity + i, count);
     gradient.prefetch(i, count);
   }
-  corrected<T> at(std::size_t i) const {
-    const T addend = gradient.at(i);
-    const T updated = decayed().at(i) + addend;
-    return {residual[i] + (Decays ? updated : addend), updated};
-  }
-  template <class V>
-  LAMINA_ALWAYS_INLINE auto row(std::size_t i) const {
-    using row_of_velocities = decltype(decayed().template row<V>(i));
-    return corrected_row<row_in_memory<T>, row_of_velocities, row_in_memory<T>, Decays>{
-        {residual + i}, decayed().template row<V>(i), {gradient.from + i}};
+  template <class V = T>
+  LAMINA_ALWAYS_INLINE corrected<V> at(std::size_t i) const {
+    const V addend = gradient.template at<V>(i);
+    const V updated = read_only<T, T, Decays>(velocity, momentum).template at<V>(i) + addend;
+    return {load<V>(residual + i) + (Decays ? updated : addend), updated};
   }
   template <class V>
   LAMINA_ALWAYS_INLINE void put(std::size_t i, const corrected<V>& both) const {
@@ -264,9 +161,6 @@ struct add_with_velocity {
   }
 
  private:
-  LAMINA_ALWAYS_INLINE read_only<T, T, Decays> decayed() const {
-    return read_only<T, T, Decays>(velocity, momentum);
-  }
   // Rounding may lead beyond the range where the velocity was at the end of it.
   T without_decay(T x) const {
     const T quotient = x / momentum;
