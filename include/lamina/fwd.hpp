@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
+#include <concepts>
 #include <cstdint>
 
-#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 
-/// The names of the library without their definitions, for headers that only mention them. They cannot be declared by hand:
-/// the library lies in an inline namespace, see docs/guide/many-machines.md.
+/// The names of the library without their definitions, for headers that only mention them. They cannot be declared by hand: the library
+/// lies in an inline namespace.
 namespace lamina::inline LAMINA_ABI {
+
+/// The element types that residuals, frames and representative values are computed in.
+template <class T>
+concept element = std::same_as<T, float> || std::same_as<T, double>;
 
 // What is described.
 struct layer;

@@ -19,7 +19,6 @@
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
 #include "lamina/options.hpp"
 #include "lamina/tensor.hpp"

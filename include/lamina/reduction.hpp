@@ -10,13 +10,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/host_device.hpp"
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
+#include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
@@ -33,28 +33,50 @@
 /// that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
 
+/// A representative functor is three functions:
+///
+///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
+///     double map(double x);                // for elements of double
+///     float combine(float a, float b);     // of two values of map; associative, commutative, and a zero is neutral
+///     double combine(double a, double b);  // of the totals of blocks
+///     double finish(double total, std::size_t elements);
+///
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. All are const or
+/// static, do not throw, and depend on nothing but their operands.
+///
+/// One that says `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and
+/// combine(V, V) then give a V and do the same as with single elements, to the last bit. Templates over the operand, of
+/// + - * / and lamina::abs, max and min, are such functions:
+///
+///     struct largest {
+///       using is_simd = void;
+///       static auto map(const auto& x) { return lamina::abs(x); }
+///       static auto combine(const auto& a, const auto& b) { return lamina::max(a, b); }
+///       static double finish(double total, std::size_t) { return total; }
+///     };
+template <class F>
+concept representative = requires(const F& functor, float x, double total, std::size_t elements) {
+  { functor.combine(functor.map(x), functor.map(x)) } -> std::convertible_to<double>;
+  { functor.combine(total, total) } -> std::same_as<double>;
+  { functor.finish(total, elements) } -> std::convertible_to<double>;
+};
+
 /// A SIMD register of floats or doubles; none with a compiler that has no vectors of GNU, and none with LAMINA_NO_SIMD.
 template <class V>
 concept simd_register = detail::is_register<V>;
 
 /// For functors: of elements and of whole registers, the same bits. The larger or smaller of two is `a` where they
 /// are equal, or where one is NaN.
-LAMINA_HOST_DEVICE inline float abs(float x) {
+template <element T>
+LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);
 }
-LAMINA_HOST_DEVICE inline double abs(double x) {
-  return std::abs(x);
-}
-LAMINA_HOST_DEVICE constexpr float(max)(float a, float b) {
+template <element T>
+LAMINA_HOST_DEVICE constexpr T(max)(T a, T b) {
   return a < b ? b : a;
 }
-LAMINA_HOST_DEVICE constexpr double(max)(double a, double b) {
-  return a < b ? b : a;
-}
-LAMINA_HOST_DEVICE constexpr float(min)(float a, float b) {
-  return b < a ? b : a;
-}
-LAMINA_HOST_DEVICE constexpr double(min)(double a, double b) {
+template <element T>
+LAMINA_HOST_DEVICE constexpr T(min)(T a, T b) {
   return b < a ? b : a;
 }
 #if LAMINA_HAS_SIMD
@@ -149,27 +171,6 @@ double finished_value(const F& functor, std::span<const double> block_totals, st
   return totals.value(elements);
 }
 
-/// That of a range that is not contiguous: block by block through a buffer, hence the same bits.
-template <representative F, class Range>
-double reduce_range(const F& functor, const Range& range) {
-  using T = std::remove_cvref_t<decltype(*begin_of(range))>;
-  std::array<T, block_elements> block;
-  totals_in_runs totals(functor);
-  std::size_t elements = 0;
-  const auto last = end_of(range);
-  for (auto it = begin_of(range); it != last;) {
-    std::size_t count = 0;
-    for (; count < block.size() && it != last; ++it) block[count++] = *it;
-    totals.add(reduce_block<T>(functor, count, read_only<T>{block.data()}).total);
-    elements += count;
-  }
-  return totals.value(elements);
-}
-
-template <class Range>
-concept element_range = some_range<const Range> &&
-    element<std::remove_cvref_t<decltype(*begin_of(std::declval<const Range&>()))>>;
-
 }  // namespace detail
 
 /// The representative value of a tensor: 0 if it has no elements. Cost: one pass, no allocation.
@@ -188,8 +189,6 @@ double representative_value(const F& functor, const Tensor& tensor) {
       using T = std::conditional_t<element<G>, G, float>;
       return detail::reduce_contiguous<T>(functor, std::span<const G>(elements));
     }
-  } else if constexpr (detail::element_range<Tensor>) {
-    return detail::reduce_range(functor, tensor);
   } else {
     detail::require_tensor<const Tensor>();
     return 0;

@@ -132,9 +132,9 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
   const auto contains = lamina_test::contains;
   REQUIRE(contains(message([&] { (void)lamina::elements_of<float>(half); }),
-                   "float asked for: call .to(torch::kFloat)"));
-  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "call .to(torch::kDouble)"));
-  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), ".copy_()"));
+                   "float asked for: pass a converted copy"));
+  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "double asked for"));
+  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), "and copy that"));
 
   const lamina::layout model = lamina_test::model_of({4});
   lamina::worker<float> worker(model, {.drop_ratio = 0});
@@ -143,7 +143,7 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   const std::vector<std::byte> bytes = step.frame().to_bytes();
   at::Tensor parameters = at::zeros({4}, at::kBFloat16);
   const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
-  REQUIRE(contains(message(restore), ".copy_()"));
+  REQUIRE(contains(message(restore), "pass a converted copy"));
   REQUIRE(parameters.sum().item<float>() == 0);
 }
 
@@ -186,15 +186,6 @@ TEST_CASE("torch: an undefined tensor has no value") {
   REQUIRE_FALSE(lamina::detail::has_value(leaf.grad()));
 }
 
-TEST_CASE("torch: the layer of a tensor has its name and shape") {
-  const lamina::layer layer = lamina::layer_of("head", at::ones({10, 64}));
-  REQUIRE(layer.name == "head");
-  REQUIRE(layer.shape == std::vector<std::size_t>{10, 64});
-  REQUIRE(lamina::layer_of("scale", at::ones({})).elements() == 1);
-  const auto undefined = [] { (void)lamina::layer_of("head", at::Tensor()); };
-  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'head'"));
-}
-
 namespace {
 
 // What a torch::nn::Module has that layout_of asks for.
@@ -220,7 +211,8 @@ TEST_CASE("torch: a module is a layout, by itself and by what holds it") {
     REQUIRE(model.sizes()[0] == 12);
     REQUIRE(model[1].name == "bias");
   }
-  REQUIRE_THROWS_AS(lamina::layout_of(module{{{"none", at::Tensor()}}}), std::invalid_argument);
+  const auto undefined = [] { (void)lamina::layout_of(module{{{"none", at::Tensor()}}}); };
+  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'none'"));
 }
 
 TEST_CASE("torch: gradients are handles, and undefined where there is none") {
