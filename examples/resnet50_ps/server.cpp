@@ -15,7 +15,7 @@ class parameter_server {
         network_((torch::manual_seed(of.with.seed), of.data.train->classes())),
         parameters_(network_.parameters()),
         cut_(lamina::layout_of(network_), of.with.fragment),
-        fragments_(lamina::fragments_of(parameters_, cut_)),
+        fragments_(fragments_of(parameters_, cut_)),
         sgd_(fragments_, torch::optim::SGDOptions(0).momentum(of.with.momentum)),
         down_bytes_(of.who.leaders.size()),
         done_(load()),

@@ -16,7 +16,6 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/half.hpp"

@@ -12,7 +12,6 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
@@ -33,7 +32,7 @@
 /// that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
 
-/// A representative functor is three functions:
+/// A representative functor is three functions, const or static, that do not throw and depend on nothing but their operands:
 ///
 ///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
 ///     double map(double x);                // for elements of double
@@ -41,12 +40,9 @@ namespace lamina::inline LAMINA_ABI {
 ///     double combine(double a, double b);  // of the totals of blocks
 ///     double finish(double total, std::size_t elements);
 ///
-/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. All are const or
-/// static, do not throw, and depend on nothing but their operands.
-///
-/// One that says `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and
-/// combine(V, V) then give a V and do the same as with single elements, to the last bit. Templates over the operand, of
-/// + - * / and lamina::abs, max and min, are such functions:
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says
+/// `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and combine(V, V) then give a V, bitwise
+/// as with single elements. Templates over the operand, of + - * / and lamina::abs and max, are such functions:
 ///
 ///     struct largest {
 ///       using is_simd = void;
@@ -65,8 +61,8 @@ concept representative = requires(const F& functor, float x, double total, std::
 template <class V>
 concept simd_register = detail::is_register<V>;
 
-/// For functors: of elements and of whole registers, the same bits. The larger or smaller of two is `a` where they
-/// are equal, or where one is NaN.
+/// For functors: of elements and of whole registers, the same bits. The larger of two is `a` where they are equal,
+/// or where one is NaN.
 template <element T>
 LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);
@@ -74,10 +70,6 @@ LAMINA_HOST_DEVICE T abs(T x) {
 template <element T>
 LAMINA_HOST_DEVICE constexpr T(max)(T a, T b) {
   return a < b ? b : a;
-}
-template <element T>
-LAMINA_HOST_DEVICE constexpr T(min)(T a, T b) {
-  return b < a ? b : a;
 }
 #if LAMINA_HAS_SIMD
 template <class T>
@@ -87,10 +79,6 @@ detail::simd<T> abs(const detail::simd<T>& x) {
 template <class T>
 detail::simd<T>(max)(const detail::simd<T>& a, const detail::simd<T>& b) {
   return detail::simd<T>(a.data < b.data ? b.data : a.data);
-}
-template <class T>
-detail::simd<T>(min)(const detail::simd<T>& a, const detail::simd<T>& b) {
-  return detail::simd<T>(b.data < a.data ? b.data : a.data);
 }
 #endif
 

@@ -8,7 +8,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold.

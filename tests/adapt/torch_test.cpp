@@ -223,23 +223,3 @@ TEST_CASE("torch: gradients are handles, and undefined where there is none") {
   REQUIRE(gradients[0].data_ptr() == parameters[0].grad().data_ptr());
   REQUIRE_FALSE(gradients[1].defined());
 }
-
-TEST_CASE("torch: parts of parameters share their memory") {
-  const lamina::tiling cut(lamina::layout({{"large", {3, 3000}}, {"small", {7}}}), 4096);
-  const std::vector<at::Tensor> parameters = {at::zeros({3, 3000}).set_requires_grad(true), at::zeros({7})};
-  const std::vector<at::Tensor> parts = lamina::fragments_of(parameters, cut);
-  REQUIRE(parts.size() == cut.fragments().layers());
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    REQUIRE(static_cast<std::size_t>(parts[p].numel()) == cut.fragments().sizes()[p]);
-    REQUIRE_FALSE(parts[p].requires_grad());
-    parts[p].fill_(static_cast<float>(p + 1));
-  }
-  REQUIRE(parameters[0][0][0].item<float>() == 1);
-  REQUIRE(parameters[0][1][1096].item<float>() == 2);  // element 4,096
-  REQUIRE(parameters[0][2][2999].item<float>() == 3);
-  REQUIRE(parameters[1].min().item<float>() == 4);
-  REQUIRE_THROWS_AS(lamina::fragments_of({parameters[0]}, cut), std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({3000, 3}).t(), parameters[1]}, cut),
-                    std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({5}), parameters[1]}, cut), std::invalid_argument);
-}

@@ -352,11 +352,9 @@ TEMPLATE_TEST_CASE("kernels: a register does what its elements do", "", float, d
       require_all(-V(a), -x);
       require_all(lamina::abs(V(a)), lamina::abs(a));
       require_all(lamina::max(V(a), V(b)), lamina::max(a, b));
-      require_all(lamina::min(V(a), V(b)), lamina::min(a, b));
     }
   }
   CHECK(lamina::max(TestType(1), TestType(2)) == 2);
-  CHECK(lamina::min(TestType(1), TestType(2)) == 1);
 }
 
 TEMPLATE_TEST_CASE("kernels: a sign is seen in every place of a register, and nothing else is", "",

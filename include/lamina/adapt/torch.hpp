@@ -15,7 +15,6 @@
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// torch::Tensor as a tensor of lamina: read and written where it lies, without a copy.
 ///
@@ -114,33 +113,6 @@ template <class Module>
   gradients.reserve(parameters.size());
   for (const at::Tensor& each : parameters) gradients.push_back(each.grad());
   return gradients;
-}
-
-/// The parameters of a server whose layers are cut: for each of cut.fragments() a tensor of one dimension, which shares the parameter's
-/// memory and is not known to autograd. An optimizer of torch over these updates what has arrived, since it passes over a tensor without a
-/// gradient; over whole parameters, momentum would also move what no worker is told of.
-///
-/// Throws std::invalid_argument for another number or size of parameters than the layers have, or one that is not contiguous.
-[[nodiscard]] inline std::vector<at::Tensor> fragments_of(const std::vector<at::Tensor>& parameters,
-                                                          const tiling& cut) {
-  if (parameters.size() != cut.model().layers()) {
-    detail::refuse_tensor("the model has " + std::to_string(cut.model().layers()) + " layers, got " +
-                          std::to_string(parameters.size()) + " parameters");
-  }
-  std::vector<at::Tensor> parts;
-  for (std::size_t layer = 0; layer < parameters.size(); ++layer) {
-    if (!parameters[layer].defined() || !parameters[layer].is_contiguous()) {
-      detail::refuse_tensor("layer '" + cut.model()[layer].name +
-                            "': the torch tensor is undefined or not contiguous");
-    }
-    const at::Tensor flat = parameters[layer].detach().view({-1});
-    cut.model().check_size(layer, static_cast<std::size_t>(flat.numel()));
-    for (std::size_t part = cut.first(layer); part < cut.first(layer + 1); ++part) {
-      parts.push_back(flat.narrow(0, static_cast<std::int64_t>(cut.begin(part)),
-                                  static_cast<std::int64_t>(cut.fragments().sizes()[part])));
-    }
-  }
-  return parts;
 }
 
 }  // namespace lamina::inline LAMINA_ABI

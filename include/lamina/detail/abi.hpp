@@ -62,6 +62,25 @@
   LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_REGISTERS, \
                   LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_LEVEL, LAMINA_ABI_TAG)
 
+/// LAMINA_HOST_DEVICE stands before what a GPU runs as well; it is nothing to compilers other than nvcc.
+/// LAMINA_ANY_CALLER stands before `template` where that is also made with types that only the host or only the device knows, or calls
+/// constexpr functions, which need nvcc's --expt-relaxed-constexpr: it would warn of each.
+#if defined(__CUDACC__)
+#define LAMINA_HOST_DEVICE __host__ __device__
+#define LAMINA_ANY_CALLER _Pragma("nv_exec_check_disable")
+#else
+#define LAMINA_HOST_DEVICE
+#define LAMINA_ANY_CALLER
+#endif
+
+/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one thrown
+/// in a shared object is caught in another, and the categories of error codes, which are compared by address.
+#if defined(__GNUC__) && !defined(_WIN32)
+#define LAMINA_VISIBLE __attribute__((visibility("default")))
+#else
+#define LAMINA_VISIBLE
+#endif
+
 // x87 registers round otherwise, and when they are spilled. 16 is of _Float16 alone; below 0, as clang says with -ffast-math, is not known.
 static_assert(FLT_EVAL_METHOD <= 0 || FLT_EVAL_METHOD == 16,
               "lamina needs float and double to be rounded to their type: compile with -msse2 -mfpmath=sse");
