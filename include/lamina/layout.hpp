@@ -106,12 +106,18 @@ class layout {
       places.reserve(layers.size());
       sizes.reserve(layers.size());
       offsets.reserve(layers.size());
+      hash(layers.size());
       for (std::size_t l = 0; l < layers.size(); ++l) {
         const layer& each = layers[l];
         if (each.name.empty())
           detail::raise(std::invalid_argument("layer " + std::to_string(l) + " has an empty name"));
         if (!places.emplace(each.name, l).second)
           detail::raise(std::invalid_argument("layer name '" + each.name + "' stands twice in the layout"));
+        hash(each.name.size());
+        for (const char character : each.name)
+          fingerprint = detail::fnv(fingerprint, static_cast<std::uint8_t>(character));
+        hash(each.shape.size());
+        for (const std::size_t dimension : each.shape) hash(dimension);
         const std::size_t count = each.elements();
         if (count > (std::numeric_limits<std::size_t>::max)() - elements) {
           detail::raise(
@@ -121,14 +127,15 @@ class layout {
         sizes.push_back(count);
         elements += count;
       }
-      fingerprint = fingerprint_of(layers);
     }
+
+    void hash(std::uint64_t number) noexcept { fingerprint = detail::fnv_number(fingerprint, number); }
 
     std::vector<layer> layers;
     std::vector<std::size_t> sizes;
     std::vector<std::size_t> offsets;
     std::size_t elements = 0;
-    std::uint64_t fingerprint = 0;
+    std::uint64_t fingerprint = detail::fnv_basis;
     std::unordered_map<std::string_view, std::size_t> places;  // of the names, which lie in `layers`
   };
 
@@ -138,31 +145,12 @@ class layout {
   }
   std::invalid_argument size_error(std::size_t index, std::size_t count) const {
     const layer& each = table_->layers[index];
-    return std::invalid_argument("layer '" + each.name + "' has shape " + shape_string(each) + " (" +
+    std::string shape;
+    for (const std::size_t dimension : each.shape)
+      shape += (shape.empty() ? "" : ", ") + std::to_string(dimension);
+    return std::invalid_argument("layer '" + each.name + "' has shape [" + shape + "] (" +
                                  std::to_string(sizes()[index]) + " elements), the tensor given has " +
                                  std::to_string(count) + " elements");
-  }
-
-  static std::string shape_string(const layer& each) {
-    std::string text = "[";
-    for (const std::size_t dimension : each.shape) {
-      if (text.size() > 1) text += ", ";
-      text += std::to_string(dimension);
-    }
-    return text + "]";
-  }
-
-  static std::uint64_t fingerprint_of(const std::vector<layer>& layers) noexcept {
-    std::uint64_t hash = detail::fnv_basis;
-    const auto add_number = [&](std::uint64_t number) { hash = detail::fnv_number(hash, number); };
-    add_number(layers.size());
-    for (const layer& each : layers) {
-      add_number(each.name.size());
-      for (const char character : each.name) hash = detail::fnv(hash, static_cast<std::uint8_t>(character));
-      add_number(each.shape.size());
-      for (const std::size_t dimension : each.shape) add_number(dimension);
-    }
-    return hash;
   }
 
   std::shared_ptr<const table> table_;

@@ -19,17 +19,15 @@
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
-/// The one summation order that every backend follows, so that a representative value is the same bits
-/// everywhere and workers on different machines decide alike:
+/// The one summation order that every backend follows, so that workers on different machines decide alike:
 ///
 ///  - a tensor is cut into blocks of 4,096 elements (the last may be shorter);
 ///  - within a block, element i goes to lane i mod 64, in order, in the type that the functor's map gives;
 ///  - the lanes fold as lane[j] = combine(lane[j], lane[j + h]) for h = 32, 16, 8, 4, 2, 1;
 ///  - the block totals are combined in runs of 64, each from 0 and in order, in double; so are the totals of the runs,
-///    and theirs, until one is left (docs/decisions/0033-order-of-totals.md has why).
+///    and theirs, until one is left.
 ///
-/// Scalar code, SSE2, AVX2 and AVX-512 give identical results because each lane is one sequence of operations
-/// that none of them may reorder.
+/// All instruction sets give bitwise the same since each lane is one sequence of operations that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
 
 /// A representative functor is three functions, const or static, that do not throw and depend on nothing but their operands:
@@ -125,16 +123,6 @@ class totals_in_runs {
   std::size_t count_ = 0;
 };
 
-template <element T, representative F, class G>
-double reduce_contiguous(const F& functor, std::span<const G> elements) {
-  totals_in_runs totals(functor);
-  for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
-    const std::size_t count = (std::min)(block_elements, elements.size() - begin);
-    totals.add(reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
-  }
-  return totals.value(elements.size());
-}
-
 /// The value of so many zeros, which lie nowhere.
 template <element T, representative F>
 double value_of_zeros(const F& functor, std::size_t elements) {
@@ -161,9 +149,8 @@ double finished_value(const F& functor, std::span<const double> block_totals, st
 
 }  // namespace detail
 
-/// The representative value of a tensor: 0 if it has no elements. Cost: one pass, no allocation.
-/// Deterministic: the same bits on every machine and instruction set. NaN and infinity give an unspecified
-/// value.
+/// The representative value of a tensor, in the order above: 0 if it has no elements. NaN and infinity give an unspecified value. Cost: one
+/// pass, no allocation.
 template <representative F, class Tensor>
 double representative_value(const F& functor, const Tensor& tensor) {
   if constexpr (lamina::tensor<const Tensor>) {
@@ -175,7 +162,13 @@ double representative_value(const F& functor, const Tensor& tensor) {
       static_assert(element<G> || half_element<G>,
                     "lamina: the element type must be float, double, lamina::float16 or lamina::bfloat16");
       using T = std::conditional_t<element<G>, G, float>;
-      return detail::reduce_contiguous<T>(functor, std::span<const G>(elements));
+      detail::totals_in_runs totals(functor);
+      for (std::size_t begin = 0; begin < elements.size(); begin += detail::block_elements) {
+        const std::size_t count = (std::min)(detail::block_elements, elements.size() - begin);
+        const detail::read_only<T, G> from{elements.data() + begin};
+        totals.add(detail::reduce_block<T>(functor, count, from).total);
+      }
+      return totals.value(elements.size());
     }
   } else {
     detail::require_tensor<const Tensor>();

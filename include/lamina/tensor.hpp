@@ -33,20 +33,12 @@
 ///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
-/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp).
-///
-/// A type that may be without elements, as the gradient of a parameter that took no part in the step, has
+/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without elements, as the gradient of a parameter that took no part in the step, has
 /// `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one without a
 /// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
-
-// Told by what std::span takes, since <ranges> costs more than the rest of this header.
-template <class Range>
-concept contiguous_range = requires(Range& range) {
-  std::span(range);
-};
 
 template <class Range>
 concept some_range = std::is_array_v<std::remove_reference_t<Range>> || requires(Range& range) {
@@ -80,19 +72,16 @@ constexpr bool is_dense(std::size_t rank, const ExtentOf& extent_of, const Strid
 
 }  // namespace detail
 
-/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the
-/// elements, without a copy. This definition serves every contiguous, sized range; a specialisation, partial
-/// and constrained ones included, takes its place for other types.
-///
-/// A partial specialisation for types that are no tensors may have, instead of `elements`, a nested struct
-/// `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
+/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the elements, without a copy. This
+/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may have,
+/// instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
 template <class Tensor>
 struct tensor_traits {
-  template <detail::contiguous_range Range>
-  static auto elements(Range& range) {
-    // From begin() and not from data(): that of an xtensor view gives the beginning of what it is a view of.
-    return std::span(std::begin(range), std::span(range).size());
-  }
+  // Told by what std::span takes, since <ranges> costs more than the rest of this header. From begin() and not from data(): that of an
+  // xtensor view gives the beginning of what it is a view of.
+  template <class Range>
+  requires requires(Range& range) { std::span(range); }
+  static auto elements(Range& range) { return std::span(std::begin(range), std::span(range).size()); }
 };
 
 /// True for the types that tensor_traits knows.
@@ -114,9 +103,7 @@ inline constexpr bool is_variant = requires(const Elements& each) {
 template <class Tensor>
 bool has_value([[maybe_unused]] const Tensor& tensor) {
   using traits = tensor_traits<std::remove_cv_t<Tensor>>;
-  if constexpr (requires {
-                  { traits::has_value(tensor) } -> std::convertible_to<bool>;
-                }) {
+  if constexpr (requires { traits::has_value(tensor); }) {
     return traits::has_value(tensor);
   } else {
     return true;
@@ -143,18 +130,15 @@ namespace detail {
 template <class...>
 inline constexpr bool never = false;
 
-template <class Tensor>
-using elements_t = std::remove_cvref_t<decltype(tensor_traits<std::remove_cvref_t<Tensor>>::elements(
-    std::declval<Tensor&>()))>;
-
 // Fails to compile, with a sentence that says what to write instead, unless `Tensor` is a tensor. The deduced
 // return type has the compiler look into it where it is called, before it stumbles over what follows there.
 template <class Tensor>
 constexpr auto require_tensor() {
   using bare = std::remove_cvref_t<Tensor>;
   if constexpr (tensor<Tensor>) {
-    if constexpr (!is_variant<elements_t<Tensor>>) {
-      using value = std::remove_cv_t<typename elements_t<Tensor>::element_type>;
+    using elements = std::remove_cvref_t<decltype(tensor_traits<bare>::elements(std::declval<Tensor&>()))>;
+    if constexpr (!is_variant<elements>) {
+      using value = std::remove_cv_t<typename elements::element_type>;
       static_assert(
           !std::is_pointer_v<value> && !some_range<value>,
           "lamina: the elements are pointers or containers, not numbers. Pass the elements of one layer as "
@@ -184,19 +168,6 @@ constexpr auto require_tensor() {
   }
 }
 
-template <class T, class Span>
-constexpr auto require_convertible() {
-  using given = typename Span::element_type;
-  static_assert(
-      std::is_const_v<T> || !std::is_const_v<given>,
-      "lamina: the tensor is const, or a view of const elements, and would be written to. Pass one that may "
-      "be written");
-  static_assert(
-      std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
-      "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
-      "(decode<double>, worker<double>, ...) of the tensor's type");
-}
-
 template <class T, class Elements>
 std::span<T> narrow_to(const Elements& elements) {
   if constexpr (is_variant<Elements>) {
@@ -217,7 +188,15 @@ std::span<T> narrow_to(const Elements& elements) {
   } else if constexpr (std::is_convertible_v<Elements, std::span<T>>) {
     return elements;
   } else {
-    require_convertible<T, Elements>();
+    using given = typename Elements::element_type;
+    static_assert(std::is_const_v<T> || !std::is_const_v<given>,
+                  "lamina: the tensor is const, or a view of const elements, and would be written to. Pass "
+                  "one that may "
+                  "be written");
+    static_assert(
+        std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
+        "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
+        "(decode<double>, worker<double>, ...) of the tensor's type");
     return {};
   }
 }
@@ -234,11 +213,8 @@ std::span<T> elements_as(Tensor& tensor) {
 
 }  // namespace detail
 
-/// The tensor of product(shape) elements that begin at `pointer`: a raw pointer with the shape that a
-/// framework gives for it, a range of integers. A shape of {} is one element. Nothing is owned or copied.
-///
-/// Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more
-/// than 0 elements.
+/// The tensor of product(shape) elements that begin at `pointer`; a shape, a range of integers, of {} is one element. Nothing is owned or
+/// copied. Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more than 0 elements.
 template <class T, detail::some_range Shape>
 requires std::integral<std::remove_cvref_t<decltype(*std::begin(std::declval<const Shape&>()))>>
 [[nodiscard]] constexpr std::span<T> view(T* pointer, const Shape& shape) {

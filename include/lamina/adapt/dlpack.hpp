@@ -63,14 +63,11 @@ struct tensor_traits<Tensor> {
   }
 
  private:
-  template <bool IsConst, class T>
-  using span_of = std::span<std::conditional_t<IsConst, const T, T>>;
+  template <bool IsConst, class... T>
+  using spans = std::variant<std::span<std::conditional_t<IsConst, const T, T>>...>;
 
   template <bool IsConst>
-  static auto read(const DLTensor& tensor) {
-    std::variant<span_of<IsConst, float>, span_of<IsConst, double>, span_of<IsConst, float16>,
-                 span_of<IsConst, bfloat16>>
-        elements;
+  static spans<IsConst, float, double, float16, bfloat16> read(const DLTensor& tensor) {
     const DLDeviceType device = tensor.device.device_type;
     if (device != kDLCPU && device != kDLCUDAHost && device != kDLROCMHost) {
       detail::refuse_tensor("the DLPack tensor is not in host memory (device type " +
@@ -81,20 +78,13 @@ struct tensor_traits<Tensor> {
       detail::refuse_tensor("the DLPack tensor holds vectors of " + std::to_string(type.lanes) +
                             " lanes, not numbers");
     }
-    if (type.code == kDLFloat && type.bits == 32) {
-      elements = elements_of_type<float>(tensor);
-    } else if (type.code == kDLFloat && type.bits == 64) {
-      elements = elements_of_type<double>(tensor);
-    } else if (type.code == kDLFloat && type.bits == 16) {
-      elements = elements_of_type<float16>(tensor);
-    } else if (type.code == kDLBfloat && type.bits == 16) {
-      elements = elements_of_type<bfloat16>(tensor);
-    } else {
-      detail::refuse_tensor("the DLPack tensor holds elements of " + std::to_string(type.bits) +
-                            " bits of the type code " + std::to_string(type.code) +
-                            ", not float32, float64, float16 or bfloat16: convert it");
-    }
-    return elements;
+    if (type.code == kDLFloat && type.bits == 32) return elements_of_type<float>(tensor);
+    if (type.code == kDLFloat && type.bits == 64) return elements_of_type<double>(tensor);
+    if (type.code == kDLFloat && type.bits == 16) return elements_of_type<float16>(tensor);
+    if (type.code == kDLBfloat && type.bits == 16) return elements_of_type<bfloat16>(tensor);
+    detail::refuse_tensor("the DLPack tensor holds elements of " + std::to_string(type.bits) +
+                          " bits of the type code " + std::to_string(type.code) +
+                          ", not float32, float64, float16 or bfloat16: convert it");
   }
 
   template <class T>
