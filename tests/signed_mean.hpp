@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "lamina/detail/host_device.hpp"
 #include "lamina/representative.hpp"
 
 namespace lamina_test {

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
 #include "signed_mean.hpp"
 

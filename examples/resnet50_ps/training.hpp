@@ -100,6 +100,18 @@ struct replica {
   const std::size_t worker_ = static_cast<std::size_t>(of_.who.rank - 1), workers_ = static_cast<std::size_t>(of_.who.workers);
 };
 
+/// A tensor of one dimension for each fragment of the parameters, which shares their memory and is not known to autograd.
+inline std::vector<torch::Tensor> fragments_of(const std::vector<torch::Tensor>& parameters, const lamina::tiling& cut) {
+  std::vector<torch::Tensor> fragments;
+  for (std::size_t layer = 0; layer < parameters.size(); ++layer) {
+    const torch::Tensor flat = parameters[layer].detach().view({-1});
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
+      fragments.push_back(flat.narrow(0, static_cast<std::int64_t>(cut.begin(f)), static_cast<std::int64_t>(cut.fragments().sizes()[f])));
+    }
+  }
+  return fragments;
+}
+
 /// A step of torch's SGD over fragments of the parameters. `gradients[f]` is undefined where fragment f has none: it then stays as it is,
 /// momentum included.
 inline void update(torch::optim::SGD& sgd, const std::vector<torch::Tensor>& gradients, double rate) {

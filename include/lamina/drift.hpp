@@ -73,7 +73,7 @@ template <element T, class Representative>
 class drift_compressor {
   static_assert(representative<Representative>,
                 "lamina: the functor of a drift_compressor must have map, combine and finish as "
-                "lamina/concepts.hpp says");
+                "lamina/reduction.hpp says");
 
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of

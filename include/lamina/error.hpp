@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 
 /// What goes wrong. Bytes from outside, frames and saved states, are refused with an errc. Mistakes of the caller throw
 /// std::invalid_argument, std::out_of_range or std::logic_error. A gradient that is refused is a result: worker.hpp.

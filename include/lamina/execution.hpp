@@ -10,37 +10,31 @@
 
 #include "lamina/detail/abi.hpp"
 
-/// How independent pieces of work are run: an execution is called with a number of pieces and a function of the piece's
-/// index, and returns when all are done. Results do not depend on it, to the last bit.
+/// How independent tasks are run: an execution is called with a number of tasks and a function of the task's index, and returns when all
+/// are done, in any order and any threads. Results are bitwise the same with every execution. The function does not throw; an execution
+/// that throws has no task running any more. Your own thread pool is one line, and Intel's TBB likewise:
 ///
-/// Your own thread pool is one line:
-///
-///     auto pool = [&](std::size_t pieces, auto&& work) { my_pool.parallel_for(0, pieces, work); };
+///     auto pool = [&](std::size_t tasks, auto&& work) { my_pool.parallel_for(0, tasks, work); };
 ///     step.add(l, gradient, 1, pool);
 ///
-/// Intel's TBB likewise: `tbb::parallel_for(std::size_t{0}, pieces, work)`. `work` may run in any order and at the same
-/// time, and does not throw. An execution that throws has no piece running any more.
-///
-/// An execution may say how many threads it has: work is then cut into that many pieces of equal size, so that none of them
-/// waits for the last piece of another. Of one that does not say, a lambda for instance, work comes in pieces of up to
-/// 131,072 elements, more of them than there mostly are threads.
+/// One that says how many threads it has gets as many tasks, of equal size; another gets tasks of up to 131,072 elements.
 ///
 ///     struct pool_execution {
 ///       my_pool& pool;
 ///       std::size_t threads() const { return pool.size(); }
-///       void operator()(std::size_t pieces, auto&& work) const { pool.parallel_for(0, pieces, work); }
+///       void operator()(std::size_t tasks, auto&& work) const { pool.parallel_for(0, tasks, work); }
 ///     };
 namespace lamina::inline LAMINA_ABI {
 
 template <class E>
 concept execution = std::invocable<const E&, std::size_t, void (*)(std::size_t)>;
 
-/// One piece after the other, in the calling thread; the default.
+/// One task after the other, in the calling thread; the default.
 struct sequential {
   [[nodiscard]] static constexpr std::size_t threads() noexcept { return 1; }
   template <class Work>
-  void operator()(std::size_t pieces, Work&& work) const {
-    for (std::size_t i = 0; i < pieces; ++i) work(i);
+  void operator()(std::size_t tasks, Work&& work) const {
+    for (std::size_t i = 0; i < tasks; ++i) work(i);
   }
 };
 
@@ -52,17 +46,17 @@ struct openmp {
     return static_cast<std::size_t>(count > 0 ? count : omp_get_max_threads());
   }
   template <class Work>
-  void operator()(std::size_t pieces, Work&& work) const {
+  void operator()(std::size_t tasks, Work&& work) const {
     const int started = static_cast<int>(threads());
 #pragma omp parallel for num_threads(started) schedule(static)
-    for (std::size_t i = 0; i < pieces; ++i) work(i);
+    for (std::size_t i = 0; i < tasks; ++i) work(i);
   }
 };
 #endif
 
 namespace detail {
 
-/// How many threads an execution says it has; 0: it does not say.
+// How many threads an execution says it has; 0: it does not say.
 template <class Execution>
 std::size_t threads_of([[maybe_unused]] const Execution& execution) {
   if constexpr (requires {

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <bit>
-#include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/simd.hpp"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 /// Half-width storage: gradients that come as fp16 or bf16, and payloads that are sent so. Arithmetic is done in float
 /// or double; these types only hold bits. A framework's own half type is used by viewing its memory as one of them.
@@ -64,7 +71,7 @@ constexpr std::int32_t round_in_range(std::int32_t magnitude) noexcept {
   return (denormal & is_denormal) | (normal & ~is_denormal);
 }
 
-// The same of the half type to any finite float.
+// The same of either half type to any finite float.
 template <half_element Half>
 constexpr std::int32_t round_magnitude(std::int32_t magnitude) noexcept {
   if constexpr (std::same_as<Half, bfloat16>) {
@@ -75,6 +82,62 @@ constexpr std::int32_t round_magnitude(std::int32_t magnitude) noexcept {
     constexpr std::int32_t largest = 0x477fe000;  // 65,504
     return round_in_range(largest + ((magnitude - largest) & ((magnitude - largest) >> 31)));
   }
+}
+
+// T itself, or a half-width type as T; exact.
+template <class T, class G>
+constexpr T widened(G element) noexcept {
+  if constexpr (half_element<G>) {
+    return static_cast<T>(to_float(element));
+  } else {
+    static_assert(std::same_as<G, T>);
+    return element;
+  }
+}
+
+#if LAMINA_HAS_SIMD
+using half_patterns [[gnu::vector_size(register_bytes / 2)]] = std::uint16_t;
+#endif
+
+/// One operand from where its elements lie: of T, or of half the width and widened. With F16C a signalling NaN of float16 comes out
+/// quiet, which it would by the sum or the product that follows.
+template <class V, class T, class G>
+LAMINA_ALWAYS_INLINE V load_widened(const G* from) noexcept {
+  if constexpr (std::same_as<G, T>) {
+    return load<V>(from);
+  } else if constexpr (std::same_as<V, T>) {
+    return widened<T>(*from);
+  } else {
+#if LAMINA_HAS_SIMD
+    if constexpr (std::same_as<T, float> && std::same_as<G, bfloat16>) {
+      half_patterns halves;
+      std::memcpy(&halves, from, sizeof halves);
+      return std::bit_cast<V>(__builtin_convertvector(halves, vector_of<std::uint32_t>::type) << 16);
+    }
+#if defined(__F16C__)
+    if constexpr (std::same_as<T, float> && std::same_as<G, float16>) {
+#if defined(__AVX512F__)
+      return std::bit_cast<V>(
+          _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+      return std::bit_cast<V>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#endif
+    }
+#endif
+#endif
+    // A loop of known length, which g++ -O2 vectorises, too.
+    std::array<T, width<V, T>> operands;
+    for (std::size_t i = 0; i < operands.size(); ++i) operands[i] = widened<T>(from[i]);
+    return load<V>(operands.data());
+  }
+}
+
+/// `Count` elements, as T.
+template <std::size_t Count, class T, class G>
+LAMINA_ALWAYS_INLINE void widen_all(const G* from, T* to) noexcept {
+  using V = native_register<T>;
+  static_assert(Count % width<V, T> == 0);
+  for (std::size_t i = 0; i < Count; i += width<V, T>) store(to + i, load_widened<V, T>(from + i));
 }
 
 }  // namespace detail

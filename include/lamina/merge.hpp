@@ -97,9 +97,9 @@ inline std::vector<double> mean_expected(std::span<const state_view> states) {
 // Ranges of bytes that outlive the loop over them.
 template <class States>
 concept saved_states = some_range<const States> && requires(const States& states) {
-  { *begin_of(states) } -> std::convertible_to<std::span<const std::byte>>;
-  requires std::is_lvalue_reference_v<decltype(*begin_of(states))> ||
-      std::ranges::enable_borrowed_range<std::remove_cvref_t<decltype(*begin_of(states))>>;
+  { *std::begin(states) } -> std::convertible_to<std::span<const std::byte>>;
+  requires std::is_lvalue_reference_v<decltype(*std::begin(states))> ||
+      std::ranges::enable_borrowed_range<std::remove_cvref_t<decltype(*std::begin(states))>>;
 };
 
 }  // namespace detail

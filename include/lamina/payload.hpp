@@ -16,10 +16,8 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
 #include "lamina/options.hpp"
 #include "lamina/tensor.hpp"

@@ -10,52 +10,64 @@
 #include <type_traits>
 #include <utility>
 
-#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
+#include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
-/// The one summation order that every backend follows, so that a representative value is the same bits
-/// everywhere and workers on different machines decide alike:
+/// The one summation order that every backend follows, so that workers on different machines decide alike:
 ///
 ///  - a tensor is cut into blocks of 4,096 elements (the last may be shorter);
 ///  - within a block, element i goes to lane i mod 64, in order, in the type that the functor's map gives;
 ///  - the lanes fold as lane[j] = combine(lane[j], lane[j + h]) for h = 32, 16, 8, 4, 2, 1;
 ///  - the block totals are combined in runs of 64, each from 0 and in order, in double; so are the totals of the runs,
-///    and theirs, until one is left (docs/decisions/0033-order-of-totals.md has why).
+///    and theirs, until one is left.
 ///
-/// Scalar code, SSE2, AVX2 and AVX-512 give identical results because each lane is one sequence of operations
-/// that none of them may reorder.
+/// All instruction sets give bitwise the same since each lane is one sequence of operations that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
+
+/// A representative functor is three functions, const or static, that do not throw and depend on nothing but their operands:
+///
+///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
+///     double map(double x);                // for elements of double
+///     float combine(float a, float b);     // of two values of map; associative, commutative, and a zero is neutral
+///     double combine(double a, double b);  // of the totals of blocks
+///     double finish(double total, std::size_t elements);
+///
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says
+/// `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and combine(V, V) then give a V, bitwise
+/// as with single elements. Templates over the operand, of + - * / and lamina::abs and max, are such functions:
+///
+///     struct largest {
+///       using is_simd = void;
+///       static auto map(const auto& x) { return lamina::abs(x); }
+///       static auto combine(const auto& a, const auto& b) { return lamina::max(a, b); }
+///       static double finish(double total, std::size_t) { return total; }
+///     };
+template <class F>
+concept representative = requires(const F& functor, float x, double total, std::size_t elements) {
+  { functor.combine(functor.map(x), functor.map(x)) } -> std::convertible_to<double>;
+  { functor.combine(total, total) } -> std::same_as<double>;
+  { functor.finish(total, elements) } -> std::convertible_to<double>;
+};
 
 /// A SIMD register of floats or doubles; none with a compiler that has no vectors of GNU, and none with LAMINA_NO_SIMD.
 template <class V>
 concept simd_register = detail::is_register<V>;
 
-/// For functors: of elements and of whole registers, the same bits. The larger or smaller of two is `a` where they
-/// are equal, or where one is NaN.
-LAMINA_HOST_DEVICE inline float abs(float x) {
+/// For functors: of elements and of whole registers, the same bits. The larger of two is `a` where they are equal,
+/// or where one is NaN.
+template <element T>
+LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);
 }
-LAMINA_HOST_DEVICE inline double abs(double x) {
-  return std::abs(x);
-}
-LAMINA_HOST_DEVICE constexpr float(max)(float a, float b) {
+template <element T>
+LAMINA_HOST_DEVICE constexpr T(max)(T a, T b) {
   return a < b ? b : a;
-}
-LAMINA_HOST_DEVICE constexpr double(max)(double a, double b) {
-  return a < b ? b : a;
-}
-LAMINA_HOST_DEVICE constexpr float(min)(float a, float b) {
-  return b < a ? b : a;
-}
-LAMINA_HOST_DEVICE constexpr double(min)(double a, double b) {
-  return b < a ? b : a;
 }
 #if LAMINA_HAS_SIMD
 template <class T>
@@ -65,10 +77,6 @@ detail::simd<T> abs(const detail::simd<T>& x) {
 template <class T>
 detail::simd<T>(max)(const detail::simd<T>& a, const detail::simd<T>& b) {
   return detail::simd<T>(a.data < b.data ? b.data : a.data);
-}
-template <class T>
-detail::simd<T>(min)(const detail::simd<T>& a, const detail::simd<T>& b) {
-  return detail::simd<T>(b.data < a.data ? b.data : a.data);
 }
 #endif
 
@@ -115,16 +123,6 @@ class totals_in_runs {
   std::size_t count_ = 0;
 };
 
-template <element T, representative F, class G>
-double reduce_contiguous(const F& functor, std::span<const G> elements) {
-  totals_in_runs totals(functor);
-  for (std::size_t begin = 0; begin < elements.size(); begin += block_elements) {
-    const std::size_t count = (std::min)(block_elements, elements.size() - begin);
-    totals.add(reduce_block<T>(functor, count, read_only<T, G>{elements.data() + begin}).total);
-  }
-  return totals.value(elements.size());
-}
-
 /// The value of so many zeros, which lie nowhere.
 template <element T, representative F>
 double value_of_zeros(const F& functor, std::size_t elements) {
@@ -149,32 +147,10 @@ double finished_value(const F& functor, std::span<const double> block_totals, st
   return totals.value(elements);
 }
 
-/// That of a range that is not contiguous: block by block through a buffer, hence the same bits.
-template <representative F, class Range>
-double reduce_range(const F& functor, const Range& range) {
-  using T = std::remove_cvref_t<decltype(*begin_of(range))>;
-  std::array<T, block_elements> block;
-  totals_in_runs totals(functor);
-  std::size_t elements = 0;
-  const auto last = end_of(range);
-  for (auto it = begin_of(range); it != last;) {
-    std::size_t count = 0;
-    for (; count < block.size() && it != last; ++it) block[count++] = *it;
-    totals.add(reduce_block<T>(functor, count, read_only<T>{block.data()}).total);
-    elements += count;
-  }
-  return totals.value(elements);
-}
-
-template <class Range>
-concept element_range = some_range<const Range> &&
-    element<std::remove_cvref_t<decltype(*begin_of(std::declval<const Range&>()))>>;
-
 }  // namespace detail
 
-/// The representative value of a tensor: 0 if it has no elements. Cost: one pass, no allocation.
-/// Deterministic: the same bits on every machine and instruction set. NaN and infinity give an unspecified
-/// value.
+/// The representative value of a tensor, in the order above: 0 if it has no elements. NaN and infinity give an unspecified value. Cost: one
+/// pass, no allocation.
 template <representative F, class Tensor>
 double representative_value(const F& functor, const Tensor& tensor) {
   if constexpr (lamina::tensor<const Tensor>) {
@@ -186,10 +162,14 @@ double representative_value(const F& functor, const Tensor& tensor) {
       static_assert(element<G> || half_element<G>,
                     "lamina: the element type must be float, double, lamina::float16 or lamina::bfloat16");
       using T = std::conditional_t<element<G>, G, float>;
-      return detail::reduce_contiguous<T>(functor, std::span<const G>(elements));
+      detail::totals_in_runs totals(functor);
+      for (std::size_t begin = 0; begin < elements.size(); begin += detail::block_elements) {
+        const std::size_t count = (std::min)(detail::block_elements, elements.size() - begin);
+        const detail::read_only<T, G> from{elements.data() + begin};
+        totals.add(detail::reduce_block<T>(functor, count, from).total);
+      }
+      return totals.value(elements.size());
     }
-  } else if constexpr (detail::element_range<Tensor>) {
-    return detail::reduce_range(functor, tensor);
   } else {
     detail::require_tensor<const Tensor>();
     return 0;

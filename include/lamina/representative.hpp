@@ -8,14 +8,10 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/reduction.hpp"
 
-/// The representative value q_l of a layer: the one number that is compared with the threshold.
-///
-/// Each functor is called with a tensor and gives a double; an empty tensor gives 0. All follow the summation
-/// order of reduction.hpp. Your own functor needs map, combine and finish (see concepts.hpp) and
-/// gets the same fused pass, on whole registers if it says `using is_simd = void;`.
+/// The representative value q_l of a layer: the one number that is compared with the threshold. Each functor is called with a tensor and
+/// gives a double; an empty tensor gives 0. Your own functor has map, combine and finish (see reduction.hpp) and gets the same fused pass.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -80,8 +76,8 @@ struct sum_of_squares : sum {
 
 }  // namespace detail
 
-/// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a
-/// layer that drifts steadily negative would never be sent otherwise.
+/// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a layer that drifts steadily
+/// negative would never be sent otherwise.
 struct mean_abs : detail::callable_representative<mean_abs>, detail::sum_of_magnitudes {
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {
     return total / static_cast<double>(elements);

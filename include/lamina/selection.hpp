@@ -6,13 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -27,16 +23,64 @@ class selection {
   /// Throws std::out_of_range, as the other calls with an index.
   [[nodiscard]] bool is_sent(std::size_t layer) const {
     model_.check_layer(layer);
-    return has_bit(layer);
+    return ((bits_[layer / 8] >> (layer % 8)) & 1) != 0;
   }
   [[nodiscard]] bool is_dropped(std::size_t layer) const { return !is_sent(layer); }
   [[nodiscard]] std::size_t sent_layers() const noexcept { return sent_layers_; }
   [[nodiscard]] std::size_t sent_elements() const noexcept { return sent_elements_; }
 
-  class sent_range;
-  /// The indices of the layers sent, ascending: `for (const std::size_t layer : chosen.sent())`. Valid until the selection
-  /// changes. Cost of a walk: O(L / 8) and a step for each layer sent.
-  [[nodiscard]] sent_range sent() const noexcept;
+  /// A std::forward_iterator by what it can do.
+  class sent_iterator {
+   public:
+    using value_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+
+    sent_iterator() = default;
+    sent_iterator(const std::uint8_t* bits, std::size_t layer, std::size_t layers)
+        : bits_(bits), layer_(layer), layers_(layers) {
+      skip();
+    }
+    std::size_t operator*() const noexcept { return layer_; }
+    sent_iterator& operator++() noexcept {
+      ++layer_;
+      skip();
+      return *this;
+    }
+    sent_iterator operator++(int) noexcept {
+      sent_iterator before = *this;
+      ++*this;
+      return before;
+    }
+    bool operator==(const sent_iterator& other) const noexcept { return layer_ == other.layer_; }
+
+   private:
+    void skip() noexcept {
+      while (layer_ < layers_) {
+        const unsigned rest = static_cast<unsigned>(bits_[layer_ / 8]) >> (layer_ % 8);
+        if (rest != 0) {
+          layer_ += static_cast<std::size_t>(std::countr_zero(rest));
+          return;
+        }
+        layer_ = (std::min)((layer_ / 8 + 1) * 8, layers_);
+      }
+    }
+
+    const std::uint8_t* bits_ = nullptr;
+    std::size_t layer_ = 0;
+    std::size_t layers_ = 0;
+  };
+  struct sent_range {
+    [[nodiscard]] sent_iterator begin() const noexcept { return first; }
+    [[nodiscard]] sent_iterator end() const noexcept { return last; }
+
+    sent_iterator first;
+    sent_iterator last;
+  };
+  /// The indices of the layers sent, ascending, for range-for and the standard algorithms. Valid until the selection changes. Cost of a
+  /// walk: O(L / 8) and a step for each layer sent.
+  [[nodiscard]] sent_range sent() const noexcept {
+    return {{bits_.data(), 0, model_.layers()}, {bits_.data(), model_.layers(), model_.layers()}};
+  }
 
   /// The presence bitmap of the wire format: ceil(L / 8) bytes.
   [[nodiscard]] std::span<const std::uint8_t> bitmap() const noexcept { return bits_; }
@@ -56,101 +100,12 @@ class selection {
   void send_all() {
     for (std::size_t l = 0; l < model_.layers(); ++l) send(l);
   }
-  /// The rule of the paper: exactly the layers whose value is at or above the threshold; NaN counts as infinity. Throws
-  /// std::invalid_argument, and changes nothing, unless there are L values.
-  void apply_threshold(std::span<const double> representative_values, double threshold) {
-    if (representative_values.size() != model_.layers()) {
-      detail::raise(std::invalid_argument(std::to_string(representative_values.size()) + " values for " +
-                                          std::to_string(model_.layers()) + " layers"));
-    }
-    clear();
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (detail::ordered_value(representative_values[l]) >= threshold) send(l);
-    }
-  }
 
  private:
-  bool has_bit(std::size_t layer) const noexcept { return ((bits_[layer / 8] >> (layer % 8)) & 1) != 0; }
-
   layout model_;
   std::vector<std::uint8_t> bits_;
   std::size_t sent_layers_ = 0;
   std::size_t sent_elements_ = 0;
 };
-
-/// A range of indices, for range-for and the standard algorithms.
-class selection::sent_range {
- public:
-  class iterator {
-   public:
-    // A std::forward_iterator by what it can do.
-    using value_type = std::size_t;
-    using difference_type = std::ptrdiff_t;
-
-    iterator() = default;
-    std::size_t operator*() const noexcept { return layer_; }
-    iterator& operator++() noexcept {
-      ++layer_;
-      skip();
-      return *this;
-    }
-    iterator operator++(int) noexcept {
-      iterator before = *this;
-      ++*this;
-      return before;
-    }
-    bool operator==(const iterator& other) const noexcept { return layer_ == other.layer_; }
-
-   private:
-    friend class sent_range;
-    iterator(const std::uint8_t* bits, std::size_t layer, std::size_t layers)
-        : bits_(bits), layer_(layer), layers_(layers) {
-      skip();
-    }
-    void skip() noexcept {
-      while (layer_ < layers_) {
-        const unsigned rest = static_cast<unsigned>(bits_[layer_ / 8]) >> (layer_ % 8);
-        if (rest != 0) {
-          layer_ += static_cast<std::size_t>(std::countr_zero(rest));
-          return;
-        }
-        layer_ = (std::min)((layer_ / 8 + 1) * 8, layers_);
-      }
-    }
-
-    const std::uint8_t* bits_ = nullptr;
-    std::size_t layer_ = 0;
-    std::size_t layers_ = 0;
-  };
-
-  [[nodiscard]] iterator begin() const noexcept { return {bits_, 0, layers_}; }
-  [[nodiscard]] iterator end() const noexcept { return {bits_, layers_, layers_}; }
-
- private:
-  friend class selection;
-  sent_range(const std::uint8_t* bits, std::size_t layers) : bits_(bits), layers_(layers) {}
-
-  const std::uint8_t* bits_;
-  std::size_t layers_;
-};
-
-inline selection::sent_range selection::sent() const noexcept {
-  return {bits_.data(), model_.layers()};
-}
-
-/// What of `sent` goes to one of W shard owners, as in an all-reduce whose ranks each sum a share of everything: fragment f is of owner
-/// f mod W. A frame of it is of the same layout; delivery::lose() puts together what of all shards was lost. Shares are even as far as
-/// fragments are alike: cut a model with large layers. Throws std::out_of_range unless owner < owners.
-[[nodiscard]] inline selection shard_of(const selection& sent, std::size_t owner, std::size_t owners) {
-  if (owner >= owners) {
-    detail::raise(std::out_of_range("owner " + std::to_string(owner) + " is out of range: there are " +
-                                    std::to_string(owners)));
-  }
-  selection shard(sent.model());
-  for (const std::size_t fragment : sent.sent()) {
-    if (fragment % owners == owner) shard.send(fragment);
-  }
-  return shard;
-}
 
 }  // namespace lamina::inline LAMINA_ABI

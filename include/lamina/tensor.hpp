@@ -12,9 +12,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "lamina/concepts.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/fwd.hpp"
+#include "lamina/layout.hpp"
 
 /// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
 ///
@@ -32,50 +33,18 @@
 ///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
-/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). Its
-/// specialisation may say what to call where another type is asked for than the tensor holds:
-///
-///     template <lamina::element T>
-///     static constexpr const char* conversion_to = std::same_as<T, float> ? "call .to_float()" : "call .to_double()";
-///
-/// A type that may be without elements, as the gradient of a parameter that took no part in the step, has
+/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without elements, as the gradient of a parameter that took no part in the step, has
 /// `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one without a
 /// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
 
-// Told by what std::span takes, since <ranges> costs more than the rest of this header.
-template <class Range>
-concept contiguous_range = requires(Range& range) {
-  std::span(range);
-};
-
 template <class Range>
 concept some_range = std::is_array_v<std::remove_reference_t<Range>> || requires(Range& range) {
   range.begin();
   range.end();
 };
-
-template <class Range>
-constexpr auto begin_of(Range& range) {
-  if constexpr (requires { range.begin(); }) {
-    return range.begin();
-  } else {
-    using std::begin;
-    return begin(range);
-  }
-}
-
-template <class Range>
-constexpr auto end_of(Range& range) {
-  if constexpr (requires { range.end(); }) {
-    return range.end();
-  } else {
-    using std::end;
-    return end(range);
-  }
-}
 
 // Tensors, or layers, that are counted and indexed.
 template <class Tensors>
@@ -84,39 +53,41 @@ concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
   std::begin(tensors)[index];
 };
 
+[[noreturn]] inline void refuse_tensor(const std::string& sentence) {
+  raise(std::invalid_argument(sentence));
+}
+
+// Whether the strides are those of a tensor without gaps whose last of `rank` dimensions is the innermost one. A dimension of 1 may
+// have any stride. For tensors that have elements.
+template <class ExtentOf, class StrideOf>
+constexpr bool is_dense(std::size_t rank, const ExtentOf& extent_of, const StrideOf& stride_of) {
+  std::size_t expected = 1;
+  for (std::size_t d = rank; d-- > 0;) {
+    const auto extent = static_cast<std::size_t>(extent_of(d));
+    if (extent != 1 && !std::cmp_equal(stride_of(d), expected)) return false;
+    expected *= extent;
+  }
+  return true;
+}
+
 }  // namespace detail
 
-/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the
-/// elements, without a copy. This definition serves every contiguous, sized range; a specialisation, partial
-/// and constrained ones included, takes its place for other types.
-///
-/// A partial specialisation for types that are no tensors may have, instead of `elements`, a nested struct
-/// `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
+/// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the elements, without a copy. This
+/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may have,
+/// instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
 template <class Tensor>
 struct tensor_traits {
-  template <detail::contiguous_range Range>
-  static auto elements(Range& range) {
-    // From begin() and not from data(): that of an xtensor view gives the beginning of what it is a view of.
-    return std::span(detail::begin_of(range), std::span(range).size());
-  }
+  // Told by what std::span takes, since <ranges> costs more than the rest of this header. From begin() and not from data(): that of an
+  // xtensor view gives the beginning of what it is a view of.
+  template <class Range>
+  requires requires(Range& range) { std::span(range); }
+  static auto elements(Range& range) { return std::span(std::begin(range), std::span(range).size()); }
 };
 
 /// True for the types that tensor_traits knows.
 template <class Tensor>
 concept tensor = requires(Tensor& each) {
   tensor_traits<std::remove_cvref_t<Tensor>>::elements(each);
-};
-
-/// A tensor that may not be there: no gradient in this step. `elements` of an empty one throws std::invalid_argument.
-template <tensor Tensor>
-struct tensor_traits<std::optional<Tensor>> {
-  template <class Self>
-  requires tensor<decltype(*std::declval<Self&>())>
-  static auto elements(Self& each) {
-    if (!each) detail::raise(std::invalid_argument("there is no tensor: the std::optional is empty"));
-    return tensor_traits<std::remove_cv_t<Tensor>>::elements(*each);
-  }
-  static bool has_value(const std::optional<Tensor>& each);
 };
 
 namespace detail {
@@ -132,22 +103,32 @@ inline constexpr bool is_variant = requires(const Elements& each) {
 template <class Tensor>
 bool has_value([[maybe_unused]] const Tensor& tensor) {
   using traits = tensor_traits<std::remove_cv_t<Tensor>>;
-  if constexpr (requires {
-                  { traits::has_value(tensor) } -> std::convertible_to<bool>;
-                }) {
+  if constexpr (requires { traits::has_value(tensor); }) {
     return traits::has_value(tensor);
   } else {
     return true;
   }
 }
 
+}  // namespace detail
+
+/// A tensor that may not be there: no gradient in this step. `elements` of an empty one throws std::invalid_argument.
+template <tensor Tensor>
+struct tensor_traits<std::optional<Tensor>> {
+  template <class Self>
+  requires tensor<decltype(*std::declval<Self&>())>
+  static auto elements(Self& each) {
+    if (!each) detail::refuse_tensor("there is no tensor: the std::optional is empty");
+    return tensor_traits<std::remove_cv_t<Tensor>>::elements(*each);
+  }
+  static bool has_value(const std::optional<Tensor>& each) { return each && detail::has_value(*each); }
+};
+
+namespace detail {
+
 // For a static_assert that fails only where its template is used.
 template <class...>
 inline constexpr bool never = false;
-
-template <class Tensor>
-using elements_t = std::remove_cvref_t<decltype(tensor_traits<std::remove_cvref_t<Tensor>>::elements(
-    std::declval<Tensor&>()))>;
 
 // Fails to compile, with a sentence that says what to write instead, unless `Tensor` is a tensor. The deduced
 // return type has the compiler look into it where it is called, before it stumbles over what follows there.
@@ -155,8 +136,9 @@ template <class Tensor>
 constexpr auto require_tensor() {
   using bare = std::remove_cvref_t<Tensor>;
   if constexpr (tensor<Tensor>) {
-    if constexpr (!is_variant<elements_t<Tensor>>) {
-      using value = std::remove_cv_t<typename elements_t<Tensor>::element_type>;
+    using elements = std::remove_cvref_t<decltype(tensor_traits<bare>::elements(std::declval<Tensor&>()))>;
+    if constexpr (!is_variant<elements>) {
+      using value = std::remove_cv_t<typename elements::element_type>;
       static_assert(
           !std::is_pointer_v<value> && !some_range<value>,
           "lamina: the elements are pointers or containers, not numbers. Pass the elements of one layer as "
@@ -186,29 +168,7 @@ constexpr auto require_tensor() {
   }
 }
 
-template <class T, class Span>
-constexpr auto require_convertible() {
-  using given = typename Span::element_type;
-  static_assert(
-      std::is_const_v<T> || !std::is_const_v<given>,
-      "lamina: the tensor is const, or a view of const elements, and would be written to. Pass one that may "
-      "be written");
-  static_assert(
-      std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
-      "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
-      "(decode<double>, worker<double>, ...) of the tensor's type");
-}
-
-template <class Traits, class T>
-constexpr const char* how_to_convert() {
-  if constexpr (requires { Traits::template conversion_to<T>; }) {
-    return Traits::template conversion_to<T>;
-  } else {
-    return "pass a converted copy";
-  }
-}
-
-template <class Traits, class T, class Elements>
+template <class T, class Elements>
 std::span<T> narrow_to(const Elements& elements) {
   if constexpr (is_variant<Elements>) {
     return visit(
@@ -216,107 +176,72 @@ std::span<T> narrow_to(const Elements& elements) {
           if constexpr (std::is_convertible_v<Span, std::span<T>>) {
             return span;
           } else if constexpr (std::is_convertible_v<Span, std::span<const T>>) {
-            detail::raise(std::invalid_argument(
-                "the tensor is const, or a view of const elements, and would be written to"));
+            refuse_tensor("the tensor is const, or a view of const elements, and would be written to");
           } else {
-            detail::raise(std::invalid_argument(
+            refuse_tensor(
                 std::string("the tensor holds another element type at run time than the ") +
                 (sizeof(T) == 4 ? "float" : "double") +
-                " asked for: " + how_to_convert<Traits, std::remove_const_t<T>>()));
+                " asked for: pass a converted copy; to write into it, write into one and copy that");
           }
         },
         elements);
   } else if constexpr (std::is_convertible_v<Elements, std::span<T>>) {
     return elements;
   } else {
-    require_convertible<T, Elements>();
+    using given = typename Elements::element_type;
+    static_assert(std::is_const_v<T> || !std::is_const_v<given>,
+                  "lamina: the tensor is const, or a view of const elements, and would be written to. Pass "
+                  "one that may "
+                  "be written");
+    static_assert(
+        std::same_as<std::remove_cv_t<T>, std::remove_cv_t<given>>,
+        "lamina: the tensor's element type is not the one asked for. Pass a converted copy, or use the class "
+        "(decode<double>, worker<double>, ...) of the tensor's type");
     return {};
   }
 }
 
-// Product of the shape. A zero counts before an overflow: an empty tensor may have any other dimensions.
-template <class Shape>
-constexpr std::size_t checked_product(const Shape& shape) {
-  std::size_t product = 1;
-  bool overflows = false;
-  bool is_empty = false;
-  for (const auto dimension : shape) {
-    if (std::cmp_less(dimension, 0)) {
-      detail::raise(
-          std::invalid_argument("the shape has the negative dimension " + std::to_string(dimension)));
-    }
-    const auto factor = static_cast<std::size_t>(dimension);
-    if (factor == 0) {
-      is_empty = true;
-    } else if (product > (std::numeric_limits<std::size_t>::max)() / factor) {
-      overflows = true;
-    } else {
-      product *= factor;
-    }
+template <class T, class Tensor>
+std::span<T> elements_as(Tensor& tensor) {
+  require_tensor<Tensor>();
+  if constexpr (lamina::tensor<Tensor>) {
+    return narrow_to<T>(tensor_traits<std::remove_const_t<Tensor>>::elements(tensor));
+  } else {
+    return {};
   }
-  if (is_empty) return 0;
-  if (overflows) detail::raise(std::invalid_argument("the number of elements of the shape overflows"));
-  return product;
-}
-
-template <class T, class Shape>
-constexpr std::span<T> checked_view(T* pointer, const Shape& shape) {
-  const std::size_t count = checked_product(shape);
-  if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T)) {
-    detail::raise(std::invalid_argument("the number of bytes of the shape overflows"));
-  }
-  if (pointer == nullptr && count > 0) {
-    detail::raise(
-        std::invalid_argument("a null pointer where the shape has " + std::to_string(count) + " elements"));
-  }
-  return {pointer, count};
 }
 
 }  // namespace detail
 
-template <tensor Tensor>
-bool tensor_traits<std::optional<Tensor>>::has_value(const std::optional<Tensor>& each) {
-  return each.has_value() && detail::has_value(*each);
-}
-
-/// The tensor of product(shape) elements that begin at `pointer`: a raw pointer with the shape that a
-/// framework gives for it, a range of integers. A shape of {} is one element. Nothing is owned or copied.
-///
-/// Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more
-/// than 0 elements.
+/// The tensor of product(shape) elements that begin at `pointer`; a shape, a range of integers, of {} is one element. Nothing is owned or
+/// copied. Throws std::invalid_argument for a negative dimension, a product that overflows, or a null pointer to more than 0 elements.
 template <class T, detail::some_range Shape>
-requires std::integral<std::remove_cvref_t<decltype(*detail::begin_of(std::declval<const Shape&>()))>>
+requires std::integral<std::remove_cvref_t<decltype(*std::begin(std::declval<const Shape&>()))>>
 [[nodiscard]] constexpr std::span<T> view(T* pointer, const Shape& shape) {
-  return detail::checked_view(pointer, shape);
+  const std::size_t count = detail::product_of(shape);
+  if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T))
+    detail::refuse_tensor("the number of bytes of the shape overflows");
+  if (pointer == nullptr && count > 0)
+    detail::refuse_tensor("a null pointer where the shape has " + std::to_string(count) + " elements");
+  return {pointer, count};
 }
 template <class T>
 [[nodiscard]] constexpr std::span<T> view(T* pointer, std::initializer_list<std::size_t> shape) {
-  return detail::checked_view(pointer, shape);
+  return view(pointer, std::span(shape.begin(), shape.size()));
 }
 
 /// The elements of `tensor` to read, as T. A type that is known only at run time and is not T throws
 /// std::invalid_argument; one that is known at compile time and is not T does not compile.
 template <element T, class Tensor>
 [[nodiscard]] std::span<const T> elements_of(const Tensor& tensor) {
-  detail::require_tensor<const Tensor>();
-  if constexpr (lamina::tensor<const Tensor>) {
-    return detail::narrow_to<tensor_traits<Tensor>, const T>(tensor_traits<Tensor>::elements(tensor));
-  } else {
-    return {};
-  }
+  return detail::elements_as<const T>(tensor);
 }
 
 /// The elements of `tensor` to write; errors as above, and a const tensor does not compile. A view
 /// (std::span, a framework's tensor handle) may be passed as an rvalue.
 template <element T, class Tensor>
 [[nodiscard]] std::span<T> writable_elements_of(Tensor&& tensor) {
-  detail::require_tensor<Tensor>();
-  if constexpr (lamina::tensor<Tensor>) {
-    using traits = tensor_traits<std::remove_cvref_t<Tensor>>;
-    return detail::narrow_to<traits, T>(traits::elements(tensor));
-  } else {
-    return {};
-  }
+  return detail::elements_as<T>(tensor);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -60,7 +60,7 @@ template <element T, class Representative>
 class worker {
   static_assert(
       representative<Representative>,
-      "lamina: the functor of a worker must have map, combine and finish as lamina/concepts.hpp says");
+      "lamina: the functor of a worker must have map, combine and finish as lamina/reduction.hpp says");
   using state = detail::worker_state<T, Representative>;
 
  public:

@@ -11,7 +11,7 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/detail/widen.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/detail/gradient.hpp"
 #include "lamina/tensor.hpp"

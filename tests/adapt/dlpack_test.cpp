@@ -195,16 +195,3 @@ TEST_CASE("dlpack: a versioned tensor is read, and written unless it says that i
   CHECK(contains(lamina_test::message_of<std::invalid_argument>(read), "version"));
 }
 #endif
-
-TEST_CASE("dlpack: the layer of a tensor has its name and shape") {
-  std::vector<float> memory(640);
-  described given(memory, {10, 64});
-  const lamina::layer layer = lamina::layer_of("head", given.tensor);
-  CHECK(layer.name == "head");
-  CHECK(layer.shape == std::vector<std::size_t>{10, 64});
-  given.shape[1] = -64;
-  const auto negative = [&] { (void)lamina::layer_of("head", given.tensor); };
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(negative), "'head'"));
-  given.tensor.ndim = -1;
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(negative), "-1 dimensions"));
-}

@@ -132,9 +132,9 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
   const auto contains = lamina_test::contains;
   REQUIRE(contains(message([&] { (void)lamina::elements_of<float>(half); }),
-                   "float asked for: call .to(torch::kFloat)"));
-  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "call .to(torch::kDouble)"));
-  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), ".copy_()"));
+                   "float asked for: pass a converted copy"));
+  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "double asked for"));
+  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), "and copy that"));
 
   const lamina::layout model = lamina_test::model_of({4});
   lamina::worker<float> worker(model, {.drop_ratio = 0});
@@ -143,7 +143,7 @@ TEST_CASE("torch: halves are not read or written as float or double, and the err
   const std::vector<std::byte> bytes = step.frame().to_bytes();
   at::Tensor parameters = at::zeros({4}, at::kBFloat16);
   const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
-  REQUIRE(contains(message(restore), ".copy_()"));
+  REQUIRE(contains(message(restore), "pass a converted copy"));
   REQUIRE(parameters.sum().item<float>() == 0);
 }
 
@@ -186,15 +186,6 @@ TEST_CASE("torch: an undefined tensor has no value") {
   REQUIRE_FALSE(lamina::detail::has_value(leaf.grad()));
 }
 
-TEST_CASE("torch: the layer of a tensor has its name and shape") {
-  const lamina::layer layer = lamina::layer_of("head", at::ones({10, 64}));
-  REQUIRE(layer.name == "head");
-  REQUIRE(layer.shape == std::vector<std::size_t>{10, 64});
-  REQUIRE(lamina::layer_of("scale", at::ones({})).elements() == 1);
-  const auto undefined = [] { (void)lamina::layer_of("head", at::Tensor()); };
-  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'head'"));
-}
-
 namespace {
 
 // What a torch::nn::Module has that layout_of asks for.
@@ -220,7 +211,8 @@ TEST_CASE("torch: a module is a layout, by itself and by what holds it") {
     REQUIRE(model.sizes()[0] == 12);
     REQUIRE(model[1].name == "bias");
   }
-  REQUIRE_THROWS_AS(lamina::layout_of(module{{{"none", at::Tensor()}}}), std::invalid_argument);
+  const auto undefined = [] { (void)lamina::layout_of(module{{{"none", at::Tensor()}}}); };
+  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'none'"));
 }
 
 TEST_CASE("torch: gradients are handles, and undefined where there is none") {
@@ -230,24 +222,4 @@ TEST_CASE("torch: gradients are handles, and undefined where there is none") {
   const std::vector<at::Tensor> gradients = lamina::gradients_of(parameters);
   REQUIRE(gradients[0].data_ptr() == parameters[0].grad().data_ptr());
   REQUIRE_FALSE(gradients[1].defined());
-}
-
-TEST_CASE("torch: parts of parameters share their memory") {
-  const lamina::tiling cut(lamina::layout({{"large", {3, 3000}}, {"small", {7}}}), 4096);
-  const std::vector<at::Tensor> parameters = {at::zeros({3, 3000}).set_requires_grad(true), at::zeros({7})};
-  const std::vector<at::Tensor> parts = lamina::fragments_of(parameters, cut);
-  REQUIRE(parts.size() == cut.fragments().layers());
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    REQUIRE(static_cast<std::size_t>(parts[p].numel()) == cut.fragments().sizes()[p]);
-    REQUIRE_FALSE(parts[p].requires_grad());
-    parts[p].fill_(static_cast<float>(p + 1));
-  }
-  REQUIRE(parameters[0][0][0].item<float>() == 1);
-  REQUIRE(parameters[0][1][1096].item<float>() == 2);  // element 4,096
-  REQUIRE(parameters[0][2][2999].item<float>() == 3);
-  REQUIRE(parameters[1].min().item<float>() == 4);
-  REQUIRE_THROWS_AS(lamina::fragments_of({parameters[0]}, cut), std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({3000, 3}).t(), parameters[1]}, cut),
-                    std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::fragments_of({at::zeros({5}), parameters[1]}, cut), std::invalid_argument);
 }

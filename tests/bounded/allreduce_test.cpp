@@ -163,7 +163,14 @@ class group {
     }
     return true;
   }
-  selection shard(std::size_t owner) const { return lamina::shard_of(chosen(), owner, workers); }
+  // Fragment f is of owner f mod W.
+  selection shard(std::size_t owner) const {
+    selection shard(chosen().model());
+    for (const std::size_t f : chosen().sent()) {
+      if (f % workers == owner) shard.send(f);
+    }
+    return shard;
+  }
   const selection& chosen() const { return workers_[0]->step->sent(); }
   const std::vector<std::vector<T>>& replica(std::size_t w) const { return workers_[w]->replica; }
 

@@ -35,15 +35,7 @@ expect("_fastmath" -ffast-math)
 expect("_fastmath" -ffinite-math-only)
 expect("_nosimd" -DLAMINA_NO_SIMD)
 
-# Whose vectors and strings: libstdc++'s own switches. -stdlib=libc++ wants headers that are seldom there.
-file(WRITE "${OUTPUT_DIR}/library.hpp" "#include <version>\n#ifndef __GLIBCXX__\n#error\n#endif\n")
 list(GET COMPILERS 0 compiler)
-execute_process(COMMAND "${compiler}" -std=c++20 -fsyntax-only -x c++ "${OUTPUT_DIR}/library.hpp" RESULT_VARIABLE status ERROR_QUIET)
-if(status EQUAL 0)
-  expect("_debug" -D_GLIBCXX_DEBUG)
-  expect("_oldstrings" -D_GLIBCXX_USE_CXX11_ABI=0)
-endif()
-
 execute_process(COMMAND "${compiler}" -dumpmachine OUTPUT_VARIABLE machine)
 if(NOT machine MATCHES "^x86_64")
   return()

@@ -6,17 +6,13 @@ namespace {
 
 template <class... Names>
 struct names;
-using declared =
-    names<lamina::layer, lamina::layout, lamina::tiling, lamina::selection, lamina::delivery,
-          lamina::element_range, lamina::float16, lamina::bfloat16, lamina::payload_type,
-          lamina::frame_checksum, lamina::non_finite, lamina::frame_kind, lamina::residual_options,
-          lamina::worker_options, lamina::server_options, lamina::outer_options, lamina::threshold_search,
-          lamina::selector, lamina::tensor_traits<int>, lamina::tensor_ref<float>, lamina::mean_abs,
-          lamina::l1_norm, lamina::l2_norm, lamina::root_mean_square, lamina::max_abs, lamina::sequential,
-          lamina::residual_accumulator<float>, lamina::worker<float>, lamina::worker<double, lamina::max_abs>,
-          lamina::server<double>, lamina::outer_step<float>, lamina::frame_view<float>,
-          lamina::frame_encoder<double>, lamina::encoded_frame, lamina::frame_info, lamina::errc,
-          lamina::decode_error, lamina::non_finite_gradient>;
+using declared = names<lamina::layer, lamina::layout, lamina::tiling, lamina::selection, lamina::delivery,
+                       lamina::float16, lamina::bfloat16, lamina::payload_type, lamina::worker_options,
+                       lamina::server_options, lamina::tensor_traits<int>, lamina::mean_abs,
+                       lamina::sequential, lamina::residual_accumulator<float>, lamina::worker<float>,
+                       lamina::worker<double>, lamina::server<double>, lamina::drift_compressor<float>,
+                       lamina::outer_step<float>, lamina::encoded_frame, lamina::frame_view<float>,
+                       lamina::frame_encoder<double>, lamina::errc, lamina::decode_error>;
 
 }  // namespace
 

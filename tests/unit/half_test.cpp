@@ -10,7 +10,6 @@
 #include <random>
 
 #include "catch.hpp"
-#include "lamina/detail/widen.hpp"
 #include "support.hpp"
 
 using lamina::bfloat16;

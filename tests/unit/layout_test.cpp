@@ -174,19 +174,6 @@ TEST_CASE("layout: each of many names is found, and none that is not there") {
   }
 }
 
-TEST_CASE("layout: layers are picked by a predicate, in order") {
-  const lamina::layout model(
-      {{"conv.weight", {8, 3}}, {"conv.bias", {8}}, {"norm.weight", {8}}, {"scale", {}}});
-  const auto flat =
-      lamina::layers_where(model, [](const lamina::layer& each) { return each.shape.size() < 2; });
-  CHECK(flat == std::vector<std::size_t>{1, 2, 3});
-  const auto biases =
-      lamina::layers_where(model, [](const auto& each) { return each.name.ends_with(".bias"); });
-  CHECK(biases == std::vector<std::size_t>{1});
-  CHECK(lamina::layers_where(model, [](const auto&) { return false; }).empty());
-  CHECK(lamina::layers_where(lamina::layout({}), [](const auto&) { return true; }).empty());
-}
-
 TEST_CASE("layout: copies share one table, which lives as long as the last of them") {
   std::optional<lamina::layout> first(model_of({4, 5}));
   lamina::layout second(*first);

@@ -389,7 +389,7 @@ TEST_CASE("fragments: one never has the name of a layer") {
   CHECK(cut.fragments()[0].name == "w[[0]]");
   CHECK(cut.fragments()[1].name == "w[[1]]");
   CHECK(cut.fragments()[2].name == "w[0]");
-  const tiling usual(lamina::layout({{"w", {8192}}, {"v[0]", {4}}}), 4096);
+  const tiling usual(lamina::layout({{"w", {8192}}, {"v]", {4}}}), 4096);
   CHECK(usual.fragments()[0].name == "w[0]");
   CHECK_NOTHROW(tiling(lamina::layout({{"w", {8192}}, {"w[0]", {4}}, {"w[[1]]", {4}}}), 4096));
 }

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/selection.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <random>
+#include <vector>
 
 #include "catch.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;
+
+static_assert(std::forward_iterator<lamina::selection::sent_iterator>);
 
 TEST_CASE("selection: nothing is selected at first") {
   const lamina::selection chosen(model_of({3, 0, 5}));
@@ -55,26 +60,6 @@ TEST_CASE("selection: sending twice counts once, an empty layer never, and clear
   CHECK(chosen.bitmap()[0] == 0);
 }
 
-TEST_CASE("selection: a layer at the threshold is sent, one below is dropped") {
-  lamina::selection chosen(model_of({1, 10, 100, 0}));
-  chosen.apply_threshold(std::vector<double>{0.5, 0.25, 0.75, 9}, 0.5);
-  CHECK(chosen.is_sent(0));
-  CHECK(chosen.is_dropped(1));
-  CHECK(chosen.is_sent(2));
-  CHECK(chosen.is_dropped(3));
-  CHECK(chosen.sent_layers() == 2);
-  CHECK(chosen.sent_elements() == 101);
-}
-
-TEST_CASE("selection: applying a threshold forgets what was selected before") {
-  lamina::selection chosen(model_of({1, 1}));
-  chosen.apply_threshold(std::vector<double>{2, 0}, 1);
-  chosen.apply_threshold(std::vector<double>{0, 2}, 1);
-  CHECK(chosen.is_dropped(0));
-  CHECK(chosen.is_sent(1));
-  CHECK(chosen.sent_elements() == 1);
-}
-
 TEST_CASE("selection: send_all sends every layer that has elements") {
   lamina::selection chosen(model_of({1, 0, 2}));
   chosen.send(2);
@@ -85,25 +70,28 @@ TEST_CASE("selection: send_all sends every layer that has elements") {
   CHECK(chosen.sent_elements() == 3);
 }
 
-TEST_CASE("selection: counts agree with the bits for random thresholds") {
+TEST_CASE("selection: counts and the walk agree with the bits") {
   std::mt19937 random(21);
   for (int round = 0; round < 300; ++round) {
     const lamina::layout model = random_model(random);
-    std::vector<double> values(model.layers());
-    for (double& value : values) value = static_cast<double>(below(random, 5));
-    const double threshold = static_cast<double>(below(random, 6));
     lamina::selection chosen(model);
-    chosen.apply_threshold(values, threshold);
-    std::size_t layers = 0;
+    std::vector<std::size_t> expected;
     std::size_t elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      REQUIRE(chosen.is_sent(l) == (values[l] >= threshold && model.sizes()[l] > 0));
-      REQUIRE(chosen.is_dropped(l) != chosen.is_sent(l));
-      if (!chosen.is_sent(l)) continue;
-      ++layers;
+      if (below(random, 5) < 2) continue;
+      chosen.send(l);
+      if (model.sizes()[l] == 0) continue;
+      expected.push_back(l);
       elements += model.sizes()[l];
     }
-    REQUIRE(chosen.sent_layers() == layers);
+    std::vector<std::size_t> walked;
+    for (const std::size_t l : chosen.sent()) walked.push_back(l);
+    REQUIRE(walked == expected);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      REQUIRE(chosen.is_sent(l) == std::ranges::binary_search(expected, l));
+      REQUIRE(chosen.is_dropped(l) != chosen.is_sent(l));
+    }
+    REQUIRE(chosen.sent_layers() == expected.size());
     REQUIRE(chosen.sent_elements() == elements);
   }
 }
@@ -116,14 +104,4 @@ TEST_CASE("selection: layers that do not exist are refused") {
   CHECK_THROWS_AS(chosen.is_dropped(1000), std::out_of_range);
   CHECK(chosen.bitmap()[0] == 0);
   CHECK_THROWS_AS(chosen.is_sent(3), std::out_of_range);
-}
-
-TEST_CASE("selection: more or fewer values than layers are refused, and nothing changes") {
-  lamina::selection chosen(model_of({1, 1}));
-  chosen.send(1);
-  for (const auto& values : {std::vector<double>{1}, std::vector<double>{1, 1, 0}}) {
-    CHECK_THROWS_AS(chosen.apply_threshold(values, 0.5), std::invalid_argument);
-  }
-  CHECK(chosen.is_dropped(0));
-  CHECK(chosen.is_sent(1));
 }

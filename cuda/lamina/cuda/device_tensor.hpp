@@ -11,7 +11,6 @@
 #include <variant>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"

@@ -10,7 +10,6 @@
 #include "lamina/cuda/detail/memory.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 

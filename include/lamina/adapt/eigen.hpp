@@ -4,25 +4,15 @@
 #include <Eigen/Core>
 #include <cstddef>
 #include <span>
-#include <stdexcept>
-#include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/reduction.hpp"
 #include "lamina/tensor.hpp"
 
-/// Eigen: what lies in memory without gaps is a tensor.
+/// Eigen: Eigen::Matrix and Eigen::Array (fixed and dynamic), Eigen::Map, Eigen::Ref, and blocks and transposes of them, are read and
+/// written where they lie, without a copy, in the order of their memory: a column-major one, Eigen's default, column by column.
 ///
-/// Eigen::Matrix and Eigen::Array (fixed and dynamic), Eigen::Map, Eigen::Ref, and blocks and transposes of
-/// them, are read and written where they lie, without a copy, in the order of their memory: a column-major
-/// one, Eigen's default, column by column.
-///
-/// What has gaps does not compile if that is known at compile time (a Map with InnerStride<2>, a row of a
-/// column-major Matrix4f), and throws std::invalid_argument if it is known only at run time (an outer
-/// stride). Expressions such as `2 * a + b` do not compile, for the representative functors neither:
-/// coefficient by coefficient they would not give the bits that Eigen's vectorised evaluation gives, and a
-/// product would be computed anew for each of them.
+/// What has gaps does not compile if that is known at compile time (a Map with InnerStride<2>, a row of a column-major Matrix4f), and
+/// throws std::invalid_argument if it is known only at run time (an outer stride). Expressions such as `2 * a + b` do not compile.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -63,19 +53,16 @@ template <detail::eigen_in_memory Matrix>
 struct tensor_traits<Matrix> {
   template <class Self>
   static auto elements(Self& matrix) {
-    if (!is_dense(matrix)) {
-      detail::raise(std::invalid_argument(
+    const auto extent_of = [&](std::size_t d) { return d == 0 ? matrix.outerSize() : matrix.innerSize(); };
+    const auto stride_of = [&](std::size_t d) {
+      return d == 0 ? matrix.outerStride() : matrix.innerStride();
+    };
+    if (matrix.size() > 0 && !detail::is_dense(2, extent_of, stride_of)) {
+      detail::refuse_tensor(
           "the Eigen object has gaps between its elements in memory: pass its .eval(); to write "
-          "into it, write into an Eigen::Matrix and assign that"));
+          "into it, write into an Eigen::Matrix and assign that");
     }
     return std::span(matrix.data(), static_cast<std::size_t>(matrix.size()));
-  }
-
- private:
-  static bool is_dense(const Matrix& matrix) {
-    if (matrix.size() <= 1) return true;
-    if (matrix.innerSize() > 1 && matrix.innerStride() != 1) return false;
-    return matrix.outerSize() == 1 || matrix.outerStride() == matrix.innerSize();
   }
 };
 
@@ -88,12 +75,5 @@ struct tensor_traits<Expression> {
         "(expression).eval(); to write into a block, write into an Eigen::Matrix and assign that");
   };
 };
-
-/// Does not compile, and says so: see above.
-template <representative F, detail::eigen_expression Expression>
-double representative_value(const F&, const Expression&) {
-  detail::require_tensor<const Expression>();
-  return 0;
-}
 
 }  // namespace lamina::inline LAMINA_ABI

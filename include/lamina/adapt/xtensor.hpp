@@ -8,30 +8,14 @@
 #endif
 
 #include <cstddef>
-#include <iterator>
-#include <ranges>
 #include <span>
-#include <stdexcept>
-#include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/reduction.hpp"
 #include "lamina/tensor.hpp"
 
-/// xtensor: what owns or adapts memory is a tensor, everything else can be reduced.
-///
-/// xt::xarray, xt::xtensor, xt::xtensor_fixed and what xt::adapt gives are read and written where they lie,
-/// without a copy, in the order of their memory: a column-major one column by column. One whose strides are
-/// known only at run time (layout_type::dynamic) must be dense, row- or column-major, or
-/// std::invalid_argument is thrown.
-///
-/// Views (contiguous ones too), transposes and lazy expressions such as `2 * a + b` have a representative
-/// value: their elements are taken once each in row-major order, whatever XTENSOR_DEFAULT_TRAVERSAL says,
-/// without evaluating them into memory. It is the same bits as that of the expression assigned to a row-major
-/// xt::xarray first, unless xtensor is compiled with XTENSOR_USE_XSIMD, whose vector functions (xt::exp and
-/// its like) round differently. Where elements in memory are needed, as for a gradient, they do
-/// not compile.
+/// xtensor: xt::xarray, xt::xtensor, xt::xtensor_fixed and what xt::adapt gives are read and written where they lie, without a copy, in
+/// the order of their memory: a column-major one column by column. One whose strides are known only at run time must be dense, row- or
+/// column-major, or std::invalid_argument is thrown. Views, contiguous ones too, and lazy expressions do not compile: pass xt::eval of them.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -53,49 +37,32 @@ concept xtensor_expression = !xtensor_container<T> && requires(const T& each) {
   accept_xexpression(each);
 };
 
-// Whether the strides are those of a dense tensor whose innermost dimension comes first here. xtensor gives a
-// dimension of 1 the stride 0.
-template <class Dimension, class Stride>
-bool strides_are_dense(Dimension dimension, Stride stride, std::size_t dimensions) {
-  std::ptrdiff_t expected = 1;
-  for (; dimensions > 0; --dimensions, ++dimension, ++stride) {
-    if (*dimension != 1 && static_cast<std::ptrdiff_t>(*stride) != expected) return false;
-    expected *= static_cast<std::ptrdiff_t>(*dimension);
-  }
-  return true;
-}
-
-// xtensor's own is_contiguous() says no for a last dimension of 1, and yes for some that have gaps.
-template <class Container>
-bool is_dense_container(const Container& tensor) {
-  if (Container::static_layout != xt::layout_type::dynamic || tensor.size() == 0) return true;
-  const auto& shape = tensor.shape();
-  const auto& strides = tensor.strides();
-  return strides_are_dense(shape.begin(), strides.begin(), shape.size()) ||
-         strides_are_dense(shape.rbegin(), strides.rbegin(), shape.size());
-}
-
-// The elements in row-major order. Counted, since xtensor's iterators need not be C++20 sentinels.
-template <class CountedIterator>
-struct row_major_elements {
-  auto begin() const { return first; }
-  static auto end() { return std::default_sentinel; }
-
-  CountedIterator first;
-};
-
 }  // namespace detail
 
 template <detail::xtensor_container Container>
 struct tensor_traits<Container> {
   template <class Self>
   static auto elements(Self& tensor) {
-    if (!detail::is_dense_container(tensor)) {
-      detail::raise(std::invalid_argument(
-          "the xtensor container has gaps between its elements in memory: assign it to an xt::xarray and "
-          "pass that"));
+    if (!is_dense(tensor)) {
+      detail::refuse_tensor(
+          "the xtensor container has gaps between its elements in memory: assign it to an "
+          "xt::xarray and pass that");
     }
     return std::span(tensor.data(), tensor.size());
+  }
+
+ private:
+  // xtensor's own is_contiguous() says no for a last dimension of 1, and yes for some that have gaps.
+  static bool is_dense(const Container& tensor) {
+    if (Container::static_layout != xt::layout_type::dynamic || tensor.size() == 0) return true;
+    const auto& shape = tensor.shape();
+    const auto& strides = tensor.strides();
+    const std::size_t rank = shape.size();
+    return detail::is_dense(
+               rank, [&](std::size_t d) { return shape[d]; }, [&](std::size_t d) { return strides[d]; }) ||
+           detail::is_dense(
+               rank, [&](std::size_t d) { return shape[rank - 1 - d]; },
+               [&](std::size_t d) { return strides[rank - 1 - d]; });
   }
 };
 
@@ -108,17 +75,5 @@ struct tensor_traits<Expression> {
         "xt::eval(expression); to write into a view, write into an xt::xarray and assign that to the view");
   };
 };
-
-/// The representative value of a view or lazy expression, which is evaluated element by element in row-major
-/// order. Cost: one pass; no allocation but what the expression itself makes.
-template <representative F, detail::xtensor_expression Expression>
-double representative_value(const F& functor, const Expression& expression) {
-  static_assert(element<std::remove_cv_t<typename Expression::value_type>>,
-                "lamina: the elements of the expression are neither float nor double. Pass "
-                "xt::cast<float>(expression)");
-  std::counted_iterator first(expression.template begin<xt::layout_type::row_major>(),
-                              static_cast<std::ptrdiff_t>(expression.size()));
-  return detail::reduce_range(functor, detail::row_major_elements<decltype(first)>{first});
-}
 
 }  // namespace lamina::inline LAMINA_ABI

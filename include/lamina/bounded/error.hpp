@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 #include "lamina/error.hpp"
 
 namespace lamina::inline LAMINA_ABI::bounded {

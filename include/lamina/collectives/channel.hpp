@@ -11,7 +11,6 @@
 #include <string>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 
 /// \file
 /// What carries messages between ranks: the interface that a transport implements, as mpi_channel.hpp does. Read it after sum.hpp.

@@ -20,7 +20,6 @@
 
 #include "lamina/collectives/channel.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 
 /// \file
 /// Messages over MPI: a channel. Read it after channel.hpp.

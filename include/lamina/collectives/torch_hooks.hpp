@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 
 /// \file
 /// When a gradient of a libtorch network is complete, and when a layer's parameters are needed again: what calls an engine. Read it last.

@@ -8,18 +8,16 @@
 #endif
 
 #include <cfloat>
-#include <version>  // names the standard library
 
 #include "lamina/version.hpp"
 
-/// All of lamina lies in an inline namespace, LAMINA_ABI, whose name carries what changes a class or the code of a function:
-/// the version, LAMINA_NO_SIMD, exceptions, -ffast-math, the standard library and the level of the instruction set. One program may
-/// then hold several configurations, and two versions: their functions have different names, so that the linker cannot put one in
-/// the place of the other. An object of one configuration that is passed to another is an error of the linker, and no crash.
-/// docs/guide/many-machines.md has the names.
+/// All of lamina lies in an inline namespace, LAMINA_ABI, whose name carries what changes the code of a function: the version,
+/// LAMINA_NO_SIMD, exceptions, -ffast-math and the level of the instruction set. One program may then hold several configurations, and two
+/// versions: their functions have different names, so that the linker cannot put one in the place of the other. An object of one
+/// configuration that is passed to another is an error of the linker, and no crash.
 ///
 /// LAMINA_ABI_TAG, defined before the first header of lamina, is one more piece of the name: for what is not in it, such as two versions of
-/// xxHash, or two sets of flags within one level.
+/// xxHash, two standard libraries, or two sets of flags within one level.
 
 #if defined(__cpp_exceptions) || defined(_CPPUNWIND)
 #define LAMINA_HAS_EXCEPTIONS 1
@@ -39,16 +37,6 @@
 #else
 #define LAMINA_ABI_MATH
 #endif
-// Its vectors and strings are members of lamina's classes.
-#if defined(_LIBCPP_VERSION)
-#define LAMINA_ABI_STANDARD _libcxx
-#elif defined(_GLIBCXX_DEBUG)
-#define LAMINA_ABI_STANDARD _debug
-#elif defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
-#define LAMINA_ABI_STANDARD _oldstrings
-#else
-#define LAMINA_ABI_STANDARD
-#endif
 // The levels of the x86-64 psABI, of which the first has no name. What lies between two levels has the name of the higher one, so that a
 // unit of the lower level never gets its code.
 #if defined(__AVX512F__)
@@ -67,12 +55,31 @@
 #define LAMINA_ABI_TAG
 #endif
 
-#define LAMINA_ABI_PASTE(major, minor, patch, registers, errors, math, standard, level, tag) \
-  v##major##_##minor##_##patch##registers##errors##math##standard##level##tag
+#define LAMINA_ABI_PASTE(major, minor, patch, registers, errors, math, level, tag) \
+  v##major##_##minor##_##patch##registers##errors##math##level##tag
 #define LAMINA_ABI_JOIN(...) LAMINA_ABI_PASTE(__VA_ARGS__)
 #define LAMINA_ABI                                                                                        \
   LAMINA_ABI_JOIN(LAMINA_VERSION_MAJOR, LAMINA_VERSION_MINOR, LAMINA_VERSION_PATCH, LAMINA_ABI_REGISTERS, \
-                  LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_STANDARD, LAMINA_ABI_LEVEL, LAMINA_ABI_TAG)
+                  LAMINA_ABI_ERRORS, LAMINA_ABI_MATH, LAMINA_ABI_LEVEL, LAMINA_ABI_TAG)
+
+/// LAMINA_HOST_DEVICE stands before what a GPU runs as well; it is nothing to compilers other than nvcc.
+/// LAMINA_ANY_CALLER stands before `template` where that is also made with types that only the host or only the device knows, or calls
+/// constexpr functions, which need nvcc's --expt-relaxed-constexpr: it would warn of each.
+#if defined(__CUDACC__)
+#define LAMINA_HOST_DEVICE __host__ __device__
+#define LAMINA_ANY_CALLER _Pragma("nv_exec_check_disable")
+#else
+#define LAMINA_HOST_DEVICE
+#define LAMINA_ANY_CALLER
+#endif
+
+/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one thrown
+/// in a shared object is caught in another, and the categories of error codes, which are compared by address.
+#if defined(__GNUC__) && !defined(_WIN32)
+#define LAMINA_VISIBLE __attribute__((visibility("default")))
+#else
+#define LAMINA_VISIBLE
+#endif
 
 // x87 registers round otherwise, and when they are spilled. 16 is of _Float16 alone; below 0, as clang says with -ffast-math, is not known.
 static_assert(FLT_EVAL_METHOD <= 0 || FLT_EVAL_METHOD == 16,

@@ -7,7 +7,6 @@
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 
 /// What decides whether a layer goes out, and in which order the calls of a step come: one text, which host and device both
 /// run.

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 
 /// What <cmath> tells too, but by bits: with -ffast-math a compiler takes NaN and infinity for impossible.
 namespace lamina::inline LAMINA_ABI::detail {

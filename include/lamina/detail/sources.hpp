@@ -11,7 +11,6 @@
 #include "lamina/detail/rounding.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/widen.hpp"
 #include "lamina/half.hpp"
 
 /// Where the operands of the kernels come from.

@@ -30,7 +30,6 @@
 
 #include "lamina/bounded/rate.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/visible.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {
 

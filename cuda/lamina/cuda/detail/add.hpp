@@ -11,7 +11,6 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 

@@ -14,7 +14,6 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/tiling.hpp"

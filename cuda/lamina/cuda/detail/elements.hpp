@@ -10,11 +10,21 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/rounding.hpp"
 #include "lamina/half.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
+
+/// LAMINA_CALLED stands before what is too long for a copy at each of its calls.
+/// LAMINA_UNROLLED stands before a loop over an array that is to stay in a GPU's registers: where nvcc leaves the loop, it puts the
+/// array into memory.
+#if defined(__CUDACC__)
+#define LAMINA_CALLED __noinline__
+#define LAMINA_UNROLLED _Pragma("unroll")
+#else
+#define LAMINA_CALLED
+#define LAMINA_UNROLLED
+#endif
 
 /// The elements of a row of 64 that one thread has: how they move, on a GPU 16 bytes at a time, or 8 of halves; what is computed of
 /// them, bitwise the same wherever it is compiled, since no product is fused with a sum; and how they are written in each payload.

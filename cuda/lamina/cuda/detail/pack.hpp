@@ -8,7 +8,6 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/payload.hpp"
 

@@ -11,7 +11,6 @@
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
-#include "lamina/detail/host_device.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"

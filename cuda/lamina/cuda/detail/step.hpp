@@ -7,7 +7,6 @@
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
-#include "lamina/detail/host_device.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
