@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,7 +15,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/power.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
@@ -25,6 +25,26 @@
 
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
+
+namespace detail {
+
+/// base^exponent, of a base in [0, 1] and an exponent in (0, 1]; wrong by less than 1e-14. The same bits on every machine: of products
+/// and square roots, each of which IEEE 754 rounds, where std::pow is as the C library has it.
+inline double root_power(double base, double exponent) {
+  double result = 1;
+  double root = base;
+  while (exponent > 0) {
+    if (exponent >= 1) {
+      result = rounded(result * root);
+      exponent -= 1;
+    }
+    root = std::sqrt(root);
+    exponent *= 2;
+  }
+  return result;
+}
+
+}  // namespace detail
 
 /// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last
 /// sent, and the allowance of a send_budget. A value that is NaN counts as infinity, so that its fragment is sent first; a
@@ -114,14 +134,13 @@ class selector {
     }
   }
 
-  /// What the last decision selects was sent in `step`.
-  void commit(std::uint64_t step) {
-    commit(step, [](std::size_t) { return true; });
-  }
-  /// The same, of which something was lost: a fragment of which nothing has arrived keeps its age. The budget is charged for all
-  /// that was selected, since it has used the network.
-  void commit(std::uint64_t step, const delivery& arrived) {
-    commit(step, [&](std::size_t f) { return arrived.lost_chunks(f) < arrived.chunks(f); });
+  /// What the last decision selects was sent in `step`, of which something may have been lost: a fragment of which nothing has arrived
+  /// keeps its age. The budget is charged for all that was selected, since it has used the network.
+  void commit(std::uint64_t step, const delivery* arrived = nullptr) {
+    if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
+    for (const std::size_t f : sent_.sent()) {
+      if (arrived == nullptr || arrived->lost_chunks(f) < arrived->chunks(f)) sent_in_[f] = step;
+    }
   }
 
   /// What was decided of `step`, or taken, is not done: all is as it was before it.
@@ -188,14 +207,6 @@ class selector {
   void begin(std::uint64_t step) {
     undo(step);
     before_ = {step, threshold_, allowance_};
-  }
-
-  template <class HasArrived>
-  void commit(std::uint64_t step, const HasArrived& has_arrived) {
-    if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
-    for (const std::size_t f : sent_.sent()) {
-      if (has_arrived(f)) sent_in_[f] = step;
-    }
   }
 
   // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that

@@ -383,7 +383,7 @@ class worker<T, Representative>::step {
     s.take_out(arrived);
     s.decisions.forecast(number_, s.values, s.expected);
     if (arrived != nullptr) s.expect_lost(*arrived);
-    arrived != nullptr ? s.decisions.commit(number_, *arrived) : s.decisions.commit(number_);
+    s.decisions.commit(number_, arrived);
     s.close();
   }
 

@@ -60,12 +60,6 @@ LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::si
   return left > 0 ? left : 0;
 }
 
-/// What a step that is decided ahead expects of a layer: its residual, from which what is sent is gone, and a gradient like the
-/// last one.
-LAMINA_HOST_DEVICE constexpr double predicted_value(bool is_sent, double value, double fresh_value) {
-  return (is_sent ? 0.0 : value) + fresh_value;
-}
-
 /// Whether a layer goes out for its age alone, `cleared_in` being the step in which it was sent last.
 LAMINA_HOST_DEVICE constexpr bool is_overdue(std::uint64_t step, std::uint64_t cleared_in,
                                              std::uint64_t max_age) {
