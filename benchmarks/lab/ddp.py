@@ -3,6 +3,7 @@
 lab does with --replay --by-layer. Started by overlap.py, which says where and how many; rank 0 writes what its steps took."""
 
 import argparse
+import gc
 import json
 import pathlib
 import statistics
@@ -97,6 +98,10 @@ def main() -> None:
     if dist.get_rank() == 0:
         given.output.write_text(json.dumps({"torch": torch.__version__, "steps": steps}) + "\n", encoding="ascii")
     dist.barrier()
+    # DDP goes before the group: where its reducer is the last to hold the group, it waits for gloo's threads and keeps the interpreter's
+    # lock, for which one of them waits that frees a tensor.
+    del ddp, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

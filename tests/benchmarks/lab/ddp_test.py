@@ -3,6 +3,7 @@
 """benchmarks/lab/ddp.py: the paced model gives the recorded gradients in the order in which they are ready, DDP means them over two
 ranks, and a run of each kind writes its steps. With the python3 that has torch."""
 
+import gc
 import importlib.util
 import json
 import pathlib
@@ -61,6 +62,8 @@ def order_and_values(directory: pathlib.Path) -> None:
             require(torch.equal(parameter, old - gradient), "the update is another")
     # A worker beyond those recorded has the same gradients, a step later.
     require(torch.equal(paced_model.Recording(directory, 3, SHAPES).next()[1], recording.steps[1][1]), "worker 3 begins elsewhere")
+    del module, optimizer  # before the group, as ddp.py has it
+    gc.collect()
     dist.destroy_process_group()
 
 
