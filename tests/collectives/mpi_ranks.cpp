@@ -133,7 +133,7 @@ void compare_with_mpi(collectives::mpi_channel& channel) {
 void send_another_message(collectives::mpi_channel& channel, const std::string& kind) {
   if (channel.rank() == 1) {
     const std::vector<std::byte> bytes(kind == "long" ? 200 : 8, std::byte{1});
-    channel.send(0, 0, {{}, bytes});
+    channel.send(0, {{}, bytes});
     while (channel.progress().empty()) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -169,7 +169,7 @@ void have_another_plan(collectives::mpi_channel& channel) {
                                                "nothing heard for 0.500 s while exchanging with rank 2",
                                                "rank 1 was started with another plan"};
   require_said(said, expected[channel.rank()]);
-  require_said(message_of<std::logic_error>([&] { channel.send(0, 0, {}); }), "make a new channel");
+  require_said(message_of<std::logic_error>([&] { channel.send(0, {}); }), "make a new channel");
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -187,7 +187,7 @@ void come_too_late(collectives::mpi_channel& channel) {
   }
   require_said(message_of<collectives::channel_error>(
                    [&] { std::ignore = collectives::agree_on_order(channel, model, order, 100ms); }),
-               "nothing heard for 100 ms from rank 0, before the first step");
+               "nothing heard for 0.100 s while exchanging with rank 0 in collective 0 of step 0");
   const std::vector<std::uint64_t> own(order.size(), 7777);  // where the memory of the agreement was
   MPI_Barrier(MPI_COMM_WORLD);
   MPI_Barrier(MPI_COMM_WORLD);

@@ -132,12 +132,6 @@ TEST_CASE("owners: all ranks have what one would have that updates everything, a
         const auto own = std::ranges::count_if(each.updated[l], [](int count) { return count > 0; });
         REQUIRE(static_cast<std::size_t>(own) <= (model.sizes()[l] + ranks - 1) / ranks);
       }
-      // And the plan says who it is.
-      for (std::size_t r = 0; r < ranks; ++r) {
-        const collectives::element_range own = plan.owned_by(r, l);
-        for (std::size_t i = own.begin; i < own.end; ++i)
-          REQUIRE(replicas[r].updated[l][i] == steps_of[l][i]);
-      }
     }
   }
   CHECK(chunked > 20);
@@ -190,8 +184,8 @@ TEST_CASE("owners: bytes by the formula") {
       std::mt19937 random(3);
       run_step(engines, random_gradients(random, model, ranks), {true, true, true, false}, random);
       for (std::size_t r = 0; r < ranks; ++r) {
-        const auto opening = sent(
-            collectives::rounds_of(collectives::operation::all_reduce, algorithm::pairwise, ranks, r, 1));
+        const auto opening =
+            sent(rounds_of(collectives::operation::all_reduce, algorithm::pairwise, ranks, r, 1));
         std::uint64_t bytes = 4 * opening.elements + 32 * opening.messages;
         for (const std::size_t elements : {5000U, 1U}) {
           std::size_t left = (elements + ranks - 1) / ranks * ranks;

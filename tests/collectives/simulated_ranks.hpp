@@ -25,11 +25,17 @@ inline rank_vectors random_ranks(std::mt19937& random, std::size_t ranks, std::s
   return made;
 }
 
+inline std::vector<collectives::round> rounds_of(collectives::operation what, collectives::algorithm how,
+                                                 std::size_t ranks, std::size_t rank, std::size_t elements) {
+  std::vector<collectives::round> rounds;
+  collectives::rounds_of(what, how, ranks, rank, elements, rounds);
+  return rounds;
+}
+
 inline rank_schedules schedules_of(collectives::operation what, collectives::algorithm how, std::size_t ranks,
                                    std::size_t elements) {
   rank_schedules all;
-  for (std::size_t r = 0; r < ranks; ++r)
-    all.push_back(collectives::rounds_of(what, how, ranks, r, elements));
+  for (std::size_t r = 0; r < ranks; ++r) all.push_back(rounds_of(what, how, ranks, r, elements));
   return all;
 }
 

@@ -81,18 +81,17 @@ class mpi_channel final : public channel {
     return names_ ? names_(rank) : channel::name_of(rank);
   }
 
-  ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) override {
+  ticket send(std::size_t to, two_parts<const std::byte> message) override {
     return post(to, true, message,
                 [&](const void* buffer, int count, MPI_Datatype type, MPI_Request& request) {
-                  return MPI_Isend(buffer, count, type, static_cast<int>(to), static_cast<int>(tag),
-                                   communicator_, &request);
+                  return MPI_Isend(buffer, count, type, static_cast<int>(to), tag, communicator_, &request);
                 });
   }
-  ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) override {
+  ticket receive(std::size_t from, two_parts<std::byte> message) override {
     return post(from, false, {message.header, message.elements},
                 [&](const void* buffer, int count, MPI_Datatype type, MPI_Request& request) {
-                  return MPI_Irecv(const_cast<void*>(buffer), count, type, static_cast<int>(from),
-                                   static_cast<int>(tag), communicator_, &request);
+                  return MPI_Irecv(const_cast<void*>(buffer), count, type, static_cast<int>(from), tag,
+                                   communicator_, &request);
                 });
   }
 
@@ -132,6 +131,7 @@ class mpi_channel final : public channel {
   }
 
  private:
+  static constexpr int tag = 0;
   struct posted {
     std::size_t peer = 0;
     std::size_t bytes = 0;
