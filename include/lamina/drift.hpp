@@ -14,13 +14,11 @@
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/drift/pairs.hpp"
 #include "lamina/drift/values.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -88,34 +86,26 @@ class drift_compressor {
         values_(fragments(), std::move(functor)),
         selector_(cut_, options_),
         encoder_(fragments(), options.run),
-        is_observed_(model.layers()),
         held_(fragments().layers()) {}
 
-  /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
-  /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
-  /// non_finite_gradient for a difference that is NaN or infinite; nothing has
-  /// changed then.
+  /// The values of the parts of x - y. The first call after select(), encode(), pack(), commit() or abandon() begins the next step. Throws
+  /// std::invalid_argument for another number of tensors or elements than the model has, and non_finite_gradient for a difference that is
+  /// NaN or infinite; nothing has changed then.
   ///
-  /// \param layer      index in model()
-  /// \param shared     x of the layer: a tensor of n_l elements of T
-  /// \param local      y of the layer: likewise
-  /// \param execution  runs the blocks of the layer; see execution.hpp
-  template <class Shared, class Local, execution Execution = sequential>
-  double observe(std::size_t layer, const Shared& shared, const Local& local,
-                 const Execution& execution = {}) {
-    model().check_layer(layer);
-    observe(
-        layer, layer + 1, [&](std::size_t) { return detail::pair_of<T>(model(), layer, shared, local); },
-        execution);
-    return values()[cut_.first(layer + 1) - 1];
-  }
-  /// The same for all layers at once, `shared[l]` and `local[l]` being those of layer l. Throws std::invalid_argument also for
-  /// another number of tensors than model().layers().
+  /// \param shared     x: a tensor of n_l elements of T for each layer
+  /// \param local      y: likewise
+  /// \param execution  runs the blocks; see execution.hpp
   template <detail::indexed Shared, detail::indexed Local, execution Execution = sequential>
   std::span<const double> observe_all(const Shared& shared, const Local& local,
                                       const Execution& execution = {}) {
-    detail::check_pair_counts(model(), shared, local);
-    observe(0, model().layers(), detail::pairs_of<T>(model(), shared, local), execution);
+    detail::take_pairs(model(), shared, local, read_);
+    const std::size_t bad = values_.read(cut_, read_, execution);
+    if (bad < fragments().layers()) {
+      detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
+                                        "the worker's parameters less the shared ones are not finite"));
+    }
+    if (phase_ != phase::observed) ++step_;
+    phase_ = phase::observed;
     return values();
   }
 
@@ -123,15 +113,29 @@ class drift_compressor {
   [[nodiscard]] std::span<const double> values() const noexcept { return values_.all(); }
 
   /// Decides which parts go out, by this worker's values, as worker::select(); those that are under way do not.
-  /// encode() does it where nobody has. Throws std::logic_error, naming the layer, if one was not observed in this step, and if
-  /// the step was selected already.
-  const selection& select() { return decide(values(), {}); }
+  /// encode() does it where nobody has. Throws std::logic_error unless the step was observed, and if it was selected already.
+  const selection& select() { return select(values()); }
   /// The same by values that all workers have agreed on, mostly the mean of their values(), and without the parts of which
   /// `held` is not 0. Workers choose the same as long as they hold the same parts, and have the same allowance and ages: when
   /// all end each step, by commit() or commit_lost(), or all by abandon(), and apply its update before the same step. Throws also
   /// std::invalid_argument for a number of values other than fragments().layers(), and of flags, unless there are none.
   const selection& select(std::span<const double> agreed_values, std::span<const char> held = {}) {
-    return decide(agreed_values, held);
+    if (phase_ != phase::observed) {
+      detail::raise(std::logic_error(
+          "select: step " + std::to_string(step_) +
+          (phase_ == phase::ended ? " has ended; observe the next one first" : " was selected already")));
+    }
+    const std::size_t parts = fragments().layers();
+    if (agreed_values.size() != parts || (!held.empty() && held.size() != parts)) {
+      detail::raise(std::invalid_argument("select: there are " + std::to_string(parts) + " parts, got " +
+                                          std::to_string(agreed_values.size()) + " values and " +
+                                          std::to_string(held.size()) + " flags"));
+    }
+    for (std::size_t part = 0; part < parts; ++part)
+      held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
+    selector_.decide(step_, agreed_values, held_);
+    phase_ = phase::selected;
+    return chosen();
   }
   /// The last selection.
   [[nodiscard]] const selection& chosen() const noexcept { return selector_.sent(); }
@@ -157,7 +161,7 @@ class drift_compressor {
     for (std::size_t i = 0; i < next.parts.size(); ++i) {
       to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);
     }
-    phase_ = detail::step_phase::encoded;
+    phase_ = phase::encoded;
     return encoder_.frame();
   }
   /// r without a frame, for collectives that add T: of the parts chosen, one behind the other. What comes back, after the outer
@@ -165,8 +169,7 @@ class drift_compressor {
   /// select() comes before.
   template <detail::indexed Shared, detail::indexed Local>
   void pack(const Shared& shared, const Local& local, std::span<T> to) {
-    if (!detail::may_encode(phase_))
-      detail::raise(std::logic_error("pack: call select() of this step before"));
+    if (!is_selected()) detail::raise(std::logic_error("pack: call select() of this step before"));
     if (to.size() != chosen().sent_elements()) {
       detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(to.size()) +
                                           " elements, " + std::to_string(chosen().sent_elements()) +
@@ -184,7 +187,7 @@ class drift_compressor {
       said = say(part, packed_.data(), said);
     }
     std::copy(next.elements.begin(), next.elements.end(), to.begin());
-    phase_ = detail::step_phase::encoded;
+    phase_ = phase::encoded;
   }
 
   /// What was encoded, or packed, has left: its parts are under way until apply() or forget() of this step(). Throws
@@ -218,10 +221,9 @@ class drift_compressor {
   /// that are held until the update of this step() is applied are as on the workers that sent it. Throws std::logic_error unless
   /// a step was selected that has not ended.
   void commit_lost() {
-    if (!detail::may_encode(phase_)) {
-      detail::raise(std::logic_error(
-          "commit_lost: step " + std::to_string(step_) +
-          (phase_ == detail::step_phase::committed ? " has ended" : " was not selected yet")));
+    if (!is_selected()) {
+      detail::raise(std::logic_error("commit_lost: step " + std::to_string(step_) +
+                                     (phase_ == phase::ended ? " has ended" : " was not selected yet")));
     }
     detail::flight<T>& next = flights_.next();
     next.step = step_;
@@ -235,7 +237,7 @@ class drift_compressor {
   /// nothing between steps.
   void abandon() noexcept {
     encoder_.forget();
-    phase_ = detail::step_phase::committed;
+    phase_ = phase::ended;
   }
 
   /// Takes what all subtract in one step: x <- x - d for the parts of the frame, and y <- y + r - d, r being what this worker
@@ -265,24 +267,16 @@ class drift_compressor {
                                             " lacks '" + fragments()[part].name + "', which was sent in it"));
       }
     }
-    detail::check_writable_pairs<T>(cut_, shared, local);
-    for (std::size_t part = 0; part < fragments().layers(); ++part) {
-      update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
-    }
-    const T* said = sent == nullptr ? nullptr : sent->elements.data();
-    std::size_t next = 0;
-    for (std::size_t part = 0; part < fragments().layers(); ++part) {
-      if (update.is_dropped(part)) continue;
-      const bool was_sent = sent != nullptr && next < sent->parts.size() && sent->parts[next] == part;
-      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
-      update.for_each_block(part, [&, x = x, y = y](std::size_t begin, std::span<const T> d) {
-        shift(x.data() + begin, y.data() + begin, was_sent ? said + begin : nullptr, d);
-      });
-      if (!was_sent) continue;
-      said += fragments().sizes()[part];
-      ++next;
-    }
-    flights_.land(update.step());
+    subtract(
+        update.step(), sent,
+        [&](const auto& visit) {
+          for (std::size_t part = 0; part < fragments().layers(); ++part) {
+            if (update.is_dropped(part)) continue;
+            update.for_each_block(part,
+                                  [&](std::size_t begin, std::span<const T> d) { visit(part, begin, d); });
+          }
+        },
+        shared, local);
   }
   /// The same of d without a frame: of the parts that were chosen in `step`, one behind the other, be it that this worker's were
   /// lost. Throws std::logic_error also if that step is not under way, and std::invalid_argument for another number of elements.
@@ -300,21 +294,16 @@ class drift_compressor {
                                           std::to_string(elements) + " were sent in step " +
                                           std::to_string(step)));
     }
-    detail::check_writable_pairs<T>(cut_, shared, local);
-    const T* d = update.data();
-    for (const std::size_t part : sent->parts) {
-      check_update(part, {d, fragments().sizes()[part]});
-      d += fragments().sizes()[part];
-    }
-    const T* said = sent->is_lost() ? nullptr : sent->elements.data();
-    d = update.data();
-    for (const std::size_t part : sent->parts) {
-      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
-      shift(x.data(), y.data(), said, {d, x.size()});
-      if (said != nullptr) said += x.size();
-      d += x.size();
-    }
-    flights_.land(step);
+    subtract(
+        step, sent->is_lost() ? nullptr : sent,
+        [&, &parts = sent->parts](const auto& visit) {
+          std::size_t offset = 0;
+          for (const std::size_t part : parts) {
+            visit(part, 0, update.subspan(offset, fragments().sizes()[part]));
+            offset += fragments().sizes()[part];
+          }
+        },
+        shared, local);
   }
   /// A step that was committed did not reach the outer step, as when a server went on without this worker: what was sent is in
   /// the drift again. The update of that step is still to be applied, and its parts are held until then, as on the workers whose
@@ -327,17 +316,11 @@ class drift_compressor {
 
   /// Steps that were committed, also as lost, and whose update is to come.
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
-  /// Whether a part was chosen in one of them; throws std::out_of_range.
-  [[nodiscard]] bool is_under_way(std::size_t part) const {
-    fragments().check_layer(part);
-    return flights_.has(part);
-  }
-
   /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
   /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
   /// counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
-    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
+    if (phase_ == phase::observed || phase_ == phase::selected) {
       detail::raise(
           std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
     }
@@ -366,6 +349,8 @@ class drift_compressor {
   [[nodiscard]] const tiling& tiles() const noexcept { return cut_; }
 
  private:
+  enum class phase : std::uint8_t { ended, observed, selected, encoded };
+
   static const worker_options& checked(const layout& model, const worker_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
@@ -376,13 +361,14 @@ class drift_compressor {
     return options;
   }
 
+  [[nodiscard]] bool is_selected() const { return phase_ == phase::selected || phase_ == phase::encoded; }
   void check_may_apply(std::uint64_t step) const {
-    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
+    if (phase_ == phase::observed || phase_ == phase::selected) {
       detail::raise(
           std::logic_error("apply: step " + std::to_string(step_) +
                            " was observed and not encoded yet; apply before the one or after the other"));
     }
-    if (step < step_ || (step == step_ && phase_ == detail::step_phase::committed)) return;
+    if (step < step_ || (step == step_ && phase_ == phase::ended)) return;
     detail::raise(std::logic_error("apply: the update of step " + std::to_string(step) +
                                    " comes before that step was committed"));
   }
@@ -394,14 +380,14 @@ class drift_compressor {
   }
 
   void check_encoded() const {
-    if (detail::may_commit(phase_)) return;
+    if (phase_ == phase::encoded) return;
     detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
                                    "; call encode() before, and commit() once for it"));
   }
   void launch() {
     selector_.commit(step_);
     flights_.launch();
-    phase_ = detail::step_phase::committed;
+    phase_ = phase::ended;
   }
   void take_up(detail::saved_flights<T> saved) {
     selector_.restore(std::move(saved.memory));
@@ -410,66 +396,18 @@ class drift_compressor {
     abandon();
   }
 
-  // `pairs(layer)` gives x and y of a layer.
-  template <class Pairs, class Execution>
-  void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
-    for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
-    const std::size_t bad = values_.read(cut_, first, last, pairs, execution);
-    if (bad < fragments().layers()) {
-      detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
-                                        "the worker's parameters less the shared ones are not finite"));
-    }
-    if (detail::begins_step(phase_)) begin();
-    values_.take_up(cut_, first, last);
-    std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
-              is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});
-  }
-
-  void begin() {
-    ++step_;
-    std::fill(is_observed_.begin(), is_observed_.end(), char{0});
-    phase_ = detail::step_phase::accumulating;
-  }
-
-  const selection& decide(std::span<const double> values, std::span<const char> held) {
-    if (phase_ != detail::step_phase::accumulating) {
-      detail::raise(
-          std::logic_error("select: step " + std::to_string(step_) +
-                           (phase_ == detail::step_phase::committed ? " has ended; observe the next one first"
-                                                                    : " was selected already")));
-    }
-    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
-      if (is_observed_[layer] != 0 || model().sizes()[layer] == 0) continue;
-      detail::raise(std::logic_error("select: layer '" + model()[layer].name + "' was not observed in step " +
-                                     std::to_string(step_)));
-    }
-    if (values.size() != fragments().layers() || (!held.empty() && held.size() != fragments().layers())) {
-      detail::raise(std::invalid_argument("select: there are " + std::to_string(fragments().layers()) +
-                                          " parts, got " + std::to_string(values.size()) + " values and " +
-                                          std::to_string(held.size()) + " flags"));
-    }
-    for (std::size_t part = 0; part < held_.size(); ++part) {
-      held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
-    }
-    selector_.decide(step_, values, held_);
-    phase_ = detail::step_phase::selected;
-    return chosen();
-  }
-
   // x - y of the parts chosen, into the flight that commit() launches.
   template <class Shared, class Local>
   detail::flight<T>& take(const Shared& shared, const Local& local) {
-    detail::check_pair_counts(model(), shared, local);
-    const auto pairs = detail::pairs_of<T>(model(), shared, local);
-    for (std::size_t layer = 0; layer < model().layers(); ++layer) pairs(layer);
-    if (!detail::may_encode(phase_)) select();
+    detail::take_pairs(model(), shared, local, read_);
+    if (!is_selected()) select();
     detail::flight<T>& next = flights_.next();
     next.step = step_;
     next.parts.assign(chosen().sent().begin(), chosen().sent().end());
     next.elements.resize(chosen().sent_elements());
     T* to = next.elements.data();
     for (const std::size_t part : next.parts) {
-      const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
+      const detail::parameter_pair<const T>& both = read_[cut_.layer_of(part)];
       const std::size_t elements = fragments().sizes()[part];
       const std::size_t begin = cut_.begin(part);
       detail::copy_elements(to, elements,
@@ -488,11 +426,27 @@ class drift_compressor {
     return to + elements;
   }
 
-  // x <- x - d; y <- y + r - d, where something was sent.
-  static void shift(T* x, T* y, const T* r, std::span<const T> d) {
-    if (r != nullptr) detail::add_elements(y, r, d.size());
-    detail::subtract_elements(y, d.data(), d.size());
-    detail::subtract_elements(x, d.data(), d.size());
+  // x <- x - d; y <- y + r - d, r being what was sent in the flight, if there is one. `blocks(visit)` calls visit(part, begin, d) for what
+  // an update has, in the order of the parts.
+  template <class Blocks, class Shared, class Local>
+  void subtract(std::uint64_t step, const detail::flight<T>* sent, const Blocks& blocks, Shared& shared,
+                Local& local) {
+    detail::take_pairs(model(), shared, local, written_);
+    blocks([&](std::size_t part, std::size_t, std::span<const T> d) { check_update(part, d); });
+    const T* r = sent == nullptr ? nullptr : sent->elements.data();
+    std::size_t next = 0;  // among the parts sent: r is its
+    blocks([&](std::size_t part, std::size_t begin, std::span<const T> d) {
+      while (sent != nullptr && next < sent->parts.size() && sent->parts[next] < part)
+        r += fragments().sizes()[sent->parts[next++]];
+      const detail::parameter_pair<T>& both = written_[cut_.layer_of(part)];
+      T* const x = both.shared.data() + cut_.begin(part) + begin;
+      T* const y = both.local.data() + cut_.begin(part) + begin;
+      if (sent != nullptr && next < sent->parts.size() && sent->parts[next] == part)
+        detail::add_elements(y, r + begin, d.size());
+      detail::subtract_elements(y, d.data(), d.size());
+      detail::subtract_elements(x, d.data(), d.size());
+    });
+    flights_.land(step);
   }
 
   worker_options options_;
@@ -500,12 +454,13 @@ class drift_compressor {
   detail::drift_values<T, Representative> values_;
   selector selector_;
   frame_encoder<T> encoder_;
-  std::vector<char> is_observed_;  // of a layer, in this step
-  std::vector<char> held_;         // of a part, in the last selection
+  std::vector<char> held_;                             // of a part, in the last selection
+  std::vector<detail::parameter_pair<const T>> read_;  // of the call
+  std::vector<detail::parameter_pair<T>> written_;     // likewise
   detail::flights<T> flights_;
   std::vector<std::byte> packed_;
   std::uint64_t step_ = 0;
-  detail::step_phase phase_ = detail::step_phase::committed;
+  phase phase_ = phase::ended;
 };
 
 }  // namespace lamina::inline LAMINA_ABI
