@@ -27,7 +27,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state/flights.hpp"
@@ -141,8 +140,7 @@ class drift_compressor {
   [[nodiscard]] const selection& chosen() const noexcept { return selector_.sent(); }
 
   /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack(), apply() or
-  /// commit(delivery).
-  /// x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
+  /// commit(delivery). x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
   template <detail::indexed Shared, detail::indexed Local>
   const encoded_frame& encode(const Shared& shared, const Local& local) {
     detail::flight<T>& next = take(shared, local);
@@ -157,10 +155,10 @@ class drift_compressor {
                       return std::span<const T>(next.elements)
                           .subspan(std::exchange(offset, offset + elements), elements);
                     });
-    T* to = next.elements.data();
-    for (std::size_t i = 0; i < next.parts.size(); ++i) {
-      to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);
-    }
+    std::size_t segment = 0;
+    for_each_part(next, [&](std::size_t, std::span<T> r) {
+      replace(r, encoder_.frame().segments()[++segment].data());
+    });
     phase_ = phase::encoded;
     return encoder_.frame();
   }
@@ -177,29 +175,25 @@ class drift_compressor {
     }
     detail::flight<T>& next = take(shared, local);
     encoder_.forget();
-    T* said = next.elements.data();
-    for (const std::size_t part : next.parts) {
-      const std::size_t elements = fragments().sizes()[part];
-      if (options_.payload != payload_type::as_is) {
-        packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, elements)));
-        detail::encode_payload<T>(options_.payload, std::span<const T>(said, elements), packed_.data());
-      }
-      said = say(part, packed_.data(), said);
-    }
+    for_each_part(next, [&](std::size_t, std::span<T> r) {
+      if (options_.payload == payload_type::as_is) return;
+      packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, r.size())));
+      detail::encode_payload<T>(options_.payload, std::span<const T>(r), packed_.data());
+      replace(r, packed_.data());
+    });
     std::copy(next.elements.begin(), next.elements.end(), to.begin());
     phase_ = phase::encoded;
   }
 
   /// What was encoded, or packed, has left: its parts are under way until apply() or forget() of this step(). Throws
-  /// std::logic_error unless there is something encoded that was not committed yet.
+  /// std::logic_error unless something was encoded and not committed.
   void commit() {
     check_encoded();
     launch();
   }
-  /// It has reached the outer step in part, which takes zeros for what was lost: that is not under way, and so stays in the
-  /// drift. Ages, allowance and the parts that are held until the update are as after commit(), so that agreed selection stays
-  /// agreed whatever each worker lost. Of a complete delivery it is commit(); else the frame is gone with it, as its segments may point
-  /// to what was lost.
+  /// It has reached the outer step in part, which takes zeros for what was lost: that stays in the drift. Ages, allowance and the parts
+  /// that are held until the update are as after commit(), so that agreed selection stays agreed whatever each worker lost. The frame is
+  /// gone unless all has arrived, as its segments may point to what was lost.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
   /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
@@ -208,33 +202,26 @@ class drift_compressor {
     detail::check_delivery("commit", arrived, chosen(), options_.payload);
     if (arrived.is_complete()) return commit();
     encoder_.forget();
-    detail::flight<T>& next = flights_.next();
-    T* r = next.elements.data();
-    for (const std::size_t part : next.parts) {
-      arrived.for_each_lost(part,
-                            [r](std::size_t begin, std::size_t end) { std::fill(r + begin, r + end, T(0)); });
-      r += fragments().sizes()[part];
-    }
+    for_each_part(flights_.next(), [&](std::size_t part, std::span<T> r) {
+      arrived.for_each_lost(part, [r](std::size_t begin, std::size_t end) {
+        std::ranges::fill(r.subspan(begin, end - begin), T(0));
+      });
+    });
     launch();
   }
-  /// Ends a step that this worker alone could not send: what was chosen stays in its drift, while ages, allowance and the parts
-  /// that are held until the update of this step() is applied are as on the workers that sent it. Throws std::logic_error unless
-  /// a step was selected that has not ended.
+  /// Ends a step that this worker alone could not send: what was chosen stays in its drift, and all else is as on the workers that sent
+  /// it. Throws std::logic_error unless a step was selected that has not ended.
   void commit_lost() {
     if (!is_selected()) {
       detail::raise(std::logic_error("commit_lost: step " + std::to_string(step_) +
                                      (phase_ == phase::ended ? " has ended" : " was not selected yet")));
     }
-    detail::flight<T>& next = flights_.next();
-    next.step = step_;
-    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
-    next.elements.clear();
+    next_flight().elements.clear();
     encoder_.forget();
     launch();
   }
   /// Ends a step that cannot be carried out: nothing counts as sent, no part is held, and its drift stays. After agreed selection
-  /// it is for all workers together, or they choose different parts from then on; of one alone the step is commit_lost(). Does
-  /// nothing between steps.
+  /// it is for all workers together, or they choose different parts from then on. Does nothing between steps.
   void abandon() noexcept {
     encoder_.forget();
     phase_ = phase::ended;
@@ -245,12 +232,10 @@ class drift_compressor {
   /// failed ones included: then x is the same bits everywhere. A frame that is left out is noticed by who has its step under way;
   /// nothing notices it of a step that was abandoned.
   ///
-  /// Not between the first observe() of a step and its encode(): x and y stay as they were observed, so that it does not matter
-  /// when between them an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
+  /// Not between observe_all() and encode(): x and y stay as they were observed, so that it does not matter when an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
   /// another layout, for one that lacks a part which was sent, and for tensors that do not fit; non_finite_gradient for d that
-  /// holds NaN or infinity; std::logic_error in a step that was observed and not
-  /// encoded, for a step that was not committed yet, and for one out of order: not later than the last applied, or while an
-  /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
+  /// holds NaN or infinity; std::logic_error in a step that was observed and not encoded, for a step that was not committed yet, and for
+  /// one out of order: not later than the last applied, or while an earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
     if (!update.is_of(fragments())) {
@@ -306,47 +291,37 @@ class drift_compressor {
         shared, local);
   }
   /// A step that was committed did not reach the outer step, as when a server went on without this worker: what was sent is in
-  /// the drift again. The update of that step is still to be applied, and its parts are held until then, as on the workers whose
-  /// updates it has. Throws std::logic_error if the step is not under way.
+  /// the drift again. Its update is still to be applied, and its parts are held until then. Throws std::logic_error if the step is not
+  /// under way.
   void forget(std::uint64_t step) { flights_.forget(step); }
-  /// A step that was committed has no update and will have none, as when a collective has failed: what was sent is in the drift
-  /// again, and its parts may be chosen. For all workers together, as abandon(). Throws std::logic_error if the step is not under
-  /// way.
+  /// A step that was committed will have no update, as when a collective has failed: what was sent is in the drift again, and its parts
+  /// may be chosen. For all workers together, as abandon(). Throws as forget().
   void abandon(std::uint64_t step) { flights_.abandon(step); }
 
   /// Steps that were committed, also as lost, and whose update is to come.
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
-  /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
-  /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
-  /// counts as abandoned.
+  /// Everything a later step depends on beside x and y, as bytes with a checksum. Throws std::logic_error while a step waits to be encoded;
+  /// one that was encoded and not committed counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
-    if (phase_ == phase::observed || phase_ == phase::selected) {
-      detail::raise(
-          std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
-    }
+    check_not_open("save");
     return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_);
   }
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
   /// for bit. Changes nothing and throws decode_error, with a errc, for bytes that are damaged or of another model, and
   /// std::invalid_argument if they hold NaN or infinity.
-  void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, fragments())); }
+  void load(std::span<const std::byte> bytes) { resume(bytes, /*is_own=*/true); }
   /// Joins the workers of which one has saved these bytes, between two steps of theirs: the next step here is the next of theirs,
-  /// and is decided alike. What is under way was sent by others: its parts are held, its updates are to be applied, and nothing
-  /// of it is in the drift. Begin with x as they have it and y = x. Errors as load().
-  void join(std::span<const std::byte> saved_by_another) {
-    detail::saved_flights<T> saved = detail::read_flights<T>(saved_by_another, fragments());
-    saved.all.forget_all();
-    take_up(std::move(saved));
-  }
+  /// and is decided alike. The updates of what is under way are to be applied, and nothing of it is in the drift. Begin with x as they
+  /// have it and y = x. Errors as load().
+  void join(std::span<const std::byte> saved_by_another) { resume(saved_by_another, /*is_own=*/false); }
 
-  /// t, counted from 1; 0 before the first observe().
+  /// t, counted from 1; 0 before the first observe_all().
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// λ as of the last selection.
   [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
-  /// The model given, what is decided on, and which part is of which layer. Frames are of fragments().
+  /// The model given, and what is decided on: frames are of fragments().
   [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
   [[nodiscard]] const layout& fragments() const noexcept { return cut_.fragments(); }
-  [[nodiscard]] const tiling& tiles() const noexcept { return cut_; }
 
  private:
   enum class phase : std::uint8_t { ended, observed, selected, encoded };
@@ -362,23 +337,17 @@ class drift_compressor {
   }
 
   [[nodiscard]] bool is_selected() const { return phase_ == phase::selected || phase_ == phase::encoded; }
+  void check_not_open(const char* call) const {
+    if (phase_ != phase::observed && phase_ != phase::selected) return;
+    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(step_) +
+                                   " was observed and not encoded yet"));
+  }
   void check_may_apply(std::uint64_t step) const {
-    if (phase_ == phase::observed || phase_ == phase::selected) {
-      detail::raise(
-          std::logic_error("apply: step " + std::to_string(step_) +
-                           " was observed and not encoded yet; apply before the one or after the other"));
-    }
+    check_not_open("apply");
     if (step < step_ || (step == step_ && phase_ == phase::ended)) return;
     detail::raise(std::logic_error("apply: the update of step " + std::to_string(step) +
                                    " comes before that step was committed"));
   }
-  void check_update(std::size_t part, std::span<const T> d) const {
-    if (detail::is_finite_magnitude(detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()})))
-      return;
-    const std::size_t layer = cut_.layer_of(part);
-    detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
-  }
-
   void check_encoded() const {
     if (phase_ == phase::encoded) return;
     detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
@@ -389,41 +358,50 @@ class drift_compressor {
     flights_.launch();
     phase_ = phase::ended;
   }
-  void take_up(detail::saved_flights<T> saved) {
+  void resume(std::span<const std::byte> bytes, bool is_own) {
+    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, fragments());
+    if (!is_own) saved.all.forget_all();
     selector_.restore(std::move(saved.memory));
     flights_ = std::move(saved.all);
     step_ = saved.step;
     abandon();
   }
 
-  // x - y of the parts chosen, into the flight that commit() launches.
+  // The flight that the end of this step launches, without its elements.
+  detail::flight<T>& next_flight() {
+    detail::flight<T>& next = flights_.next();
+    next.step = step_;
+    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
+    return next;
+  }
+  // Calls visit(part, its elements).
+  template <class Visit>
+  void for_each_part(detail::flight<T>& of, const Visit& visit) const {
+    std::span<T> rest(of.elements);
+    for (const std::size_t part : of.parts) {
+      visit(part, rest.first(fragments().sizes()[part]));
+      rest = rest.subspan(fragments().sizes()[part]);
+    }
+  }
+  // x - y of the parts chosen.
   template <class Shared, class Local>
   detail::flight<T>& take(const Shared& shared, const Local& local) {
     detail::take_pairs(model(), shared, local, read_);
     if (!is_selected()) select();
-    detail::flight<T>& next = flights_.next();
-    next.step = step_;
-    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
+    detail::flight<T>& next = next_flight();
     next.elements.resize(chosen().sent_elements());
-    T* to = next.elements.data();
-    for (const std::size_t part : next.parts) {
+    for_each_part(next, [&](std::size_t part, std::span<T> to) {
       const detail::parameter_pair<const T>& both = read_[cut_.layer_of(part)];
-      const std::size_t elements = fragments().sizes()[part];
       const std::size_t begin = cut_.begin(part);
-      detail::copy_elements(to, elements,
+      detail::copy_elements(to.data(), to.size(),
                             detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
-      to += elements;
-    }
+    });
     return next;
   }
-
-  // What the payload says of a part takes the place of the part; gives where the next one begins.
-  T* say(std::size_t part, const std::byte* payload, T* to) const {
-    const std::size_t elements = fragments().sizes()[part];
-    if (options_.payload != payload_type::as_is) {
-      detail::decode_payload<T>(options_.payload, payload, elements, 0, std::span<T>(to, elements));
-    }
-    return to + elements;
+  // What the payload says of a part takes the place of the part.
+  void replace(std::span<T> part, const std::byte* payload) const {
+    if (options_.payload != payload_type::as_is)
+      detail::decode_payload<T>(options_.payload, payload, part.size(), 0, part);
   }
 
   // x <- x - d; y <- y + r - d, r being what was sent in the flight, if there is one. `blocks(visit)` calls visit(part, begin, d) for what
@@ -432,7 +410,12 @@ class drift_compressor {
   void subtract(std::uint64_t step, const detail::flight<T>* sent, const Blocks& blocks, Shared& shared,
                 Local& local) {
     detail::take_pairs(model(), shared, local, written_);
-    blocks([&](std::size_t part, std::size_t, std::span<const T> d) { check_update(part, d); });
+    blocks([&](std::size_t part, std::size_t, std::span<const T> d) {
+      const T largest = detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()});
+      if (detail::is_finite_magnitude(largest)) return;
+      const std::size_t layer = cut_.layer_of(part);
+      detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
+    });
     const T* r = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;  // among the parts sent: r is its
     blocks([&](std::size_t part, std::size_t begin, std::span<const T> d) {
