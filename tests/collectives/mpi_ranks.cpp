@@ -74,7 +74,7 @@ void run_rounded(collectives::mpi_channel& channel, lamina::payload_type type,
     engine.drain();
     require(has_means(engine, rounded_means(type, gradients, std::vector<bool>(model.layers(), true))),
             std::string("other bits than the independent sum of ") + collectives::name_of(type));
-    // Of so many elements headers and uneven slices are less than a hundredth.
+    // Of so many elements headers and uneven shards are less than a hundredth.
     const auto p = static_cast<double>(channel.ranks());
     const double bytes = 2.0 * 2 * (p - 1) / p * static_cast<double>(model.elements());
     const auto sent = static_cast<double>(engine.totals().sent_bytes - before);
@@ -101,7 +101,7 @@ void run_owners(collectives::mpi_channel& channel, algorithm how) {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       engine.wait(l);
       require(step == 1 && l == 2 ? engine.parameters(l).empty()
-                                  : same_bits(engine.parameters(l), mean_by_slices(how, gradients, l)),
+                                  : same_bits(engine.parameters(l), mean_by_shards(how, gradients, l)),
               std::string("other bits than the reference, by owners: ") + collectives::name_of(how));
     }
   }

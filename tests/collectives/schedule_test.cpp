@@ -80,7 +80,7 @@ TEST_CASE("schedule: the halves of an algorithm give each rank what it owns, and
   }
 }
 
-TEST_CASE("schedule: slices stay right where the product of elements and ranks overflows") {
+TEST_CASE("schedule: shards stay right where the product of elements and ranks overflows") {
   const std::size_t elements = std::numeric_limits<std::size_t>::max() / 3;
   std::size_t end = 0;
   for (std::size_t r = 0; r < 7; ++r) {

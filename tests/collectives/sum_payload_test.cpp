@@ -108,7 +108,7 @@ TEST_CASE("sum payload: owners get sums that are not rounded, and hand parameter
         const std::vector<float> mean = rounded_mean(type, gradients, l, /*goes_back=*/false);
         for (auto& each : engines) CHECK(same_bits(each->parameters(l), mean));
       }
-      // Each layer is one collective each way, of slices of one length: two bytes to the owner, four from it.
+      // Each layer is one collective each way, of shards of one length: two bytes to the owner, four from it.
       std::size_t bytes = opening_bytes(ranks, 0);
       for (const std::size_t size : model.sizes())
         bytes += (ranks - 1) * (2 * 32 + (2 + 4) * ((size + ranks - 1) / ranks));

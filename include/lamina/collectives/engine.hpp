@@ -45,9 +45,9 @@ struct engine_options {
   /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts. Time in
   /// which this rank does not look does not: between two looks 10 ms count at most.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
-  /// Each layer is cut into a slice for each rank, its owner. The owner alone gets the mean of its slice, and updates it, and the
+  /// Each layer is cut into a shard for each rank, its owner. The owner alone gets the mean of its shard, and updates it, and the
   /// new parameters go to all ranks in place of the means: optimizer state is a P-th on each rank. Called by who moves messages on,
-  /// with the slices of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
+  /// with the shards of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
   /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
   /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
   owner_update update = {};
@@ -68,7 +68,7 @@ struct engine_totals {
 ///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
 ///     engine.wait(l); update(l, engine.mean(l));            // where layer l is needed again, or after drain()
 ///
-/// With options.update each rank updates its slices of all layers, and engine.parameters(l) is copied into the network in the last line.
+/// With options.update each rank updates its shards of all layers, and engine.parameters(l) is copied into the network in the last line.
 ///
 /// One thread calls it. Every rank has the same plan, which the ranks compare before the first sum, and makes the same decisions. The
 /// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
@@ -80,7 +80,7 @@ struct engine_totals {
 class engine {
  public:
   /// Needs memory for the gradients and one chunk more, with options.update two. Throws std::invalid_argument where the plan is for another
-  /// number of ranks, its chunks are too many pieces, a timeout is not above 0, or owners would not get a slice each.
+  /// number of ranks, its chunks are too many pieces, a timeout is not above 0, or owners would not get a shard each.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
         plan_(std::move(given)),
@@ -380,7 +380,7 @@ class engine {
     const std::span<float> summed = ended.elements;
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
-    if (is_last && ended.what == operation::reduce_scatter) update_own_slices();
+    if (is_last && ended.what == operation::reduce_scatter) update_own_shards();
     {
       const std::lock_guard lock(mutex_);
       totals_.sent_bytes = executor_.sent_bytes();
@@ -395,14 +395,14 @@ class engine {
     if (is_last) done_.notify_all();
   }
   // Also where the update throws: what is called later then throws its error, and no other.
-  void update_own_slices() {
+  void update_own_shards() {
     struct mark {
       std::atomic<std::thread::id>& updater;
       ~mark() { updater.store({}, std::memory_order_relaxed); }
     };
     updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     const mark now{updater_};
-    staging_.for_each_own_slice(options_.update);
+    staging_.for_each_own_shard(options_.update);
   }
   void finish_chunk(const collective& ended) {
     if (ended.what != operation::all_gather) {

@@ -268,7 +268,7 @@ class executor {
     const std::span<float> elements = now_.elements.subspan(out.begin, out.size());
     if (!is_rounded()) return std::as_bytes(elements);
     const auto to = leaving().subspan(out.begin * element_bytes(), out.size() * element_bytes());
-    // The own slice is the same for all, and may be on its way already.
+    // The own shard is the same for all, and may be on its way already.
     const bool is_there =
         rounds_[index].joins && rounds_[index - 1].send && rounds_[index - 1].send->elements == out;
     if (!is_there) detail::narrow(now_.payload, elements, to.data());

@@ -23,8 +23,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
 
 /// How a collective is made of messages between two ranks. The numbers travel in the header of a round.
 enum class algorithm : std::uint8_t {
-  pairwise = 0,  ///< each rank gets its slice from all others, adds in rank order, and hands the sum round
-  ring = 1,      ///< slices go round, once to be added up and once to be handed on
+  pairwise = 0,  ///< each rank gets its shard from all others, adds in rank order, and hands the sum round
+  ring = 1,      ///< shards go round, once to be added up and once to be handed on
   halving_doubling = 2,  ///< a butterfly of halves (Rabenseifner): few rounds and few bytes
 };
 
@@ -97,8 +97,8 @@ inline constexpr std::size_t most_joined = 8;
 
 namespace detail {
 
-/// Slice `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
-[[nodiscard]] constexpr element_range slice_of(std::size_t elements, std::size_t count,
+/// Shard `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
+[[nodiscard]] constexpr element_range shard_of(std::size_t elements, std::size_t count,
                                                std::size_t index) noexcept {
   const auto edge = [&](std::size_t i) { return elements / count * i + elements % count * i / count; };
   return {edge(index), edge(index + 1)};
@@ -139,7 +139,7 @@ class schedule_writer {
     }
   }
 
-  [[nodiscard]] element_range slice(std::size_t index) const { return slice_of(elements_, ranks_, index); }
+  [[nodiscard]] element_range shard(std::size_t index) const { return shard_of(elements_, ranks_, index); }
   /// What this rank has kept of all after halvings into `parts`, 0 elements if it is beyond the power of two.
   [[nodiscard]] element_range halved(std::size_t parts) const {
     if (rank_ >= doubled_) return {};
@@ -169,16 +169,16 @@ class schedule_writer {
 
   void pairwise(bool gathers) {
     for (std::size_t d = 1; d < ranks_; ++d) {
-      add_round(after(d), slice(gathers ? rank_ : after(d)), before(d), slice(gathers ? before(d) : rank_),
+      add_round(after(d), shard(gathers ? rank_ : after(d)), before(d), shard(gathers ? before(d) : rank_),
                 gathers ? arrival::put : arrival::hold);
       rounds_.back().joins = (d - 1) % most_joined != 0;
     }
-    if (!gathers && ranks_ > 1) rounds_.back().fold = slice(rank_);
+    if (!gathers && ranks_ > 1) rounds_.back().fold = shard(rank_);
   }
-  // Slice c begins at rank c and is whole at rank c - 1, which then owns it.
+  // Shard c begins at rank c and is whole at rank c - 1, which then owns it.
   void ring(bool gathers) {
     for (std::size_t d = gathers ? ranks_ - 1 : 0, last = d + ranks_ - 1; d < last; ++d) {
-      add_round(after(1), slice(before(d)), before(1), slice(before(d + 1)),
+      add_round(after(1), shard(before(d)), before(1), shard(before(d + 1)),
                 gathers ? arrival::put : arrival::add);
     }
   }
@@ -221,7 +221,7 @@ class schedule_writer {
 /// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
 ///
 /// Algorithms, with P ranks, p' the largest power of two that is not above P, k = log2 p':
-///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; slice r is folded in rank order
+///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; shard r is folded in rank order
 ///    once all are there.
 ///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
 ///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
@@ -235,15 +235,15 @@ inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::siz
   if (what != operation::reduce_scatter) writer.write(how, /*gathers=*/true);
 }
 
-/// The elements whose sum `rank` holds after a reduce_scatter, and which it hands round in an all_gather. Of pairwise slice r,
-/// [n·r/P, n·(r+1)/P); of a ring slice r + 1, mod P; of halving_doubling what its halvings leave, and nothing on the ranks beyond
+/// The elements whose sum `rank` holds after a reduce_scatter, and which it hands round in an all_gather. Of pairwise shard r,
+/// [n·r/P, n·(r+1)/P); of a ring shard r + 1, mod P; of halving_doubling what its halvings leave, and nothing on the ranks beyond
 /// the power of two. Throws as rounds_of does.
 [[nodiscard]] inline element_range owned_elements(algorithm how, std::size_t ranks, std::size_t rank,
                                                   std::size_t elements) {
   std::vector<round> unused;
   const detail::schedule_writer writer(unused, ranks, rank, elements);
-  if (how == algorithm::pairwise) return writer.slice(rank);
-  if (how == algorithm::ring) return writer.slice((rank + 1) % ranks);
+  if (how == algorithm::pairwise) return writer.shard(rank);
+  if (how == algorithm::ring) return writer.shard((rank + 1) % ranks);
   return writer.halved(std::bit_floor(ranks));
 }
 

@@ -20,18 +20,18 @@ namespace lamina::inline LAMINA_ABI::collectives::detail {
 
 /// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
 ///
-/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P slices of ⌈n/P⌉, of which the last may
-/// be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers: whatever is sent of a bucket,
-/// and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P elements a layer.
+/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P shards of ⌈n/P⌉, of which the last may
+/// be shorter, or empty; a collective then has a row of P for each shard, with the same columns of all layers: whatever is sent of a bucket,
+/// and in whatever chunks, an element has the same owner. What is missing in a shard is sent as 0: less than P elements a layer.
 class staging {
  public:
   /// What messages are read from and written to.
   struct memory {
     std::vector<float> gradients;  // bucket behind bucket
-    std::vector<float> rows;       // of one collective of slices
+    std::vector<float> rows;       // of one collective of shards
   };
 
-  /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one slice to each rank.
+  /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one shard to each rank.
   staging(const plan& of, std::size_t rank, bool has_owners, memory& given)
       : plan_(of),
         rank_(rank),
@@ -43,7 +43,7 @@ class staging {
     kept_.reserve(of.model().layers());
     std::size_t begin = 0;
     for (const bucket& each : of.buckets()) {
-      if (has_owners_) check_slices(each.how);
+      if (has_owners_) check_shards(each.how);
       std::size_t elements = 0;
       for (const std::size_t layer : each.layers) {
         waits_[layer] = begin;
@@ -105,12 +105,12 @@ class staging {
     }
     return rows;
   }
-  /// Of slices: this rank's sums in a collective.
+  /// Of shards: this rank's sums in a collective.
   [[nodiscard]] std::span<float> own_of(std::span<float> rows) const {
     const std::size_t columns = rows.size() / ranks_;
     return rows.subspan(own_ * columns, columns);
   }
-  /// Of slices: a collective is done. Puts this rank's sums, or all slices, where the layers wait.
+  /// Of shards: a collective is done. Puts this rank's sums, or all shards, where the layers wait.
   void settle(std::size_t begin, std::size_t count, operation what) {
     const bool takes_all = what == operation::all_gather;
     for (std::size_t row = takes_all ? 0 : own_; row < (takes_all ? ranks_ : own_ + 1); ++row) {
@@ -119,35 +119,35 @@ class staging {
       });
     }
   }
-  /// Calls visit(layer, begin, elements) with this rank's slice of each layer that is sent of the bucket, unless it is empty.
+  /// Calls visit(layer, begin, elements) with this rank's shard of each layer that is sent of the bucket, unless it is empty.
   template <class Visit>
-  void for_each_own_slice(const Visit& visit) const {
+  void for_each_own_shard(const Visit& visit) const {
     for (const std::size_t layer : kept_) {
-      const element_range own = slice(layer, own_);
+      const element_range own = shard(layer, own_);
       if (own.size() > 0) visit(layer, own.begin, place(layer).subspan(own.begin, own.size()));
     }
   }
 
  private:
   [[nodiscard]] std::size_t size_of(std::size_t layer) const { return plan_.model().sizes()[layer]; }
-  // Of the slices of a layer, all but the last ones.
-  [[nodiscard]] std::size_t slice_elements(std::size_t layer) const {
+  // Of the shards of a layer, all but the last ones.
+  [[nodiscard]] std::size_t shard_elements(std::size_t layer) const {
     return size_of(layer) / ranks_ + (size_of(layer) % ranks_ != 0 ? 1 : 0);
   }
-  [[nodiscard]] element_range slice(std::size_t layer, std::size_t index) const {
-    const std::size_t width = slice_elements(layer);
+  [[nodiscard]] element_range shard(std::size_t layer, std::size_t index) const {
+    const std::size_t width = shard_elements(layer);
     return {(std::min)(size_of(layer), index * width), (std::min)(size_of(layer), (index + 1) * width)};
   }
   // Elements of a layer in the collectives of its bucket.
   [[nodiscard]] std::size_t travelling(std::size_t layer) const {
-    return has_owners_ ? ranks_ * slice_elements(layer) : size_of(layer);
+    return has_owners_ ? ranks_ * shard_elements(layer) : size_of(layer);
   }
-  void check_slices(algorithm how) const {
+  void check_shards(algorithm how) const {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (owned_elements(how, ranks_, rank, ranks_).size() == 1) continue;
       throw std::invalid_argument(
           std::string(name_of(how)) + " over " + std::to_string(ranks_) +
-          " ranks does not leave a slice to each of them: owners need pairwise or ring, or "
+          " ranks does not leave a shard to each of them: owners need pairwise or ring, or "
           "halving_doubling over a power of two, as algorithm_choice::always() sets it");
     }
   }
@@ -161,7 +161,7 @@ class staging {
   }
 
   // Calls work(elements of a layer, the same in the row) for the part of a row that a collective has: `count` elements of all rows from
-  // `begin` on. The row's part is as long or longer, where the slice has no elements any more.
+  // `begin` on. The row's part is as long or longer, where the shard has no elements any more.
   template <class Work>
   void for_each_run(std::size_t begin, std::size_t count, std::size_t row, const Work& work) {
     const std::size_t first = begin / ranks_;  // column
@@ -169,11 +169,11 @@ class staging {
     const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
     std::size_t column = 0;  // where the layer begins
     for (const std::size_t layer : kept_) {
-      const std::size_t width = slice_elements(layer);
+      const std::size_t width = shard_elements(layer);
       const std::size_t from = (std::max)(column, first);
       const std::size_t to = (std::min)(column + width, first + columns);
       if (from < to) {
-        const element_range of_layer = slice(layer, row);
+        const element_range of_layer = shard(layer, row);
         const std::size_t skipped = (std::min)(from - column, of_layer.size());
         const std::size_t taken = (std::min)(to - from, of_layer.size() - skipped);
         work(place(layer).subspan(of_layer.begin + skipped, taken), of_row.subspan(from - first, to - from));

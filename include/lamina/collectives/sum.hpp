@@ -19,12 +19,12 @@
 /// Which rank adds two numbers does not matter, since the addition of two is commutative; which two are added does. With x_r the numbers
 /// of rank r, P ranks, p' the largest power of two that is not above P:
 ///  - pairwise: ((x_0 + x_1) + x_2) + ..., as the parameter server;
-///  - ring: slice c from rank c on, ((x_c + x_{c+1}) + x_{c+2}) + ..., indices mod P;
+///  - ring: shard c from rank c on, ((x_c + x_{c+1}) + x_{c+2}) + ..., indices mod P;
 ///  - halving_doubling: x_i + x_{i+p'} first, then halves, the largest distance first: of four (x_0 + x_2) + (x_1 + x_3).
 ///
 /// In 16 bits each rank's numbers are rounded, its own too, added as float in rank order, and the sum is rounded on its way back: with
 /// rounding [.], [(([x_0] + [x_1]) + [x_2]) + ...]. So a sum depends neither on who adds nor on how layers are cut into buckets, chunks
-/// and slices. One rank sends nothing and rounds nothing. What rounding takes away is lost, unless the caller keeps it. Finite numbers
+/// and shards. One rank sends nothing and rounds nothing. What rounding takes away is lost, unless the caller keeps it. Finite numbers
 /// beyond the range of float16 become its largest; NaN and infinity stay what they are.
 namespace lamina::inline LAMINA_ABI::collectives {
 
