@@ -125,62 +125,49 @@ void mpi_move(std::span<const int> ranks, std::size_t pieces, mpi_wait wait, con
   }
 }
 
-/// Segments as what MPI sends: the length, then pieces, of which one that lies in several segments is a datatype.
-class mpi_message {
- public:
-  explicit mpi_message(std::span<const std::span<const std::byte>> segments) {
-    std::vector<int> lengths;  // of the segments of a piece
-    std::vector<MPI_Aint> addresses;
-    std::size_t room = mpi_piece_bytes;
-    const auto close_piece = [&] {
-      MPI_Datatype& type = types_.emplace_back(MPI_DATATYPE_NULL);
-      check_mpi(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), addresses.data(),
-                                         MPI_BYTE, &type),
-                "MPI_Type_create_hindexed");
-      check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
-      lengths.clear();
-      addresses.clear();
-      room = mpi_piece_bytes;
-    };
-    for (auto rest : segments) {
-      length_ += rest.size();
-      while (!rest.empty()) {
-        const std::size_t taken = (std::min)(room, rest.size());
-        lengths.push_back(static_cast<int>(taken));
-        check_mpi(MPI_Get_address(rest.data(), &addresses.emplace_back()), "MPI_Get_address");
-        rest = rest.subspan(taken);
-        room -= taken;
-        if (room == 0) close_piece();
-      }
+/// Segments in pieces that MPI can send from MPI_BOTTOM, of which each may lie in several segments.
+inline std::vector<MPI_Datatype> mpi_pieces(std::span<const std::span<const std::byte>> segments) {
+  std::vector<MPI_Datatype> pieces;
+  std::vector<int> lengths;  // of the segments of a piece
+  std::vector<MPI_Aint> addresses;
+  std::size_t room = mpi_piece_bytes;
+  const auto close_piece = [&] {
+    MPI_Datatype& type = pieces.emplace_back(MPI_DATATYPE_NULL);
+    check_mpi(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), addresses.data(),
+                                       MPI_BYTE, &type),
+              "MPI_Type_create_hindexed");
+    check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
+    lengths.clear();
+    addresses.clear();
+    room = mpi_piece_bytes;
+  };
+  for (auto rest : segments) {
+    while (!rest.empty()) {
+      const std::size_t taken = (std::min)(room, rest.size());
+      lengths.push_back(static_cast<int>(taken));
+      check_mpi(MPI_Get_address(rest.data(), &addresses.emplace_back()), "MPI_Get_address");
+      rest = rest.subspan(taken);
+      room -= taken;
+      if (room == 0) close_piece();
     }
-    if (!lengths.empty()) close_piece();
   }
-  ~mpi_message() {
-    for (MPI_Datatype& each : types_) MPI_Type_free(&each);
-  }
-  mpi_message(const mpi_message&) = delete;
-  mpi_message& operator=(const mpi_message&) = delete;
-
-  [[nodiscard]] std::size_t pieces() const noexcept { return 1 + types_.size(); }
-  int post(std::size_t index, int rank, int tag, MPI_Comm comm, MPI_Request* request) const {
-    if (index == 0) return MPI_Isend(&length_, 1, MPI_UINT64_T, rank, tag, comm, request);
-    return MPI_Isend(MPI_BOTTOM, 1, types_[index - 1], rank, tag, comm, request);
-  }
-
- private:
-  std::uint64_t length_ = 0;
-  std::vector<MPI_Datatype> types_;
-};
+  if (!lengths.empty()) close_piece();
+  return pieces;
+}
 
 inline void mpi_send(std::span<const std::span<const std::byte>> segments, std::span<const int> ranks,
                      int tag, MPI_Comm comm, std::chrono::milliseconds patience) {
+  std::vector<MPI_Datatype> pieces = mpi_pieces(segments);
   // What is given up stays where MPI may still read it.
-  const auto* const message = new mpi_message(segments);
-  mpi_move(ranks, message->pieces(), {"nothing was taken by", patience},
+  auto* const length = new std::uint64_t(0);
+  for (const auto each : segments) *length += each.size();
+  mpi_move(ranks, 1 + pieces.size(), {"nothing was taken by", patience},
            [&](int rank, std::size_t index, MPI_Request* request) {
-             return message->post(index, rank, tag, comm, request);
+             if (index == 0) return MPI_Isend(length, 1, MPI_UINT64_T, rank, tag, comm, request);
+             return MPI_Isend(MPI_BOTTOM, 1, pieces[index - 1], rank, tag, comm, request);
            });
-  delete message;
+  for (MPI_Datatype& each : pieces) MPI_Type_free(&each);
+  delete length;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail
