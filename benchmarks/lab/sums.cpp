@@ -6,6 +6,7 @@
 #include <lamina/collectives/mpi_channel.hpp>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 #include "sgd.hpp"
@@ -19,7 +20,10 @@ namespace collectives = lamina::collectives;
 collectives::algorithm_choice choice_of(const std::string& name) {
   if (name == "by_type") return collectives::algorithm_choice::by_type();
   if (name == "by_cost") return collectives::algorithm_choice::by_cost();
-  return collectives::algorithm_choice::always(collectives::parse_algorithm(name));
+  for (const collectives::algorithm each : collectives::all_algorithms) {
+    if (name == collectives::name_of(each)) return collectives::algorithm_choice::always(each);
+  }
+  throw std::invalid_argument("there is no algorithm " + name);
 }
 
 // Of each fragment: what its parameter belongs to.
@@ -135,7 +139,7 @@ class summed_training {
     collectives::plan_options options;
     options.bucket_bytes = how_.bucket_bytes;
     options.choice = choice_of(how_.collectives);
-    options.payload = collectives::parse_sum_payload(how_.sum_payload);
+    options.payload = run_.compression().payload;
     collectives::engine_options running;
     running.timeout = timeout;
     if (has_owners_)

@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   {
     collectives::mpi_channel channel(MPI_COMM_WORLD);
     const collectives::plan plan = make_plan(channel.ranks());
-    if (channel.rank() == 0) std::printf("%s\n", plan.table().c_str());
+    if (channel.rank() == 0) std::printf("%zu layers in %zu sums\n", model.layers(), plan.buckets().size());
     std::vector<std::vector<float>> weights(model.layers(), std::vector<float>(100'000, 7.0F));
     collectives::engine_totals totals;
     {

@@ -55,7 +55,7 @@ void train(double drop_ratio) {
   order = collectives::agree_on_order(channel, model, order);
   const collectives::plan plan(model, channel.ranks(), order, classes, {.bucket_bytes = 64'000});
   collectives::engine engine(channel, plan);
-  if (channel.rank() == 0) std::printf("%s", plan.table().c_str());
+  if (channel.rank() == 0) std::printf("%zu layers in %zu sums\n", model.layers(), plan.buckets().size());
 
   std::vector<bool> is_open(model.layers());  // summed, or on its way, and not yet part of the parameter
   const auto update = [&](std::size_t l) {

@@ -14,13 +14,11 @@
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/drift/pairs.hpp"
 #include "lamina/drift/values.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -29,7 +27,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state/flights.hpp"
@@ -88,34 +85,26 @@ class drift_compressor {
         values_(fragments(), std::move(functor)),
         selector_(cut_, options_),
         encoder_(fragments(), options.run),
-        is_observed_(model.layers()),
         held_(fragments().layers()) {}
 
-  /// The values of the parts of one layer of x - y; gives that of the last. The first call after select(), encode(), pack(),
-  /// commit() or abandon() begins the next step. Throws std::out_of_range, std::invalid_argument for another number of elements, and
-  /// non_finite_gradient for a difference that is NaN or infinite; nothing has
-  /// changed then.
+  /// The values of the parts of x - y. The first call after select(), encode(), pack(), commit() or abandon() begins the next step. Throws
+  /// std::invalid_argument for another number of tensors or elements than the model has, and non_finite_gradient for a difference that is
+  /// NaN or infinite; nothing has changed then.
   ///
-  /// \param layer      index in model()
-  /// \param shared     x of the layer: a tensor of n_l elements of T
-  /// \param local      y of the layer: likewise
-  /// \param execution  runs the blocks of the layer; see execution.hpp
-  template <class Shared, class Local, execution Execution = sequential>
-  double observe(std::size_t layer, const Shared& shared, const Local& local,
-                 const Execution& execution = {}) {
-    model().check_layer(layer);
-    observe(
-        layer, layer + 1, [&](std::size_t) { return detail::pair_of<T>(model(), layer, shared, local); },
-        execution);
-    return values()[cut_.first(layer + 1) - 1];
-  }
-  /// The same for all layers at once, `shared[l]` and `local[l]` being those of layer l. Throws std::invalid_argument also for
-  /// another number of tensors than model().layers().
+  /// \param shared     x: a tensor of n_l elements of T for each layer
+  /// \param local      y: likewise
+  /// \param execution  runs the blocks; see execution.hpp
   template <detail::indexed Shared, detail::indexed Local, execution Execution = sequential>
   std::span<const double> observe_all(const Shared& shared, const Local& local,
                                       const Execution& execution = {}) {
-    detail::check_pair_counts(model(), shared, local);
-    observe(0, model().layers(), detail::pairs_of<T>(model(), shared, local), execution);
+    detail::take_pairs(model(), shared, local, read_);
+    const std::size_t bad = values_.read(cut_, read_, execution);
+    if (bad < fragments().layers()) {
+      detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
+                                        "the worker's parameters less the shared ones are not finite"));
+    }
+    if (phase_ != phase::observed) ++step_;
+    phase_ = phase::observed;
     return values();
   }
 
@@ -123,22 +112,35 @@ class drift_compressor {
   [[nodiscard]] std::span<const double> values() const noexcept { return values_.all(); }
 
   /// Decides which parts go out, by this worker's values, as worker::select(); those that are under way do not.
-  /// encode() does it where nobody has. Throws std::logic_error, naming the layer, if one was not observed in this step, and if
-  /// the step was selected already.
-  const selection& select() { return decide(values(), {}); }
+  /// encode() does it where nobody has. Throws std::logic_error unless the step was observed, and if it was selected already.
+  const selection& select() { return select(values()); }
   /// The same by values that all workers have agreed on, mostly the mean of their values(), and without the parts of which
   /// `held` is not 0. Workers choose the same as long as they hold the same parts, and have the same allowance and ages: when
   /// all end each step, by commit() or commit_lost(), or all by abandon(), and apply its update before the same step. Throws also
   /// std::invalid_argument for a number of values other than fragments().layers(), and of flags, unless there are none.
   const selection& select(std::span<const double> agreed_values, std::span<const char> held = {}) {
-    return decide(agreed_values, held);
+    if (phase_ != phase::observed) {
+      detail::raise(std::logic_error(
+          "select: step " + std::to_string(step_) +
+          (phase_ == phase::ended ? " has ended; observe the next one first" : " was selected already")));
+    }
+    const std::size_t parts = fragments().layers();
+    if (agreed_values.size() != parts || (!held.empty() && held.size() != parts)) {
+      detail::raise(std::invalid_argument("select: there are " + std::to_string(parts) + " parts, got " +
+                                          std::to_string(agreed_values.size()) + " values and " +
+                                          std::to_string(held.size()) + " flags"));
+    }
+    for (std::size_t part = 0; part < parts; ++part)
+      held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
+    selector_.decide(step_, agreed_values, held_);
+    phase_ = phase::selected;
+    return chosen();
   }
   /// The last selection.
   [[nodiscard]] const selection& chosen() const noexcept { return selector_.sent(); }
 
   /// The frame of this step, of kind `updates`, with r of the parts chosen; valid until the next encode(), pack(), apply() or
-  /// commit(delivery).
-  /// x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
+  /// commit(delivery). x and y are those that were observed. Throws as select(), and std::invalid_argument for tensors that do not fit.
   template <detail::indexed Shared, detail::indexed Local>
   const encoded_frame& encode(const Shared& shared, const Local& local) {
     detail::flight<T>& next = take(shared, local);
@@ -153,11 +155,11 @@ class drift_compressor {
                       return std::span<const T>(next.elements)
                           .subspan(std::exchange(offset, offset + elements), elements);
                     });
-    T* to = next.elements.data();
-    for (std::size_t i = 0; i < next.parts.size(); ++i) {
-      to = say(next.parts[i], encoder_.frame().segments()[i + 1].data(), to);
-    }
-    phase_ = detail::step_phase::encoded;
+    std::size_t segment = 0;
+    for_each_part(next, [&](std::size_t, std::span<T> r) {
+      replace(r, encoder_.frame().segments()[++segment].data());
+    });
+    phase_ = phase::encoded;
     return encoder_.frame();
   }
   /// r without a frame, for collectives that add T: of the parts chosen, one behind the other. What comes back, after the outer
@@ -165,8 +167,7 @@ class drift_compressor {
   /// select() comes before.
   template <detail::indexed Shared, detail::indexed Local>
   void pack(const Shared& shared, const Local& local, std::span<T> to) {
-    if (!detail::may_encode(phase_))
-      detail::raise(std::logic_error("pack: call select() of this step before"));
+    if (!is_selected()) detail::raise(std::logic_error("pack: call select() of this step before"));
     if (to.size() != chosen().sent_elements()) {
       detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(to.size()) +
                                           " elements, " + std::to_string(chosen().sent_elements()) +
@@ -174,29 +175,25 @@ class drift_compressor {
     }
     detail::flight<T>& next = take(shared, local);
     encoder_.forget();
-    T* said = next.elements.data();
-    for (const std::size_t part : next.parts) {
-      const std::size_t elements = fragments().sizes()[part];
-      if (options_.payload != payload_type::as_is) {
-        packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, elements)));
-        detail::encode_payload<T>(options_.payload, std::span<const T>(said, elements), packed_.data());
-      }
-      said = say(part, packed_.data(), said);
-    }
+    for_each_part(next, [&](std::size_t, std::span<T> r) {
+      if (options_.payload == payload_type::as_is) return;
+      packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, r.size())));
+      detail::encode_payload<T>(options_.payload, std::span<const T>(r), packed_.data());
+      replace(r, packed_.data());
+    });
     std::copy(next.elements.begin(), next.elements.end(), to.begin());
-    phase_ = detail::step_phase::encoded;
+    phase_ = phase::encoded;
   }
 
   /// What was encoded, or packed, has left: its parts are under way until apply() or forget() of this step(). Throws
-  /// std::logic_error unless there is something encoded that was not committed yet.
+  /// std::logic_error unless something was encoded and not committed.
   void commit() {
     check_encoded();
     launch();
   }
-  /// It has reached the outer step in part, which takes zeros for what was lost: that is not under way, and so stays in the
-  /// drift. Ages, allowance and the parts that are held until the update are as after commit(), so that agreed selection stays
-  /// agreed whatever each worker lost. Of a complete delivery it is commit(); else the frame is gone with it, as its segments may point
-  /// to what was lost.
+  /// It has reached the outer step in part, which takes zeros for what was lost: that stays in the drift. Ages, allowance and the parts
+  /// that are held until the update are as after commit(), so that agreed selection stays agreed whatever each worker lost. The frame is
+  /// gone unless all has arrived, as its segments may point to what was lost.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
   /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
@@ -205,37 +202,29 @@ class drift_compressor {
     detail::check_delivery("commit", arrived, chosen(), options_.payload);
     if (arrived.is_complete()) return commit();
     encoder_.forget();
-    detail::flight<T>& next = flights_.next();
-    T* r = next.elements.data();
-    for (const std::size_t part : next.parts) {
-      arrived.for_each_lost(part,
-                            [r](std::size_t begin, std::size_t end) { std::fill(r + begin, r + end, T(0)); });
-      r += fragments().sizes()[part];
-    }
+    for_each_part(flights_.next(), [&](std::size_t part, std::span<T> r) {
+      arrived.for_each_lost(part, [r](std::size_t begin, std::size_t end) {
+        std::ranges::fill(r.subspan(begin, end - begin), T(0));
+      });
+    });
     launch();
   }
-  /// Ends a step that this worker alone could not send: what was chosen stays in its drift, while ages, allowance and the parts
-  /// that are held until the update of this step() is applied are as on the workers that sent it. Throws std::logic_error unless
-  /// a step was selected that has not ended.
+  /// Ends a step that this worker alone could not send: what was chosen stays in its drift, and all else is as on the workers that sent
+  /// it. Throws std::logic_error unless a step was selected that has not ended.
   void commit_lost() {
-    if (!detail::may_encode(phase_)) {
-      detail::raise(std::logic_error(
-          "commit_lost: step " + std::to_string(step_) +
-          (phase_ == detail::step_phase::committed ? " has ended" : " was not selected yet")));
+    if (!is_selected()) {
+      detail::raise(std::logic_error("commit_lost: step " + std::to_string(step_) +
+                                     (phase_ == phase::ended ? " has ended" : " was not selected yet")));
     }
-    detail::flight<T>& next = flights_.next();
-    next.step = step_;
-    next.parts.assign(chosen().sent().begin(), chosen().sent().end());
-    next.elements.clear();
+    next_flight().elements.clear();
     encoder_.forget();
     launch();
   }
   /// Ends a step that cannot be carried out: nothing counts as sent, no part is held, and its drift stays. After agreed selection
-  /// it is for all workers together, or they choose different parts from then on; of one alone the step is commit_lost(). Does
-  /// nothing between steps.
+  /// it is for all workers together, or they choose different parts from then on. Does nothing between steps.
   void abandon() noexcept {
     encoder_.forget();
-    phase_ = detail::step_phase::committed;
+    phase_ = phase::ended;
   }
 
   /// Takes what all subtract in one step: x <- x - d for the parts of the frame, and y <- y + r - d, r being what this worker
@@ -243,12 +232,10 @@ class drift_compressor {
   /// failed ones included: then x is the same bits everywhere. A frame that is left out is noticed by who has its step under way;
   /// nothing notices it of a step that was abandoned.
   ///
-  /// Not between the first observe() of a step and its encode(): x and y stay as they were observed, so that it does not matter
-  /// when between them an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
+  /// Not between observe_all() and encode(): x and y stay as they were observed, so that it does not matter when an update comes. Throws decode_error for a frame of another kind or run; std::invalid_argument for one of
   /// another layout, for one that lacks a part which was sent, and for tensors that do not fit; non_finite_gradient for d that
-  /// holds NaN or infinity; std::logic_error in a step that was observed and not
-  /// encoded, for a step that was not committed yet, and for one out of order: not later than the last applied, or while an
-  /// earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
+  /// holds NaN or infinity; std::logic_error in a step that was observed and not encoded, for a step that was not committed yet, and for
+  /// one out of order: not later than the last applied, or while an earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
     if (!update.is_of(fragments())) {
@@ -265,24 +252,16 @@ class drift_compressor {
                                             " lacks '" + fragments()[part].name + "', which was sent in it"));
       }
     }
-    detail::check_writable_pairs<T>(cut_, shared, local);
-    for (std::size_t part = 0; part < fragments().layers(); ++part) {
-      update.for_each_block(part, [&](std::size_t, std::span<const T> d) { check_update(part, d); });
-    }
-    const T* said = sent == nullptr ? nullptr : sent->elements.data();
-    std::size_t next = 0;
-    for (std::size_t part = 0; part < fragments().layers(); ++part) {
-      if (update.is_dropped(part)) continue;
-      const bool was_sent = sent != nullptr && next < sent->parts.size() && sent->parts[next] == part;
-      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
-      update.for_each_block(part, [&, x = x, y = y](std::size_t begin, std::span<const T> d) {
-        shift(x.data() + begin, y.data() + begin, was_sent ? said + begin : nullptr, d);
-      });
-      if (!was_sent) continue;
-      said += fragments().sizes()[part];
-      ++next;
-    }
-    flights_.land(update.step());
+    subtract(
+        update.step(), sent,
+        [&](const auto& visit) {
+          for (std::size_t part = 0; part < fragments().layers(); ++part) {
+            if (update.is_dropped(part)) continue;
+            update.for_each_block(part,
+                                  [&](std::size_t begin, std::span<const T> d) { visit(part, begin, d); });
+          }
+        },
+        shared, local);
   }
   /// The same of d without a frame: of the parts that were chosen in `step`, one behind the other, be it that this worker's were
   /// lost. Throws std::logic_error also if that step is not under way, and std::invalid_argument for another number of elements.
@@ -300,72 +279,53 @@ class drift_compressor {
                                           std::to_string(elements) + " were sent in step " +
                                           std::to_string(step)));
     }
-    detail::check_writable_pairs<T>(cut_, shared, local);
-    const T* d = update.data();
-    for (const std::size_t part : sent->parts) {
-      check_update(part, {d, fragments().sizes()[part]});
-      d += fragments().sizes()[part];
-    }
-    const T* said = sent->is_lost() ? nullptr : sent->elements.data();
-    d = update.data();
-    for (const std::size_t part : sent->parts) {
-      const auto [x, y] = detail::writable_pair_of<T>(cut_, part, shared, local);
-      shift(x.data(), y.data(), said, {d, x.size()});
-      if (said != nullptr) said += x.size();
-      d += x.size();
-    }
-    flights_.land(step);
+    subtract(
+        step, sent->is_lost() ? nullptr : sent,
+        [&, &parts = sent->parts](const auto& visit) {
+          std::size_t offset = 0;
+          for (const std::size_t part : parts) {
+            visit(part, 0, update.subspan(offset, fragments().sizes()[part]));
+            offset += fragments().sizes()[part];
+          }
+        },
+        shared, local);
   }
   /// A step that was committed did not reach the outer step, as when a server went on without this worker: what was sent is in
-  /// the drift again. The update of that step is still to be applied, and its parts are held until then, as on the workers whose
-  /// updates it has. Throws std::logic_error if the step is not under way.
+  /// the drift again. Its update is still to be applied, and its parts are held until then. Throws std::logic_error if the step is not
+  /// under way.
   void forget(std::uint64_t step) { flights_.forget(step); }
-  /// A step that was committed has no update and will have none, as when a collective has failed: what was sent is in the drift
-  /// again, and its parts may be chosen. For all workers together, as abandon(). Throws std::logic_error if the step is not under
-  /// way.
+  /// A step that was committed will have no update, as when a collective has failed: what was sent is in the drift again, and its parts
+  /// may be chosen. For all workers together, as abandon(). Throws as forget().
   void abandon(std::uint64_t step) { flights_.abandon(step); }
 
   /// Steps that were committed, also as lost, and whose update is to come.
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
-  /// Whether a part was chosen in one of them; throws std::out_of_range.
-  [[nodiscard]] bool is_under_way(std::size_t part) const {
-    fragments().check_layer(part);
-    return flights_.has(part);
-  }
-
-  /// Everything a later step depends on beside x and y, as bytes with a checksum: threshold, ages, allowance, and what is under
-  /// way. Between steps alone: throws std::logic_error while a step waits to be encoded; one that was encoded and not committed
-  /// counts as abandoned.
+  /// Everything a later step depends on beside x and y, as bytes with a checksum. Throws std::logic_error while a step waits to be encoded;
+  /// one that was encoded and not committed counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
-    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
-      detail::raise(
-          std::logic_error("save: step " + std::to_string(step_) + " was observed and not encoded yet"));
-    }
+    check_not_open("save");
     return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_);
   }
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
   /// for bit. Changes nothing and throws decode_error, with a errc, for bytes that are damaged or of another model, and
   /// std::invalid_argument if they hold NaN or infinity.
-  void load(std::span<const std::byte> bytes) { take_up(detail::read_flights<T>(bytes, fragments())); }
+  void load(std::span<const std::byte> bytes) { resume(bytes, /*is_own=*/true); }
   /// Joins the workers of which one has saved these bytes, between two steps of theirs: the next step here is the next of theirs,
-  /// and is decided alike. What is under way was sent by others: its parts are held, its updates are to be applied, and nothing
-  /// of it is in the drift. Begin with x as they have it and y = x. Errors as load().
-  void join(std::span<const std::byte> saved_by_another) {
-    detail::saved_flights<T> saved = detail::read_flights<T>(saved_by_another, fragments());
-    saved.all.forget_all();
-    take_up(std::move(saved));
-  }
+  /// and is decided alike. The updates of what is under way are to be applied, and nothing of it is in the drift. Begin with x as they
+  /// have it and y = x. Errors as load().
+  void join(std::span<const std::byte> saved_by_another) { resume(saved_by_another, /*is_own=*/false); }
 
-  /// t, counted from 1; 0 before the first observe().
+  /// t, counted from 1; 0 before the first observe_all().
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// λ as of the last selection.
   [[nodiscard]] double threshold() const noexcept { return selector_.threshold(); }
-  /// The model given, what is decided on, and which part is of which layer. Frames are of fragments().
+  /// The model given, and what is decided on: frames are of fragments().
   [[nodiscard]] const layout& model() const noexcept { return cut_.model(); }
   [[nodiscard]] const layout& fragments() const noexcept { return cut_.fragments(); }
-  [[nodiscard]] const tiling& tiles() const noexcept { return cut_; }
 
  private:
+  enum class phase : std::uint8_t { ended, observed, selected, encoded };
+
   static const worker_options& checked(const layout& model, const worker_options& options) {
     const char* refused = model.layers() == 0     ? "a model without layers has nothing to compress"
                           : options.momentum != 0 ? "momentum: a drift has none, the worker's optimizer may"
@@ -376,123 +336,100 @@ class drift_compressor {
     return options;
   }
 
+  [[nodiscard]] bool is_selected() const { return phase_ == phase::selected || phase_ == phase::encoded; }
+  void check_not_open(const char* call) const {
+    if (phase_ != phase::observed && phase_ != phase::selected) return;
+    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(step_) +
+                                   " was observed and not encoded yet"));
+  }
   void check_may_apply(std::uint64_t step) const {
-    if (phase_ == detail::step_phase::accumulating || phase_ == detail::step_phase::selected) {
-      detail::raise(
-          std::logic_error("apply: step " + std::to_string(step_) +
-                           " was observed and not encoded yet; apply before the one or after the other"));
-    }
-    if (step < step_ || (step == step_ && phase_ == detail::step_phase::committed)) return;
+    check_not_open("apply");
+    if (step < step_ || (step == step_ && phase_ == phase::ended)) return;
     detail::raise(std::logic_error("apply: the update of step " + std::to_string(step) +
                                    " comes before that step was committed"));
   }
-  void check_update(std::size_t part, std::span<const T> d) const {
-    if (detail::is_finite_magnitude(detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()})))
-      return;
-    const std::size_t layer = cut_.layer_of(part);
-    detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
-  }
-
   void check_encoded() const {
-    if (detail::may_commit(phase_)) return;
+    if (phase_ == phase::encoded) return;
     detail::raise(std::logic_error("commit: nothing to commit in step " + std::to_string(step_) +
                                    "; call encode() before, and commit() once for it"));
   }
   void launch() {
     selector_.commit(step_);
     flights_.launch();
-    phase_ = detail::step_phase::committed;
+    phase_ = phase::ended;
   }
-  void take_up(detail::saved_flights<T> saved) {
+  void resume(std::span<const std::byte> bytes, bool is_own) {
+    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, fragments());
+    if (!is_own) saved.all.forget_all();
     selector_.restore(std::move(saved.memory));
     flights_ = std::move(saved.all);
     step_ = saved.step;
     abandon();
   }
 
-  // `pairs(layer)` gives x and y of a layer.
-  template <class Pairs, class Execution>
-  void observe(std::size_t first, std::size_t last, const Pairs& pairs, const Execution& execution) {
-    for (std::size_t layer = first; layer < last; ++layer) pairs(layer);
-    const std::size_t bad = values_.read(cut_, first, last, pairs, execution);
-    if (bad < fragments().layers()) {
-      detail::raise(non_finite_gradient(cut_.layer_of(bad), bad, model()[cut_.layer_of(bad)].name,
-                                        "the worker's parameters less the shared ones are not finite"));
-    }
-    if (detail::begins_step(phase_)) begin();
-    values_.take_up(cut_, first, last);
-    std::fill(is_observed_.begin() + static_cast<std::ptrdiff_t>(first),
-              is_observed_.begin() + static_cast<std::ptrdiff_t>(last), char{1});
-  }
-
-  void begin() {
-    ++step_;
-    std::fill(is_observed_.begin(), is_observed_.end(), char{0});
-    phase_ = detail::step_phase::accumulating;
-  }
-
-  const selection& decide(std::span<const double> values, std::span<const char> held) {
-    if (phase_ != detail::step_phase::accumulating) {
-      detail::raise(
-          std::logic_error("select: step " + std::to_string(step_) +
-                           (phase_ == detail::step_phase::committed ? " has ended; observe the next one first"
-                                                                    : " was selected already")));
-    }
-    for (std::size_t layer = 0; layer < model().layers(); ++layer) {
-      if (is_observed_[layer] != 0 || model().sizes()[layer] == 0) continue;
-      detail::raise(std::logic_error("select: layer '" + model()[layer].name + "' was not observed in step " +
-                                     std::to_string(step_)));
-    }
-    if (values.size() != fragments().layers() || (!held.empty() && held.size() != fragments().layers())) {
-      detail::raise(std::invalid_argument("select: there are " + std::to_string(fragments().layers()) +
-                                          " parts, got " + std::to_string(values.size()) + " values and " +
-                                          std::to_string(held.size()) + " flags"));
-    }
-    for (std::size_t part = 0; part < held_.size(); ++part) {
-      held_[part] = static_cast<char>((!held.empty() && held[part] != 0) || flights_.has(part));
-    }
-    selector_.decide(step_, values, held_);
-    phase_ = detail::step_phase::selected;
-    return chosen();
-  }
-
-  // x - y of the parts chosen, into the flight that commit() launches.
-  template <class Shared, class Local>
-  detail::flight<T>& take(const Shared& shared, const Local& local) {
-    detail::check_pair_counts(model(), shared, local);
-    const auto pairs = detail::pairs_of<T>(model(), shared, local);
-    for (std::size_t layer = 0; layer < model().layers(); ++layer) pairs(layer);
-    if (!detail::may_encode(phase_)) select();
+  // The flight that the end of this step launches, without its elements.
+  detail::flight<T>& next_flight() {
     detail::flight<T>& next = flights_.next();
     next.step = step_;
     next.parts.assign(chosen().sent().begin(), chosen().sent().end());
-    next.elements.resize(chosen().sent_elements());
-    T* to = next.elements.data();
-    for (const std::size_t part : next.parts) {
-      const detail::parameter_pair<const T> both = pairs(cut_.layer_of(part));
-      const std::size_t elements = fragments().sizes()[part];
-      const std::size_t begin = cut_.begin(part);
-      detail::copy_elements(to, elements,
-                            detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
-      to += elements;
-    }
     return next;
   }
-
-  // What the payload says of a part takes the place of the part; gives where the next one begins.
-  T* say(std::size_t part, const std::byte* payload, T* to) const {
-    const std::size_t elements = fragments().sizes()[part];
-    if (options_.payload != payload_type::as_is) {
-      detail::decode_payload<T>(options_.payload, payload, elements, 0, std::span<T>(to, elements));
+  // Calls visit(part, its elements).
+  template <class Visit>
+  void for_each_part(detail::flight<T>& of, const Visit& visit) const {
+    std::span<T> rest(of.elements);
+    for (const std::size_t part : of.parts) {
+      visit(part, rest.first(fragments().sizes()[part]));
+      rest = rest.subspan(fragments().sizes()[part]);
     }
-    return to + elements;
+  }
+  // x - y of the parts chosen.
+  template <class Shared, class Local>
+  detail::flight<T>& take(const Shared& shared, const Local& local) {
+    detail::take_pairs(model(), shared, local, read_);
+    if (!is_selected()) select();
+    detail::flight<T>& next = next_flight();
+    next.elements.resize(chosen().sent_elements());
+    for_each_part(next, [&](std::size_t part, std::span<T> to) {
+      const detail::parameter_pair<const T>& both = read_[cut_.layer_of(part)];
+      const std::size_t begin = cut_.begin(part);
+      detail::copy_elements(to.data(), to.size(),
+                            detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
+    });
+    return next;
+  }
+  // What the payload says of a part takes the place of the part.
+  void replace(std::span<T> part, const std::byte* payload) const {
+    if (options_.payload != payload_type::as_is)
+      detail::decode_payload<T>(options_.payload, payload, part.size(), 0, part);
   }
 
-  // x <- x - d; y <- y + r - d, where something was sent.
-  static void shift(T* x, T* y, const T* r, std::span<const T> d) {
-    if (r != nullptr) detail::add_elements(y, r, d.size());
-    detail::subtract_elements(y, d.data(), d.size());
-    detail::subtract_elements(x, d.data(), d.size());
+  // x <- x - d; y <- y + r - d, r being what was sent in the flight, if there is one. `blocks(visit)` calls visit(part, begin, d) for what
+  // an update has, in the order of the parts.
+  template <class Blocks, class Shared, class Local>
+  void subtract(std::uint64_t step, const detail::flight<T>* sent, const Blocks& blocks, Shared& shared,
+                Local& local) {
+    detail::take_pairs(model(), shared, local, written_);
+    blocks([&](std::size_t part, std::size_t, std::span<const T> d) {
+      const T largest = detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()});
+      if (detail::is_finite_magnitude(largest)) return;
+      const std::size_t layer = cut_.layer_of(part);
+      detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
+    });
+    const T* r = sent == nullptr ? nullptr : sent->elements.data();
+    std::size_t next = 0;  // among the parts sent: r is its
+    blocks([&](std::size_t part, std::size_t begin, std::span<const T> d) {
+      while (sent != nullptr && next < sent->parts.size() && sent->parts[next] < part)
+        r += fragments().sizes()[sent->parts[next++]];
+      const detail::parameter_pair<T>& both = written_[cut_.layer_of(part)];
+      T* const x = both.shared.data() + cut_.begin(part) + begin;
+      T* const y = both.local.data() + cut_.begin(part) + begin;
+      if (sent != nullptr && next < sent->parts.size() && sent->parts[next] == part)
+        detail::add_elements(y, r + begin, d.size());
+      detail::subtract_elements(y, d.data(), d.size());
+      detail::subtract_elements(x, d.data(), d.size());
+    });
+    flights_.land(step);
   }
 
   worker_options options_;
@@ -500,12 +437,13 @@ class drift_compressor {
   detail::drift_values<T, Representative> values_;
   selector selector_;
   frame_encoder<T> encoder_;
-  std::vector<char> is_observed_;  // of a layer, in this step
-  std::vector<char> held_;         // of a part, in the last selection
+  std::vector<char> held_;                             // of a part, in the last selection
+  std::vector<detail::parameter_pair<const T>> read_;  // of the call
+  std::vector<detail::parameter_pair<T>> written_;     // likewise
   detail::flights<T> flights_;
   std::vector<std::byte> packed_;
   std::uint64_t step_ = 0;
-  detail::step_phase phase_ = detail::step_phase::committed;
+  phase phase_ = phase::ended;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -25,10 +25,7 @@
 namespace lamina::inline LAMINA_ABI {
 
 /// What becomes of the mean of the workers' updates. The defaults average, which wants no other learning rate than the workers'
-/// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps. Where a part came every 13
-/// steps, rate 0.7 with a momentum of 0.6 to 0.8 ended better (docs/learning/tried.md, The outer momentum). With Nesterov's
-/// momentum of 0.9 in SGD inside, also every 13 steps, a quarter of the learning rate with rate 1 and momentum 0.75 ended better
-/// than the average in one trial, and worse in another (docs/decisions/0047-a-smaller-rate-inside.md).
+/// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps; docs/learning/tried.md has others.
 struct outer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too
@@ -42,7 +39,7 @@ struct outer_options {
 ///
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
-/// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a slice, or on
+/// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a shard, or on
 /// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
 ///
 /// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, m and e each.
@@ -71,16 +68,10 @@ class outer_step {
     if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
   }
 
-  /// G to d, in place.
-  ///
-  /// \param part    index in the layout
-  /// \param begin   of what is given, in the part: a multiple of 64
-  /// \param mean    G of the elements from there on, which d takes the place of: a multiple of 64, or up to the part's end.
-  ///                Each element once a step.
-  /// \throws std::out_of_range      for the part, and for elements beyond it
-  /// \throws std::invalid_argument  for what neither begins nor ends at a multiple of 64
-  /// \throws std::domain_error      naming the part, for a mean that holds NaN or infinity, or so large that m, d or e, which keep what
-  ///                                they are given for ever, might become infinite. Nothing has changed then.
+  /// G to d, in place, of elements `begin` on of a part: both begin and end at multiples of 64, or at the part's end. Each element once a
+  /// step. Throws std::out_of_range for the part, and for elements beyond it; std::invalid_argument for other multiples; and
+  /// std::domain_error, naming the part, for a mean that holds NaN or infinity, or so large that m, d or e, which keep what they are given
+  /// for ever, might become infinite. Nothing has changed then.
   void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
     parts_.check_layer(part);
     const std::size_t elements = parts_.sizes()[part];

@@ -67,8 +67,7 @@ TEST_CASE("engine: several steps, chunks, layers held back, and bytes by the for
       std::vector<std::uint64_t> formula(ranks);
       const auto count = [&](algorithm by, std::size_t elements) {
         for (std::size_t r = 0; r < ranks; ++r) {
-          const auto rounds =
-              collectives::rounds_of(collectives::operation::all_reduce, by, ranks, r, elements);
+          const auto rounds = rounds_of(collectives::operation::all_reduce, by, ranks, r, elements);
           formula[r] += 4 * formula_of_sent(by, ranks, r, elements) + 32 * sent(rounds).messages;
         }
       };
@@ -128,11 +127,10 @@ TEST_CASE("engine: a sum completes while backward goes on, and forward begins wh
   memory_network network(ranks, {.interfere = [&](const seen_message&) {
                            return is_closed ? fate::is_held_back : fate::arrives;
                          }});
-  std::array<collectives::timeline, 2> timelines = {collectives::timeline(100), collectives::timeline(100)};
   std::atomic<int> forwards = 0;
   const std::vector<float> gradient(100, 1.0F);
   const auto errors = in_threads(ranks, [&](std::size_t r) {
-    engine own(network.of(r), plan, {.timeout = 20s, .record = &timelines[r]});
+    engine own(network.of(r), plan, {.timeout = 20s});
     own.begin_step();
     own.ready(2, gradient);
     own.ready(1, gradient);
@@ -141,28 +139,13 @@ TEST_CASE("engine: a sum completes while backward goes on, and forward begins wh
     is_closed = true;  // the sum of layer 0 cannot end before forward has passed layer 1
     own.ready(0, gradient);
     if (own.is_done(0)) throw std::runtime_error("done before its time");
-    timelines[r].record({.what = collectives::activity::computation, .kind = collectives::event_kind::begin});
-    own.wait(2);
+    own.wait(2);  // forward
     own.wait(1);
+    if (own.is_done(0)) throw std::runtime_error("done before forward has passed layer 1");
     if (++forwards == 2) is_closed = false;
     own.wait(0);
   });
   CHECK(errors == std::vector<std::string>(ranks));
-  const auto events = timelines[0].events();
-  const auto place_of = [&](collectives::activity what, collectives::event_kind kind, std::size_t index) {
-    return std::ranges::find_if(events,
-                                [&](const collectives::event& each) {
-                                  return each.what == what && each.kind == kind && each.index == index;
-                                }) -
-           events.begin();
-  };
-  using collectives::activity;
-  using collectives::event_kind;
-  CHECK(place_of(activity::collective, event_kind::end, 0) <
-        place_of(activity::ready, event_kind::instant, 0));
-  CHECK(place_of(activity::computation, event_kind::begin, 0) <
-        place_of(activity::collective, event_kind::end, 2));
-  CHECK(place_of(activity::collective, event_kind::end, 2) < static_cast<std::ptrdiff_t>(events.size()));
 }
 
 // Its control: with nobody to move messages on, the sum is not there.

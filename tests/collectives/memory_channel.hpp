@@ -41,7 +41,7 @@ enum class fate : std::uint8_t { arrives, is_held_back, is_lost };
 struct memory_options {
   /// Of the delays.
   std::uint64_t seed = 0;
-  /// A message takes so many calls of progress() at most, drawn for each, at either end; those of one sender, receiver and tag stay in
+  /// A message takes so many calls of progress() at most, drawn for each, at either end; those of one sender and receiver stay in
   /// order. It is copied as late as it can be.
   unsigned most_delay = 0;
   /// Called for each message with its bytes as they have arrived; asked again in a later progress() where it is held back. Called under
@@ -84,7 +84,6 @@ class memory_network {
   struct post {
     std::size_t from = 0;
     std::size_t to = 0;
-    std::uint32_t tag = 0;
     ticket which = 0;
     two_parts<std::byte> bytes;  // of a send: never written
     unsigned delay = 0;          // calls of progress() of the receiver before it is looked at
@@ -105,15 +104,15 @@ class memory_network {
     [[nodiscard]] std::size_t rank() const override { return rank_; }
     [[nodiscard]] std::size_t ranks() const override { return network_.ranks_; }
 
-    ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) override {
+    ticket send(std::size_t to, two_parts<const std::byte> message) override {
       const auto bytes = [](std::span<const std::byte> part) {
         return std::span(const_cast<std::byte*>(part.data()), part.size());
       };
       return network_.add(network_.sends_, *this,
-                          {rank_, to, tag, 0, {bytes(message.header), bytes(message.elements)}, 0});
+                          {rank_, to, 0, {bytes(message.header), bytes(message.elements)}, 0});
     }
-    ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) override {
-      return network_.add(network_.receives_, *this, {from, rank_, tag, 0, message, 0});
+    ticket receive(std::size_t from, two_parts<std::byte> message) override {
+      return network_.add(network_.receives_, *this, {from, rank_, 0, message, 0});
     }
     std::span<const completion> progress() override { return network_.progress(*this); }
     void abandon(std::shared_ptr<const void>) override { network_.leave(*this); }
@@ -164,12 +163,11 @@ class memory_network {
     return by.arrived_;
   }
 
-  // Of those of its sender, receiver and tag.
+  // Of those of its sender and receiver.
   bool is_first(std::size_t send) const {
     return std::none_of(
-        sends_.begin(), sends_.begin() + static_cast<std::ptrdiff_t>(send), [&](const post& each) {
-          return each.from == sends_[send].from && each.to == sends_[send].to && each.tag == sends_[send].tag;
-        });
+        sends_.begin(), sends_.begin() + static_cast<std::ptrdiff_t>(send),
+        [&](const post& each) { return each.from == sends_[send].from && each.to == sends_[send].to; });
   }
 
   // Whether the message is gone from the list: it has arrived, or it is lost.
@@ -179,9 +177,8 @@ class memory_network {
       --out.delay;
       return false;
     }
-    const auto in = std::ranges::find_if(receives_, [&](const post& each) {
-      return each.from == out.from && each.to == out.to && each.tag == out.tag;
-    });
+    const auto in = std::ranges::find_if(
+        receives_, [&](const post& each) { return each.from == out.from && each.to == out.to; });
     if (in == receives_.end()) return false;
     const std::size_t copied = copy(out.bytes, in->bytes);
     fate decided = fate::arrives;

@@ -71,8 +71,8 @@ inline std::vector<std::vector<float>> expected_means(const collectives::plan& p
   return means;
 }
 
-/// The mean of a layer in the order in which its slices are added: slices of ⌈n/P⌉.
-inline std::vector<float> mean_by_slices(collectives::algorithm how, const all_gradients& gradients,
+/// The mean of a layer in the order in which its shards are added: shards of ⌈n/P⌉.
+inline std::vector<float> mean_by_shards(collectives::algorithm how, const all_gradients& gradients,
                                          std::size_t layer) {
   const std::size_t ranks = gradients.size();
   const std::size_t size = gradients[0][layer].size();

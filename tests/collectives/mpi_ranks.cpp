@@ -74,7 +74,7 @@ void run_rounded(collectives::mpi_channel& channel, lamina::payload_type type,
     engine.drain();
     require(has_means(engine, rounded_means(type, gradients, std::vector<bool>(model.layers(), true))),
             std::string("other bits than the independent sum of ") + collectives::name_of(type));
-    // Of so many elements headers and uneven slices are less than a hundredth.
+    // Of so many elements headers and uneven shards are less than a hundredth.
     const auto p = static_cast<double>(channel.ranks());
     const double bytes = 2.0 * 2 * (p - 1) / p * static_cast<double>(model.elements());
     const auto sent = static_cast<double>(engine.totals().sent_bytes - before);
@@ -101,7 +101,7 @@ void run_owners(collectives::mpi_channel& channel, algorithm how) {
     for (std::size_t l = 0; l < model.layers(); ++l) {
       engine.wait(l);
       require(step == 1 && l == 2 ? engine.parameters(l).empty()
-                                  : same_bits(engine.parameters(l), mean_by_slices(how, gradients, l)),
+                                  : same_bits(engine.parameters(l), mean_by_shards(how, gradients, l)),
               std::string("other bits than the reference, by owners: ") + collectives::name_of(how));
     }
   }
@@ -133,7 +133,7 @@ void compare_with_mpi(collectives::mpi_channel& channel) {
 void send_another_message(collectives::mpi_channel& channel, const std::string& kind) {
   if (channel.rank() == 1) {
     const std::vector<std::byte> bytes(kind == "long" ? 200 : 8, std::byte{1});
-    channel.send(0, 0, {{}, bytes});
+    channel.send(0, {{}, bytes});
     while (channel.progress().empty()) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -169,7 +169,7 @@ void have_another_plan(collectives::mpi_channel& channel) {
                                                "nothing heard for 0.500 s while exchanging with rank 2",
                                                "rank 1 was started with another plan"};
   require_said(said, expected[channel.rank()]);
-  require_said(message_of<std::logic_error>([&] { channel.send(0, 0, {}); }), "make a new channel");
+  require_said(message_of<std::logic_error>([&] { channel.send(0, {}); }), "make a new channel");
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -187,7 +187,7 @@ void come_too_late(collectives::mpi_channel& channel) {
   }
   require_said(message_of<collectives::channel_error>(
                    [&] { std::ignore = collectives::agree_on_order(channel, model, order, 100ms); }),
-               "nothing heard for 100 ms from rank 0, before the first step");
+               "nothing heard for 0.100 s while exchanging with rank 0 in collective 0 of step 0");
   const std::vector<std::uint64_t> own(order.size(), 7777);  // where the memory of the agreement was
   MPI_Barrier(MPI_COMM_WORLD);
   MPI_Barrier(MPI_COMM_WORLD);

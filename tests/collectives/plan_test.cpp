@@ -2,12 +2,9 @@
 #include "lamina/collectives/plan.hpp"
 
 #include <algorithm>
-#include <clocale>
 #include <cmath>
 #include <limits>
-#include <locale>
 #include <numeric>
-#include <random>
 #include <stdexcept>
 
 #include "catch.hpp"
@@ -20,7 +17,6 @@ using collectives::cost_table;
 using collectives::layer_class;
 using collectives::operation;
 using collectives::plan;
-using collectives::plan_error;
 
 namespace {
 
@@ -42,21 +38,6 @@ std::vector<std::vector<std::size_t>> layers_in(const plan& given) {
   std::vector<std::vector<std::size_t>> all;
   for (const auto& each : given.buckets()) all.push_back(each.layers);
   return all;
-}
-
-std::string with_checksum(std::string text) {
-  // load() compares the checksum first: a text that is wrong otherwise has a right one.
-  text.erase(text.rfind("checksum "));
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char each : text) hash = (hash ^ static_cast<std::uint8_t>(each)) * 0x100000001b3;
-  std::array<char, 32> line{};
-  std::snprintf(line.data(), line.size(), "checksum %016llx\n", static_cast<unsigned long long>(hash));
-  return text + line.data();
-}
-
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  REQUIRE(contains(text, what));
-  return text.replace(text.find(what), what.size(), by);
 }
 
 }  // namespace
@@ -118,14 +99,12 @@ TEST_CASE("plan: buckets are of consecutive layers of one class, in the order in
   CHECK(layers_in(typed) == std::vector<std::vector<std::size_t>>{{5, 4}, {3, 2, 1, 0}});
   CHECK(typed.buckets()[0].how == algorithm::ring);
   CHECK(typed.buckets()[1].how == algorithm::halving_doubling);
-  CHECK(typed.place(2).bucket == 1);
-  CHECK(typed.place(2).offset == 50);
+  CHECK(typed.bucket_of(2) == 1);
   CHECK(typed.buckets()[1].elements == 650);
 
   const plan cheap = plan_of({64, 1 << 20U}, {.bucket_bytes = 0, .choice = algorithm_choice::by_cost()});
   CHECK(cheap.buckets()[0].how == algorithm::ring);
   CHECK(cheap.buckets()[1].how == algorithm::pairwise);
-  CHECK(contains(cheap.table(), "pairwise"));
   CHECK(plan_of({10, 0, 3}, {.bucket_bytes = 0}).buckets()[1].elements == 0);
 }
 
@@ -139,41 +118,18 @@ TEST_CASE("plan: by_cost goes by the seconds of the chunks") {
   for (const std::size_t chunk_bytes : {10'000U, 16'384U, 100'000U, 4U << 20U}) {
     const plan given = made(chunk_bytes);
     double least = std::numeric_limits<double>::infinity();
+    double chosen = 0;
     for (const algorithm how : collectives::all_algorithms) {
       double seconds = 0;
       for (std::size_t begin = 0; begin < 1U << 18U; begin += given.chunk_elements()) {
-        seconds +=
-            collectives::seconds_of(operation::all_reduce, how, 4,
-                                    std::min(given.chunk_elements(), (1U << 18U) - begin), given.costs());
+        seconds += collectives::seconds_of(operation::all_reduce, how, 4,
+                                           std::min(given.chunk_elements(), (1U << 18U) - begin), costs);
       }
       least = std::min(least, seconds);
+      if (how == given.buckets()[0].how) chosen = seconds;
     }
-    CHECK(given.seconds_of(given.buckets()[0]) == Approx(least));
+    CHECK(chosen == Approx(least));
   }
-}
-
-// "3,5e-04" would be the text of another plan, and none that the others can read.
-TEST_CASE("plan: its text is the same in a locale with a comma") {
-  struct comma final : std::numpunct<char> {
-    char do_decimal_point() const override { return ','; }
-    char do_thousands_sep() const override { return '.'; }
-    std::string do_grouping() const override { return "\3"; }
-  };
-  const auto text = [] { return plan_of({100'000, 200'000}).save(); };
-  const std::string plain = text();
-  const std::string c_locale = std::setlocale(LC_ALL, nullptr);
-  const std::locale global = std::locale::global(std::locale(std::locale::classic(), new comma));
-  for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "C"}) {
-    if (std::setlocale(LC_ALL, name) != nullptr) break;
-  }
-  const std::string with_comma = text();
-  const bool loads = message_of<plan_error>([&] {
-                       plan::load(plain, model_of({100'000, 200'000}), 4);
-                     }) == "(no exception)";
-  std::locale::global(global);
-  std::setlocale(LC_ALL, c_locale.c_str());
-  CHECK(with_comma == plain);
-  CHECK(loads);
 }
 
 TEST_CASE("plan: chunks are multiples of 16 elements a rank") {
@@ -182,31 +138,6 @@ TEST_CASE("plan: chunks are multiples of 16 elements a rank") {
     CHECK(made.chunk_elements() % (16 * ranks) == 0);
     CHECK(made.chunk_elements() <= 2500);
     CHECK(made.chunk_elements() + 16 * ranks > 2500);
-  }
-}
-
-TEST_CASE("plan: what is saved loads as the same plan") {
-  std::mt19937 random(1911);
-  for (int round = 0; round < 50; ++round) {
-    const lamina::layout model = random_model(random);
-    std::vector<std::size_t> order = reversed_order(model.layers());
-    std::ranges::shuffle(order, random);
-    std::vector<layer_class> classes(model.layers());
-    for (layer_class& each : classes) each = static_cast<layer_class>(below(random, 2));
-    const std::size_t ranks = 1 + below(random, 9);
-    const plan made(model, ranks, order, classes,
-                    {.bucket_bytes = below(random, 4000), .choice = algorithm_choice::by_cost()},
-                    {1e-4 * static_cast<double>(1 + below(random, 900)), 8.3654e-9, 9e-9, 1e-10});
-    const plan loaded = plan::load(made.save(), model, ranks);
-    CHECK(loaded.save() == made.save());
-    CHECK(loaded.fingerprint() == made.fingerprint());
-    CHECK(layers_in(loaded) == layers_in(made));
-    CHECK(loaded.costs() == made.costs());
-    CHECK(loaded.tasks_of_owners() == made.tasks_of_owners());
-    for (std::size_t b = 0; b < made.buckets().size(); ++b) {
-      CHECK(loaded.buckets()[b].elements == made.buckets()[b].elements);
-      CHECK(loaded.buckets()[b].how == made.buckets()[b].how);
-    }
   }
 }
 
@@ -247,36 +178,4 @@ TEST_CASE("plan: what cannot be is refused by name") {
   CHECK(message_of<std::invalid_argument>([&] {
           plan(model, 2, std::vector<std::size_t>{1, 0}, std::vector<layer_class>(3));
         }) == "there are 3 classes for 2 layers");
-
-  const std::string good = plan_of({10, 20}, {.bucket_bytes = 0}, 2).save();
-  const auto load_error = [&](const std::string& text, std::size_t ranks = 2) {
-    return message_of<plan_error>([&] { plan::load(text, model, ranks); });
-  };
-  CHECK(load_error(good) == "(no exception)");
-  CHECK(contains(load_error(good, 3), "the plan is for 2 ranks, there are 3"));
-  CHECK(contains(message_of<plan_error>([&] {
-                   plan::load(good, model_of({10, 21}), 2);
-                 }),
-                 "the plan is of the model"));
-  for (std::size_t at = 0; at < good.size(); ++at) {
-    std::string flipped = good;
-    flipped[at] = static_cast<char>(flipped[at] ^ 1);
-    CHECK(contains(load_error(flipped), "the plan is damaged"));
-    CHECK(contains(load_error(good.substr(0, at)), "the plan is damaged"));
-  }
-  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1", "bucket pairwise 0"))),
-                 "stands twice"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1\n", ""))), "is missing"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "pairwise", "pairwisf"))), "no algorithm"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "bucket pairwise 1", "bucket pairwise"))),
-                 "without layers"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "plan 1", "plan 2"))), "'2' where '1'"));
-  CHECK(
-      contains(load_error(with_checksum(replaced(good, "ranks 2", "ranks x"))), "no number behind 'ranks'"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "ranks 2", "bytes 2"))), "'bytes' where 'ranks'"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "chunk_bytes 4194304", "chunk_bytes 1"))),
-                 "below 4096"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "alpha ", "alpha -"))), "the cost alpha"));
-  CHECK(contains(load_error(with_checksum(replaced(good, "alpha 3e-04", "alpha 3.0e-04"))),
-                 "not as it is written"));
 }

@@ -44,19 +44,19 @@ float chain_sum(const Input& x, std::size_t first, std::size_t ranks) {
   }
   const std::size_t doubled = std::bit_floor(ranks);
   std::vector<float> sum(elements);
-  std::size_t slice = 0;
+  std::size_t shard = 0;
   for (std::size_t i = 0; i < elements; ++i) {
     const auto x = [&](std::size_t r) { return inputs[r][i]; };
     const auto folded = [&](std::size_t r) {
       return r + doubled < ranks ? lamina::detail::rounded(x(r) + x(r + doubled)) : x(r);
     };
-    while (i >= lamina::collectives::detail::slice_of(elements, ranks, slice).end) ++slice;
+    while (i >= lamina::collectives::detail::shard_of(elements, ranks, shard).end) ++shard;
     switch (how) {
       case algorithm::pairwise:
         sum[i] = chain_sum(x, 0, ranks);
         break;
       case algorithm::ring:
-        sum[i] = chain_sum(x, slice, ranks);
+        sum[i] = chain_sum(x, shard, ranks);
         break;
       case algorithm::halving_doubling:
         sum[i] = halves_sum(folded, 0, 1, doubled);

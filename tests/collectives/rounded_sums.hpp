@@ -8,7 +8,7 @@
 
 #include "memory_ranks.hpp"
 
-/// What sums that travel in 16 bits are to give, by arithmetic of double and apart from the library: it knows no buckets, chunks or slices.
+/// What sums that travel in 16 bits are to give, by arithmetic of double and apart from the library: it knows no buckets, chunks or shards.
 namespace lamina_test {
 
 /// The nearest number of the type, ties to even; beyond its range the largest.

@@ -25,11 +25,17 @@ inline rank_vectors random_ranks(std::mt19937& random, std::size_t ranks, std::s
   return made;
 }
 
+inline std::vector<collectives::round> rounds_of(collectives::operation what, collectives::algorithm how,
+                                                 std::size_t ranks, std::size_t rank, std::size_t elements) {
+  std::vector<collectives::round> rounds;
+  collectives::rounds_of(what, how, ranks, rank, elements, rounds);
+  return rounds;
+}
+
 inline rank_schedules schedules_of(collectives::operation what, collectives::algorithm how, std::size_t ranks,
                                    std::size_t elements) {
   rank_schedules all;
-  for (std::size_t r = 0; r < ranks; ++r)
-    all.push_back(collectives::rounds_of(what, how, ranks, r, elements));
+  for (std::size_t r = 0; r < ranks; ++r) all.push_back(rounds_of(what, how, ranks, r, elements));
   return all;
 }
 
@@ -122,14 +128,14 @@ inline traffic sent(std::span<const collectives::round> rounds) {
 inline std::size_t formula_of_sent(collectives::algorithm how, std::size_t ranks, std::size_t rank,
                                    std::size_t elements) {
   using collectives::algorithm;
-  const auto slice = [&](std::size_t r) {
+  const auto shard = [&](std::size_t r) {
     return elements * (r % ranks + 1) / ranks - elements * (r % ranks) / ranks;
   };
   std::size_t doubled = 1;
   while (2 * doubled <= ranks) doubled *= 2;
   const std::size_t folded = rank < ranks - doubled ? elements : 0;
-  if (how == algorithm::pairwise) return elements - slice(rank) + (ranks - 1) * slice(rank);
-  if (how == algorithm::ring) return 2 * elements - slice(rank + 1) - slice(rank + 2);
+  if (how == algorithm::pairwise) return elements - shard(rank) + (ranks - 1) * shard(rank);
+  if (how == algorithm::ring) return 2 * elements - shard(rank + 1) - shard(rank + 2);
   if (rank >= doubled) return elements;
   std::size_t begin = 0;
   std::size_t end = elements;

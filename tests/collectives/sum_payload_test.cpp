@@ -34,7 +34,7 @@ all_gradients wide_gradients(std::mt19937& random, const lamina::layout& model, 
 
 // Bytes that a rank sends in the sum of one element in which plans are compared.
 std::size_t opening_bytes(std::size_t ranks, std::size_t rank) {
-  const auto rounds = collectives::rounds_of(operation::all_reduce, algorithm::pairwise, ranks, rank, 1);
+  const auto rounds = rounds_of(operation::all_reduce, algorithm::pairwise, ranks, rank, 1);
   return 4 * sent(rounds).elements + 32 * sent(rounds).messages;
 }
 
@@ -77,8 +77,7 @@ TEST_CASE("sum payload: half the bytes of elements, to the byte") {
         for (const auto& bucket : plan.buckets()) {
           for (std::size_t begin = 0; begin < bucket.elements; begin += plan.chunk_elements()) {
             const std::size_t chunk = std::min(plan.chunk_elements(), bucket.elements - begin);
-            const auto rounds =
-                collectives::rounds_of(operation::all_reduce, algorithm::pairwise, ranks, r, chunk);
+            const auto rounds = rounds_of(operation::all_reduce, algorithm::pairwise, ranks, r, chunk);
             bytes += (type == payload_type::as_is ? 4 : 2) *
                          formula_of_sent(algorithm::pairwise, ranks, r, chunk) +
                      32 * sent(rounds).messages;
@@ -109,7 +108,7 @@ TEST_CASE("sum payload: owners get sums that are not rounded, and hand parameter
         const std::vector<float> mean = rounded_mean(type, gradients, l, /*goes_back=*/false);
         for (auto& each : engines) CHECK(same_bits(each->parameters(l), mean));
       }
-      // Each layer is one collective each way, of slices of one length: two bytes to the owner, four from it.
+      // Each layer is one collective each way, of shards of one length: two bytes to the owner, four from it.
       std::size_t bytes = opening_bytes(ranks, 0);
       for (const std::size_t size : model.sizes())
         bytes += (ranks - 1) * (2 * 32 + (2 + 4) * ((size + ranks - 1) / ranks));
@@ -155,15 +154,8 @@ TEST_CASE("sum payload: it is in the plan, and refused by name where it cannot b
   for (const payload_type type : halves) {
     const collectives::plan made = plan_with(type);
     CHECK(made.fingerprint() != as_is.fingerprint());
-    const collectives::plan loaded = collectives::plan::load(made.save(), model, 3);
-    CHECK(loaded.save() == made.save());
-    CHECK(loaded.payload_of(operation::all_reduce) == type);
-    CHECK(loaded.payload_of(operation::all_gather) == payload_type::as_is);
-    // Latency stays, and half of the bytes' time goes.
-    const double alpha = 2 * made.costs().alpha;
-    const double adding = 2.0 / 3 * 400 * made.costs().gamma;
-    CHECK(made.seconds_of(made.buckets()[1]) - alpha - adding ==
-          Approx((as_is.seconds_of(as_is.buckets()[1]) - alpha - adding) / 2).epsilon(0.02));
+    CHECK(made.payload_of(operation::all_reduce) == type);
+    CHECK(made.payload_of(operation::all_gather) == payload_type::as_is);
   }
   CHECK(plan_with(payload_type::float16).fingerprint() != plan_with(payload_type::bfloat16).fingerprint());
   const auto refusal = [&](payload_type type, algorithm_choice choice) {
@@ -178,8 +170,6 @@ TEST_CASE("sum payload: it is in the plan, and refused by name where it cannot b
   CHECK(refusal(payload_type::int8, algorithm_choice::always(algorithm::pairwise)) ==
         "sums travel as_is, as float16 or as bfloat16, not as payload 3");
   CHECK(contains(refusal(payload_type::float16, algorithm_choice::by_type()), "by pairwise alone"));
-  CHECK(message_of<std::invalid_argument>([] { std::ignore = collectives::parse_sum_payload("int8"); }) ==
-        "no payload of sums 'int8'; there are: as_is, float16, bfloat16");
 
   memory_network network(2);
   collectives::executor::memory memory;

@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
       for (auto& each : engines) each->drain();
       for (auto& each : engines) {
         for (std::size_t l = 0; l < model.layers(); ++l) {
-          // Slices of owners begin elsewhere, and 16 bits are rounded: the bits are then those of rank 0.
+          // Shards of owners begin elsewhere, and 16 bits are rounded: the bits are then those of rank 0.
           const bool is_known = payload == lamina::payload_type::as_is &&
                                 (!has_owners || how == collectives::algorithm::pairwise);
           const auto found = [&](collectives::engine& of) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Any collective of any ranks and length, all ranks in one thread: every send has its receive, each rank ends with the bits of the
-// reference, and sends what the formulas say. And the text of a plan, whole and damaged.
+// reference, and sends what the formulas say. And a plan: each layer in one bucket.
 #include <array>
 #include <limits>
-#include <string>
+#include <vector>
 
 #include "collectives/simulated_ranks.hpp"
 #include "fuzz.hpp"
@@ -66,15 +66,18 @@ void fuzz_plan(input& in) {
                               algorithm_choice::always(in.one_of(all_algorithms))};
   const plan made(model, ranks, order, classes,
                   {.bucket_bytes = in.value<std::uint16_t>(), .choice = in.one_of(choices)});
-  check(plan::load(made.save(), model, ranks).save() == made.save(), "what is saved loads");
-  std::string damaged = made.save();
-  for (int k = 0; k < 3 && !in.is_empty(); ++k)
-    damaged[in.value<std::uint16_t>() % damaged.size()] = in.value<char>();
-  if (damaged != made.save())
-    check(throws<plan_error>([&] { plan::load(damaged, model, ranks); }), "a damaged plan is refused");
-  const bytes any = in.take_rest();
-  const std::string text(reinterpret_cast<const char*>(any.data()), any.size());
-  check(throws<plan_error>([&] { plan::load(text, model, ranks); }), "what is no plan is refused");
+  std::vector<int> seen(model.layers());
+  for (const bucket& each : made.buckets()) {
+    std::size_t elements = 0;
+    for (const std::size_t layer : each.layers) {
+      elements += model.sizes()[layer];
+      ++seen[layer];
+      check(classes[layer] == classes[each.layers.front()], "a bucket has layers of one class");
+      check(&made.buckets()[made.bucket_of(layer)] == &each, "a layer is in its bucket");
+    }
+    check(elements == each.elements, "a bucket has the elements of its layers");
+  }
+  check(std::ranges::all_of(seen, [](int count) { return count == 1; }), "each layer is in one bucket");
 }
 
 }  // namespace

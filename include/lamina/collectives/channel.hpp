@@ -33,8 +33,8 @@ using ticket = std::uint32_t;
 /// A message that is done: sent, so that its memory may be written again, or received.
 struct completion {
   ticket which = 0;
-  std::size_t bytes =
-      0;  ///< that were sent, or have arrived: fewer than were expected are no error of the channel
+  /// That were sent, or have arrived: fewer than were expected are no error of the channel.
+  std::size_t bytes = 0;
   bool is_truncated = false;  ///< more have come than were expected; what fits has been written
 };
 
@@ -46,8 +46,8 @@ struct two_parts {
   [[nodiscard]] std::size_t size() const noexcept { return header.size() + elements.size(); }
 };
 
-/// Messages between ranks, of which none blocks. Those of one sender, receiver and tag arrive in the order in which they were sent. For
-/// one thread at a time.
+/// Messages between ranks, of which none blocks. Those of one sender and receiver arrive in the order in which they were sent. For one
+/// user and one thread at a time.
 class channel {
  public:
   /// Messages under way at a time, at most; more are a std::logic_error.
@@ -63,10 +63,10 @@ class channel {
   /// What to call a rank in a sentence: "rank 2".
   [[nodiscard]] virtual std::string name_of(std::size_t rank) const { return "rank " + std::to_string(rank); }
 
-  /// The memory must live, and not be written, until the ticket is done. A tag tells messages between two ranks apart.
-  virtual ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) = 0;
+  /// The memory must live, and not be written, until the ticket is done.
+  virtual ticket send(std::size_t to, two_parts<const std::byte> message) = 0;
   /// The memory must live, and not be read, until the ticket is done.
-  virtual ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) = 0;
+  virtual ticket receive(std::size_t from, two_parts<std::byte> message) = 0;
   /// Moves data on. What is done since the last call, valid until the next one. Throws channel_error naming a rank.
   virtual std::span<const completion> progress() = 0;
   /// Ends the channel: nobody waits any more for what is under way. `memory` lives for as long as somebody may write into it or read
@@ -86,8 +86,6 @@ namespace detail {
 /// lies between two looks 10 ms count at most.
 class patience {
  public:
-  using clock = std::chrono::steady_clock;
-
   /// Throws std::invalid_argument for a timeout that is not above 0.
   explicit patience(std::chrono::milliseconds timeout) : timeout_(timeout) {
     if (timeout.count() <= 0) {
@@ -97,19 +95,25 @@ class patience {
   }
 
   /// Something has moved.
-  void renew(clock::time_point now) noexcept {
+  void renew() noexcept {
     silence_ = {};
-    looked_at_ = now;
+    looked_at_ = clock::now();
   }
   /// Nothing has. Whether that is so for as long as the timeout.
-  [[nodiscard]] bool is_over(clock::time_point now) noexcept {
+  [[nodiscard]] bool is_over() noexcept {
+    const auto now = clock::now();
     silence_ += std::min<clock::duration>(now - looked_at_, most_between_looks);
     looked_at_ = now;
     // In the timeout's unit: the largest timeout there is has too many nanoseconds for a clock.
     return std::chrono::duration_cast<std::chrono::milliseconds>(silence_) >= timeout_;
   }
+  /// The timeout, as in "0.200".
+  [[nodiscard]] std::string seconds() const {
+    return std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 5);
+  }
 
  private:
+  using clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds most_between_looks{10};
 
   std::chrono::milliseconds timeout_;

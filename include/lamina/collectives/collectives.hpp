@@ -3,19 +3,14 @@
 
 /// \file
 /// All of lamina/collectives but mpi_channel.hpp, which needs MPI, and torch_hooks.hpp, which needs torch. In the order in which they are
-/// best read: schedule, sum, channel, round_header, executor, cost, plan, plan_text, staging, timeline, engine_options, engine, agreement; mpi_channel,
-/// torch_hooks.
+/// best read: schedule, sum, channel, executor, agreement, cost, plan, staging, engine; mpi_channel, torch_hooks.
 
 #include "lamina/collectives/agreement.hpp"
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/engine.hpp"
-#include "lamina/collectives/engine_options.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/plan.hpp"
-#include "lamina/collectives/plan_text.hpp"
-#include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/staging.hpp"
 #include "lamina/collectives/sum.hpp"
-#include "lamina/collectives/timeline.hpp"

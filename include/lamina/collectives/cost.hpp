@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lamina/collectives/schedule.hpp"
@@ -34,22 +35,22 @@ inline constexpr cost_table gigabit_costs = {3e-4, 8.365e-9, 8.365e-9, 2e-10};
 
 /// Throws std::invalid_argument naming the constant unless each is finite and positive.
 inline void check_costs(const cost_table& costs) {
-  const auto check_one = [](const char* name, double value) {
-    if (lamina::detail::is_finite(value) && value > 0) return;
+  const std::pair<const char*, double> all[] = {{"alpha", costs.alpha},
+                                                {"beta_one_way", costs.beta_one_way},
+                                                {"beta_both_ways", costs.beta_both_ways},
+                                                {"gamma", costs.gamma}};
+  for (const auto& [name, value] : all) {
+    if (lamina::detail::is_finite(value) && value > 0) continue;
     throw std::invalid_argument("the cost " + std::string(name) + " is " + std::to_string(value) +
                                 ": it must be finite and above 0");
-  };
-  check_one("alpha", costs.alpha);
-  check_one("beta_one_way", costs.beta_one_way);
-  check_one("beta_both_ways", costs.beta_both_ways);
-  check_one("gamma", costs.gamma);
+  }
 }
 
 /// Seconds that a collective over `elements` floats takes, on the rank for which that is most: alpha of each round, or of all that are under
 /// way together; of each round the larger of the bytes out and in times beta (both_ways where both are of one peer), and the bytes added, as
-/// float, times gamma. An element has `element_bytes` on its way. Throws as rounds_of does. Cost: O(P²).
+/// float, times gamma. Throws as rounds_of does. Cost: O(P²).
 [[nodiscard]] inline double seconds_of(operation what, algorithm how, std::size_t ranks, std::size_t elements,
-                                       const cost_table& costs, std::size_t element_bytes = sizeof(float)) {
+                                       const cost_table& costs) {
   // Of rounds under way together.
   std::vector<double> slowest;
   std::vector<double> of_rank;
@@ -66,7 +67,7 @@ inline void check_costs(const cost_table& costs) {
       const double beta = is_exchange ? costs.beta_both_ways : costs.beta_one_way;
       const std::size_t added = (each.on_arrival == arrival::add ? in : 0) + each.fold.size() * (ranks - 1);
       if (of_rank.back() == 0) of_rank.back() = costs.alpha;
-      of_rank.back() += static_cast<double>((std::max)(out, in) * element_bytes) * beta +
+      of_rank.back() += static_cast<double>((std::max)(out, in) * sizeof(float)) * beta +
                         static_cast<double>(added * sizeof(float)) * costs.gamma;
     }
     slowest.resize(of_rank.size());
@@ -78,26 +79,19 @@ inline void check_costs(const cost_table& costs) {
   return total;
 }
 
-/// Seconds of `elements` that go in collectives of `chunk` at most, which is at least 1. Throws as rounds_of does.
-[[nodiscard]] inline double seconds_in_chunks(operation what, algorithm how, std::size_t ranks,
-                                              std::size_t elements, std::size_t chunk,
-                                              const cost_table& costs,
-                                              std::size_t element_bytes = sizeof(float)) {
-  const auto seconds = [&](std::size_t of) {
-    return of == 0 ? 0 : seconds_of(what, how, ranks, of, costs, element_bytes);
-  };
-  const std::size_t whole = elements / chunk;
-  return (whole == 0 ? 0 : static_cast<double>(whole) * seconds(chunk)) + seconds(elements % chunk);
-}
-
-/// The algorithm whose all_reduce, in chunks of so many elements, takes the fewest seconds; where several do, the first of ring,
-/// halving_doubling, pairwise.
+/// The algorithm whose all_reduce, in collectives of at most `chunk` elements, takes the fewest seconds; where several do, the first of
+/// ring, halving_doubling, pairwise.
 [[nodiscard]] inline algorithm cheapest(std::size_t ranks, std::size_t elements, const cost_table& costs,
                                         std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) {
   algorithm best = algorithm::ring;
   double least = std::numeric_limits<double>::infinity();
   for (const algorithm each : {algorithm::ring, algorithm::halving_doubling, algorithm::pairwise}) {
-    const double seconds = seconds_in_chunks(operation::all_reduce, each, ranks, elements, chunk, costs);
+    const auto seconds_for = [&](std::size_t part) {
+      return part == 0 ? 0 : seconds_of(operation::all_reduce, each, ranks, part, costs);
+    };
+    const std::size_t whole = elements / chunk;
+    const double seconds =
+        (whole == 0 ? 0 : static_cast<double>(whole) * seconds_for(chunk)) + seconds_for(elements % chunk);
     // Sums that are equal but for their rounding are ties.
     if (seconds < least * (1 - 1e-9)) {
       best = each;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -18,7 +19,6 @@
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"
-#include "lamina/collectives/engine_options.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/staging.hpp"
@@ -30,6 +30,37 @@
 /// The sums of a plan, made beside the computation: what a program uses. Read it after executor.hpp and staging.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
+/// Who moves messages on.
+enum class progress_by : std::uint8_t {
+  thread,  ///< one of the engine's own: communication goes on while the caller computes
+  caller,  ///< ready(), wait(), drain() and poll(): for ranks that take turns in one thread, and where there is one core
+};
+
+/// Writes the new parameters of some elements of a layer over their mean gradient: those from `begin` on.
+using owner_update = std::function<void(std::size_t layer, std::size_t begin, std::span<float> mean)>;
+
+struct engine_options {
+  piece_sizes pieces = {};
+  progress_by progress = progress_by::thread;
+  /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts. Time in
+  /// which this rank does not look does not: between two looks 10 ms count at most.
+  std::chrono::milliseconds timeout = std::chrono::minutes(2);
+  /// Each layer is cut into a shard for each rank, its owner. The owner alone gets the mean of its shard, and updates it, and the
+  /// new parameters go to all ranks in place of the means: optimizer state is a P-th on each rank. Called by who moves messages on,
+  /// with the shards of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
+  /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
+  /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
+  owner_update update = {};
+};
+
+/// What the steps so far took.
+struct engine_totals {
+  std::uint64_t collectives = 0;
+  std::uint64_t sent_bytes = 0;   ///< headers and all
+  double waited_seconds = 0;      ///< in wait() and drain(): exposed communication
+  double collective_seconds = 0;  ///< from begin to end of each: exposed or not
+};
+
 /// The mean gradient of each layer over all ranks, computed beside the backward pass: layers are handed over as their gradients become
 /// ready, and the buckets of the plan are summed in its order, one collective at a time.
 ///
@@ -37,7 +68,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
 ///     engine.ready(l, gradient);                            // in backward, as soon as the gradient of l is complete
 ///     engine.wait(l); update(l, engine.mean(l));            // where layer l is needed again, or after drain()
 ///
-/// With options.update each rank updates its slices of all layers, and engine.parameters(l) is copied into the network in the last line.
+/// With options.update each rank updates its shards of all layers, and engine.parameters(l) is copied into the network in the last line.
 ///
 /// One thread calls it. Every rank has the same plan, which the ranks compare before the first sum, and makes the same decisions. The
 /// bits of a mean depend on the plan, on what is sent, and on nothing else: not on time, threads, channel or progress_by.
@@ -49,18 +80,18 @@ namespace lamina::inline LAMINA_ABI::collectives {
 class engine {
  public:
   /// Needs memory for the gradients and one chunk more, with options.update two. Throws std::invalid_argument where the plan is for another
-  /// number of ranks, its chunks are too many pieces, a timeout is not above 0, or owners would not get a slice each.
+  /// number of ranks, its chunks are too many pieces, a timeout is not above 0, or owners would not get a shard each.
   engine(channel& over, plan given, const engine_options& options = {})
       : channel_(over),
         plan_(std::move(given)),
         options_(options),
         memory_(std::make_shared<memory>()),
-        patience_(options.timeout),
         staging_(checked(plan_, over), over.rank(), static_cast<bool>(options.update), memory_->of_staging),
-        executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor, options.pieces),
+        executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor, options.pieces,
+                  options.timeout),
         layers_(plan_.model().layers()),
-        buckets_(plan_.buckets().size()) {
-    tasks_ = options_.update ? plan_.tasks_of_owners() : plan_.tasks();
+        buckets_(plan_.buckets().size()),
+        tasks_(plan_.tasks(static_cast<bool>(options.update))) {
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
@@ -124,17 +155,17 @@ class engine {
 
   /// Whether the mean of the layer, or with owners its parameters, are there, or nothing is to come: no step has begun.
   [[nodiscard]] bool is_done(std::size_t layer) {
-    const std::size_t last = buckets_[plan_.place(layer).bucket].last_task;
+    const std::size_t last = buckets_[plan_.bucket_of(layer)].last_task;
     const std::lock_guard lock(mutex_);
     rethrow();
     return step_ == 0 || now_ > last;
   }
 
   /// Waits until is_done(layer). std::logic_error where that cannot be: a layer that is summed before was not ready.
-  void wait(std::size_t layer) { wait_for(buckets_[plan_.place(layer).bucket].last_task + 1, layer); }
+  void wait(std::size_t layer) { wait_for(buckets_[plan_.bucket_of(layer)].last_task + 1); }
 
   /// Waits for all layers of the step. Throws as wait().
-  void drain() { wait_for(tasks_.size(), 0); }
+  void drain() { wait_for(tasks_.size()); }
 
   /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
   /// std::logic_error where it is not there yet, or belongs to owners.
@@ -188,11 +219,6 @@ class engine {
     if (layers_[layer] == phase::held) return {};
     return staging_.whole(layer);
   }
-  void record(activity what, event_kind kind, std::size_t index) const {
-    if (options_.record != nullptr)
-      options_.record->record({.what = what, .kind = kind, .step = step_, .index = index});
-  }
-
   // The error is written once, before has_failed_ is set.
   void rethrow() const {
     if (has_failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
@@ -226,11 +252,10 @@ class engine {
     if (layers_[layer] != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
   }
   void hand_over(std::size_t layer, phase as) {
-    record(activity::ready, event_kind::instant, layer);
     {
       const std::lock_guard lock(mutex_);
       layers_[layer] = as;
-      --buckets_[plan_.place(layer).bucket].missing;
+      --buckets_[plan_.bucket_of(layer)].missing;
     }
     if (thread_.joinable())
       work_.notify_one();
@@ -238,7 +263,7 @@ class engine {
       poll();
   }
 
-  void wait_for(std::size_t count, std::size_t layer) {
+  void wait_for(std::size_t count) {
     check_caller();
     std::unique_lock lock(mutex_);
     rethrow();
@@ -252,7 +277,6 @@ class engine {
     }
     const auto is_over = [&] { return now_ >= count || has_failed_.load(std::memory_order_acquire); };
     if (!is_over()) {
-      record(activity::waiting, event_kind::begin, layer);
       const auto begin = clock::now();
       if (thread_.joinable()) {
         done_.wait(lock, is_over);
@@ -265,7 +289,6 @@ class engine {
         lock.lock();
       }
       totals_.waited_seconds += std::chrono::duration<double>(clock::now() - begin).count();
-      record(activity::waiting, event_kind::end, layer);
     }
     rethrow();
   }
@@ -313,17 +336,7 @@ class engine {
   bool advance() {
     if (!executor_.is_running()) return begin_next();
     const bool has_moved = executor_.advance();
-    const auto now = clock::now();
-    if (has_moved) {
-      patience_.renew(now);
-      if (!executor_.is_running()) end_collective(now);
-    } else if (patience_.is_over(now)) {
-      const std::size_t silent = executor_.waits_for();
-      const auto seconds = std::chrono::duration<double>(options_.timeout).count();
-      throw channel_error(silent, "nothing heard for " + std::to_string(seconds).substr(0, 5) +
-                                      " s while exchanging with " + channel_.name_of(silent) + " in " +
-                                      executor_.place());
-    }
+    if (!executor_.is_running()) end_collective();
     return has_moved;
   }
 
@@ -349,10 +362,8 @@ class engine {
       next.decision = decision();
     }
     begun_at_ = clock::now();
-    patience_.renew(begun_at_);
-    if (is_opened_ && summed_ == 0) record_collective(event_kind::begin);
     executor_.start(next);
-    if (!executor_.is_running()) end_collective(begun_at_);
+    if (!executor_.is_running()) end_collective();
     return true;
   }
 
@@ -363,15 +374,13 @@ class engine {
     return static_cast<std::uint32_t>(hash ^ hash >> 32U);
   }
 
-  void end_collective(clock::time_point now) {
+  void end_collective() {
+    const auto now = clock::now();
     const collective& ended = executor_.current();
     const std::span<float> summed = ended.elements;
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
-    if (is_last) {
-      if (ended.what == operation::reduce_scatter) update_own_slices();
-      record_collective(event_kind::end);
-    }
+    if (is_last && ended.what == operation::reduce_scatter) update_own_shards();
     {
       const std::lock_guard lock(mutex_);
       totals_.sent_bytes = executor_.sent_bytes();
@@ -386,14 +395,14 @@ class engine {
     if (is_last) done_.notify_all();
   }
   // Also where the update throws: what is called later then throws its error, and no other.
-  void update_own_slices() {
+  void update_own_shards() {
     struct mark {
       std::atomic<std::thread::id>& updater;
       ~mark() { updater.store({}, std::memory_order_relaxed); }
     };
     updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     const mark now{updater_};
-    staging_.for_each_own_slice(options_.update);
+    staging_.for_each_own_shard(options_.update);
   }
   void finish_chunk(const collective& ended) {
     if (ended.what != operation::all_gather) {
@@ -404,24 +413,11 @@ class engine {
     if (ended.what != operation::all_reduce) staging_.settle(summed_, ended.elements.size(), ended.what);
   }
 
-  void record_collective(event_kind kind) const {
-    if (options_.record == nullptr) return;
-    options_.record->record(
-        {.what = activity::collective,
-         .kind = kind,
-         .step = step_,
-         .index = tasks_[now_].bucket,
-         .bytes = staging_.elements() * bytes_of_element(plan_.payload_of(tasks_[now_].what)),
-         .how = plan_.buckets()[tasks_[now_].bucket].how,
-         .moves = tasks_[now_].what});
-  }
-
   channel& channel_;
   plan plan_;
   engine_options options_;
   std::shared_ptr<memory> memory_;
-  detail::patience patience_;  // of the one who moves messages on
-  detail::staging staging_;    // likewise, but for the places of layers
+  detail::staging staging_;  // of the one who moves messages on, but for the places of layers
   executor executor_;
   const int exceptions_ = std::uncaught_exceptions();
   // Of both threads, under the mutex.

@@ -3,24 +3,98 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"
-#include "lamina/collectives/round_header.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
 
 /// \file
-/// Runs one schedule over a channel, without blocking. Read it after round_header.hpp.
+/// Runs one schedule over a channel, without blocking. Read it after channel.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
+
+/// What stands before the elements of a round: which one they are of. 32 bytes, little endian:
+///
+/// | offset | bytes | field |
+/// |---:|---:|---|
+/// | 0 | 4 | magic F5 4C 41 4D |
+/// | 4 | 4 | number of the collective since the beginning of the run |
+/// | 8 | 8 | step |
+/// | 16 | 4 | the plan's fingerprint, low 32 bits |
+/// | 20 | 1 | operation |
+/// | 21 | 1 | algorithm |
+/// | 22 | 2 | round |
+/// | 24 | 4 | elements in this round |
+/// | 28 | 4 | decision: a hash of bucket, chunk, and which layers are kept |
+struct round_header {
+  static constexpr std::size_t size_bytes = 32;
+  static constexpr std::uint32_t own_magic = 0x4d414cf5;
+
+  std::uint32_t magic = own_magic;
+  std::uint32_t number = 0;
+  std::uint64_t step = 0;
+  std::uint32_t plan = 0;
+  operation what = operation::all_reduce;
+  algorithm how = algorithm::pairwise;
+  std::uint16_t round = 0;
+  std::uint32_t elements = 0;
+  std::uint32_t decision = 0;
+
+  void write(std::span<std::byte, size_bytes> to) const noexcept { std::memcpy(to.data(), this, size_bytes); }
+
+  /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The
+  /// first that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where
+  /// none does.
+  [[nodiscard]] std::string difference(std::span<const std::byte, size_bytes> from) const {
+    round_header theirs;
+    std::memcpy(&theirs, from.data(), size_bytes);
+    if (theirs.magic != own_magic) return "sends something that is no round of a collective";
+    if (theirs.plan != plan) {
+      return "was started with another plan (" + std::to_string(theirs.plan) + ", this one has " +
+             std::to_string(plan) + ")";
+    }
+    if (theirs.number != number) return "is in " + theirs.place() + ", this one in " + std::to_string(number);
+    if (theirs.step != step) return "is in " + theirs.place() + ", this one in step " + std::to_string(step);
+    if (theirs.what != what || theirs.how != how) {
+      return "runs collective " + std::to_string(number) + " as " + theirs.kind() + ", this one as " + kind();
+    }
+    if (theirs.decision != decision) {
+      return "has chosen other layers than this one for collective " + std::to_string(number) + " of step " +
+             std::to_string(step);
+    }
+    if (theirs.round != round)
+      return "is in " + theirs.place() + ", this one in round " + std::to_string(round);
+    if (theirs.elements != elements) {
+      return "sends " + std::to_string(theirs.elements) + " elements in " + theirs.place() + ", where " +
+             std::to_string(elements) + " are expected";
+    }
+    return "";
+  }
+
+  /// "collective 7 of step 3 (ring, round 2)"
+  [[nodiscard]] std::string place() const {
+    return "collective " + std::to_string(number) + " of step " + std::to_string(step) + " (" + name_of(how) +
+           ", round " + std::to_string(round) + ")";
+  }
+
+ private:
+  [[nodiscard]] std::string kind() const { return std::string(name_of(what)) + " by " + name_of(how); }
+};
+// Its fields lie as they are sent.
+static_assert(sizeof(round_header) == round_header::size_bytes && std::is_trivially_copyable_v<round_header>);
+static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
 
 /// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Below 64 KiB Open MPI does not ask before it sends,
 /// which halves the rate of two ranks that exchange.
@@ -54,11 +128,15 @@ class executor {
   };
 
   /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel.
-  /// Throws std::invalid_argument where a piece would hold no element, a collective more than 2^32 - 1, or a round would be more pieces
-  /// than a channel has tickets.
+  /// Throws std::invalid_argument where a piece would hold no element, a collective more than 2^32 - 1, a round would be more pieces
+  /// than a channel has tickets, or the timeout is not above 0.
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
-           piece_sizes pieces = {})
-      : channel_(over), plan_(static_cast<std::uint32_t>(plan)), pieces_(pieces), memory_(given) {
+           piece_sizes pieces = {}, std::chrono::milliseconds timeout = std::chrono::minutes(2))
+      : channel_(over),
+        plan_(static_cast<std::uint32_t>(plan)),
+        pieces_(pieces),
+        memory_(given),
+        patience_(timeout) {
     const std::size_t least = (std::min)(elements_in(pieces_.both_ways, sizeof(float)),
                                          elements_in(pieces_.one_way, sizeof(float)));
     if (least == 0)
@@ -87,6 +165,7 @@ class executor {
     if (what.payload != payload_type::as_is && what.how != algorithm::pairwise)
       throw std::logic_error(std::string(name_of(what.how)) + " has no payload " + name_of(what.payload));
     now_ = what;
+    patience_.renew();
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
     end_ = 0;
     round_ = 0;
@@ -103,28 +182,26 @@ class executor {
   /// Since the beginning, headers and all.
   [[nodiscard]] std::uint64_t sent_bytes() const noexcept { return sent_bytes_; }
 
-  /// Goes on as far as it can without waiting; whether anything moved. Throws channel_error, naming rank, collective and round; the
-  /// collective cannot go on then, and its elements are unspecified.
+  /// Goes on as far as it can without waiting; whether anything moved. Throws channel_error, naming rank, collective and round, also where
+  /// nothing has moved for as long as the timeout; the collective cannot go on then, and its elements are unspecified.
   bool advance() {
     bool has_moved = false;
     with_place([&] {
       const std::span<const completion> done = channel_.progress();
       has_moved = !done.empty();
-      // All before the next round is posted, which may get a ticket of theirs.
-      bool has_taken = false;
-      for (const completion& each : done) has_taken |= take(each);
-      if (has_taken) go_on();
+      for (const completion& each : done) take(each);
+      if (has_moved) go_on();
     });
+    if (has_moved) {
+      patience_.renew();
+    } else if (is_running() && patience_.is_over()) {
+      const round& now = rounds_[awaited()];
+      const std::size_t silent = open_receives_ > 0 ? now.receive->peer : now.send->peer;
+      throw channel_error(silent, "nothing heard for " + patience_.seconds() + " s while exchanging with " +
+                                      channel_.name_of(silent) + " in " + header(round_).place());
+    }
     return has_moved;
   }
-
-  /// The rank that is waited for: who is to send, or, where all has come, who has not taken. Only while one runs.
-  [[nodiscard]] std::size_t waits_for() const {
-    const round& now = rounds_[awaited()];
-    return open_receives_ > 0 ? now.receive->peer : now.send->peer;
-  }
-  /// "collective 7 of step 3 (ring, round 2)", of the rounds under way the first that is not over.
-  [[nodiscard]] std::string place() const { return header(round_).place(); }
 
  private:
   struct incoming_piece {
@@ -136,11 +213,10 @@ class executor {
   };
   // What a ticket is of.
   struct role {
-    enum type : std::uint8_t { nobody, sent, incoming };
-    type what = nobody;
+    enum type : std::uint8_t { nothing, sent, incoming };
+    type what = nothing;
     std::size_t index = 0;  // of the round that is sent, or of the piece that comes in
   };
-  static constexpr std::uint32_t tag = 0;  // all in order: the header tells them apart
 
   static constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_bytes) {
     return bytes < round_header::size_bytes ? 0 : (bytes - round_header::size_bytes) / element_bytes;
@@ -163,7 +239,7 @@ class executor {
     try {
       work();
     } catch (const channel_error& error) {
-      throw channel_error(error.rank(), std::string(error.what()) + ", in " + place());
+      throw channel_error(error.rank(), std::string(error.what()) + ", in " + header(round_).place());
     }
   }
   // Of numbers that travel rounded, half of the scratch memory has what comes, and half what goes out.
@@ -192,7 +268,7 @@ class executor {
     const std::span<float> elements = now_.elements.subspan(out.begin, out.size());
     if (!is_rounded()) return std::as_bytes(elements);
     const auto to = leaving().subspan(out.begin * element_bytes(), out.size() * element_bytes());
-    // The own slice is the same for all, and may be on its way already.
+    // The own shard is the same for all, and may be on its way already.
     const bool is_there =
         rounds_[index].joins && rounds_[index - 1].send && rounds_[index - 1].send->elements == out;
     if (!is_there) detail::narrow(now_.payload, elements, to.data());
@@ -226,7 +302,7 @@ class executor {
       const auto before =
           begin == 0 ? std::span<std::byte>(memory_.arrived_headers[index - begin_]) : std::span<std::byte>();
       const ticket posted =
-          channel_.receive(now.receive->peer, tag,
+          channel_.receive(now.receive->peer,
                            {before, to.subspan(part.begin * element_bytes(), part.size() * element_bytes())});
       roles_[posted] = {role::incoming, incoming_.size()};
       incoming_.push_back({index, part, {}, false, false});
@@ -244,25 +320,21 @@ class executor {
     for (std::size_t begin = 0; begin < out.size(); begin += piece_bytes) {
       const auto part = out.subspan(begin, (std::min)(piece_bytes, out.size() - begin));
       const auto before = begin == 0 ? std::span<const std::byte>(own_header) : std::span<const std::byte>();
-      roles_[channel_.send(now.send->peer, tag, {before, part})] = {role::sent, index};
+      roles_[channel_.send(now.send->peer, {before, part})] = {role::sent, index};
       ++open_sends_;
       sent_bytes_ += before.size() + part.size();
     }
   }
 
-  // Whether it is one of this executor's messages, and not of the channel's other users.
-  bool take(const completion& done) {
+  void take(const completion& done) {
     const role of = std::exchange(roles_[done.which], role());
-    if (of.what == role::nobody) return false;
     if (of.what == role::sent) {
       --open_sends_;
-    } else {
-      --open_receives_;
-      incoming_piece& piece = incoming_[of.index];
-      piece.done = done;
-      piece.has_arrived = true;
+      return;
     }
-    return true;
+    --open_receives_;
+    incoming_[of.index].done = done;
+    incoming_[of.index].has_arrived = true;
   }
   void go_on() {
     settle();
@@ -287,13 +359,8 @@ class executor {
     const element_range fold = rounds_[end_ - 1].fold;
     if (fold.size() == 0) return;
     const std::span<float> own = now_.elements.subspan(fold.begin, fold.size());
-    if (!is_rounded()) {
-      fold_in_rank_order(channel_.rank(), channel_.ranks(), own,
-                         std::span(memory_.scratch).first(fold.size() * (channel_.ranks() - 1)));
-      return;
-    }
-    fold_rounded_in_rank_order(now_.payload, channel_.rank(), channel_.ranks(), own, arriving());
-    if (now_.what != operation::all_reduce) return;
+    fold_in_rank_order(now_.payload, channel_.rank(), channel_.ranks(), own, arriving());
+    if (!is_rounded() || now_.what != operation::all_reduce) return;
     // As all others will have it.
     detail::narrow(now_.payload, own, leaving().data());
     detail::widen(now_.payload, leaving().data(), own);
@@ -348,6 +415,7 @@ class executor {
   std::uint32_t plan_;
   piece_sizes pieces_;
   memory& memory_;
+  detail::patience patience_;
   collective now_;
   std::vector<round> rounds_;
   std::size_t begin_ = 0;  // of the rounds that are under way

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "lamina/adapt/mpi.hpp"
 #include "lamina/collectives/channel.hpp"
 #include "lamina/detail/abi.hpp"
 
@@ -45,19 +46,20 @@ class mpi_channel final : public channel {
   /// threads below MPI_THREAD_SERIALIZED, or fails. `names` gives what a rank is called in sentences, where that is not "rank 2".
   explicit mpi_channel(MPI_Comm communicator, std::function<std::string(std::size_t rank)> names = {})
       : names_(std::move(names)) {
+    using lamina::detail::check_mpi;
     const std::lock_guard lock(mpi_mutex());
     int level = MPI_THREAD_SINGLE;
-    check_call(MPI_Query_thread(&level), "MPI_Query_thread");
+    check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
     if (level < MPI_THREAD_SERIALIZED) {
       throw std::runtime_error("this MPI gives threads level " + std::to_string(level) + "; overlap needs " +
                                std::to_string(MPI_THREAD_SERIALIZED) + " (serialized): call MPI_Init_thread");
     }
-    check_call(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
-    check_call(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
+    check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     int rank = 0;
     int ranks = 0;
-    check_call(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
-    check_call(MPI_Comm_size(communicator_, &ranks), "MPI_Comm_size");
+    check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(communicator_, &ranks), "MPI_Comm_size");
     rank_ = static_cast<std::size_t>(rank);
     ranks_ = static_cast<std::size_t>(ranks);
     requests_.assign(most_tickets, MPI_REQUEST_NULL);
@@ -80,18 +82,17 @@ class mpi_channel final : public channel {
     return names_ ? names_(rank) : channel::name_of(rank);
   }
 
-  ticket send(std::size_t to, std::uint32_t tag, two_parts<const std::byte> message) override {
+  ticket send(std::size_t to, two_parts<const std::byte> message) override {
     return post(to, true, message,
                 [&](const void* buffer, int count, MPI_Datatype type, MPI_Request& request) {
-                  return MPI_Isend(buffer, count, type, static_cast<int>(to), static_cast<int>(tag),
-                                   communicator_, &request);
+                  return MPI_Isend(buffer, count, type, static_cast<int>(to), tag, communicator_, &request);
                 });
   }
-  ticket receive(std::size_t from, std::uint32_t tag, two_parts<std::byte> message) override {
+  ticket receive(std::size_t from, two_parts<std::byte> message) override {
     return post(from, false, {message.header, message.elements},
                 [&](const void* buffer, int count, MPI_Datatype type, MPI_Request& request) {
-                  return MPI_Irecv(const_cast<void*>(buffer), count, type, static_cast<int>(from),
-                                   static_cast<int>(tag), communicator_, &request);
+                  return MPI_Irecv(const_cast<void*>(buffer), count, type, static_cast<int>(from), tag,
+                                   communicator_, &request);
                 });
   }
 
@@ -103,7 +104,7 @@ class mpi_channel final : public channel {
     // Tickets from 0 to the highest that is in use.
     const int code =
         MPI_Testsome(static_cast<int>(used_), requests_.data(), &count, indices_.data(), statuses_.data());
-    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) check_call(code, "MPI_Testsome");
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) lamina::detail::check_mpi(code, "MPI_Testsome");
     for (std::size_t k = 0; count != MPI_UNDEFINED && k < static_cast<std::size_t>(count); ++k) {
       const auto which = static_cast<ticket>(indices_[k]);
       const posted& sent_or_due = posted_[which];
@@ -131,6 +132,7 @@ class mpi_channel final : public channel {
   }
 
  private:
+  static constexpr int tag = 0;
   struct posted {
     std::size_t peer = 0;
     std::size_t bytes = 0;
@@ -139,6 +141,7 @@ class mpi_channel final : public channel {
 
   template <class Call>
   ticket post(std::size_t peer, bool is_send, two_parts<const std::byte> message, const Call& call) {
+    using lamina::detail::check_mpi;
     if (is_abandoned_) throw_abandoned();
     if (peer >= ranks_) {
       throw std::out_of_range("rank " + std::to_string(peer) + " is out of range: there are " +
@@ -161,13 +164,13 @@ class mpi_channel final : public channel {
       const std::array<int, 2> lengths = {static_cast<int>(message.header.size()),
                                           static_cast<int>(message.elements.size())};
       std::array<MPI_Aint, 2> addresses{};
-      check_call(MPI_Get_address(message.header.data(), addresses.data()), "MPI_Get_address");
-      check_call(MPI_Get_address(message.elements.data(), &addresses[1]), "MPI_Get_address");
+      check_mpi(MPI_Get_address(message.header.data(), addresses.data()), "MPI_Get_address");
+      check_mpi(MPI_Get_address(message.elements.data(), &addresses[1]), "MPI_Get_address");
       MPI_Datatype type = MPI_DATATYPE_NULL;
-      check_call(MPI_Type_create_hindexed(message.elements.empty() ? 1 : 2, lengths.data(), addresses.data(),
-                                          MPI_BYTE, &type),
-                 "MPI_Type_create_hindexed");
-      check_call(MPI_Type_commit(&type), "MPI_Type_commit");
+      check_mpi(MPI_Type_create_hindexed(message.elements.empty() ? 1 : 2, lengths.data(), addresses.data(),
+                                         MPI_BYTE, &type),
+                "MPI_Type_create_hindexed");
+      check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
       const int code = call(MPI_BOTTOM, 1, type, requests_[free]);
       MPI_Type_free(&type);  // MPI keeps what a message under way needs
       check_message(code, peer);
@@ -178,16 +181,7 @@ class mpi_channel final : public channel {
   }
 
   static void check_message(int code, std::size_t peer) {
-    if (code != MPI_SUCCESS) throw channel_error(peer, "MPI: " + text_of(code));
-  }
-  static std::string text_of(int code) {
-    std::array<char, MPI_MAX_ERROR_STRING> text{};
-    int length = 0;
-    MPI_Error_string(code, text.data(), &length);
-    return {text.data(), static_cast<std::size_t>(length)};
-  }
-  static void check_call(int code, const char* call) {
-    if (code != MPI_SUCCESS) throw std::runtime_error(std::string(call) + ": " + text_of(code));
+    if (code != MPI_SUCCESS) throw channel_error(peer, "MPI: " + lamina::detail::mpi_text(code));
   }
 
   std::function<std::string(std::size_t)> names_;

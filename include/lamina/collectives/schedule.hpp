@@ -10,7 +10,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -24,8 +23,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
 
 /// How a collective is made of messages between two ranks. The numbers travel in the header of a round.
 enum class algorithm : std::uint8_t {
-  pairwise = 0,  ///< each rank gets its slice from all others, adds in rank order, and hands the sum round
-  ring = 1,      ///< slices go round, once to be added up and once to be handed on
+  pairwise = 0,  ///< each rank gets its shard from all others, adds in rank order, and hands the sum round
+  ring = 1,      ///< shards go round, once to be added up and once to be handed on
   halving_doubling = 2,  ///< a butterfly of halves (Rabenseifner): few rounds and few bytes
 };
 
@@ -52,28 +51,6 @@ inline constexpr std::array all_algorithms = {algorithm::pairwise, algorithm::ri
   constexpr std::array names = {"all_reduce", "reduce_scatter", "all_gather"};
   const auto index = static_cast<std::size_t>(which);
   return index < names.size() ? names[index] : "unknown";
-}
-
-namespace detail {
-
-// The one of `all` that has the name. Throws std::invalid_argument that lists the names.
-template <class All, class NameOf>
-auto parse(const char* what, const All& all, const NameOf& name_of, std::string_view name) {
-  std::string known;
-  for (const auto each : all) {
-    if (name == name_of(each)) return each;
-    known += (known.empty() ? "" : ", ") + std::string(name_of(each));
-  }
-  throw std::invalid_argument(std::string("no ") + what + " '" + std::string(name) +
-                              "'; there are: " + known);
-}
-
-}  // namespace detail
-
-/// The algorithm of that name. Throws std::invalid_argument that lists the names.
-[[nodiscard]] inline algorithm parse_algorithm(std::string_view name) {
-  return detail::parse(
-      "algorithm", all_algorithms, [](algorithm each) { return name_of(each); }, name);
 }
 
 /// Elements [begin, end) of the vector of a collective.
@@ -120,16 +97,17 @@ inline constexpr std::size_t most_joined = 8;
 
 namespace detail {
 
-/// Slice `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
-[[nodiscard]] constexpr element_range slice_of(std::size_t elements, std::size_t count,
+/// Shard `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
+[[nodiscard]] constexpr element_range shard_of(std::size_t elements, std::size_t count,
                                                std::size_t index) noexcept {
   const auto edge = [&](std::size_t i) { return elements / count * i + elements % count * i / count; };
   return {edge(index), edge(index + 1)};
 }
 
-/// Writes the rounds of one rank, phase by phase.
+/// Writes the rounds of one rank: of each algorithm the half that adds, and the half that hands the sums round.
 class schedule_writer {
  public:
+  /// Throws std::out_of_range for a rank that there is not.
   schedule_writer(std::vector<round>& rounds, std::size_t ranks, std::size_t rank, std::size_t elements)
       : rounds_(rounds),
         ranks_(ranks),
@@ -137,68 +115,41 @@ class schedule_writer {
         elements_(elements),
         doubled_(std::bit_floor(ranks)),
         folded_(ranks - doubled_) {
+    if (rank >= ranks) {
+      throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
+                              std::to_string(ranks) + " ranks");
+    }
     rounds_.clear();
   }
 
-  void pairwise_reduce() {
-    for (std::size_t d = 1; d < ranks_; ++d) {
-      add_round(after(d), slice(after(d)), before(d), slice(rank_), arrival::hold);
-      rounds_.back().joins = joins(d);
-    }
-    if (ranks_ > 1) rounds_.back().fold = slice(rank_);
-  }
-  void pairwise_gather() {
-    for (std::size_t d = 1; d < ranks_; ++d) {
-      add_round(after(d), slice(rank_), before(d), slice(before(d)), arrival::put);
-      rounds_.back().joins = joins(d);
-    }
-  }
-
-  // Slice c begins at rank c and is whole at rank c - 1, which then owns it.
-  void ring_reduce() {
-    for (std::size_t d = 0; d + 1 < ranks_; ++d) {
-      add_round(after(1), slice(before(d)), before(1), slice(before(d + 1)), arrival::add);
-    }
-  }
-  void ring_gather() {
-    for (std::size_t d = 0; d + 1 < ranks_; ++d) {
-      add_round(after(1), slice(before(d + ranks_ - 1)), before(1), slice(before(d)), arrival::put);
+  void write(algorithm how, bool gathers) {
+    switch (how) {
+      case algorithm::pairwise:
+        pairwise(gathers);
+        break;
+      case algorithm::ring:
+        ring(gathers);
+        break;
+      case algorithm::halving_doubling:
+        if (!gathers) fold(arrival::add);
+        for (std::size_t parts = 1; parts < doubled_; parts *= 2)
+          exchange_halves(gathers ? doubled_ / (2 * parts) : parts, gathers);
+        if (gathers) fold(arrival::put);
+        break;
     }
   }
 
-  // Ranks beyond the largest power of two give theirs to a partner, and get the sum back.
-  void fold_in() { fold(arrival::add); }
-  void fold_out() { fold(arrival::put); }
-
-  void halving_reduce() {
+  [[nodiscard]] element_range shard(std::size_t index) const { return shard_of(elements_, ranks_, index); }
+  /// What this rank has kept of all after halvings into `parts`, 0 elements if it is beyond the power of two.
+  [[nodiscard]] element_range halved(std::size_t parts) const {
+    if (rank_ >= doubled_) return {};
     element_range own = all();
-    for (std::size_t distance = doubled_ / 2; distance > 0; distance /= 2) {
-      const element_range kept = half(own, (rank_ & distance) != 0);
-      butterfly(distance, half(own, (rank_ & distance) == 0), kept, arrival::add);
-      own = kept;
-    }
-  }
-  void halving_gather() {
-    for (std::size_t distance = 1; distance < doubled_; distance *= 2) {
-      const element_range larger = halved(rank_, doubled_ / (2 * distance));
-      const bool upper = (rank_ & distance) != 0;
-      butterfly(distance, half(larger, upper), half(larger, !upper), arrival::put);
-    }
-  }
-  /// What `rank` has kept of all after halvings into `parts`, 0 elements if it is beyond the power of two.
-  [[nodiscard]] element_range halved(std::size_t rank, std::size_t parts) const {
-    if (rank >= doubled_) return {};
-    element_range own = all();
-    for (std::size_t distance = doubled_ / 2; distance * parts >= doubled_ && distance > 0; distance /= 2) {
-      own = half(own, (rank & distance) != 0);
-    }
+    for (std::size_t distance = doubled_ / 2; distance * parts >= doubled_ && distance > 0; distance /= 2)
+      own = half(own, (rank_ & distance) != 0);
     return own;
   }
 
-  [[nodiscard]] element_range slice(std::size_t index) const { return slice_of(elements_, ranks_, index); }
-
  private:
-  [[nodiscard]] static bool joins(std::size_t distance) { return (distance - 1) % most_joined != 0; }
   [[nodiscard]] element_range all() const { return {0, elements_}; }
   [[nodiscard]] std::size_t after(std::size_t distance) const { return (rank_ + distance) % ranks_; }
   [[nodiscard]] std::size_t before(std::size_t distance) const {
@@ -215,12 +166,36 @@ class schedule_writer {
     if (in.size() > 0) added.receive = {from, in};
     added.on_arrival = on_arrival;
   }
-  void butterfly(std::size_t distance, element_range out, element_range in, arrival on_arrival) {
-    if (rank_ < doubled_)
-      add_round(rank_ ^ distance, out, rank_ ^ distance, in, on_arrival);
-    else
-      rounds_.emplace_back();
+
+  void pairwise(bool gathers) {
+    for (std::size_t d = 1; d < ranks_; ++d) {
+      add_round(after(d), shard(gathers ? rank_ : after(d)), before(d), shard(gathers ? before(d) : rank_),
+                gathers ? arrival::put : arrival::hold);
+      rounds_.back().joins = (d - 1) % most_joined != 0;
+    }
+    if (!gathers && ranks_ > 1) rounds_.back().fold = shard(rank_);
   }
+  // Shard c begins at rank c and is whole at rank c - 1, which then owns it.
+  void ring(bool gathers) {
+    for (std::size_t d = gathers ? ranks_ - 1 : 0, last = d + ranks_ - 1; d < last; ++d) {
+      add_round(after(1), shard(before(d)), before(1), shard(before(d + 1)),
+                gathers ? arrival::put : arrival::add);
+    }
+  }
+  // Between partners that have the same one of so many parts, of which each keeps a half.
+  void exchange_halves(std::size_t parts, bool gathers) {
+    const std::size_t distance = doubled_ / (2 * parts);
+    const bool is_upper = (rank_ & distance) != 0;
+    const element_range own = half(halved(parts), is_upper);
+    const element_range other = half(halved(parts), !is_upper);
+    if (rank_ >= doubled_)
+      rounds_.emplace_back();
+    else if (gathers)
+      add_round(rank_ ^ distance, own, rank_ ^ distance, other, arrival::put);
+    else
+      add_round(rank_ ^ distance, other, rank_ ^ distance, own, arrival::add);
+  }
+  // Ranks beyond the largest power of two give theirs to a partner, or get the sum back.
   void fold(arrival on_arrival) {
     if (folded_ == 0) return;
     const bool is_beyond = rank_ >= doubled_;
@@ -241,18 +216,12 @@ class schedule_writer {
   std::size_t folded_;
 };
 
-inline void check_rank(std::size_t ranks, std::size_t rank) {
-  if (rank < ranks) return;
-  throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
-                          std::to_string(ranks) + " ranks");
-}
-
 }  // namespace detail
 
 /// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
 ///
 /// Algorithms, with P ranks, p' the largest power of two that is not above P, k = log2 p':
-///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; slice r is folded in rank order
+///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; shard r is folded in rank order
 ///    once all are there.
 ///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
 ///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
@@ -261,50 +230,21 @@ inline void check_rank(std::size_t ranks, std::size_t rank) {
 /// Throws std::out_of_range for a rank that there is not. Cost: O(P) rounds. The rounds depend on the arguments only.
 inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::size_t rank,
                       std::size_t elements, std::vector<round>& rounds) {
-  detail::check_rank(ranks, rank);
   detail::schedule_writer writer(rounds, ranks, rank, elements);
-  const bool reduces = what != operation::all_gather;
-  const bool gathers = what != operation::reduce_scatter;
-  switch (how) {
-    case algorithm::pairwise:
-      if (reduces) writer.pairwise_reduce();
-      if (gathers) writer.pairwise_gather();
-      break;
-    case algorithm::ring:
-      if (reduces) writer.ring_reduce();
-      if (gathers) writer.ring_gather();
-      break;
-    case algorithm::halving_doubling:
-      if (reduces) {
-        writer.fold_in();
-        writer.halving_reduce();
-      }
-      if (gathers) {
-        writer.halving_gather();
-        writer.fold_out();
-      }
-      break;
-  }
+  if (what != operation::all_gather) writer.write(how, /*gathers=*/false);
+  if (what != operation::reduce_scatter) writer.write(how, /*gathers=*/true);
 }
 
-[[nodiscard]] inline std::vector<round> rounds_of(operation what, algorithm how, std::size_t ranks,
-                                                  std::size_t rank, std::size_t elements) {
-  std::vector<round> rounds;
-  rounds_of(what, how, ranks, rank, elements, rounds);
-  return rounds;
-}
-
-/// The elements whose sum `rank` holds after a reduce_scatter, and which it hands round in an all_gather. Of pairwise slice r,
-/// [n·r/P, n·(r+1)/P); of a ring slice r + 1, mod P; of halving_doubling what its halvings leave, and nothing on the ranks beyond
+/// The elements whose sum `rank` holds after a reduce_scatter, and which it hands round in an all_gather. Of pairwise shard r,
+/// [n·r/P, n·(r+1)/P); of a ring shard r + 1, mod P; of halving_doubling what its halvings leave, and nothing on the ranks beyond
 /// the power of two. Throws as rounds_of does.
 [[nodiscard]] inline element_range owned_elements(algorithm how, std::size_t ranks, std::size_t rank,
                                                   std::size_t elements) {
-  detail::check_rank(ranks, rank);
   std::vector<round> unused;
   const detail::schedule_writer writer(unused, ranks, rank, elements);
-  if (how == algorithm::pairwise) return writer.slice(rank);
-  if (how == algorithm::ring) return writer.slice((rank + 1) % ranks);
-  return writer.halved(rank, std::bit_floor(ranks));
+  if (how == algorithm::pairwise) return writer.shard(rank);
+  if (how == algorithm::ring) return writer.shard((rank + 1) % ranks);
+  return writer.halved(std::bit_floor(ranks));
 }
 
 }  // namespace lamina::inline LAMINA_ABI::collectives

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -21,33 +20,37 @@ namespace lamina::inline LAMINA_ABI::collectives::detail {
 
 /// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
 ///
-/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P slices of ⌈n/P⌉, of which the last may
-/// be shorter, or empty; a collective then has a row of P for each slice, with the same columns of all layers: whatever is sent of a bucket,
-/// and in whatever chunks, an element has the same owner. What is missing in a slice is sent as 0: less than P elements a layer.
+/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P shards of ⌈n/P⌉, of which the last may
+/// be shorter, or empty; a collective then has a row of P for each shard, with the same columns of all layers: whatever is sent of a bucket,
+/// and in whatever chunks, an element has the same owner. What is missing in a shard is sent as 0: less than P elements a layer.
 class staging {
  public:
   /// What messages are read from and written to.
   struct memory {
     std::vector<float> gradients;  // bucket behind bucket
-    std::vector<float> rows;       // of one collective of slices
+    std::vector<float> rows;       // of one collective of shards
   };
 
-  /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one slice to each rank.
+  /// Throws std::invalid_argument where owners are wanted and the algorithm of a bucket leaves other sums than one shard to each rank.
   staging(const plan& of, std::size_t rank, bool has_owners, memory& given)
       : plan_(of),
         rank_(rank),
         ranks_(of.ranks()),
         has_owners_(has_owners),
         memory_(given),
+        waits_(of.model().layers()),
         begins_(of.model().layers()) {
     kept_.reserve(of.model().layers());
     std::size_t begin = 0;
     for (const bucket& each : of.buckets()) {
-      first_.push_back(begin);
-      begin += each.elements;
-      if (has_owners_) check_slices(each);
-      const std::size_t most = (std::min)(elements_of(each), of.chunk_elements());
-      most_elements_ = (std::max)(most_elements_, most);
+      if (has_owners_) check_shards(each.how);
+      std::size_t elements = 0;
+      for (const std::size_t layer : each.layers) {
+        waits_[layer] = begin;
+        begin += size_of(layer);
+        elements += travelling(layer);
+      }
+      most_elements_ = (std::max)(most_elements_, (std::min)(elements, of.chunk_elements()));
     }
     memory_.gradients.resize(of.model().elements());
     memory_.rows.resize(has_owners_ ? most_elements_ : 0);
@@ -57,13 +60,12 @@ class staging {
   [[nodiscard]] std::size_t most_elements() const noexcept { return most_elements_; }
   /// Where the gradient of a layer waits.
   [[nodiscard]] std::span<float> place(std::size_t layer) const {
-    const layer_place& at = plan_.place(layer);
-    return {memory_.gradients.data() + first_[at.bucket] + at.offset, plan_.model().sizes()[layer]};
+    return std::span(memory_.gradients).subspan(waits_[layer], size_of(layer));
   }
   /// Where the layer is after its collectives.
   [[nodiscard]] std::span<float> whole(std::size_t layer) const {
     if (has_owners_) return place(layer);
-    return {memory_.gradients.data() + begins_[layer], plan_.model().sizes()[layer]};
+    return std::span(memory_.gradients).subspan(begins_[layer], size_of(layer));
   }
 
   /// Turns to a bucket of which the layers are sent that `is_kept`.
@@ -74,13 +76,14 @@ class staging {
     kept_.clear();
     hash_ = lamina::detail::fnv_basis;
     elements_ = 0;
-    first_element_ = first_[bucket];
+    first_element_ = waits_[of.layers.front()];
     for (const std::size_t layer : of.layers) {
       const bool is_sent = is_kept(layer);
       hash_ = lamina::detail::fnv(hash_, is_sent ? 1 : 0);
       if (!is_sent) continue;
       kept_.push_back(layer);
-      elements_ += has_owners_ ? ranks_ * plan_.slice_elements(layer) : pack(layer);
+      if (!has_owners_) pack(layer);
+      elements_ += travelling(layer);
     }
   }
   /// Elements of the bucket's collectives together.
@@ -102,12 +105,12 @@ class staging {
     }
     return rows;
   }
-  /// Of slices: this rank's sums in a collective.
+  /// Of shards: this rank's sums in a collective.
   [[nodiscard]] std::span<float> own_of(std::span<float> rows) const {
     const std::size_t columns = rows.size() / ranks_;
     return rows.subspan(own_ * columns, columns);
   }
-  /// Of slices: a collective is done. Puts this rank's sums, or all slices, where the layers wait.
+  /// Of shards: a collective is done. Puts this rank's sums, or all shards, where the layers wait.
   void settle(std::size_t begin, std::size_t count, operation what) {
     const bool takes_all = what == operation::all_gather;
     for (std::size_t row = takes_all ? 0 : own_; row < (takes_all ? ranks_ : own_ + 1); ++row) {
@@ -116,45 +119,49 @@ class staging {
       });
     }
   }
-  /// Calls visit(layer, begin, elements) with this rank's slice of each layer that is sent of the bucket, unless it is empty.
+  /// Calls visit(layer, begin, elements) with this rank's shard of each layer that is sent of the bucket, unless it is empty.
   template <class Visit>
-  void for_each_own_slice(const Visit& visit) const {
+  void for_each_own_shard(const Visit& visit) const {
     for (const std::size_t layer : kept_) {
-      const element_range own = plan_.slice(layer, own_);
+      const element_range own = shard(layer, own_);
       if (own.size() > 0) visit(layer, own.begin, place(layer).subspan(own.begin, own.size()));
     }
   }
 
  private:
-  // That go out where all of its layers do.
-  [[nodiscard]] std::size_t elements_of(const bucket& each) const {
-    if (!has_owners_) return each.elements;
-    std::size_t elements = 0;
-    for (const std::size_t layer : each.layers) elements += ranks_ * plan_.slice_elements(layer);
-    return elements;
+  [[nodiscard]] std::size_t size_of(std::size_t layer) const { return plan_.model().sizes()[layer]; }
+  // Of the shards of a layer, all but the last ones.
+  [[nodiscard]] std::size_t shard_elements(std::size_t layer) const {
+    return size_of(layer) / ranks_ + (size_of(layer) % ranks_ != 0 ? 1 : 0);
   }
-  void check_slices(const bucket& each) const {
-    bool leaves_slices = true;
-    for (std::size_t rank = 0; rank < ranks_ && leaves_slices; ++rank)
-      leaves_slices = owned_elements(each.how, ranks_, rank, ranks_).size() == 1;
-    if (leaves_slices) return;
-    throw std::invalid_argument(
-        std::string(name_of(each.how)) + " over " + std::to_string(ranks_) +
-        " ranks does not leave a slice to each of them: owners need pairwise or ring, or "
-        "halving_doubling over a power of two, as algorithm_choice::always() sets it");
+  [[nodiscard]] element_range shard(std::size_t layer, std::size_t index) const {
+    const std::size_t width = shard_elements(layer);
+    return {(std::min)(size_of(layer), index * width), (std::min)(size_of(layer), (index + 1) * width)};
+  }
+  // Elements of a layer in the collectives of its bucket.
+  [[nodiscard]] std::size_t travelling(std::size_t layer) const {
+    return has_owners_ ? ranks_ * shard_elements(layer) : size_of(layer);
+  }
+  void check_shards(algorithm how) const {
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      if (owned_elements(how, ranks_, rank, ranks_).size() == 1) continue;
+      throw std::invalid_argument(
+          std::string(name_of(how)) + " over " + std::to_string(ranks_) +
+          " ranks does not leave a shard to each of them: owners need pairwise or ring, or "
+          "halving_doubling over a power of two, as algorithm_choice::always() sets it");
+    }
   }
 
-  // For sums: layers that are sent move together; those that follow one that was held back, to the front. The layer's elements.
-  std::size_t pack(std::size_t layer) {
-    const std::size_t size = plan_.model().sizes()[layer];
+  // For sums: layers that are sent move together; those that follow one that was held back, to the front.
+  void pack(std::size_t layer) {
     begins_[layer] = first_element_ + elements_;
-    float* const to = memory_.gradients.data() + begins_[layer];
-    if (to != place(layer).data() && size > 0) std::memmove(to, place(layer).data(), size * sizeof(float));
-    return size;
+    if (begins_[layer] != waits_[layer])
+      std::ranges::copy(place(layer),
+                        memory_.gradients.begin() + static_cast<std::ptrdiff_t>(begins_[layer]));
   }
 
   // Calls work(elements of a layer, the same in the row) for the part of a row that a collective has: `count` elements of all rows from
-  // `begin` on. The row's part is as long or longer, where the slice has no elements any more.
+  // `begin` on. The row's part is as long or longer, where the shard has no elements any more.
   template <class Work>
   void for_each_run(std::size_t begin, std::size_t count, std::size_t row, const Work& work) {
     const std::size_t first = begin / ranks_;  // column
@@ -162,14 +169,14 @@ class staging {
     const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
     std::size_t column = 0;  // where the layer begins
     for (const std::size_t layer : kept_) {
-      const std::size_t width = plan_.slice_elements(layer);
+      const std::size_t width = shard_elements(layer);
       const std::size_t from = (std::max)(column, first);
       const std::size_t to = (std::min)(column + width, first + columns);
       if (from < to) {
-        const element_range slice = plan_.slice(layer, row);
-        const std::size_t skipped = (std::min)(from - column, slice.size());
-        const std::size_t taken = (std::min)(to - from, slice.size() - skipped);
-        work(place(layer).subspan(slice.begin + skipped, taken), of_row.subspan(from - first, to - from));
+        const element_range of_layer = shard(layer, row);
+        const std::size_t skipped = (std::min)(from - column, of_layer.size());
+        const std::size_t taken = (std::min)(to - from, of_layer.size() - skipped);
+        work(place(layer).subspan(of_layer.begin + skipped, taken), of_row.subspan(from - first, to - from));
       }
       column += width;
     }
@@ -180,7 +187,7 @@ class staging {
   std::size_t ranks_;
   bool has_owners_;
   memory& memory_;
-  std::vector<std::size_t> first_;   // of each bucket, its first element among all
+  std::vector<std::size_t> waits_;   // where each layer waits
   std::vector<std::size_t> begins_;  // of each layer after open(), for sums
   std::size_t most_elements_ = 1;
   // Of the bucket that is open.

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <span>
-#include <string_view>
 
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
@@ -20,12 +19,12 @@
 /// Which rank adds two numbers does not matter, since the addition of two is commutative; which two are added does. With x_r the numbers
 /// of rank r, P ranks, p' the largest power of two that is not above P:
 ///  - pairwise: ((x_0 + x_1) + x_2) + ..., as the parameter server;
-///  - ring: slice c from rank c on, ((x_c + x_{c+1}) + x_{c+2}) + ..., indices mod P;
+///  - ring: shard c from rank c on, ((x_c + x_{c+1}) + x_{c+2}) + ..., indices mod P;
 ///  - halving_doubling: x_i + x_{i+p'} first, then halves, the largest distance first: of four (x_0 + x_2) + (x_1 + x_3).
 ///
 /// In 16 bits each rank's numbers are rounded, its own too, added as float in rank order, and the sum is rounded on its way back: with
 /// rounding [.], [(([x_0] + [x_1]) + [x_2]) + ...]. So a sum depends neither on who adds nor on how layers are cut into buckets, chunks
-/// and slices. One rank sends nothing and rounds nothing. What rounding takes away is lost, unless the caller keeps it. Finite numbers
+/// and shards. One rank sends nothing and rounds nothing. What rounding takes away is lost, unless the caller keeps it. Finite numbers
 /// beyond the range of float16 become its largest; NaN and infinity stay what they are.
 namespace lamina::inline LAMINA_ABI::collectives {
 
@@ -39,18 +38,6 @@ inline void add_to(std::span<float> to, std::span<const float> from) {
   return sender < rank ? sender : sender - 1;
 }
 
-/// own <- the sum over all ranks in rank order. `held` has own.size() elements of each other rank, by held_place, and is
-/// overwritten.
-inline void fold_in_rank_order(std::size_t rank, std::size_t ranks, std::span<float> own,
-                               std::span<float> held) {
-  const auto of = [&](std::size_t r) {
-    return r == rank ? own : held.subspan(held_place(rank, r) * own.size(), own.size());
-  };
-  const std::span<float> total = of(0);
-  for (std::size_t r = 1; r < ranks; ++r) add_to(total, of(r));
-  if (rank != 0) std::ranges::copy(total, own.begin());
-}
-
 /// Types as which numbers travel to be summed.
 inline constexpr std::array all_sum_payloads = {payload_type::as_is, payload_type::float16,
                                                 payload_type::bfloat16};
@@ -60,12 +47,6 @@ inline constexpr std::array all_sum_payloads = {payload_type::as_is, payload_typ
   constexpr std::array names = {"as_is", "float16", "bfloat16"};
   const auto index = static_cast<std::size_t>(which);
   return index < names.size() ? names[index] : "no payload of sums";
-}
-
-/// The type of that name. Throws std::invalid_argument that lists the names.
-[[nodiscard]] inline payload_type parse_sum_payload(std::string_view name) {
-  return detail::parse(
-      "payload of sums", all_sum_payloads, [](payload_type each) { return name_of(each); }, name);
 }
 
 /// Bytes of a number on its way.
@@ -85,10 +66,10 @@ inline void widen(payload_type type, const std::byte* from, std::span<float> num
 
 }  // namespace detail
 
-/// own <- the sum over all ranks in rank order of numbers that were rounded, the own ones as well; the sum is not. `held` has own.size()
-/// numbers of each other rank, by held_place, as they have travelled.
-inline void fold_rounded_in_rank_order(payload_type type, std::size_t rank, std::size_t ranks,
-                                       std::span<float> own, std::span<const std::byte> held) {
+/// own <- the sum over all ranks in rank order of numbers as they have travelled, the own ones as well; the sum is not rounded. `held` has
+/// own.size() numbers of each other rank, by held_place; as_is they are floats, where floats may lie.
+inline void fold_in_rank_order(payload_type type, std::size_t rank, std::size_t ranks, std::span<float> own,
+                               std::span<const std::byte> held) {
   constexpr std::size_t block_elements = 1024;  // stays in the first cache
   const std::size_t bytes = bytes_of_element(type);
   std::array<float, block_elements> total{};
@@ -96,14 +77,21 @@ inline void fold_rounded_in_rank_order(payload_type type, std::size_t rank, std:
   std::array<std::byte, sizeof(float) * block_elements> narrowed{};
   for (std::size_t begin = 0; begin < own.size(); begin += block_elements) {
     const std::span<float> here = own.subspan(begin, (std::min)(block_elements, own.size() - begin));
-    detail::narrow(type, here, narrowed.data());
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const std::byte* const from =
-          r == rank ? narrowed.data() : held.data() + (held_place(rank, r) * own.size() + begin) * bytes;
-      detail::widen(type, from, std::span(r == 0 ? total : next).first(here.size()));
-      if (r > 0) add_to(std::span(total).first(here.size()), std::span(next).first(here.size()));
-    }
-    std::ranges::copy(std::span(total).first(here.size()), here.begin());
+    const std::span<float> sum = std::span(total).first(here.size());
+    const auto numbers_of = [&](std::size_t r) -> std::span<const float> {
+      const std::byte* from = narrowed.data();
+      if (r != rank) from = held.data() + (held_place(rank, r) * own.size() + begin) * bytes;
+      if (type != payload_type::as_is) {
+        if (r == rank) detail::narrow(type, here, narrowed.data());
+        detail::widen(type, from, std::span(next).first(here.size()));
+        return std::span(next).first(here.size());
+      }
+      if (r == rank) return here;
+      return {reinterpret_cast<const float*>(from), here.size()};
+    };
+    std::ranges::copy(numbers_of(0), sum.begin());
+    for (std::size_t r = 1; r < ranks; ++r) add_to(sum, numbers_of(r));
+    std::ranges::copy(sum, here.begin());
   }
 }
 

@@ -8,8 +8,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 
-/// What decides whether a layer goes out, and in which order the calls of a step come: one text, which host and device both
-/// run.
+/// What decides whether a layer goes out: one text, which host and device both run.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// What the caller says of a layer, or part, whatever its value.
@@ -87,27 +86,5 @@ struct step_decision {
     return ordered > threshold || (ordered == threshold && layer < equals_end);
   }
 };
-
-/// How far a step has come.
-enum class step_phase : std::uint8_t {
-  committed,     ///< or not begun
-  accumulating,  ///< has gradients
-  selected,
-  encoded,
-};
-
-/// Whether the next gradient is the first of a step: the first piece, which momentum decays for.
-LAMINA_HOST_DEVICE constexpr bool begins_step(step_phase now) {
-  return now != step_phase::accumulating;
-}
-LAMINA_HOST_DEVICE constexpr bool may_select(step_phase now) {
-  return now != step_phase::committed;
-}
-LAMINA_HOST_DEVICE constexpr bool may_encode(step_phase now) {
-  return now == step_phase::selected || now == step_phase::encoded;
-}
-LAMINA_HOST_DEVICE constexpr bool may_commit(step_phase now) {
-  return now == step_phase::encoded;
-}
 
 }  // namespace lamina::inline LAMINA_ABI::detail

@@ -3,23 +3,59 @@
 
 #include <cstddef>
 #include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
+#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/drift/pairs.hpp"
 #include "lamina/execution.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/tensor.hpp"
 #include "lamina/tiling.hpp"
 
+/// The parameters that a drift is between, and the values of its parts.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// The value of each part of x - y. A reading has two steps, so that one which is refused changes no value: read() reduces the blocks,
-/// and take_up() makes values of them.
+/// Of a layer, x, the parameters that all share, and y, those that a worker computes with; of const elements to be read.
+template <class U>
+struct parameter_pair {
+  std::span<U> shared;
+  std::span<U> local;
+};
+
+/// The pair of each layer, of the tensors that the caller has. Throws std::invalid_argument for another number of tensors than layers, and,
+/// naming the layer, for another number of elements.
+template <class U, class Shared, class Local>
+void take_pairs(const layout& model, Shared& shared, Local& local, std::vector<parameter_pair<U>>& pairs) {
+  if (std::size(shared) != model.layers() || std::size(local) != model.layers()) {
+    raise(std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
+                                std::to_string(std::size(shared)) + " and " +
+                                std::to_string(std::size(local)) + " tensors"));
+  }
+  const auto elements = [](auto&& tensor) -> std::span<U> {
+    if constexpr (std::is_const_v<U>)
+      return elements_of<std::remove_const_t<U>>(tensor);
+    else
+      return writable_elements_of<U>(std::forward<decltype(tensor)>(tensor));
+  };
+  pairs.clear();
+  for (std::size_t layer = 0; layer < model.layers(); ++layer) {
+    const auto index = static_cast<std::ptrdiff_t>(layer);
+    pairs.push_back({elements(std::begin(shared)[index]), elements(std::begin(local)[index])});
+    model.check_size(layer, pairs.back().shared.size());
+    model.check_size(layer, pairs.back().local.size());
+  }
+}
+
+/// The value of each part of x - y.
 template <element T, representative Representative>
 class drift_values {
  public:
@@ -28,39 +64,33 @@ class drift_values {
 
   [[nodiscard]] std::span<const double> all() const noexcept { return values_; }
 
-  /// Reads layers [first, last), of which `pairs(layer)` gives x and y. Gives the first part of which a difference is NaN or infinite,
-  /// or the number of parts where none is. Cost: one read of x and y.
-  template <class Pairs, class Execution>
-  std::size_t read(const tiling& cut, std::size_t first, std::size_t last, const Pairs& pairs,
+  /// Gives the first part of which a difference is NaN or infinite, and changes no value then, or the number of parts where none is.
+  /// Cost: one read of x and y.
+  template <class Execution>
+  std::size_t read(const tiling& cut, std::span<const parameter_pair<const T>> pairs,
                    const Execution& execution) {
-    const std::size_t first_part = cut.first(first);
-    const std::size_t last_part = cut.first(last);
-    blocks_.for_each_run(
-        first_part, last_part, execution, [&](std::size_t part, std::size_t block, std::size_t end) {
-          const parameter_pair<const T> both = pairs(cut.layer_of(part));
-          const std::size_t offset = cut.begin(part);
-          for (; block < end; ++block) {
-            const auto [begin, count] = blocks_.extent_of(part, block);
-            const T* x = both.shared.data() + offset + begin;
-            const T* y = both.local.data() + offset + begin;
-            const block_result sum = reduce_block<T>(functor_, count, difference_of<T>{x, y});
-            totals_[block] = {sum.total, sum.taken == count};
-          }
-        });
-    for (std::size_t part = first_part; part < last_part; ++part) {
+    const std::size_t parts = cut.fragments().layers();
+    blocks_.for_each_run(0, parts, execution, [&](std::size_t part, std::size_t block, std::size_t end) {
+      const parameter_pair<const T>& both = pairs[cut.layer_of(part)];
+      const std::size_t offset = cut.begin(part);
+      for (; block < end; ++block) {
+        const auto [begin, count] = blocks_.extent_of(part, block);
+        const T* x = both.shared.data() + offset + begin;
+        const T* y = both.local.data() + offset + begin;
+        const block_result sum = reduce_block<T>(functor_, count, difference_of<T>{x, y});
+        totals_[block] = {sum.total, sum.taken == count};
+      }
+    });
+    for (std::size_t part = 0; part < parts; ++part) {
       for (const block_total& each : totals_of(part))
         if (!each.is_finite) return part;
     }
-    return cut.fragments().layers();
-  }
-
-  /// The parts of layers [first, last) have the values that were read.
-  void take_up(const tiling& cut, std::size_t first, std::size_t last) {
-    for (std::size_t part = cut.first(first); part < cut.first(last); ++part) {
+    for (std::size_t part = 0; part < parts; ++part) {
       totals_in_runs totals(functor_);
       for (const block_total& each : totals_of(part)) totals.add(each.sum);
       values_[part] = totals.value(cut.fragments().sizes()[part]);
     }
+    return parts;
   }
 
  private:

@@ -12,12 +12,8 @@ class nobody final : public collectives::channel {
  public:
   std::size_t rank() const override { return 0; }
   std::size_t ranks() const override { return 1; }
-  collectives::ticket send(std::size_t, std::uint32_t, collectives::two_parts<const std::byte>) override {
-    return 0;
-  }
-  collectives::ticket receive(std::size_t, std::uint32_t, collectives::two_parts<std::byte>) override {
-    return 0;
-  }
+  collectives::ticket send(std::size_t, collectives::two_parts<const std::byte>) override { return 0; }
+  collectives::ticket receive(std::size_t, collectives::two_parts<std::byte>) override { return 0; }
   std::span<const collectives::completion> progress() override { return {}; }
   void abandon(std::shared_ptr<const void>) override {}
 };
