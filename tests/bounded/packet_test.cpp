@@ -52,7 +52,7 @@ struct open_receiver {
       packets.push_back(std::move(joined));
       return true;
     };
-    link.sender.begin(chunks, {});
+    link.sender.begin(chunks);
     link.run([this] { return link.sender.state() == sender_state::probing; });
   }
   static lamina::selection two_parts(const lamina::layout& model) {
@@ -187,7 +187,7 @@ TEST_CASE("packet: a field at its limits under a good check ends the transfer by
         CHECK(open.give(changed) == packet_fate::inconsistent);
         CHECK(open.link.receiver.state() == receiver_state::failed);
         const std::error_code why = open.link.receiver.failure();
-        CHECK((why == bounded_errc::no_such_chunk || why == bounded_errc::wrong_sizes));
+        CHECK((why == errc::no_such_chunk || why == errc::wrong_sizes));
         CHECK(open.link.receiver.counters().of(packet_fate::placed) == 0);
       }
     }
@@ -228,7 +228,7 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
     header.flags = bounded::flag_repair;
   }
   CHECK(open.give(joined()) == packet_fate::inconsistent);
-  CHECK(open.link.receiver.failure() == bounded_errc::no_such_chunk);
+  CHECK(open.link.receiver.failure() == errc::no_such_chunk);
   CHECK(open.give(open.packets[0]) == packet_fate::stale);  // it has failed
 }
 
