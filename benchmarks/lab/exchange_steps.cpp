@@ -209,7 +209,7 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
     const gradient_way::sent sent = up.send(frame, chosen);
     if (!sent.arrived) continue;
     for (const bounded::chunk& each : sent.chunks->in_sending_order()) {
-      const bool is_missing = sent.arrived->is_lost(each.part, each.index);
+      const bool is_missing = sent.arrived->is_lost(each.fragment, each.index);
       const bool is_droppable = (each.tag & bounded::droppable_tag) != 0;
       mine.back().missing += is_missing ? 1 : 0;
       mine.back().missing_droppable += is_missing && is_droppable ? 1 : 0;

@@ -18,7 +18,7 @@ namespace {
 
 std::vector<std::size_t> order_of(const frame_chunks& chunks) {  // 100 · part + index
   std::vector<std::size_t> order;
-  for (const chunk& each : chunks.in_sending_order()) order.push_back(100 * each.part + each.index);
+  for (const chunk& each : chunks.in_sending_order()) order.push_back(100 * each.fragment + each.index);
   return order;
 }
 
@@ -88,8 +88,8 @@ TEST_CASE("chunks: a grid says where each chunk lies, and its pieces cover a par
       CHECK(grid.chunks(part) == (size + 127) / 128);
       CHECK(grid.bitmap_bytes(part) == (grid.chunks(part) + 7) / 8);
       chunks += grid.chunks(part);
-      CHECK(grid.part_bytes(part) == lamina::payload_bytes<double>(type, size));
-      std::vector<int> covered(grid.part_bytes(part));
+      CHECK(grid.fragment_bytes(part) == lamina::payload_bytes<double>(type, size));
+      std::vector<int> covered(grid.fragment_bytes(part));
       for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
         std::size_t bytes = 0;
         for (const auto piece : grid.pieces(part, i)) {
@@ -157,9 +157,9 @@ TEST_CASE("chunks: tags say the quarter of the layout and the share that may be 
   std::map<std::uint32_t, std::vector<std::uint32_t>> droppable;
   const auto chunks = made.cut({.bound_ppm = 100'000});
   for (const chunk& each : chunks.in_sending_order()) {
-    CHECK((each.tag & 3) == each.part);
-    CHECK(chunks.protected_tag(each.part) == each.part);
-    if ((each.tag & bounded::droppable_tag) != 0) droppable[each.part].push_back(each.index);
+    CHECK((each.tag & 3) == each.fragment);
+    CHECK(chunks.protected_tag(each.fragment) == each.fragment);
+    if ((each.tag & bounded::droppable_tag) != 0) droppable[each.fragment].push_back(each.index);
   }
   // 0.4, 0.3, 0.2 and 0.1 of ten, the smallest.
   CHECK(droppable == std::map<std::uint32_t, std::vector<std::uint32_t>>{
@@ -185,14 +185,14 @@ TEMPLATE_TEST_CASE("chunks: the bytes of the chunks are those of the frame", "",
     std::size_t begin = chunks.prefix().size();
     for (const std::size_t part : chosen.sent()) {
       begins[part] = begin;
-      begin += grid.part_bytes(part);
+      begin += grid.fragment_bytes(part);
     }
     for (const chunk& each : chunks.in_sending_order()) {
       const auto bytes = chunks.bytes_of(each);
-      const auto pieces = grid.pieces(each.part, each.index);
+      const auto pieces = grid.pieces(each.fragment, each.index);
       for (std::size_t k = 0; k < 2; ++k) {
         std::ranges::copy(bytes[k],
-                          put.begin() + static_cast<std::ptrdiff_t>(begins[each.part] + pieces[k].begin));
+                          put.begin() + static_cast<std::ptrdiff_t>(begins[each.fragment] + pieces[k].begin));
       }
     }
     CHECK(put == frame);
@@ -233,7 +233,7 @@ TEST_CASE("loss memory: what was lost so often in a row is required, until it ha
   first.send(1);
   const auto lose = [&](const lamina::selection& sent, const std::vector<chunk>& lost) {
     lamina::delivery arrived(sent, 8);
-    for (const chunk& each : lost) arrived.lose(each.part, each.index);
+    for (const chunk& each : lost) arrived.lose(each.fragment, each.index);
     memory.note(arrived);
   };
   lose(first, {{0, 1}, {0, 4}, {1, 0}});

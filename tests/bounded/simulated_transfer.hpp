@@ -209,7 +209,7 @@ inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const 
         for (std::size_t k = 0; k < piece.bytes; ++k) expected[begin + piece.begin + k] = std::byte{0};
       }
     }
-    begin += grid.part_bytes(part);
+    begin += grid.fragment_bytes(part);
   }
   return same_bits(expected, receiver.frame());
 }

@@ -282,7 +282,7 @@ TEST_CASE("states: what a WANTED lists is sent again in the order of the frame, 
     CHECK(header.flags == bounded::flag_sent_before);
     CHECK(header.transmission == 49 + sent.size());
     if (sent.empty()) CHECK((packet->tag & bounded::droppable_tag) == 0);
-    sent.push_back({header.part, header.chunk, 0});
+    sent.push_back({header.fragment, header.chunk, 0});
   }
   CHECK(sent == expected);
 }
@@ -300,13 +300,13 @@ TEST_CASE("states: required chunks go first, and are not to be dropped") {
   for (int k = 0; k < 3; ++k) {
     std::error_code error;
     const auto header = bounded::read_packet_header(sender.next_packet(1s)->header, error);
-    sent.emplace_back(header.part, header.chunk);
+    sent.emplace_back(header.fragment, header.chunk);
     if (k < 2) CHECK((header.tag & bounded::droppable_tag) == 0);
   }
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> expected = {{required[0].part, required[0].index},
-                                                                   {required[1].part, required[1].index}};
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> expected = {{required[0].fragment, required[0].index},
+                                                                   {required[1].fragment, required[1].index}};
   std::ranges::sort(expected);
-  expected.emplace_back(order[0].part, order[0].index);
+  expected.emplace_back(order[0].fragment, order[0].index);
   CHECK(sent == expected);
 }
 

@@ -61,7 +61,7 @@ void check_ended(const simulated_link& link, const lamina::encoded_frame& frame,
     REQUIRE(std::uint64_t{arrived.lost_chunks(part)} * 1'000'000 <= bound_ppm * chunks);
   }
   CHECK(std::ranges::none_of(required,
-                             [&](const chunk& each) { return arrived.is_lost(each.part, each.index); }));
+                             [&](const chunk& each) { return arrived.is_lost(each.fragment, each.index); }));
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ void fuzz_one(input in) {
             "no part is beyond its bound");
     }
     for (const auto& each : required)
-      check(!arrived.is_lost(each.part, each.index), "what is required arrives");
+      check(!arrived.is_lost(each.fragment, each.index), "what is required arrives");
     const auto view = lamina::decode<float>(network.receiver.frame(), model);
     for (const std::size_t l : arrived.sent().sent()) {
       std::vector<float> values(model.sizes()[l]);

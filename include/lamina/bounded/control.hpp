@@ -65,7 +65,7 @@ struct hello_body {
   std::uint8_t element_type = 0;  ///< as in a frame: 1 float, 2 double
   std::uint8_t payload_type = 0;
   std::uint16_t reserved = 0;
-  std::uint64_t fingerprint = 0;  ///< of the layout of the parts
+  std::uint64_t fingerprint = 0;  ///< of the layout of the fragments
   std::uint32_t chunk_elements = 0;
   std::uint32_t mtu = 0;
 
@@ -256,29 +256,29 @@ inline std::error_code read_report(std::span<const std::byte> body, transfer_rep
                    report.seen, report.open_transfers);
 }
 
-/// WANTED and STOP: a report, and chunks as bitmaps of parts. In WANTED those that are to be sent again, in STOP those that have arrived of
-/// each part that is incomplete; a STOP that lists no part is of a complete transfer. Calls consume(part, bits) for each part, in order,
-/// until something is wrong: truncated, wrong_length, no_such_chunk (no such part) or bad_list: parts out of order or twice, a bit from c_l
-/// on. Allocates nothing.
+/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have arrived
+/// of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each, in order,
+/// until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or twice, a bit
+/// from c_l on. Allocates nothing.
 template <class Consume>
 std::error_code read_list(std::span<const std::byte> body, const chunk_grid& grid, transfer_report& report,
                           Consume&& consume) {
   detail::body_reader from(body);
   from.read(report.granted_bits, report.received, report.transmissions, report.delay_us, report.seen,
             report.open_transfers);
-  const auto parts = from.take<std::uint32_t>();
+  const auto fragments = from.take<std::uint32_t>();
   std::uint32_t least = 0;
-  for (std::uint32_t k = 0; k < parts; ++k) {
-    const auto part = from.take<std::uint32_t>();
+  for (std::uint32_t k = 0; k < fragments; ++k) {
+    const auto fragment = from.take<std::uint32_t>();
     if (from.is_short()) break;
-    if (part >= grid.fragments().layers()) return errc::no_such_chunk;
-    if (part < least) return errc::bad_list;
-    least = part + 1;
-    const auto bits = from.take(grid.bitmap_bytes(part));
+    if (fragment >= grid.fragments().layers()) return errc::no_such_chunk;
+    if (fragment < least) return errc::bad_list;
+    least = fragment + 1;
+    const auto bits = from.take(grid.bitmap_bytes(fragment));
     if (from.is_short()) break;
-    const std::uint32_t beyond = grid.chunks(part) % 8;
+    const std::uint32_t beyond = grid.chunks(fragment) % 8;
     if (beyond != 0 && (bits.back() >> beyond) != std::byte{0}) return errc::bad_list;
-    consume(part, bits);
+    consume(fragment, bits);
   }
   return from.error();
 }
@@ -295,15 +295,15 @@ std::error_code read_list(std::span<const std::byte> body, const chunk_grid& gri
 struct begin_body {
   std::uint32_t bound_ppm = 0;
   std::span<const std::byte> prefix;    ///< header and bitmap of the frame
-  std::span<const std::byte> required;  ///< 8 bytes a chunk: part, index; ascending
+  std::span<const std::byte> required;  ///< 8 bytes a chunk: fragment, index; ascending
 
-  /// consume(part, index) for each required chunk, in order. Those of parts that are not in the frame are repairs.
+  /// consume(fragment, index) for each required chunk, in order. Those of fragments that are not in the frame are repairs.
   template <class Consume>
   void for_each_required(Consume&& consume) const {
     detail::body_reader from(required);
     while (!from.rest().empty()) {
-      const auto part = from.take<std::uint32_t>();
-      consume(part, from.take<std::uint32_t>());
+      const auto fragment = from.take<std::uint32_t>();
+      consume(fragment, from.take<std::uint32_t>());
     }
   }
 };
@@ -328,9 +328,9 @@ inline begin_body read_begin(std::span<const std::byte> body, const chunk_grid& 
   }
   if (error) return begin;
   std::optional<chunk> last;
-  begin.for_each_required([&](std::uint32_t part, std::uint32_t index) {
-    const chunk each{part, index, 0};
-    if (!grid.has(part, index)) error = errc::no_such_chunk;
+  begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
+    const chunk each{fragment, index, 0};
+    if (!grid.has(fragment, index)) error = errc::no_such_chunk;
     if (last && !lies_before(*last, each) && !error) error = errc::bad_list;
     last = each;
   });

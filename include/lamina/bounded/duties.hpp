@@ -83,11 +83,11 @@ struct duty {
   const chunk_grid& grid = frame.grid();
   std::vector<duty> duties;
   for (const chunk& each : owed.required) {
-    if (!grid.has(each.part, each.index) || frame.sent().is_dropped(each.part)) {
+    if (!grid.has(each.fragment, each.index) || frame.sent().is_dropped(each.fragment)) {
       raise(std::invalid_argument("chunk " + std::to_string(each.index) + " of layer " +
-                                  std::to_string(each.part) + " is required, and not in the frame"));
+                                  std::to_string(each.fragment) + " is required, and not in the frame"));
     }
-    duties.push_back({{each.part, each.index, frame.protected_tag(each.part)}, nullptr});
+    duties.push_back({{each.fragment, each.index, frame.protected_tag(each.fragment)}, nullptr});
   }
   const auto kind = static_cast<frame_kind>(lamina::detail::read_header(frame.prefix()).kind);
   const bool may_be_repaired = kind == frame_kind::parameters && grid.type() == payload_type::as_is;
@@ -105,11 +105,11 @@ struct duty {
         (elements % grid.chunk_elements() != 0 && each.begin + elements != size)) {
       raise(std::invalid_argument(name + " does not consist of whole chunks"));
     }
-    const auto part = static_cast<std::uint32_t>(each.layer);
+    const auto fragment = static_cast<std::uint32_t>(each.layer);
     for (std::size_t at = 0; at < elements; at += grid.chunk_elements()) {
       const auto index = static_cast<std::uint32_t>((each.begin + at) / grid.chunk_elements());
-      duties.push_back(
-          {{part, index, frame.protected_tag(part)}, each.elements.data() + at * grid.element_bytes()});
+      duties.push_back({{fragment, index, frame.protected_tag(fragment)},
+                        each.elements.data() + at * grid.element_bytes()});
     }
   }
   std::ranges::sort(duties, [](const duty& a, const duty& b) { return lies_before(a.which, b.which); });
@@ -132,9 +132,9 @@ class todo_list {
     duties_ = order_.size();
     clear();
     required_.clear();
-    for (const duty& each : order_) required_.add(each.which.part, each.which.index);
+    for (const duty& each : order_) required_.add(each.which.fragment, each.which.index);
     for (const chunk& each : frame.in_sending_order()) {
-      if (!required_.has(each.part, each.index)) order_.push_back({each, nullptr});
+      if (!required_.has(each.fragment, each.index)) order_.push_back({each, nullptr});
     }
   }
   /// All chunks of the transfer, repairs included, and those of them that must arrive.
@@ -146,34 +146,34 @@ class todo_list {
     left_ = next_ = 0;
   }
   void add_all() noexcept {
-    for (const duty& each : order_) todo_.add(each.which.part, each.which.index);
+    for (const duty& each : order_) todo_.add(each.which.fragment, each.which.index);
     left_ = order_.size();
   }
-  /// Chunks of one part, of which none is to be sent yet.
-  void add(std::uint32_t part, std::span<const std::byte> bits) noexcept {
-    std::ranges::copy(bits, todo_.bits(part).begin());
+  /// Chunks of one fragment, of which none is to be sent yet.
+  void add(std::uint32_t fragment, std::span<const std::byte> bits) noexcept {
+    std::ranges::copy(bits, todo_.bits(fragment).begin());
     left_ += count_bits(bits);
   }
   [[nodiscard]] std::size_t left() const noexcept { return left_; }
 
   /// The next one, of those that are left.
   [[nodiscard]] const duty& front() noexcept {
-    while (!todo_.has(order_[next_].which.part, order_[next_].which.index)) ++next_;
+    while (!todo_.has(order_[next_].which.fragment, order_[next_].which.index)) ++next_;
     return order_[next_];
   }
   void pop() noexcept {
     const chunk which = front().which;
-    todo_.remove(which.part, which.index);
+    todo_.remove(which.fragment, which.index);
     --left_;
   }
 
-  /// Whether the chunks of a part that is not in the frame are all repairs.
-  [[nodiscard]] bool are_repairs(std::uint32_t part, std::span<const std::byte> bits) const noexcept {
-    return has_all(required_.bits(part), bits);
+  /// Whether the chunks of a fragment that is not in the frame are all repairs.
+  [[nodiscard]] bool are_repairs(std::uint32_t fragment, std::span<const std::byte> bits) const noexcept {
+    return has_all(required_.bits(fragment), bits);
   }
-  /// Whether all of a part that must arrive is among these.
-  [[nodiscard]] bool has_required(std::uint32_t part, std::span<const std::byte> bits) const noexcept {
-    return has_all(bits, required_.bits(part));
+  /// Whether all of a fragment that must arrive is among these.
+  [[nodiscard]] bool has_required(std::uint32_t fragment, std::span<const std::byte> bits) const noexcept {
+    return has_all(bits, required_.bits(fragment));
   }
 
  private:

@@ -42,7 +42,7 @@ class keyed_check {
 inline constexpr std::size_t packet_header_bytes = 56;
 inline constexpr std::uint32_t packet_magic = 0x50414cf4;  // the bytes F4 'L' 'A' 'P'
 inline constexpr std::uint8_t packet_version = 1;
-inline constexpr std::uint8_t flag_repair = 1;       ///< a chunk of a part that is not in the frame
+inline constexpr std::uint8_t flag_repair = 1;       ///< a chunk of a fragment that is not in the frame
 inline constexpr std::uint8_t flag_sent_before = 2;  ///< not for the first time in this transfer
 /// What a packet takes on the wire without its datagram: Ethernet, IPv4 and UDP.
 inline constexpr std::size_t packet_overhead_bytes = 42;
@@ -56,9 +56,9 @@ struct packet_header {
   std::uint16_t sender = 0;
   std::uint16_t receiver = 0;
   std::uint32_t transfer = 0;  // of this sender to this receiver, from 1; after 2^32 - 1 comes 1
-  std::uint32_t part = 0;
-  std::uint32_t chunk = 0;         // within the part
-  std::uint32_t chunks = 0;        // of the part
+  std::uint32_t fragment = 0;
+  std::uint32_t chunk = 0;         // within the fragment
+  std::uint32_t chunks = 0;        // of the fragment
   std::uint32_t transmission = 0;  // counts every packet of this transfer
   std::uint64_t offset = 0;        // the chunk's first element
   std::uint32_t data_bytes = 0;
@@ -100,12 +100,12 @@ inline packet_header read_packet_header(std::span<const std::byte> datagram,
   return header;
 }
 
-/// Whether part, chunk, chunks, offset and lengths are those of the grid: no_such_chunk or wrong_sizes, if not. Computes no check.
+/// Whether fragment, chunk, chunks, offset and lengths are those of the grid: no_such_chunk or wrong_sizes, if not. Computes no check.
 inline std::error_code check_sizes(const packet_header& header, std::size_t datagram_bytes,
                                    const chunk_grid& grid) noexcept {
-  if (!grid.has(header.part, header.chunk)) return errc::no_such_chunk;
-  const std::size_t data_bytes = grid.data_bytes(header.part, header.chunk);
-  if (header.chunks != grid.chunks(header.part) || header.offset != grid.begin(header.chunk) ||
+  if (!grid.has(header.fragment, header.chunk)) return errc::no_such_chunk;
+  const std::size_t data_bytes = grid.data_bytes(header.fragment, header.chunk);
+  if (header.chunks != grid.chunks(header.fragment) || header.offset != grid.begin(header.chunk) ||
       header.data_bytes != data_bytes || datagram_bytes - packet_header_bytes != data_bytes) {
     return errc::wrong_sizes;
   }

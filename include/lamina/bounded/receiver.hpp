@@ -251,8 +251,8 @@ class bounded_receiver {
     }
     if (state_ == receiver_state::frozen) return packet_fate::late;
     bad = check_sizes(header, datagram.size(), grid_);
-    if (!bad && !arrivals_.expects(header.part, header.chunk)) bad = errc::no_such_chunk;
-    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.part)) {
+    if (!bad && !arrivals_.expects(header.fragment, header.chunk)) bad = errc::no_such_chunk;
+    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.fragment)) {
       bad = errc::no_such_chunk;
     }
     ++counters_.hashed;
@@ -262,7 +262,7 @@ class bounded_receiver {
       return packet_fate::inconsistent;
     }
     count(header, now);
-    const bool is_new = arrivals_.place(header.part, header.chunk, datagram.subspan(packet_header_bytes));
+    const bool is_new = arrivals_.place(header.fragment, header.chunk, datagram.subspan(packet_header_bytes));
     if (arrivals_.is_complete() || (options_.stop == stop_policy::eager && arrivals_.is_within_bound())) {
       freeze(now);
     }

@@ -50,9 +50,9 @@ struct sender_counters {
 
 /// Sends frames of one grid to one receiver, one after the other.
 ///
-/// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a call
-/// returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to
-/// be closed.
+/// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a
+/// call returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to be
+/// closed.
 class bounded_sender {
  public:
   bounded_sender(const chunk_grid& grid, const sender_options& options)
@@ -126,7 +126,7 @@ class bounded_sender {
   [[nodiscard]] std::optional<outgoing_packet> next_packet(instant now) {
     if (state_ != sender_state::streaming) return std::nullopt;
     const duty next = todo_.front();
-    const std::size_t data_bytes = grid_.data_bytes(next.which.part, next.which.index);
+    const std::size_t data_bytes = grid_.data_bytes(next.which.fragment, next.which.index);
     const std::size_t bits = wire_bits(packet_header_bytes + data_bytes);
     packet_at_ = pacer_.when(now, rate_.bits(), bits);
     if (packet_at_ > now) return std::nullopt;
@@ -145,9 +145,9 @@ class bounded_sender {
     header.sender = options_.rank;
     header.receiver = options_.receiver;
     header.transfer = transfer_;
-    header.part = next.which.part;
+    header.fragment = next.which.fragment;
     header.chunk = next.which.index;
-    header.chunks = grid_.chunks(next.which.part);
+    header.chunks = grid_.chunks(next.which.fragment);
     header.transmission = transmission_++;
     header.offset = grid_.begin(next.which.index);
     header.data_bytes = static_cast<std::uint32_t>(data_bytes);
@@ -196,14 +196,14 @@ class bounded_sender {
   [[nodiscard]] bool waits() const noexcept {
     return state_ == sender_state::begun || state_ == sender_state::probing;
   }
-  [[nodiscard]] bool is_in_frame(std::uint32_t part) const { return frame_->sent().is_sent(part); }
+  [[nodiscard]] bool is_in_frame(std::uint32_t fragment) const { return frame_->sent().is_sent(fragment); }
 
   void write_begin() {
     const auto prefix = frame_->prefix();
     writer_.clear();
     writer_.put(frame_->bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
     writer_.put(prefix);
-    for (const duty& each : todo_.duties()) writer_.put(each.which.part, each.which.index);
+    for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
   }
 
   void fail(const std::error_code& why) {
@@ -269,11 +269,11 @@ class bounded_sender {
     std::error_code bad;
     transfer_report report;
     std::size_t wanted = 0;
-    const auto count = [&](std::uint32_t part, std::span<const std::byte> bits) {
+    const auto count = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
       const std::uint32_t chunks = count_bits(bits);
       wanted += chunks;
       if (chunks == 0) bad = errc::bad_list;
-      if (!is_in_frame(part) && !todo_.are_repairs(part, bits)) bad = errc::no_such_chunk;
+      if (!is_in_frame(fragment) && !todo_.are_repairs(fragment, bits)) bad = errc::no_such_chunk;
     };
     if (const std::error_code error = read_list(message.body, grid_, report, count)) return error;
     if (wanted == 0) bad = errc::bad_list;
@@ -293,7 +293,9 @@ class bounded_sender {
     if (stuck_rounds_ >= most_stuck_rounds) return is_silent ? errc::nothing_arrives : errc::no_progress;
     last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
     todo_.clear();
-    const auto add = [&](std::uint32_t part, std::span<const std::byte> bits) { todo_.add(part, bits); };
+    const auto add = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      todo_.add(fragment, bits);
+    };
     read_list(message.body, grid_, report, add);
     packet_at_ = {};
     round_began_at_ = transmission_;
@@ -307,25 +309,25 @@ class bounded_sender {
   std::error_code on_stop(std::span<const std::byte> body) {
     std::error_code bad;
     transfer_report report;
-    const auto judge = [&](std::uint32_t part, std::span<const std::byte> bits) {
-      const std::uint32_t chunks = grid_.chunks(part);
+    const auto judge = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      const std::uint32_t chunks = grid_.chunks(fragment);
       const std::uint32_t missing = chunks - count_bits(bits);
-      if (!is_in_frame(part)) {
+      if (!is_in_frame(fragment)) {
         bad = errc::no_such_chunk;
       } else if (missing == 0) {
         bad = errc::bad_list;
       } else if (missing > allowed_losses(frame_->bound_ppm(), chunks)) {
         bad = errc::beyond_bound;
-      } else if (!todo_.has_required(part, bits)) {
+      } else if (!todo_.has_required(fragment, bits)) {
         bad = errc::required_missing;
       }
     };
     if (const std::error_code error = read_list(body, grid_, report, judge)) return error;
     if (bad) return bad;
     rate_.report(report);
-    read_list(body, grid_, report, [&](std::uint32_t part, std::span<const std::byte> bits) {
-      for (std::uint32_t i = 0; i < grid_.chunks(part); ++i) {
-        if (!detail::has_bit(bits, i)) arrived_->lose(part, i);
+    read_list(body, grid_, report, [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i) {
+        if (!detail::has_bit(bits, i)) arrived_->lose(fragment, i);
       }
     });
     sends_probe_ = false;
