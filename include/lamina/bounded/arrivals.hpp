@@ -48,7 +48,8 @@ class arrivals {
     std::error_code bad;
     begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
       if (places_[fragment] == nowhere) {
-        if (!may_be_repaired()) bad = errc::no_such_chunk;
+        // What a gradient lost is in the residual of its sender.
+        if (kind_ != frame_kind::parameters || grid_.type() != payload_type::as_is) bad = errc::no_such_chunk;
         states_[fragment].is_repaired = true;
         places_[fragment] = bytes_ = (bytes_ + 7) / 8 * 8;
         bytes_ += grid_.fragment_bytes(fragment);
@@ -58,7 +59,13 @@ class arrivals {
       ++missing_required_;
     });
     if (bad) return bad;
-    take_memory(begin.prefix);
+    if (capacity_ < bytes_) {
+      buffer_.reset();  // so that there are never two
+      capacity_ = 0;
+      buffer_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);  // freeze() zeroes what does not arrive
+      capacity_ = bytes_;
+    }
+    std::memcpy(buffer_.get(), begin.prefix.data(), begin.prefix.size());
     selection sent(grid_.fragments());
     for (std::size_t fragment = 0; fragment < states_.size(); ++fragment) {
       fragment_state& state = states_[fragment];
@@ -199,22 +206,6 @@ class arrivals {
     frame_bytes_ = bytes_;
     if (info.size_bytes != bytes_) return errc::bad_payload_size;
     return {};
-  }
-
-  // What a gradient lost is in the residual of its sender. One piece of bytes a chunk, too.
-  [[nodiscard]] bool may_be_repaired() const noexcept {
-    return kind_ == frame_kind::parameters && grid_.type() == payload_type::as_is;
-  }
-
-  // Not filled: what does not arrive is zeroed by freeze().
-  void take_memory(std::span<const std::byte> prefix) {
-    if (capacity_ < bytes_) {
-      buffer_.reset();  // so that there are never two
-      capacity_ = 0;
-      buffer_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
-      capacity_ = bytes_;
-    }
-    std::memcpy(buffer_.get(), prefix.data(), prefix.size());
   }
 
   [[nodiscard]] std::byte* at(std::size_t fragment) const noexcept {

@@ -105,7 +105,11 @@ class pacer {
 
   /// When a packet may go out at this rate, which may be now. The rate is above 0.
   [[nodiscard]] instant when(instant now, double rate, std::size_t bits) noexcept {
-    refill(now, rate);
+    const double most = (std::max)(8 * packet_bits_, rate / 1000);
+    const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
+    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
+    refilled_at_ = now;
+    is_new_ = false;
     const double missing = static_cast<double>(bits) - tokens_;
     if (missing <= 0) return now;
     return now + instant(static_cast<instant::rep>(missing / rate * 1e9) + 1);
@@ -113,14 +117,6 @@ class pacer {
   void spend(std::size_t bits) noexcept { tokens_ -= static_cast<double>(bits); }
 
  private:
-  void refill(instant now, double rate) noexcept {
-    const double most = (std::max)(8 * packet_bits_, rate / 1000);
-    const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
-    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
-    refilled_at_ = now;
-    is_new_ = false;
-  }
-
   double packet_bits_;
   double tokens_ = 0;
   instant refilled_at_{};

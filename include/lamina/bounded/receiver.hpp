@@ -172,11 +172,15 @@ class bounded_receiver {
     const control_header& header = message.header;
     switch (header.type) {
       case control_type::begin:
-        if (header.transfer == 0 || header.transfer == transfer_) break;
-        if (state_ == receiver_state::waiting && held_transfer_ == 0)
-          return open(header.transfer, message.body, now);
-        if (state_ == receiver_state::frozen && held_transfer_ == 0)
-          return hold(header.transfer, message.body);
+        if (header.transfer == 0 || header.transfer == transfer_ || held_transfer_ != 0) break;
+        if (state_ == receiver_state::waiting) return open(header.transfer, message.body, now);
+        if (state_ == receiver_state::frozen) {
+          // The last frame was not taken yet: that READY waits is the back-pressure.
+          held_.assign(message.body.begin(), message.body.end());
+          held_transfer_ = header.transfer;
+          ticker_.stop();
+          return {};
+        }
         break;
       case control_type::probe:
         if (header.transfer != transfer_ || transfer_ == 0) break;
@@ -191,14 +195,6 @@ class bounded_receiver {
         break;
     }
     return errc::unexpected_message;
-  }
-
-  // The last frame was not taken yet: that READY waits is the back-pressure.
-  std::error_code hold(std::uint32_t transfer, std::span<const std::byte> body) {
-    held_.assign(body.begin(), body.end());
-    held_transfer_ = transfer;
-    ticker_.stop();
-    return {};
   }
 
   std::error_code open(std::uint32_t transfer, std::span<const std::byte> body, instant now) {
@@ -270,9 +266,8 @@ class bounded_receiver {
   }
 
   void count(const packet_header& header, instant now) noexcept {
-    const std::uint32_t end = header.transmission + 1;
-    seen_ = (std::max)(seen_, end);
-    if (end > round_began_at_) ++seen_in_round_;
+    seen_ = (std::max)(seen_, header.transmission + 1);
+    if (header.transmission >= round_began_at_) ++seen_in_round_;
     ++received_;
     delay_.add(header.sent_at, now);
     last_packet_at_ = now;

@@ -80,7 +80,11 @@ class bounded_sender {
     arrived_.emplace(frame.sent(), grid_.chunk_elements());
     frame_ = &frame;
     if (++transfer_ == 0) transfer_ = 1;
-    write_begin();
+    const auto prefix = frame.prefix();
+    writer_.clear();
+    writer_.put(frame.bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
+    writer_.put(prefix);
+    for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
     sends_begin_ = true;
     sends_probe_ = false;
     transmission_ = round_began_at_ = round_ = stuck_rounds_ = 0;
@@ -198,14 +202,6 @@ class bounded_sender {
   }
   [[nodiscard]] bool is_in_frame(std::uint32_t fragment) const { return frame_->sent().is_sent(fragment); }
 
-  void write_begin() {
-    const auto prefix = frame_->prefix();
-    writer_.clear();
-    writer_.put(frame_->bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
-    writer_.put(prefix);
-    for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
-  }
-
   void fail(const std::error_code& why) {
     state_ = sender_state::failed;
     failure_ = why;
@@ -228,7 +224,12 @@ class bounded_sender {
         if (state_ == sender_state::begun && is_own) return on_ready(message.body);
         break;
       case control_type::report:
-        if (is_under_way()) return on_report(message.body);
+        if (is_under_way()) {
+          transfer_report report;
+          const std::error_code error = read_report(message.body, report);
+          if (!error) rate_.report(report);
+          return error;
+        }
         break;
       case control_type::wanted:
         if (has_sent) return on_wanted(message);
@@ -256,13 +257,6 @@ class bounded_sender {
     packet_at_ = {};
     state_ = sender_state::streaming;
     return {};
-  }
-
-  std::error_code on_report(std::span<const std::byte> body) {
-    transfer_report report;
-    const std::error_code error = read_report(body, report);
-    if (!error) rate_.report(report);
-    return error;
   }
 
   std::error_code on_wanted(const control_message& message) {
