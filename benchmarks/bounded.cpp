@@ -71,7 +71,7 @@ struct packets {
 
   void begin() {
     receiver.release(now);
-    sender.begin(chunks, {});
+    sender.begin(chunks);
     receiver.on_control(read(sender.poll_control(now)), now);
     sender.on_control(read(receiver.poll_control(now)));
     now += std::chrono::seconds(1);  // the pacer has room for a second's bytes

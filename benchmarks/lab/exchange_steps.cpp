@@ -159,7 +159,7 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
     mine.push_back(marks_now(over));
     const element_counts down = send_parameters(over, cutter, server, frame, clients);
     if (step > plan.steps) break;
-    const std::vector<lamina::udp::arrival> gradients = over.receive(clients);
+    const std::vector<arrival> gradients = over.receive(clients);
     mine.back().ended = now_seconds();
     const element_counts up = take_gradients(
         server, gradients, [](std::size_t rank) { return "worker " + std::to_string(rank - 1); });
@@ -167,7 +167,7 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
                                                   .bytes_down = frame_bytes * clients.size(),
                                                   .missing_down = down.lost_share(),
                                                   .missing_up = up.lost_share()});
-    for (const lamina::udp::arrival& each : gradients) line.bytes_up += each.bytes.size();
+    for (const arrival& each : gradients) line.bytes_up += each.bytes.size();
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
       optimizer.update(model.offset(l) + begin, mean, local.layers[l].subspan(begin, mean.size()),
                        learning_rate);
@@ -193,7 +193,7 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
   rotation layers(model, plan.share);
   std::vector<marks> mine;
   for (std::uint64_t step = 1;; ++step) {
-    const lamina::udp::arrival arrived = over.receive({&server, 1})[0];
+    const arrival arrived = over.receive({&server, 1})[0];
     const double came = now_seconds();
     lamina::apply<float>(arrived.bytes, model, step, local.layers);
     const bool is_over = step > plan.steps;
@@ -209,7 +209,7 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
     const gradient_way::sent sent = up.send(frame, chosen);
     if (!sent.arrived) continue;
     for (const bounded::chunk& each : sent.chunks->in_sending_order()) {
-      const bool is_missing = sent.arrived->is_lost(each.part, each.index);
+      const bool is_missing = sent.arrived->is_lost(each.fragment, each.index);
       const bool is_droppable = (each.tag & bounded::droppable_tag) != 0;
       mine.back().missing += is_missing ? 1 : 0;
       mine.back().missing_droppable += is_missing && is_droppable ? 1 : 0;

@@ -75,9 +75,8 @@ class gradient_way {
   };
   sent send(const lamina::encoded_frame& frame, const lamina::selection& layers) {
     sent result{.arrived = {}, .chunks = cutter_.cut(frame, layers, plan_.bound_up_ppm)};
-    std::vector<lamina::bounded::chunk> required;
-    if (memory_) required = memory_->required(layers, plan_.max_losses);
-    const lamina::bounded::obligations owed{.required = required};
+    lamina::bounded::obligations owed;
+    if (memory_) owed.required = memory_->required(layers, plan_.max_losses);
     constexpr std::size_t server = 0;
     result.arrived = way_.send({&server, 1}, frame, result.chunks ? &*result.chunks : nullptr, {&owed, 1})[0];
     if (result.arrived && memory_) memory_->note(*result.arrived);
@@ -127,11 +126,11 @@ inline element_counts send_parameters(way& over, const frame_cutter& cutter, lam
 
 /// Hands the frames of all workers to the server. Throws link_error, naming the worker by `name_of(rank)`, for a bad one.
 template <class NameOf>
-element_counts take_gradients(lamina::server<float>& server, std::span<const lamina::udp::arrival> frames,
+element_counts take_gradients(lamina::server<float>& server, std::span<const arrival> frames,
                               const NameOf& name_of) {
   element_counts counts;
-  for (const lamina::udp::arrival& each : frames) {
-    if (each.frame) counts.add(each.frame->arrived);
+  for (const arrival& each : frames) {
+    if (each.arrived) counts.add(*each.arrived);
     if (const std::error_code bad = server.add_view(each.bytes))
       throw link_error(name_of(each.rank) + " sent a bad frame: " + bad.message());
   }

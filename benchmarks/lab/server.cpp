@@ -49,7 +49,7 @@ void serve(training& run, way& over) {
     run.examine(step);
     if (run.is_over(step)) return;
 
-    std::vector<lamina::udp::arrival> arrived;
+    std::vector<arrival> arrived;
     {
       const work_clock::pause waiting(run.clock);
       arrived = over.receive(clients);

@@ -29,13 +29,13 @@ class mpi_way final : public way {
     for (const std::size_t rank : to) lamina::mpi::send(frame, static_cast<int>(rank), tag, ranks_, timeout_);
     return std::vector<std::optional<lamina::delivery>>(to.size());
   }
-  std::vector<udp::arrival> receive(std::span<const std::size_t> from) override {
+  std::vector<arrival> receive(std::span<const std::size_t> from) override {
     for (std::size_t come = 0; come < from.size(); ++come) {
       const int rank = lamina::mpi::wait_for_message(
           from.size() == 1 ? static_cast<int>(from[0]) : MPI_ANY_SOURCE, tag, ranks_, timeout_);
       lamina::mpi::receive(buffers_[static_cast<std::size_t>(rank)], rank, tag, ranks_, timeout_);
     }
-    std::vector<udp::arrival> frames;
+    std::vector<arrival> frames;
     for (const std::size_t rank : from) frames.push_back({.rank = rank, .bytes = buffers_[rank]});
     return frames;
   }
@@ -61,10 +61,13 @@ class socket_way final : public way {
                                                     const lamina::encoded_frame&,
                                                     const bounded::frame_chunks* chunks,
                                                     std::span<const bounded::obligations> of_each) override {
-    return sockets_->send_frame(to, *chunks, {}, of_each);
+    return sockets_->send_frame(to, *chunks, of_each);
   }
-  std::vector<udp::arrival> receive(std::span<const std::size_t> from) override {
-    return sockets_->receive_from_each(from);
+  std::vector<arrival> receive(std::span<const std::size_t> from) override {
+    std::vector<arrival> frames;
+    for (udp::arrival& each : sockets_->receive_from_each(from))
+      frames.push_back({each.rank, each.bytes, std::move(each.arrived)});
+    return frames;
   }
   packet_counts packets() override {
     using bounded::packet_fate;

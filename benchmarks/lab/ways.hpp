@@ -31,6 +31,13 @@ struct packet_counts {
   std::uint64_t rounds = 0;      ///< of the last transfers from here, the one that had the most
 };
 
+/// A frame of one rank.
+struct arrival {
+  std::size_t rank = 0;
+  std::span<const std::byte> bytes;              ///< zeros where elements are missing
+  std::optional<lamina::delivery> arrived = {};  ///< over MPI none: all of it
+};
+
 /// How frames go between a parameter server, rank 0, and its clients: over MPI, or as packets of which some may be lost. Between two ranks
 /// frames arrive in the order in which they were sent. Errors are runtime errors that name the rank.
 class way {
@@ -49,7 +56,7 @@ class way {
       const lamina::bounded::frame_chunks* chunks,
       std::span<const lamina::bounded::obligations> of_each = {}) = 0;
   /// A frame of each of these ranks, in their order. The bytes stand until the next frame of the same rank is asked for.
-  virtual std::vector<lamina::udp::arrival> receive(std::span<const std::size_t> from) = 0;
+  virtual std::vector<arrival> receive(std::span<const std::size_t> from) = 0;
   virtual packet_counts packets() { return {}; }
 };
 

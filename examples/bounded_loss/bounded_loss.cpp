@@ -66,8 +66,7 @@ tensors serve(udp::transport& ranks, losses& down) {
     const bounded::frame_chunks chunks(reply.frame(), reply.sent(), grid,
                                        {.bound_ppm = is_last ? 0 : bound_ppm});
     const auto owed = bounded::owed<float>(chunks, server.pending(0), parameters);
-    const auto beside = owed.all();
-    const auto sent = ranks.send_frame({&worker_rank, 1}, chunks, {}, {&beside, 1}, patience);
+    const auto sent = ranks.send_frame({&worker_rank, 1}, chunks, {&owed, 1}, patience);
     server.commit(0, reply.clock(), *sent[0]);
     down.add(*sent[0]);
     if (is_last) return values;
@@ -89,8 +88,8 @@ tensors work(udp::transport& ranks, losses& up) {
   for (std::uint64_t step = 1;; ++step) {
     const udp::arrival got = ranks.receive(server_rank, patience);
     const auto pulled = lamina::decode<float>(got.bytes, model);
-    for (std::size_t l = 0; l < model.layers(); ++l) pulled.restore(l, replica[l], got.frame->arrived);
-    for (const bounded::repair& each : got.frame->repairs) {
+    for (std::size_t l = 0; l < model.layers(); ++l) pulled.restore(l, replica[l], got.arrived);
+    for (const bounded::repair& each : got.repairs) {
       std::ranges::copy(each.elements,
                         std::as_writable_bytes(std::span(replica[each.layer]).subspan(each.begin)).begin());
     }
@@ -103,9 +102,8 @@ tensors work(udp::transport& ranks, losses& up) {
     auto own = worker.add(gradient);
     const lamina::encoded_frame& frame = own.frame();
     const bounded::frame_chunks chunks(frame, own.sent(), grid, {.bound_ppm = bound_ppm});
-    const auto required = memory.required(own.sent(), 3);
-    const bounded::obligations beside{.required = required};
-    const auto sent = ranks.send_frame({&server_rank, 1}, chunks, {}, {&beside, 1}, patience);
+    const bounded::obligations owed{.required = memory.required(own.sent(), 3)};
+    const auto sent = ranks.send_frame({&server_rank, 1}, chunks, {&owed, 1}, patience);
     own.commit(*sent[0]);
     memory.note(*sent[0]);
     up.add(*sent[0]);

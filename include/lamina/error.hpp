@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -14,7 +15,7 @@
 /// std::invalid_argument, std::out_of_range or std::logic_error. A gradient that is refused is a result: worker.hpp.
 namespace lamina::inline LAMINA_ABI {
 
-/// Why bytes were refused.
+/// Why bytes were refused, or a transfer of lamina/bounded has failed.
 enum class errc {
   truncated = 1,         ///< fewer bytes than the header, the bitmap, the ages or the payload need
   bad_magic,             ///< neither a frame nor a saved state of lamina
@@ -38,6 +39,24 @@ enum class errc {
   duplicate_layer,      ///< a layer that an earlier frame of the step has
   other_momentum,       ///< a state with velocity where there is no momentum, or the other way round
   impossible_age,       ///< a state in which a fragment was sent in a later step than the state's
+
+  // Of packets, control messages and transfers of lamina/bounded.
+  no_such_chunk,  ///< a fragment or chunk out of range, or neither of the frame nor required
+  wrong_sizes,    ///< the number of chunks, the offset or the data bytes are not those of the layout
+  bad_check,      ///< damaged on its way, or by somebody who does not know the secret
+  unknown_type,   ///< no type of a control message
+  wrong_length,   ///< a body longer than its type may have, or not as long as its fields say
+  bad_list,       ///< fragments or chunks twice or out of order, a bit beyond the last, or nothing listed
+  unexpected_message,  ///< a control message that does not belong to the state
+  wrong_payload_type,  ///< a frame whose elements are written otherwise than was agreed
+  has_checksum,        ///< a frame with a checksum, which would not hold for one that arrives in part
+  bound_too_large,     ///< a transfer that may lose more than its receiver accepts
+  beyond_bound,        ///< a transfer that ended with a fragment beyond its bound
+  required_missing,    ///< a transfer that ended without a required chunk
+  no_progress,         ///< so many rounds in a row brought nothing new
+  nothing_arrives,     ///< packets are sent, and none comes
+  aborted,             ///< the other end has given up
+  lost,                ///< the connection is closed, or nothing was heard for too long
 };
 
 namespace detail {
@@ -46,53 +65,49 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
  public:
   const char* name() const noexcept override { return "lamina"; }
   std::string message(int code) const override {
-    switch (static_cast<errc>(code)) {
-      case errc::truncated:
-        return "bytes are missing";
-      case errc::bad_magic:
-        return "not of lamina (bad magic)";
-      case errc::unsupported_version:
-        return "unsupported format version";
-      case errc::wrong_element_type:
-        return "holds another element type";
-      case errc::nonzero_reserved:
-        return "an unknown flag, or an impossible number in the header";
-      case errc::wrong_layout:
-        return "belongs to another model (layout fingerprint differs)";
-      case errc::trailing_bytes:
-        return "bytes follow the end";
-      case errc::checksum_mismatch:
-        return "checksum mismatch: damaged";
-      case errc::unknown_kind:
-        return "frame is of an unknown kind";
-      case errc::unknown_payload_type:
-        return "frame has an unknown payload type";
-      case errc::bad_presence:
-        return "presence bit set beyond the last layer or for an empty layer";
-      case errc::bad_payload_size:
-        return "payload size does not match the present layers";
-      case errc::misaligned_buffer:
-        return "buffer is not aligned for the element type";
-      case errc::unexpected_kind:
-        return "frame is of another kind than expected";
-      case errc::unexpected_step:
-        return "frame belongs to another step";
-      case errc::other_run:
-        return "frame belongs to another run";
-      case errc::unknown_sender:
-        return "sender is not one of the workers";
-      case errc::duplicate_frame:
-        return "frame has been taken already";
-      case errc::unexpected_sequence:
-        return "frame is not the next of its sender's step";
-      case errc::duplicate_layer:
-        return "frame holds a layer that an earlier frame of the step has";
-      case errc::other_momentum:
-        return "state holds velocity where there is no momentum, or none where there is";
-      case errc::impossible_age:
-        return "state says that a layer was sent in a step after its own";
-    }
-    return "unknown error";
+    // In the order of errc, from 1.
+    static constexpr std::array sentences = {
+        "bytes are missing",
+        "not of lamina (bad magic)",
+        "unsupported format version",
+        "holds another element type",
+        "an unknown flag, or an impossible number in the header",
+        "belongs to another model (layout fingerprint differs)",
+        "bytes follow the end",
+        "checksum mismatch: damaged",
+        "frame is of an unknown kind",
+        "frame has an unknown payload type",
+        "presence bit set beyond the last layer or for an empty layer",
+        "payload size does not match the present layers",
+        "buffer is not aligned for the element type",
+        "frame is of another kind than expected",
+        "frame belongs to another step",
+        "frame belongs to another run",
+        "sender is not one of the workers",
+        "frame has been taken already",
+        "frame is not the next of its sender's step",
+        "frame holds a layer that an earlier frame of the step has",
+        "state holds velocity where there is no momentum, or none where there is",
+        "state says that a layer was sent in a step after its own",
+        "chunk is not of this transfer",
+        "sizes are not those of the chunk",
+        "check does not hold: damaged, or of another run",
+        "message is of an unknown type",
+        "message is not as long as its type and fields say",
+        "list of chunks is out of order, has a bit too many or nothing in it",
+        "message does not belong to the state of the transfer",
+        "frame has another payload type than was agreed",
+        "frame of a bounded transfer has a checksum",
+        "transfer may lose more than this end accepts",
+        "transfer ended with a fragment beyond its bound",
+        "transfer ended without a required chunk",
+        "rounds go by and nothing new arrives",
+        "UDP does not arrive: is the port blocked, or the path's MTU too small?",
+        "the other end has aborted",
+        "the other end is lost",
+    };
+    const auto index = static_cast<std::size_t>(code) - 1;
+    return index < sentences.size() ? sentences[index] : "unknown error";
   }
 };
 

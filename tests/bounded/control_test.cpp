@@ -52,7 +52,7 @@ bytes with(const bytes& good, std::size_t offset_in_body, Value value) {
 std::error_code verdict(std::span<const std::byte> all) {
   std::error_code error;
   bounded::keyed_check check(test_secret);
-  bounded::read_control(all, bounded::control_limits(some_grid(), 100), check, error);
+  bounded::read_control(all, bounded::control_limits(some_grid()), check, error);
   return error;
 }
 std::span<const std::byte> body_of(const bytes& all) {
@@ -88,9 +88,8 @@ bytes some_begin(lamina::frame_kind kind = lamina::frame_kind::gradients) {
   const made_frame<float> made(random, some_model(), sent, payload_type::as_is, kind);
   const auto chunks = made.cut(some_grid(), 100'000);
   bounded::bounded_sender sender(some_grid(), {.secret = test_secret});
-  const std::array<std::byte, 3> report = {std::byte{1}, std::byte{2}, std::byte{3}};
-  const std::array required = {bounded::chunk{3, 4, 0}};
-  sender.begin(chunks, report, {.required = required});
+  const std::vector required = {bounded::chunk{3, 4, 0}};
+  sender.begin(chunks, {.required = required});
   const auto written = sender.poll_control(0s);
   return {written.begin(), written.end()};
 }
@@ -98,8 +97,8 @@ bytes some_begin(lamina::frame_kind kind = lamina::frame_kind::gradients) {
 // What a receiver that waits says of a BEGIN.
 std::error_code opened(const bytes& begin, lamina::frame_kind kind = lamina::frame_kind::gradients,
                        std::uint32_t most_bound_ppm = 100'000) {
-  bounded::bounded_receiver receiver(
-      some_grid(), {.secret = test_secret, .takes = {.kind = kind, .most_bound_ppm = most_bound_ppm}});
+  bounded::bounded_receiver receiver(some_grid(),
+                                     {.secret = test_secret, .kind = kind, .most_bound_ppm = most_bound_ppm});
   bounded::keyed_check check(test_secret);
   std::error_code error;
   const auto read = bounded::read_control(begin, bounded::control_limits(some_grid()), check, error);
@@ -128,9 +127,9 @@ TEST_CASE("control: every field of the header has its place") {
   std::uint64_t sum = 0;
   std::memcpy(&sum, written.data() + 16, sizeof sum);
   CHECK(sum == XXH3_64bits_withSeed(hashed.data(), hashed.size(), test_secret));
-  std::error_code error;
-  CHECK(bounded::read_number<std::uint32_t>(body_of(written), error) == 0x31323334);
-  CHECK_FALSE(error);
+  std::uint32_t number = 0;
+  CHECK_FALSE(bounded::read_body(body_of(written), number));
+  CHECK(number == 0x31323334);
 }
 
 TEST_CASE("control: every truncation and every flipped bit is refused by name") {
@@ -143,38 +142,36 @@ TEST_CASE("control: every truncation and every flipped bit is refused by name") 
   for (const bytes& good : all) {
     REQUIRE_FALSE(verdict(good));
     for (std::size_t size = 0; size < good.size(); ++size) {
-      REQUIRE(verdict(std::span(good).first(size)) == bounded_errc::truncated);
+      REQUIRE(verdict(std::span(good).first(size)) == errc::truncated);
     }
     bytes longer = good;
     longer.push_back(std::byte{0});
-    CHECK(verdict(longer) == bounded_errc::wrong_length);
+    CHECK(verdict(longer) == errc::wrong_length);
     for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
       bytes flipped = good;
       flipped[bit / 8] ^= std::byte{1} << (bit % 8);
       const std::error_code error = verdict(flipped);
       CAPTURE(bit, error.message());
       if (bit < 8 * 4) {
-        REQUIRE((error == bounded_errc::wrong_length || error == bounded_errc::truncated));
+        REQUIRE((error == errc::wrong_length || error == errc::truncated));
       } else if (bit < 8 * 5) {
         // Another type may take fewer bytes, or be none.
-        REQUIRE((error == bounded_errc::wrong_length || error == bounded_errc::unknown_type ||
-                 error == bounded_errc::bad_check));
+        REQUIRE((error == errc::wrong_length || error == errc::unknown_type || error == errc::bad_check));
       } else if (bit < 8 * 6) {
-        REQUIRE(error == bounded_errc::unsupported_version);
+        REQUIRE(error == errc::unsupported_version);
       } else if (bit < 8 * 8) {
-        REQUIRE(error == bounded_errc::nonzero_reserved);
+        REQUIRE(error == errc::nonzero_reserved);
       } else {
-        REQUIRE(error == bounded_errc::bad_check);
+        REQUIRE(error == errc::bad_check);
       }
     }
   }
 }
 
 TEST_CASE("control: no type takes more memory than its own limit") {
-  const bounded::control_limits limits(some_grid(), 100);
+  const bounded::control_limits limits(some_grid());
   const std::array<std::size_t, 14> expected = {
-      0, 64, 64 + 64 + 4096 + 8 * 14, 12, 28, 4, 32 + 14 / 8 + 8 * 4, 32 + 14 / 8 + 8 * 4, 1024, 100, 8, 8,
-      0, 0};
+      0, 32, 8 + 64 + 128 + 8 * 14, 12, 28, 4, 32 + 14 / 8 + 8 * 4, 32 + 14 / 8 + 8 * 4, 1024, 0, 8, 8, 0, 0};
   for (std::uint32_t type = 0; type < 256; ++type) {
     for (const std::uint64_t body : {std::uint64_t{0}, std::uint64_t{type < 14 ? expected[type] : 0},
                                      std::uint64_t{type < 14 ? expected[type] : 0} + 1,
@@ -184,10 +181,10 @@ TEST_CASE("control: no type takes more memory than its own limit") {
       std::error_code error;
       bounded::read_control_header(std::as_bytes(std::span(&header, 1)), limits, error);
       CAPTURE(type, body, error.message());
-      if (type == 0 || type > 13) {
-        CHECK(error == bounded_errc::unknown_type);
+      if (type == 0 || type == 9 || type > 13) {
+        CHECK(error == errc::unknown_type);
       } else if (body > expected[type]) {
-        CHECK(error == bounded_errc::wrong_length);
+        CHECK(error == errc::wrong_length);
       } else {
         CHECK_FALSE(error);
       }
@@ -196,35 +193,30 @@ TEST_CASE("control: no type takes more memory than its own limit") {
 }
 
 TEST_CASE("control: a list says what was written, and nothing else is one") {
-  std::error_code error;
   const bytes good = some_list(control_type::wanted);
-  const auto read = [&](const bytes& all) {
-    return bounded::chunk_list::read(body_of(all), some_grid(), error);
-  };
-  const auto list = read(good);
-  REQUIRE_FALSE(error);
-  CHECK(list.report() == some_report());
+  bounded::transfer_report report;
   std::vector<std::pair<std::uint32_t, bytes>> listed;
-  list.for_each(some_grid(), [&](std::uint32_t part, std::span<const std::byte> bits) {
-    listed.emplace_back(part, bytes(bits.begin(), bits.end()));
-  });
+  REQUIRE_FALSE(bounded::read_list(body_of(good), some_grid(), report,
+                                   [&](std::uint32_t part, std::span<const std::byte> bits) {
+                                     listed.emplace_back(part, bytes(bits.begin(), bits.end()));
+                                   }));
+  CHECK(report == some_report());
   CHECK(listed == std::vector<std::pair<std::uint32_t, bytes>>{{0, {std::byte{5}}},
                                                                {3, {std::byte{0xfe}, std::byte{3}}}});
   const auto refusal = [&](const bytes& all) {
-    read(all);
-    return error;
+    return bounded::read_list(body_of(all), some_grid(), report, [](auto...) {});
   };
   // 28: parts; 32: the first part, 36 its bits; 37: the second, 41 its bits.
-  CHECK(refusal(with(good, 28, std::uint32_t{1})) == bounded_errc::wrong_length);
-  CHECK(refusal(with(good, 28, std::uint32_t{3})) == bounded_errc::truncated);
-  CHECK(refusal(with(good, 28, std::uint32_t{0xffffffff})) == bounded_errc::truncated);
-  CHECK(refusal(with(good, 28, std::uint32_t{0})) == bounded_errc::wrong_length);
-  CHECK(refusal(with(good, 32, std::uint32_t{4})) == bounded_errc::no_such_chunk);
-  CHECK(refusal(with(good, 32, std::uint32_t{0xffffffff})) == bounded_errc::no_such_chunk);
-  CHECK(refusal(with(good, 37, std::uint32_t{0})) == bounded_errc::bad_list);       // twice
-  CHECK(refusal(with(good, 32, std::uint32_t{3})) == bounded_errc::no_such_chunk);  // what follows is shifted
-  CHECK(refusal(with(good, 36, std::uint8_t{0b1000})) == bounded_errc::bad_list);   // a fourth of three
-  CHECK(refusal(with(good, 41, std::uint16_t{0x400})) == bounded_errc::bad_list);
+  CHECK(refusal(with(good, 28, std::uint32_t{1})) == errc::wrong_length);
+  CHECK(refusal(with(good, 28, std::uint32_t{3})) == errc::truncated);
+  CHECK(refusal(with(good, 28, std::uint32_t{0xffffffff})) == errc::truncated);
+  CHECK(refusal(with(good, 28, std::uint32_t{0})) == errc::wrong_length);
+  CHECK(refusal(with(good, 32, std::uint32_t{4})) == errc::no_such_chunk);
+  CHECK(refusal(with(good, 32, std::uint32_t{0xffffffff})) == errc::no_such_chunk);
+  CHECK(refusal(with(good, 37, std::uint32_t{0})) == errc::bad_list);       // twice
+  CHECK(refusal(with(good, 32, std::uint32_t{3})) == errc::no_such_chunk);  // what follows is shifted
+  CHECK(refusal(with(good, 36, std::uint8_t{0b1000})) == errc::bad_list);   // a fourth of three
+  CHECK(refusal(with(good, 41, std::uint16_t{0x400})) == errc::bad_list);
   // Parts in another order, or twice, each with bits of its own.
   for (const std::array<std::uint32_t, 2>& parts :
        {std::array{3U, 0U}, std::array{0U, 0U}, std::array{3U, 3U}}) {
@@ -236,37 +228,26 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
       writer.put(std::span<const std::byte>(bytes(some_grid().bitmap_bytes(part), std::byte{1})));
     }
     const auto written = writer.finish(control_type::wanted, 5, 2);
-    CHECK(refusal({written.begin(), written.end()}) == bounded_errc::bad_list);
+    CHECK(refusal({written.begin(), written.end()}) == errc::bad_list);
   }
   for (std::size_t size = 0; size < good.size() - 24; ++size) {
-    bounded::chunk_list::read(body_of(good).first(size), some_grid(), error);
-    REQUIRE(error == bounded_errc::truncated);
+    REQUIRE(bounded::read_list(body_of(good).first(size), some_grid(), report, [](auto...) {}) ==
+            errc::truncated);
   }
 }
 
 TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by name") {
   const bytes good = some_begin();
   REQUIRE_FALSE(opened(good));
-  constexpr std::size_t prefix = 32 + 3;
-  using lamina::errc;
+  constexpr std::size_t prefix = 8;
   CHECK(opened(good, lamina::frame_kind::parameters) == errc::unexpected_kind);
-  CHECK(opened(good, lamina::frame_kind::gradients, 99'999) == bounded_errc::bound_too_large);
-  CHECK(opened(with(good, 0, std::uint8_t{2})) == errc::unexpected_kind);
-  CHECK(opened(with(good, 1, std::uint8_t{1})) == bounded_errc::nonzero_reserved);
-  CHECK(opened(with(good, 2, std::uint16_t{0x8000})) == bounded_errc::nonzero_reserved);
-  CHECK(opened(with(good, 4, std::uint32_t{500'001})) == bounded_errc::bound_too_large);
-  for (const std::uint64_t size : {0ULL, 1ULL, 128ULL, 1ULL << 32U, 1ULL << 63U, ~0ULL}) {
-    CHECK(opened(with(good, 8, std::uint64_t{size})) == errc::bad_payload_size);
-  }
+  CHECK(opened(good, lamina::frame_kind::gradients, 99'999) == errc::bound_too_large);
+  CHECK(opened(with(good, 0, std::uint32_t{500'001})) == errc::bound_too_large);
   for (const std::uint32_t count : {0U, 1U, 0x7fffffffU, 0x80000000U, 0xffffffffU}) {
-    for (const std::size_t field : {16U, 20U, 24U}) {
-      if (field == 24 && count == 1) continue;  // what it is
-      const std::error_code error = opened(with(good, field, count));
-      CAPTURE(field, count, error.message());
-      CHECK((error == bounded_errc::truncated || error == bounded_errc::wrong_length));
-    }
+    const std::error_code error = opened(with(good, 4, count));
+    CAPTURE(count, error.message());
+    CHECK(error);
   }
-  CHECK(opened(with(good, 28, std::uint32_t{1})) == bounded_errc::nonzero_reserved);
   // The prefix, as decode() names it.
   CHECK(opened(with(good, prefix, std::uint32_t{0})) == errc::bad_magic);
   CHECK(opened(with(good, prefix + 4, std::uint16_t{1})) == errc::unsupported_version);
@@ -277,12 +258,12 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == errc::nonzero_reserved);
   CHECK(opened(with(good, prefix + 8, std::uint32_t{0})) ==
         errc::unexpected_sequence);  // not the last of its step
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{3})) == bounded_errc::has_checksum);
+  CHECK(opened(with(good, prefix + 8, std::uint32_t{3})) == errc::has_checksum);
   CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == errc::wrong_layout);
   CHECK(opened(with(good, prefix + 32, std::uint32_t{5})) == errc::wrong_layout);
   CHECK(opened(with(good, prefix + 32, ~std::uint32_t{0})) == errc::wrong_layout);
   CHECK(opened(with(good, prefix + 36, std::uint16_t{1})) == errc::unexpected_sequence);
-  CHECK(opened(with(good, prefix + 38, std::uint8_t{1})) == bounded_errc::wrong_payload_type);
+  CHECK(opened(with(good, prefix + 38, std::uint8_t{1})) == errc::wrong_payload_type);
   CHECK(opened(with(good, prefix + 38, std::uint8_t{5})) == errc::unknown_payload_type);
   CHECK(opened(with(good, prefix + 39, std::uint8_t{65})) == errc::nonzero_reserved);
   CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == errc::bad_payload_size);
@@ -294,11 +275,11 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, prefix + 127, std::uint8_t{1})) == errc::bad_presence);
   CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1101})) == errc::bad_payload_size);
   // The chunk that is required.
-  CHECK(opened(with(good, prefix + 128, std::uint32_t{4})) == bounded_errc::no_such_chunk);
-  CHECK(opened(with(good, prefix + 132, std::uint32_t{10})) == bounded_errc::no_such_chunk);
+  CHECK(opened(with(good, prefix + 128, std::uint32_t{4})) == errc::no_such_chunk);
+  CHECK(opened(with(good, prefix + 132, std::uint32_t{10})) == errc::no_such_chunk);
   // Part 2 is not in the frame, and a gradient is not repaired.
   CHECK(opened(with(with(good, prefix + 128, std::uint32_t{2}), prefix + 132, std::uint32_t{0})) ==
-        bounded_errc::no_such_chunk);
+        errc::no_such_chunk);
   const bytes parameters = some_begin(lamina::frame_kind::parameters);
   CHECK_FALSE(opened(with(with(parameters, prefix + 128, std::uint32_t{2}), prefix + 132, std::uint32_t{0}),
                      lamina::frame_kind::parameters));
@@ -314,15 +295,15 @@ TEST_CASE("control: required chunks stand in order, and once") {
     more.insert(more.end(), raw.begin(), raw.end());
     const auto body = static_cast<std::uint32_t>(more.size() - 24);
     std::memcpy(more.data(), &body, sizeof body);
-    return with(more, 24, std::uint32_t{2});
+    return with(more, 0, std::uint32_t{100'000});
   };
   CHECK_FALSE(opened(with_another(3, 5)));
-  CHECK(opened(with_another(3, 4)) == bounded_errc::bad_list);
-  CHECK(opened(with_another(3, 3)) == bounded_errc::bad_list);
-  CHECK(opened(with_another(0, 2)) == bounded_errc::bad_list);
+  CHECK(opened(with_another(3, 4)) == errc::bad_list);
+  CHECK(opened(with_another(3, 3)) == errc::bad_list);
+  CHECK(opened(with_another(0, 2)) == errc::bad_list);
 }
 
-TEST_CASE("control: HELLO says who is there, and proves the secret") {
+TEST_CASE("control: HELLO says who is there, and its check proves the secret") {
   const bounded::hello_body hello{.rank = 3,
                                   .ranks = 9,
                                   .element_type = 1,
@@ -331,67 +312,36 @@ TEST_CASE("control: HELLO says who is there, and proves the secret") {
                                   .chunk_elements = 352,
                                   .mtu = 1500};
   bounded::control_writer writer(test_secret, 64);
-  const auto written = bounded::write_hello(writer, hello);
+  const auto written = writer.write(control_type::hello, 0, 0, hello);
   const bytes good(written.begin(), written.end());
   CHECK_FALSE(verdict(good));
-  std::error_code error;
-  bounded::keyed_check check(test_secret);
-  CHECK(bounded::read_hello(body_of(good), check, error) == hello);
-  CHECK_FALSE(error);
-  const auto refusal = [&](const bytes& all) {
-    bounded::read_hello(body_of(all), check, error);
-    return error;
-  };
-  for (std::size_t bit = 0; bit < 8 * 40; ++bit) {
+  bounded::hello_body read;
+  CHECK_FALSE(bounded::read_body(body_of(good), read));
+  CHECK(read == hello);
+  for (std::size_t bit = 0; bit < 8 * 32; ++bit) {
     bytes flipped = good;
     flipped[24 + bit / 8] ^= std::byte{1} << (bit % 8);
     CAPTURE(bit);
-    CHECK(refusal(flipped) ==
-          (bit / 8 == 14 || bit / 8 == 15 ? bounded_errc::nonzero_reserved : bounded_errc::bad_proof));
+    CHECK(verdict(flipped) == errc::bad_check);
   }
-  bounded::control_writer other_version(test_secret, 64);
-  bounded::hello_body newer = hello;
-  newer.protocol = 2;
-  const auto newer_written = bounded::write_hello(other_version, newer);
-  CHECK(refusal({newer_written.begin(), newer_written.end()}) == bounded_errc::unsupported_version);
-  bounded::read_hello(body_of(good).first(39), check, error);
-  CHECK(error == bounded_errc::truncated);
-  bounded::keyed_check stranger(test_secret + 1);
-  bounded::read_hello(body_of(good), stranger, error);
-  CHECK(error == bounded_errc::bad_proof);
+  CHECK(bounded::read_body(body_of(good).first(31), read) == errc::truncated);
+  bounded::control_writer stranger(test_secret + 1, 64);
+  CHECK(verdict(stranger.write(control_type::hello, 0, 0, hello)) == errc::bad_check);
 }
 
 TEST_CASE("control: ABORT has a reason and a text, which is cut") {
   bounded::control_writer writer(test_secret, bounded::most_abort_bytes);
-  const std::string text(2000, 'x');
-  const auto written = bounded::write_abort(writer, 9, {7, text});
+  struct verbose final : std::error_category {
+    const char* name() const noexcept override { return "verbose"; }
+    std::string message(int) const override { return std::string(2000, 'x'); }
+  };
+  const verbose category;
+  const auto written = bounded::write_abort(writer, 9, {7, category});
   CHECK_FALSE(verdict(written));
   std::error_code error;
-  const auto read = bounded::read_abort(written.subspan(24), error);
+  CHECK(written[24] == std::byte{7});
+  CHECK(bounded::read_abort(written.subspan(24), error) == std::string(1020, 'x'));
   CHECK_FALSE(error);
-  CHECK(read.reason == 7);
-  CHECK(read.text == text.substr(0, 1020));
   bounded::read_abort(written.subspan(24).first(3), error);
-  CHECK(error == bounded_errc::truncated);
-}
-
-TEST_CASE("control: each error has a sentence of its own") {
-  std::vector<std::string> sentences;
-  for (int code = 1; code <= static_cast<int>(bounded_errc::lost); ++code) {
-    const std::error_code error(code, bounded::bounded_category());
-    CHECK(error == static_cast<bounded_errc>(code));
-    CHECK_FALSE(error == static_cast<bounded_errc>(code + 1));
-    sentences.push_back(error.message());
-  }
-  std::ranges::sort(sentences);
-  CHECK(std::ranges::adjacent_find(sentences) == sentences.end());
-  CHECK(std::ranges::none_of(sentences,
-                             [](const std::string& each) { return contains(each, "unknown error"); }));
-  CHECK(std::error_code(99, bounded::bounded_category()).message() == "unknown error of a bounded transfer");
-  CHECK(
-      bounded::failure_sentence(bounded_errc::nothing_arrives, "worker 2", "the server", 1500) ==
-      "UDP from worker 2 to the server does not arrive: is the port blocked, or the path's MTU below 1500?");
-  CHECK(bounded::failure_sentence(bounded_errc::bad_list, "worker 2", "the server", 1500) ==
-        "transfer from worker 2 to the server: list of chunks is out of order, has a bit too many or nothing "
-        "in it");
+  CHECK(error == errc::truncated);
 }

@@ -21,7 +21,7 @@ void check_fates(const std::array<fate, 4>& fates, stop_policy stop, const bound
     bounded::packet_header header;
     std::memcpy(&header, packet.header.data(), sizeof header);
     if ((header.flags & bounded::flag_sent_before) != 0) return {50us};
-    switch (fates[2 * header.part + header.chunk]) {
+    switch (fates[2 * header.fragment + header.chunk]) {
       case fate::lost:
         return {};
       case fate::in_time:

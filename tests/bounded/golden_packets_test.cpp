@@ -43,8 +43,8 @@ golden_packet packet_of(std::istream& words) {
   unsigned flags = 0, tag = 0;
   packet_header& header = row.header;
   words >> row.file >> std::hex >> row.secret >> std::dec >> elements >> payload >> flags >> tag >>
-      header.sender >> header.receiver >> header.transfer >> header.part >> header.chunk >> header.chunks >>
-      header.transmission >> header.offset >> row.count >> header.sent_at;
+      header.sender >> header.receiver >> header.transfer >> header.fragment >> header.chunk >>
+      header.chunks >> header.transmission >> header.offset >> row.count >> header.sent_at;
   header.flags = static_cast<std::uint8_t>(flags);
   header.tag = static_cast<std::uint8_t>(tag);
   row.is_double = elements == "double";
@@ -101,7 +101,7 @@ bytes data_of(const golden_packet& row) {
   std::vector<T> elements;
   for (std::size_t k = 0; k < row.count; ++k) {
     const std::size_t i = static_cast<std::size_t>(row.header.offset) + k;
-    const auto part = row.header.part;
+    const auto part = row.header.fragment;
     const auto integer = static_cast<int>((37 * i + 101 * std::size_t{part} + 11) % 255) - 127;
     elements.push_back(static_cast<T>(std::ldexp(integer, static_cast<int>((part + i / 64) % 8) - 4)));
   }

@@ -27,7 +27,8 @@ struct direct_link {
       : sender(grid, {.rank = 2, .secret = test_secret, .rate = {.link_bits = 1'000'000'000}}),
         receiver(grid, {.sender = 2,
                         .secret = test_secret,
-                        .takes = {.kind = kind, .most_bound_ppm = bounded::most_bound_ppm},
+                        .kind = kind,
+                        .most_bound_ppm = bounded::most_bound_ppm,
                         .stop = stop}),
         limits(grid),
         check(test_secret) {}
@@ -87,12 +88,12 @@ TEST_CASE("memory: nothing is allocated after BEGIN, whatever is lost") {
     const auto grid = chunk_grid::of<float>(model, type, 64);
     const made_frame<float> made(random, model, everything(model), type);
     const auto chunks = made.cut(grid, 100'000);
-    const std::array required = {bounded::chunk{2, 3, 0}, bounded::chunk{0, 70, 0}};
+    const std::vector required = {bounded::chunk{2, 3, 0}, bounded::chunk{0, 70, 0}};
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       direct_link link(grid, stop);
       for (int k = 0; k < 3; ++k) {
         link.receiver.release(link.now);
-        link.sender.begin(chunks, {}, {.required = required});
+        link.sender.begin(chunks, {.required = required});
         REQUIRE(link.up());
         REQUIRE(link.receiver.state() == receiver_state::open);
         CHECK(allocations_of([&] { link.finish(); }) == 0);
@@ -115,9 +116,9 @@ TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
                                 lamina::frame_kind::parameters);
   constexpr std::size_t little = 16'384;  // bitmaps of chunks, and 16 bytes a layer
   direct_link link(grid, stop_policy::eager, lamina::frame_kind::parameters);
-  const auto begin = [&](const bounded::frame_chunks& chunks, std::span<const bounded::repair> repairs) {
+  const auto begin = [&](const bounded::frame_chunks& chunks, std::vector<bounded::repair> repairs) {
     link.receiver.release(link.now);
-    link.sender.begin(chunks, {}, {.repairs = repairs});
+    link.sender.begin(chunks, {.repairs = repairs});
     const std::size_t bytes = bytes_of([&] { link.up(); });
     REQUIRE(link.receiver.state() == receiver_state::open);
     link.finish();
@@ -126,8 +127,8 @@ TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
   const auto of_part = part.cut(grid, 100'000);
   const auto of_whole = whole.cut(grid, 100'000);
   // With every chunk that is not in the frame repaired, it is as large as the layout.
-  const std::array repairs = {bounded::repair{1, 0, std::as_bytes(std::span(part.values[1]))},
-                              bounded::repair{2, 0, std::as_bytes(std::span(part.values[2]))}};
+  const std::vector repairs = {bounded::repair{1, 0, std::as_bytes(std::span(part.values[1]))},
+                               bounded::repair{2, 0, std::as_bytes(std::span(part.values[2]))}};
   const std::size_t layout_bytes = 4 * model.elements() + 128 + 16;
   CHECK(begin(of_part, {}) < 4 * 900'000 + 128 + little);
   CHECK(begin(of_part, {}) < little);
@@ -141,9 +142,9 @@ TEST_CASE("memory: what a BEGIN claims takes none") {
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
   const made_frame<float> made(random, model, everything(model));
   const auto chunks = made.cut(grid, 100'000);
-  for (const std::size_t field : {4U, 8U, 16U, 20U, 24U, 32U + 32U, 32U + 40U}) {
+  for (const std::size_t field : {0U, 4U, 8U + 32U, 8U + 40U}) {
     direct_link link(grid, stop_policy::eager);
-    link.sender.begin(chunks, {});
+    link.sender.begin(chunks);
     const auto all = link.sender.poll_control(link.now);
     std::vector<std::byte> claims(all.begin(), all.end());
     std::fill_n(claims.begin() + 24 + static_cast<std::ptrdiff_t>(field), 4, std::byte{0x7f});
@@ -163,7 +164,7 @@ TEST_CASE("memory: a flood of a million packets of each kind adds nothing") {
   const made_frame<float> made(random, model, everything(model));
   const auto chunks = made.cut(grid, 0);
   direct_link link(grid, stop_policy::eager);
-  link.sender.begin(chunks, {});
+  link.sender.begin(chunks);
   while (link.up() || link.down()) {
   }
   datagram first{}, second{};
@@ -206,10 +207,10 @@ TEST_CASE("memory: a frame that there is no memory for waits, and opens when the
   const auto chunks = first.cut(grid);
   const auto larger = second.cut(grid);
   direct_link link(grid, stop_policy::eager);
-  link.sender.begin(chunks, {});
+  link.sender.begin(chunks);
   link.finish();
   REQUIRE(link.sender.state() == bounded::sender_state::done);
-  link.sender.begin(larger, {});
+  link.sender.begin(larger);
   REQUIRE(link.up());  // kept, since the first was not taken yet
   for (int k = 0; k < 2; ++k) {
     granted = 0;

@@ -23,7 +23,7 @@ struct recorded_transfer {
         chunks(made.cut(grid, bound_ppm)),
         sender(grid, {.rank = 2, .receiver = 0, .secret = test_secret}),
         check(test_secret) {
-    sender.begin(chunks, {});
+    sender.begin(chunks);
     begin = copy_of(sender.poll_control(0s));
     bounded::control_writer writer(test_secret, 12);
     writer.put(std::uint64_t{0});
@@ -49,7 +49,7 @@ struct recorded_transfer {
     bounded::bounded_receiver receiver(grid, {.rank = 0,
                                               .sender = 2,
                                               .secret = test_secret,
-                                              .takes = {.most_bound_ppm = bounded::most_bound_ppm},
+                                              .most_bound_ppm = bounded::most_bound_ppm,
                                               .stop = stop});
     REQUIRE_FALSE(receiver.on_control(read(begin), 0s));
     std::ignore = receiver.poll_control(0s);  // READY

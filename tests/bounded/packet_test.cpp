@@ -52,7 +52,7 @@ struct open_receiver {
       packets.push_back(std::move(joined));
       return true;
     };
-    link.sender.begin(chunks, {});
+    link.sender.begin(chunks);
     link.run([this] { return link.sender.state() == sender_state::probing; });
   }
   static lamina::selection two_parts(const lamina::layout& model) {
@@ -99,7 +99,7 @@ TEST_CASE("packet: every field has its place") {
   header.sender = 0x1112;
   header.receiver = 0x2122;
   header.transfer = 0x31323334;
-  header.part = 0x41424344;
+  header.fragment = 0x41424344;
   header.chunk = 0x51525354;
   header.chunks = 0x61626364;
   header.transmission = 0x71727374;
@@ -174,7 +174,7 @@ TEST_CASE("packet: every truncation and every flipped bit is refused by name, an
 }
 
 TEST_CASE("packet: a field at its limits under a good check ends the transfer by name, or is taken") {
-  constexpr std::array checked = {LAMINA_FIELD(part), LAMINA_FIELD(chunk), LAMINA_FIELD(chunks),
+  constexpr std::array checked = {LAMINA_FIELD(fragment), LAMINA_FIELD(chunk), LAMINA_FIELD(chunks),
                                   LAMINA_FIELD(offset), LAMINA_FIELD(data_bytes)};
   for (const field& each : checked) {
     for (const std::uint64_t value : limits) {
@@ -187,7 +187,7 @@ TEST_CASE("packet: a field at its limits under a good check ends the transfer by
         CHECK(open.give(changed) == packet_fate::inconsistent);
         CHECK(open.link.receiver.state() == receiver_state::failed);
         const std::error_code why = open.link.receiver.failure();
-        CHECK((why == bounded_errc::no_such_chunk || why == bounded_errc::wrong_sizes));
+        CHECK((why == errc::no_such_chunk || why == errc::wrong_sizes));
         CHECK(open.link.receiver.counters().of(packet_fate::placed) == 0);
       }
     }
@@ -213,7 +213,7 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
     all.insert(all.end(), data.begin(), data.end());
     return all;
   };
-  header.part = 2;  // a chunk of the model, but held back
+  header.fragment = 2;  // a chunk of the model, but held back
   header.chunk = 0;
   header.chunks = 1;
   header.offset = 0;
@@ -223,12 +223,12 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
     header.flags = bounded::flag_repair;
   }
   SECTION("a chunk of the frame that says to be a repair") {
-    header.part = 0;
+    header.fragment = 0;
     header.chunks = 3;
     header.flags = bounded::flag_repair;
   }
   CHECK(open.give(joined()) == packet_fate::inconsistent);
-  CHECK(open.link.receiver.failure() == bounded_errc::no_such_chunk);
+  CHECK(open.link.receiver.failure() == errc::no_such_chunk);
   CHECK(open.give(open.packets[0]) == packet_fate::stale);  // it has failed
 }
 

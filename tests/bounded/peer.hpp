@@ -54,7 +54,7 @@ class peer {
 inline bytes all_but(std::uint32_t chunks, const std::vector<std::uint32_t>& missing) {
   bytes bits((chunks + 7) / 8);
   for (std::uint32_t i = 0; i < chunks; ++i) {
-    if (std::ranges::find(missing, i) == missing.end()) bounded::detail::set_bit(bits, i);
+    if (std::ranges::find(missing, i) == missing.end()) bits[i / 8] |= std::byte{1} << (i % 8);
   }
   return bits;
 }

@@ -75,7 +75,6 @@ TEST_CASE("rate: it begins at the share of the link, and stays between its bound
   CHECK(rate.bits() == 1e9);
   for (int k = 0; k < 200; ++k) rate.report(report_of(10, 100, 0));
   CHECK(rate.bits() == 10e6);
-  CHECK(rate.least_bits() == 10e6);
   rate_control unknown;
   unknown.report(report_of(100, 100, 0));
   CHECK(unknown.bits() == Approx(110e6));

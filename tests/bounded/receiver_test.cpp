@@ -50,7 +50,7 @@ struct recording {
         return false;
       };
       bounded::bounded_sender& sender = link.sender;
-      sender.begin(chunks, {});
+      sender.begin(chunks);
       each->begin = copy_of(sender.poll_control(link.now));
       link.up.send(0, {each->begin}, link.now);
       link.run([&] { return sender.state() == sender_state::done; });
@@ -71,11 +71,8 @@ const recording& recorded() {
 class tried_receiver {
  public:
   explicit tried_receiver(stop_policy stop = stop_policy::on_probe)
-      : receiver(some_grid(), {.rank = 0,
-                               .sender = 2,
-                               .secret = test_secret,
-                               .takes = {.most_bound_ppm = 100'000},
-                               .stop = stop}) {}
+      : receiver(some_grid(),
+                 {.rank = 0, .sender = 2, .secret = test_secret, .most_bound_ppm = 100'000, .stop = stop}) {}
   std::error_code give(const bytes& all) {
     std::error_code error;
     const auto message = bounded::read_control(all, bounded::control_limits(some_grid()), check, error);
@@ -113,7 +110,7 @@ tried_receiver receiver_at(at where) {
   REQUIRE_FALSE(tried.give(recorded().first.begin));
   tried.polled();
   if (where == at::failed) {
-    CHECK(tried.give(recorded().second.begin) == bounded_errc::unexpected_message);
+    CHECK(tried.give(recorded().second.begin) == errc::unexpected_message);
     tried.polled();
     return tried;
   }
@@ -128,12 +125,12 @@ tried_receiver receiver_at(at where) {
 
 constexpr receiver_state waiting = receiver_state::waiting, open = receiver_state::open,
                          frozen = receiver_state::frozen, failed = receiver_state::failed;
-constexpr bounded_errc unexpected = bounded_errc::unexpected_message;
+constexpr errc unexpected = errc::unexpected_message;
 using types = std::vector<control_type>;
 
 struct outcome {
   receiver_state next;
-  std::optional<bounded_errc> error = std::nullopt;
+  std::optional<errc> error = std::nullopt;
   types sent = {};
 };
 
@@ -175,11 +172,11 @@ TEST_CASE("states: a receiver and every message") {
   check_control("BEGIN of no transfer", message(control_type::begin, 0, 0),
                 {{refused, refused, stands, stands, refused, has_failed}});
   check_control("BEGIN without a body", message(control_type::begin, 9, 0),
-                {{{failed, bounded_errc::truncated, abort},
+                {{{failed, errc::truncated, abort},
                   refused,
                   {frozen},
                   stands,
-                  {failed, bounded_errc::truncated, abort},
+                  {failed, errc::truncated, abort},
                   has_failed}});
   // Not all of it has come, so that the answer waits.
   check_control("PROBE", recorded().first.probe,
@@ -188,19 +185,18 @@ TEST_CASE("states: a receiver and every message") {
                 {{refused, refused, stands, stands, refused, has_failed}});
   check_control("PROBE of a later round", message(control_type::probe, 1, 1, bytes(4)),
                 {{refused, refused, {frozen}, {frozen}, {waiting}, has_failed}});
-  check_control(
-      "PROBE that is too short", message(control_type::probe, 1, 0, bytes(3)),
-      {{refused, {failed, bounded_errc::truncated, abort}, {frozen}, {frozen}, {waiting}, has_failed}});
+  check_control("PROBE that is too short", message(control_type::probe, 1, 0, bytes(3)),
+                {{refused, {failed, errc::truncated, abort}, {frozen}, {frozen}, {waiting}, has_failed}});
   check_control("ABORT", message(control_type::abort, 1, 0, bytes(4)),
                 {{{waiting},
-                  {failed, bounded_errc::aborted, abort},
+                  {failed, errc::aborted, abort},
                   {frozen},
-                  {frozen, bounded_errc::aborted, abort},
+                  {frozen, errc::aborted, abort},
                   {waiting},
                   has_failed}});
-  for (const control_type type : {control_type::hello, control_type::ready, control_type::report,
-                                  control_type::wanted, control_type::stop, control_type::message,
-                                  control_type::ping, control_type::pong, control_type::bye}) {
+  for (const control_type type :
+       {control_type::hello, control_type::ready, control_type::report, control_type::wanted,
+        control_type::stop, control_type::ping, control_type::pong, control_type::bye}) {
     check_control("of no receiver", message(type, 1, 0),
                   {{refused, refused, stands, stands, refused, has_failed}});
   }
@@ -210,12 +206,12 @@ TEST_CASE("states: a receiver and every message") {
 
 TEST_CASE("states: a frame that is frozen outlives its connection, and the error comes with its release") {
   auto tried = receiver_at(at::frozen_held);
-  CHECK(tried.give(message(control_type::abort, 1, 0, bytes(4))) == bounded_errc::aborted);
+  CHECK(tried.give(message(control_type::abort, 1, 0, bytes(4))) == errc::aborted);
   CHECK(tried.polled() == types{control_type::abort});
   CHECK(tried.receiver.state() == frozen);
   CHECK(same_bits(tried.receiver.frame(), recorded().frame));
-  CHECK(tried.give(recorded().second.begin) == bounded_errc::aborted);
-  CHECK(tried.receiver.release(tried.now) == bounded_errc::aborted);
+  CHECK(tried.give(recorded().second.begin) == errc::aborted);
+  CHECK(tried.receiver.release(tried.now) == errc::aborted);
   CHECK(tried.receiver.state() == failed);
 }
 
@@ -264,7 +260,7 @@ TEST_CASE("states: release gives the next frame its place, and only then") {
   // What it held was no BEGIN at all.
   auto wrong = receiver_at(at::frozen);
   REQUIRE_FALSE(wrong.give(message(control_type::begin, 9, 0)));
-  CHECK(wrong.receiver.release(wrong.now) == bounded_errc::truncated);
+  CHECK(wrong.receiver.release(wrong.now) == errc::truncated);
   CHECK(wrong.receiver.state() == failed);
 }
 
@@ -356,7 +352,7 @@ TEST_CASE("times: a quiet is twice the round trip, and at least 3 ms") {
 
 TEST_CASE(
     "times: a PING that was lost does not make a quiet long, and one round trip does not stay for ever") {
-  bounded::heartbeat beats(2s, 500ms);
+  bounded::heartbeat beats(2s);
   beats.pong(1s, 1s + 840ms);
   beats.pong(1s + 50ms, 1s + 840ms);
   beats.pong(1s + 800ms, 1s + 840ms);
@@ -380,7 +376,7 @@ TEST_CASE("times: a way that lets no packet through ends by itself, and says how
   simulated_link link(grid, {.data = {.loss = 1}});
   link.transfer(chunks);
   CHECK(link.receiver.state() == failed);
-  CHECK(link.receiver.failure() == bounded_errc::nothing_arrives);
+  CHECK(link.receiver.failure() == errc::nothing_arrives);
   CHECK(link.now > 10s);
   CHECK(link.now < 11s);
   // At the least rate, so that it is no flood: 100 Mb/s for 10 s.
@@ -388,5 +384,5 @@ TEST_CASE("times: a way that lets no packet through ends by itself, and says how
   link.run([] { return false; });
   while (link.sender.is_under_way() && link.step()) {
   }
-  CHECK(link.sender.failure() == bounded_errc::aborted);
+  CHECK(link.sender.failure() == errc::aborted);
 }

@@ -49,7 +49,7 @@ class shared_link {
                                                    .senders = static_cast<std::uint32_t>(given.senders)}}),
           bounded::bounded_receiver(grid_, {.sender = static_cast<std::uint16_t>(s + 1),
                                             .secret = test_secret,
-                                            .takes = {.most_bound_ppm = bounded::most_bound_ppm},
+                                            .most_bound_ppm = bounded::most_bound_ppm,
                                             .stop = given.stop}),
           lossy_channel({.delay = given.delay}), lossy_channel({.delay = given.delay})}));
       ends.back()->receiver.set_load(static_cast<std::uint32_t>(given.senders), 0);
@@ -72,7 +72,7 @@ class shared_link {
       for (const auto& each : ends) {
         if (!each->sender.is_under_way() && each->sender.state() != sender_state::failed) {
           each->receiver.release(now);
-          each->sender.begin(chunks_, {});
+          each->sender.begin(chunks_);
         }
         pump(*each);
         at = std::min(

@@ -24,12 +24,12 @@
 namespace lamina_test {
 
 namespace bounded = lamina::bounded;
-using bounded::bounded_errc;
 using bounded::instant;
 using bounded::packet_fate;
 using bounded::receiver_state;
 using bounded::sender_state;
 using bounded::stop_policy;
+using lamina::errc;
 using lamina::payload_type;
 using namespace std::chrono_literals;
 
@@ -74,12 +74,11 @@ class simulated_link {
  public:
   struct options {
     channel_options data = {};
-    bounded::arrival_options takes = {.kind = lamina::frame_kind::gradients,
-                                      .most_bound_ppm = bounded::most_bound_ppm};
+    lamina::frame_kind kind = lamina::frame_kind::gradients;
+    std::uint32_t most_bound_ppm = bounded::most_bound_ppm;
     stop_policy stop = stop_policy::eager;
     bounded::rate_options rate = {.link_bits = 10'000'000'000, .senders = 1};
     std::uint32_t last_transfer = 0;
-    std::uint32_t first_transmission = 0;
     instant begins_at = 0s;
   };
 
@@ -88,14 +87,13 @@ class simulated_link {
                       .receiver = 0,
                       .secret = test_secret,
                       .rate = given.rate,
-                      .last_transfer = given.last_transfer,
-                      .first_transmission = given.first_transmission}),
+                      .last_transfer = given.last_transfer}),
         receiver(grid, {.rank = 0,
                         .sender = 2,
                         .secret = test_secret,
-                        .takes = given.takes,
-                        .stop = given.stop,
-                        .first_transmission = given.first_transmission}),
+                        .kind = given.kind,
+                        .most_bound_ppm = given.most_bound_ppm,
+                        .stop = given.stop}),
         data(given.data),
         now(given.begins_at),
         limits_(grid),
@@ -104,7 +102,7 @@ class simulated_link {
   /// One transfer from its beginning until the sender has STOP, or an end fails. The receiver's last frame is released before.
   void transfer(const bounded::frame_chunks& chunks, const bounded::obligations& beside = {}) {
     receiver.release(now);
-    sender.begin(chunks, {}, beside);
+    sender.begin(chunks, beside);
     run([this] { return !sender.is_under_way(); });
   }
 
@@ -211,7 +209,7 @@ inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const 
         for (std::size_t k = 0; k < piece.bytes; ++k) expected[begin + piece.begin + k] = std::byte{0};
       }
     }
-    begin += grid.part_bytes(part);
+    begin += grid.fragment_bytes(part);
   }
   return same_bits(expected, receiver.frame());
 }

@@ -61,7 +61,7 @@ void check_ended(const simulated_link& link, const lamina::encoded_frame& frame,
     REQUIRE(std::uint64_t{arrived.lost_chunks(part)} * 1'000'000 <= bound_ppm * chunks);
   }
   CHECK(std::ranges::none_of(required,
-                             [&](const chunk& each) { return arrived.is_lost(each.part, each.index); }));
+                             [&](const chunk& each) { return arrived.is_lost(each.fragment, each.index); }));
 }
 
 }  // namespace
@@ -157,9 +157,9 @@ TEST_CASE("transfer: repairs arrive beside the frame") {
   const auto part_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
     return bounded::repair{layer, begin, std::as_bytes(std::span(made.values[layer]).subspan(begin, count))};
   };
-  const std::array repairs = {part_of(2, 16, 14), part_of(1, 0, 32), part_of(1, 48, 16)};
-  simulated_link link(grid, {.data = {.loss = 0.3},
-                             .takes = {.kind = lamina::frame_kind::parameters, .most_bound_ppm = 200'000}});
+  const std::vector repairs = {part_of(2, 16, 14), part_of(1, 0, 32), part_of(1, 48, 16)};
+  simulated_link link(
+      grid, {.data = {.loss = 0.3}, .kind = lamina::frame_kind::parameters, .most_bound_ppm = 200'000});
   // Alone, too: a frame that sends nothing.
   const made_frame<double> empty(random, model, lamina::selection(model), payload_type::as_is,
                                  lamina::frame_kind::parameters);
@@ -167,15 +167,15 @@ TEST_CASE("transfer: repairs arrive beside the frame") {
     link.transfer(each->cut(grid, 200'000), {.repairs = repairs});
     check_ended(link, each->frame(), grid, 200'000, {});
     std::set<std::array<std::size_t, 3>> runs;
-    link.receiver.for_each_repair([&](std::size_t part, std::size_t begin, std::span<const std::byte> bytes) {
+    for (const auto& [part, begin, bytes] : link.receiver.repairs()) {
       runs.insert({part, begin, bytes.size() / sizeof(double)});
       CHECK(same_bits(bytes, std::as_bytes(std::span(made.values[part]).subspan(begin, bytes.size() / 8))));
-    });
+    }
     CHECK(runs == std::set<std::array<std::size_t, 3>>{{1, 0, 16}, {1, 16, 16}, {1, 48, 16}, {2, 16, 14}});
   }
   // The next transfer has none.
   link.transfer(made.cut(grid, 0));
-  link.receiver.for_each_repair([&](auto...) { FAIL("nothing was to be repaired"); });
+  CHECK(link.receiver.repairs().empty());
 }
 
 TEST_CASE("transfer: obligations that are no chunks of the transfer are refused") {
@@ -189,7 +189,7 @@ TEST_CASE("transfer: obligations that are no chunks of the transfer are refused"
   bounded::bounded_sender sender(grid, {});
   const auto refusal = [&](const std::vector<chunk>& required, const std::vector<bounded::repair>& repairs) {
     return message_of<std::invalid_argument>(
-        [&] { sender.begin(chunks, {}, {.required = required, .repairs = repairs}); });
+        [&] { sender.begin(chunks, {.required = required, .repairs = repairs}); });
   };
   const auto bytes = std::as_bytes(std::span(made.values[1]));
   CHECK(contains(refusal({{1, 0}}, {}), "chunk 0 of layer 1 is required, and not in the frame"));
@@ -199,11 +199,8 @@ TEST_CASE("transfer: obligations that are no chunks of the transfer are refused"
   CHECK(contains(refusal({}, {{1, 16, bytes.first(60)}}), "does not consist of whole chunks"));
   CHECK(contains(refusal({}, {{1, 16, bytes}}), "does not consist of whole chunks"));
   CHECK(sender.state() == sender_state::idle);
-  CHECK(contains(message_of<std::invalid_argument>(
-                     [&] { sender.begin(chunks, std::vector<std::byte>(bounded::most_report_bytes + 1)); }),
-                 "a report of 4065 bytes"));
-  sender.begin(chunks, {}, {.repairs = std::array{bounded::repair{1, 48, bytes.last(64)}}});
-  CHECK_THROWS_AS(sender.begin(chunks, {}), std::logic_error);
+  sender.begin(chunks, {.repairs = {{1, 48, bytes.last(64)}}});
+  CHECK_THROWS_AS(sender.begin(chunks), std::logic_error);
 }
 
 TEST_CASE("transfer: what the receiver's caller has not taken holds the next frame back") {
@@ -215,17 +212,14 @@ TEST_CASE("transfer: what the receiver's caller has not taken holds the next fra
   simulated_link link(grid, {});
   link.transfer(first.cut(grid));
   const auto chunks = second.cut(grid);
-  const std::vector<std::byte> report(100, std::byte{42});
-  link.sender.begin(chunks, report);
+  link.sender.begin(chunks);
   link.run([] { return false; });  // until nothing happens any more
   CHECK(link.sender.state() == sender_state::begun);
   CHECK(same_bits(link.receiver.frame(), first.frame().to_bytes()));
-  CHECK(link.receiver.report().empty());
   link.receiver.release(link.now);
   link.run([&] { return !link.sender.is_under_way(); });
   CHECK(link.sender.state() == sender_state::done);
   CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
-  CHECK(same_bits(link.receiver.report(), report));
 }
 
 TEST_CASE("transfer: a PROBE is answered when what it counts has come, or nothing comes any more") {
@@ -279,11 +273,10 @@ TEST_CASE("transfer: numbers wrap around") {
   const lamina::layout model = model_of({400, 80});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
   const std::uint32_t from = 0xffff'fffd;  // transfers 2^32 - 2, 2^32 - 1, 1, 2, 3
-  // The clock of packets wraps in the third transfer or so, transmissions in each.
+  // The clock of packets wraps in the third transfer or so.
   simulated_link link(grid, {.data = {.loss = 0.3, .duplicate = 0.1, .jitter = 1ms},
                              .stop = stop_policy::on_probe,
                              .last_transfer = from,
-                             .first_transmission = 0xffff'fff0,
                              .begins_at = 4'294'967'296us - 20ms});
   std::vector<std::uint32_t> numbers;
   std::map<std::uint32_t, std::vector<std::byte>> first_packets;
@@ -311,14 +304,13 @@ TEST_CASE("transfer: numbers wrap around") {
   CHECK(link.sender.counters().repeated > 0);
 }
 
-TEST_CASE("transfer: a report counts transmissions beyond where they wrap") {
+TEST_CASE("transfer: a report counts what was sent, and what of it came") {
   std::mt19937 random(52);
   const lamina::layout model = model_of({400});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
   const made_frame<float> made(random, model, everything(model));
   const auto chunks = made.cut(grid);
-  constexpr std::uint32_t first = 0xffff'fff0;
-  simulated_link link(grid, {.data = {.jitter = 100us}, .first_transmission = first});
+  simulated_link link(grid, {.data = {.jitter = 100us}});
   std::uint32_t last = 0;
   link.is_dropped = [&](const bounded::outgoing_packet& packet) {
     std::error_code error;
@@ -326,16 +318,16 @@ TEST_CASE("transfer: a report counts transmissions beyond where they wrap") {
     last = header.transmission;
     return header.chunk == 7;
   };
-  link.sender.begin(chunks, {});
+  link.sender.begin(chunks);
   link.run(
       [&] { return link.sender.state() == sender_state::probing && link.data.next() == bounded::never; });
-  CHECK(last == 33);
+  CHECK(last == 49);
   const auto wanted = link.receiver.poll_control(link.now + 4ms);
   REQUIRE(wanted.size() > bounded::control_header_bytes);
-  std::error_code error;
-  const auto list = bounded::chunk_list::read(wanted.subspan(bounded::control_header_bytes), grid, error);
-  REQUIRE_FALSE(error);
-  CHECK(list.report().seen == 34);
-  CHECK(list.report().transmissions == 50);
-  CHECK(list.report().received == 49);
+  bounded::transfer_report report;
+  REQUIRE_FALSE(
+      bounded::read_list(wanted.subspan(bounded::control_header_bytes), grid, report, [](auto...) {}));
+  CHECK(report.seen == 50);
+  CHECK(report.transmissions == 50);
+  CHECK(report.received == 49);
 }

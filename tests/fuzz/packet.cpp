@@ -23,7 +23,7 @@ struct setting {
       packets.push_back(std::move(joined));
       return {};
     };
-    link.sender.begin(chunks, {});
+    link.sender.begin(chunks);
     const auto all = link.sender.poll_control(link.now);
     begin.assign(all.begin(), all.end());
     link.up.send(0, {begin}, link.now);
@@ -64,7 +64,7 @@ void fuzz_one(input in) {
   bounded::bounded_receiver receiver(of.grid,
                                      {.sender = 2,
                                       .secret = test_secret,
-                                      .takes = {.most_bound_ppm = bounded::most_bound_ppm},
+                                      .most_bound_ppm = bounded::most_bound_ppm,
                                       .stop = in.flag() ? stop_policy::eager : stop_policy::on_probe});
   bounded::keyed_check key(test_secret);
   std::error_code error;

@@ -21,8 +21,7 @@ class fuzzed_network {
  public:
   fuzzed_network(input& in, const bounded::chunk_grid& grid, stop_policy stop, std::uint32_t bound_ppm)
       : sender(grid, {.rank = 2, .secret = test_secret, .rate = {.link_bits = 10'000'000'000}}),
-        receiver(grid,
-                 {.sender = 2, .secret = test_secret, .takes = {.most_bound_ppm = bound_ppm}, .stop = stop}),
+        receiver(grid, {.sender = 2, .secret = test_secret, .most_bound_ppm = bound_ppm, .stop = stop}),
         in_(in),
         limits_(grid),
         key_(test_secret) {}
@@ -46,7 +45,7 @@ class fuzzed_network {
       deliver(down_, false);
     }
     const std::error_code why = sender.failure();
-    check(!why || why == bounded_errc::no_progress || why == bounded_errc::aborted, "a transfer ends well");
+    check(!why || why == errc::no_progress || why == errc::aborted, "a transfer ends well");
     return !why;
   }
   // What is still under way comes after the freeze.
@@ -137,7 +136,7 @@ void fuzz_one(input in) {
     const bounded::frame_chunks chunks(frame, of_worker.sent(), grid, {.bound_ppm = bound_ppm});
     const auto required = memory.required(of_worker.sent(), 2);
     network.release();
-    network.sender.begin(chunks, {}, {.required = required});
+    network.sender.begin(chunks, {.required = required});
     if (!network.run()) return;
     network.flush();
     const lamina::delivery& arrived = network.sender.arrived();
@@ -148,7 +147,7 @@ void fuzz_one(input in) {
             "no part is beyond its bound");
     }
     for (const auto& each : required)
-      check(!arrived.is_lost(each.part, each.index), "what is required arrives");
+      check(!arrived.is_lost(each.fragment, each.index), "what is required arrives");
     const auto view = lamina::decode<float>(network.receiver.frame(), model);
     for (const std::size_t l : arrived.sent().sent()) {
       std::vector<float> values(model.sizes()[l]);

@@ -24,7 +24,7 @@ CONTROL_CHECK_AT = 16
 VERSION = 1
 KNOWN_FLAGS = 3
 KNOWN_TAGS = 7
-TYPES = {1: "HELLO", 2: "BEGIN", 3: "READY", 4: "REPORT", 5: "PROBE", 6: "WANTED", 7: "STOP", 8: "ABORT", 9: "MESSAGE",
+TYPES = {1: "HELLO", 2: "BEGIN", 3: "READY", 4: "REPORT", 5: "PROBE", 6: "WANTED", 7: "STOP", 8: "ABORT",
          10: "PING", 11: "PONG", 12: "BYE", 13: "TICK"}
 
 
@@ -39,7 +39,7 @@ class Packet:
     sender: int
     receiver: int
     transfer: int
-    part: int
+    fragment: int
     chunk: int
     chunks: int
     transmission: int
@@ -62,9 +62,9 @@ def refuse_if(bad: bool, name: str) -> None:
 
 
 def read_packet(datagram: bytes, secret: int) -> Packet:
-    """Raises PacketError. Whether part, chunk and sizes are those of a layout is for who knows it."""
+    """Raises PacketError. Whether fragment, chunk and sizes are those of a layout is for who knows it."""
     refuse_if(len(datagram) < PACKET.size, "truncated")
-    (magic, version, flags, tag, reserved, sender, receiver, transfer, part, chunk, chunks, transmission, offset,
+    (magic, version, flags, tag, reserved, sender, receiver, transfer, fragment, chunk, chunks, transmission, offset,
      data_bytes, sent_at, check) = PACKET.unpack_from(datagram)
     data = datagram[PACKET.size:]
     refuse_if(magic != PACKET_MAGIC, "bad_magic")
@@ -72,7 +72,7 @@ def read_packet(datagram: bytes, secret: int) -> Packet:
     refuse_if(flags & ~KNOWN_FLAGS != 0 or tag & ~KNOWN_TAGS != 0 or reserved != 0, "nonzero_reserved")
     refuse_if(data_bytes != len(data), "wrong_sizes")
     refuse_if(check != xxh3_64(datagram[:PACKET_CHECK_AT] + data, secret), "bad_check")
-    return Packet(flags, tag, sender, receiver, transfer, part, chunk, chunks, transmission, offset, sent_at, data)
+    return Packet(flags, tag, sender, receiver, transfer, fragment, chunk, chunks, transmission, offset, sent_at, data)
 
 
 def read_control(message: bytes, secret: int) -> Control:

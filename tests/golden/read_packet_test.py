@@ -32,8 +32,8 @@ def data_of(file: str) -> bytes:
     return (HERE / "packets" / file).read_bytes()
 
 
-def elements_by_formula(part: int, offset: int, count: int) -> list[float]:
-    return [((37 * i + 101 * part + 11) % 255 - 127) * 2.0 ** ((part + i // 64) % 8 - 4)
+def elements_by_formula(fragment: int, offset: int, count: int) -> list[float]:
+    return [((37 * i + 101 * fragment + 11) % 255 - 127) * 2.0 ** ((fragment + i // 64) % 8 - 4)
             for i in range(offset, offset + count)]
 
 
@@ -56,15 +56,15 @@ class GoldenPackets(unittest.TestCase):
     def test_every_packet(self) -> None:
         self.assertGreater(len(PACKETS), 5)
         for file, secret, element_type, payload_type, *numbers in PACKETS:
-            (flags, tag, sender, receiver, transfer, part, chunk, chunks, transmission, offset, count,
+            (flags, tag, sender, receiver, transfer, fragment, chunk, chunks, transmission, offset, count,
              sent_at) = map(int, numbers)
             packet = read_packet(data_of(file), int(secret, 16))
-            self.assertEqual((packet.flags, packet.tag, packet.sender, packet.receiver, packet.transfer, packet.part,
+            self.assertEqual((packet.flags, packet.tag, packet.sender, packet.receiver, packet.transfer, packet.fragment,
                               packet.chunk, packet.chunks, packet.transmission, packet.offset, packet.sent_at),
-                             (flags, tag, sender, receiver, transfer, part, chunk, chunks, transmission, offset, sent_at),
+                             (flags, tag, sender, receiver, transfer, fragment, chunk, chunks, transmission, offset, sent_at),
                              file)
             self.assertEqual(elements_of(packet.data, payload_type, element_type, count),
-                             elements_by_formula(part, offset, count), file)
+                             elements_by_formula(fragment, offset, count), file)
 
     def test_every_control_message(self) -> None:
         self.assertGreater(len(CONTROLS), 4)

@@ -108,8 +108,8 @@ class server {
     const lamina::delivery* arrived = nullptr;
     if (uplink_) {
       packets_[worker] = uplink_->receive(worker);
-      bytes = packets_[worker].bytes;
-      arrived = &packets_[worker].frame->arrived;
+      bytes = packets_[worker]->bytes;
+      arrived = &packets_[worker]->arrived;
       done_.missing_elements += arrived->lost_elements();
     }
     const auto frame = lamina::decode<float>(bytes, fragments());
@@ -235,7 +235,7 @@ class server {
   books books_;
   std::vector<std::uint64_t> replied_;  // the hash of what each worker should hold
   std::optional<uplink> uplink_;
-  std::vector<udp::arrival> packets_;  // what came of each worker's last frame
+  std::vector<std::optional<udp::arrival>> packets_;  // what came of each worker's last frame
   memory_watch memory_;
   progress done_;
 };

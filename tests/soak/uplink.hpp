@@ -66,9 +66,8 @@ class uplink {
   /// A worker's: what of the frame has arrived.
   lamina::delivery send(const lamina::encoded_frame& frame, const lamina::selection& chosen) {
     const lamina::bounded::frame_chunks chunks(frame, chosen, grid_, {.bound_ppm = run_.bound_ppm});
-    const auto required = losses_.required(chosen, most_losses);
-    const lamina::bounded::obligations beside{.required = required};
-    auto sent = transport_->send_frame({&server, 1}, chunks, {}, {&beside, 1});
+    const lamina::bounded::obligations owed{.required = losses_.required(chosen, most_losses)};
+    auto sent = transport_->send_frame({&server, 1}, chunks, {&owed, 1});
     losses_.note(sent[0].value());
     return std::move(sent[0]).value();
   }
@@ -77,7 +76,7 @@ class uplink {
   /// std::runtime_error where more is missing than may be.
   udp::arrival receive(std::size_t worker) {
     udp::arrival got = transport_->receive(worker + 1);
-    const lamina::delivery& arrived = got.frame->arrived;
+    const lamina::delivery& arrived = got.arrived;
     for (std::size_t part = 0; part < grid_.fragments().layers(); ++part) {
       const std::size_t chunks = arrived.chunks(part);
       if (arrived.lost_chunks(part) * 1'000'000 > chunks * run_.bound_ppm)

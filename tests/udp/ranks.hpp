@@ -56,7 +56,6 @@ struct ranks_given {
   std::uint64_t link_bits = 10'000'000'000;
   std::size_t mtu = 1500;
   bool has_tags = true;
-  std::size_t max_message_bytes = std::size_t{1} << 28U;
 };
 
 inline bounded::chunk_grid grid_of(const ranks_given& given) {
@@ -97,7 +96,6 @@ inline udp::transport_options options_of(const ranks_given& given, std::size_t r
                                  .has_classes = given.has_tags,
                                  .rate = {.link_bits = given.link_bits,
                                           .senders = rank == 0 ? 1 : static_cast<std::uint32_t>(ranks - 1)},
-                                 .most_message_bytes = given.max_message_bytes,
                                  .meeting_timeout = 20s,
                                  .name_of = name_of};
   for (const std::size_t peer : peers_of(rank, ranks)) {
@@ -188,13 +186,6 @@ class test_frame {
   std::optional<bounded::frame_chunks> chunks_;
 };
 
-inline std::string text_in(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-inline std::span<const std::byte> text(const std::string& what) {
-  return std::as_bytes(std::span(what));
-}
-constexpr std::uint64_t some_tag = 7;
 constexpr std::size_t server_rank = 0;
 
 }  // namespace lamina_test

@@ -21,13 +21,14 @@ class raw_peer {
         sockets(std::move(here)),
         server(all[0].data[0]),
         channel(met(sockets, all, options_of(given, rank, all.size())), run_secret,
-                {bounded::control_limits(grid, 1 << 20), bounded::control_limits(grid, 1 << 20)}),
+                bounded::control_limits(grid)),
         sender(grid,
                {.rank = rank, .receiver = 0, .secret = run_secret, .rate = {.link_bits = 10'000'000'000}}),
         receiver(grid, {.rank = rank,
                         .sender = 0,
                         .secret = run_secret,
-                        .takes = {.kind = lamina::frame_kind::parameters, .most_bound_ppm = 500'000}}),
+                        .kind = lamina::frame_kind::parameters,
+                        .most_bound_ppm = 500'000}),
         writer(run_secret, 1 << 20) {}
 
   udp::packet_socket& path() { return sockets.paths[0]; }
@@ -60,7 +61,7 @@ class raw_peer {
       path().receive(64, [&](const endpoint&, std::span<const std::byte> bytes, bounded::instant) {
         receiver.on_datagram(bytes, clock_now());
       });
-      switch (channel.read(1 << 20)) {
+      switch (channel.read()) {
         case control_channel::arrival::message:
           if (is_over(channel.message())) return;
           hear(channel.message());
@@ -111,10 +112,9 @@ class raw_peer {
         sender.on_control(come);
         break;
       case control_type::ping: {
-        std::error_code error;
-        writer.clear();
-        writer.put(bounded::read_number<std::uint64_t>(come.body, error));
-        channel.put(writer.finish(control_type::pong, 0, 0));
+        std::uint64_t sent_at = 0;
+        std::ignore = bounded::read_body(come.body, sent_at);
+        channel.put(writer.write(control_type::pong, 0, 0, sent_at));
         break;
       }
       default:

@@ -30,15 +30,15 @@ int main(int argc, char** argv) try {
     const lamina::encoded_frame& frame = step.frame();
     const bounded::frame_chunks chunks(frame, step.sent(), grid, {.bound_ppm = tenth});
     const std::size_t server = 0;
-    const auto sent = ranks.send_frame({&server, 1}, chunks, {}, {}, std::chrono::seconds(10));
+    const auto sent = ranks.send_frame({&server, 1}, chunks, {}, std::chrono::seconds(10));
     step.commit(*sent[0]);  // what is missing stays in the residual
   } else {
     const udp::arrival got = ranks.receive(1, std::chrono::seconds(10));
     const auto frame = lamina::decode<float>(got.bytes, model);  // missing elements are zeros
     std::vector<float> head(640);
     frame.copy(1, 0, head);
-    std::printf("%zu of %zu chunks are missing, the head begins with %g\n", got.frame->arrived.lost_chunks(),
-                got.frame->arrived.chunks(0) + got.frame->arrived.chunks(1), static_cast<double>(head[0]));
+    std::printf("%zu of %zu chunks are missing, the head begins with %g\n", got.arrived.lost_chunks(),
+                got.arrived.chunks(0) + got.arrived.chunks(1), static_cast<double>(head[0]));
   }
 } catch (const std::exception& error) {
   std::fprintf(stderr, "two_processes: %s\n", error.what());

@@ -7,8 +7,6 @@
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
 #include "lamina/bounded/duties.hpp"
-#include "lamina/bounded/error.hpp"
-#include "lamina/bounded/grid.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
 #include "lamina/bounded/receiver.hpp"

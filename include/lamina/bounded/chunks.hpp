@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "lamina/bounded/grid.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/block.hpp"
@@ -19,21 +18,200 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
+#include "lamina/layout.hpp"
+#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
+#include "lamina/tensor.hpp"
 
-/// A frame as chunks: how it is cut, tagged and ordered; and which chunks were lost how often.
+/// A *transfer* moves one frame from one rank to another. A *fragment* is a layer of the frame, and a *chunk* what one packet carries of
+/// it: a range of elements, never of bytes, or a chunk of integers could arrive without its scale. Here is how a frame is cut into chunks,
+/// in which order they are sent, and how often each was lost.
 namespace lamina::inline LAMINA_ABI::bounded {
 
-/// What a tag has beside the position: the chunk may be dropped before those that are protected.
+/// The largest bound there is, in parts per million: half of each fragment.
+inline constexpr std::uint32_t most_bound_ppm = 500'000;
+
+/// How many of the chunks of a fragment may be missing: the bound's share, rounded down. In integers, since both ends must get the same
+/// number, and in doubles floor(0.29 · 100) is 28.
+[[nodiscard]] constexpr std::uint32_t allowed_losses(std::uint32_t bound_ppm, std::uint32_t chunks) noexcept {
+  return static_cast<std::uint32_t>(std::uint64_t{bound_ppm} * chunks / 1'000'000);
+}
+
+namespace detail {
+
+/// Elements that are not cut apart: int8 and int4 have a scale for each block.
+[[nodiscard]] constexpr std::size_t chunk_unit(payload_type type) noexcept {
+  return has_blocks(type) ? payload_block_elements : 8;
+}
+
+}  // namespace detail
+
+/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8 and int4. Throws std::invalid_argument where
+/// not even these fit.
+template <element T>
+[[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
+  const std::size_t unit = detail::chunk_unit(type);
+  const std::size_t units = data_bytes / payload_bytes<T>(type, unit);
+  if (units == 0) {
+    lamina::detail::raise(std::invalid_argument(std::to_string(data_bytes) +
+                                                " bytes of data a packet: not even " + std::to_string(unit) +
+                                                " elements fit"));
+  }
+  return units * unit;
+}
+
+/// Where chunks lie: how the fragments of a model are cut when they are sent in one payload type. Both ends of a transfer build the same.
+class chunk_grid {
+ public:
+  /// Bytes of one chunk within the payload of its fragment: one range, and of int8 and int4 two, scales and integers.
+  struct piece {
+    std::size_t begin = 0;
+    std::size_t bytes = 0;
+  };
+
+  /// \param fragments           the layout of the frames: worker::fragments() where layers are cut
+  /// \param type            how the elements are written
+  /// \param chunk_elements  see chunk_elements()
+  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8 and int4, or larger than a datagram; a
+  ///                                fragment of more than 2^32 - 1 chunks; more than 2^32 - 1 fragments
+  template <element T>
+  [[nodiscard]] static chunk_grid of(const layout& fragments, payload_type type, std::size_t chunk_elements) {
+    return chunk_grid(fragments, sizeof(T), type, chunk_elements);
+  }
+
+  /// Whether both cut alike: the same layout, types and chunk size.
+  friend bool operator==(const chunk_grid& a, const chunk_grid& b) noexcept {
+    return a.fragments_.fingerprint() == b.fragments_.fingerprint() && a.type_ == b.type_ &&
+           a.element_bytes_ == b.element_bytes_ && a.chunk_elements_ == b.chunk_elements_;
+  }
+
+  [[nodiscard]] const layout& fragments() const noexcept { return fragments_; }
+  [[nodiscard]] payload_type type() const noexcept { return type_; }
+  [[nodiscard]] std::size_t element_bytes() const noexcept { return element_bytes_; }
+  [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
+
+  // None of these looks at its index: it comes from the grid, or was checked by has().
+  [[nodiscard]] bool has(std::uint32_t fragment, std::uint32_t index) const noexcept {
+    return fragment < fragments_.layers() && index < chunks(fragment);
+  }
+  /// c_l, the chunks of a fragment; 0 of an empty one.
+  [[nodiscard]] std::uint32_t chunks(std::size_t fragment) const noexcept {
+    const std::size_t elements = fragments_.sizes()[fragment];
+    return static_cast<std::uint32_t>(elements / chunk_elements_ + (elements % chunk_elements_ != 0));
+  }
+  /// Of all fragments.
+  [[nodiscard]] std::size_t chunks() const noexcept { return chunks_; }
+  [[nodiscard]] std::size_t elements(std::size_t fragment, std::uint32_t index) const noexcept {
+    return (std::min)(chunk_elements_, fragments_.sizes()[fragment] - begin(index));
+  }
+  /// The first element of a chunk.
+  [[nodiscard]] std::size_t begin(std::uint32_t index) const noexcept { return index * chunk_elements_; }
+  /// Bytes of a whole fragment, and of one chunk, on the wire.
+  [[nodiscard]] std::size_t fragment_bytes(std::size_t fragment) const noexcept {
+    return bytes_of(fragments_.sizes()[fragment]);
+  }
+  [[nodiscard]] std::size_t data_bytes(std::size_t fragment, std::uint32_t index) const noexcept {
+    return bytes_of(elements(fragment, index));
+  }
+  [[nodiscard]] std::array<piece, 2> pieces(std::size_t fragment, std::uint32_t index) const noexcept {
+    const std::size_t count = elements(fragment, index);
+    if (!has_blocks(type_)) return {{{bytes_of(begin(index)), bytes_of(count)}, {}}};
+    const std::size_t scales = payload_blocks(count);
+    const std::size_t before = payload_blocks(begin(index));
+    return {{{before, scales},
+             {payload_blocks(fragments_.sizes()[fragment]) + bytes_of(begin(index)) - before,
+              bytes_of(count) - scales}}};
+  }
+  /// Of a bitmap of the chunks of a fragment: chunk i is bit i mod 8 of byte i / 8, counted from the least significant.
+  [[nodiscard]] std::size_t bitmap_bytes(std::size_t fragment) const noexcept {
+    return (std::size_t{chunks(fragment)} + 7) / 8;
+  }
+
+ private:
+  chunk_grid(const layout& fragments, std::size_t element_bytes, payload_type type,
+             std::size_t chunk_elements)
+      : fragments_(fragments), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
+    using lamina::detail::raise;
+    const std::string chunks_of = "chunks of " + std::to_string(chunk_elements) + " elements: ";
+    const std::size_t unit = detail::chunk_unit(type);
+    if (chunk_elements == 0 || chunk_elements % unit != 0)
+      raise(std::invalid_argument(chunks_of + "must be a multiple of " + std::to_string(unit)));
+    constexpr std::size_t most_datagram_bytes = 65'507 - 56;  // of UDP over IPv4, without a packet's header
+    if (chunk_elements > most_datagram_bytes || bytes_of(chunk_elements) > most_datagram_bytes)
+      raise(std::invalid_argument(chunks_of + "larger than a datagram"));
+    constexpr std::size_t most = (std::numeric_limits<std::uint32_t>::max)();
+    if (fragments.layers() > most) raise(std::invalid_argument("more than 2^32 - 1 fragments"));
+    // Those of all fragments have room for a frame's header.
+    std::size_t bytes_left = (std::numeric_limits<std::size_t>::max)() / 2;
+    for (std::size_t l = 0; l < fragments.layers(); ++l) {
+      if (fragments.sizes()[l] / chunk_elements >= most)
+        raise(std::invalid_argument("layer '" + fragments[l].name + "' has more than 2^32 - 1 chunks"));
+      // No chunk is larger than a datagram, so that the bytes of a fragment can be counted.
+      if (fragment_bytes(l) > bytes_left)
+        raise(std::invalid_argument("the bytes of the layout cannot be counted"));
+      bytes_left -= fragment_bytes(l);
+      chunks_ += chunks(l);
+    }
+  }
+
+  [[nodiscard]] std::size_t bytes_of(std::size_t elements) const noexcept {
+    return element_bytes_ == sizeof(float) ? payload_bytes<float>(type_, elements)
+                                           : payload_bytes<double>(type_, elements);
+  }
+
+  layout fragments_;
+  payload_type type_;
+  std::size_t element_bytes_;
+  std::size_t chunk_elements_;
+  std::size_t chunks_ = 0;
+};
+
+namespace detail {
+
+[[nodiscard]] inline bool has_bit(std::span<const std::byte> bits, std::size_t index) noexcept {
+  return ((bits[index / 8] >> (index % 8)) & std::byte{1}) != std::byte{0};
+}
+
+/// Chunks of a grid: of each fragment its bitmap, as it goes over the wire.
+class chunk_set {
+ public:
+  explicit chunk_set(const chunk_grid& grid) {
+    for (std::size_t fragment = 0; fragment < grid.fragments().layers(); ++fragment)
+      bits_.emplace_back(grid.bitmap_bytes(fragment));
+  }
+  void clear() noexcept {
+    for (auto& each : bits_) std::ranges::fill(each, std::byte{0});
+  }
+  [[nodiscard]] bool has(std::size_t fragment, std::size_t index) const noexcept {
+    return has_bit(bits_[fragment], index);
+  }
+  void add(std::size_t fragment, std::size_t index) noexcept {
+    bits_[fragment][index / 8] |= std::byte{1} << (index % 8);
+  }
+  void remove(std::size_t fragment, std::size_t index) noexcept {
+    bits_[fragment][index / 8] &= ~(std::byte{1} << (index % 8));
+  }
+  [[nodiscard]] std::span<std::byte> bits(std::size_t fragment) noexcept { return bits_[fragment]; }
+  [[nodiscard]] std::span<const std::byte> bits(std::size_t fragment) const noexcept {
+    return bits_[fragment];
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> bits_;
+};
+
+}  // namespace detail
+
+/// What a tag has with the position: the chunk may be dropped before those that are protected.
 inline constexpr std::uint8_t droppable_tag = 4;
 
-/// One chunk of a part.
+/// One chunk of a fragment.
 struct chunk {
-  std::uint32_t part = 0;
+  std::uint32_t fragment = 0;
   std::uint32_t index = 0;
-  /// Bits 0 and 1: the quarter of the layout, by elements, in which the part begins, 0 in front; bit 2: droppable_tag.
+  /// Bits 0 and 1: the quarter of the layout, by elements, in which the fragment begins, 0 in front; bit 2: droppable_tag.
   std::uint8_t tag = 0;
 
   friend bool operator==(const chunk&, const chunk&) = default;
@@ -41,32 +219,37 @@ struct chunk {
 
 /// Whether a chunk lies before another in the layout.
 [[nodiscard]] constexpr bool lies_before(const chunk& a, const chunk& b) noexcept {
-  return a.part != b.part ? a.part < b.part : a.index < b.index;
+  return a.fragment != b.fragment ? a.fragment < b.fragment : a.index < b.index;
 }
+
+/// Elements of a layer that is not in the frame, which the receiver has lost: whole chunks, as they go out.
+struct repair {
+  std::size_t layer = 0;
+  std::size_t begin = 0;  ///< in elements
+  std::span<const std::byte> elements;
+};
 
 /// What decides in which order the chunks of a frame go out, and what becomes of them in a switch.
 struct sending_options {
-  /// The bound p, in parts per million, at most half: of c_l chunks of a part, floor(p·c_l) may be missing.
+  /// The bound p, in parts per million, at most half: of c_l chunks of a fragment, floor(p·c_l) may be missing.
   std::uint32_t bound_ppm = 0;
-  /// Whether chunks have tags. Without them no magnitudes are taken, and the chunks of a part go out as they lie.
+  /// Whether chunks have tags: in the first quarter of the layout four tenths of a fragment are droppable, in those after it three, two and
+  /// one, those of the smallest magnitude. Without tags no magnitudes are taken, and the chunks of a fragment are sent as they lie.
   bool tags = true;
-  /// The share s of chunks that may be dropped first, in parts per million: 1.6 s of a part in the first quarter of the layout, 1.2 s,
-  /// 0.8 s and 0.4 s of those behind; of each part those of the smallest magnitude. At most 625,000, so that 1.6 s is all.
-  std::uint32_t droppable_ppm = 250'000;
 };
 
 /// The chunks of a frame, in the order in which they are to be sent. Points into the frame, which must stay as it is.
 ///
-/// First come the chunks of parts of which nothing may be missing, as they lie: memory is read in a row. All others follow by their
-/// quantile within their part: the rank by magnitude, mean |x| over the elements as they are sent, descending, over c_l; ties by part, then by index. It is a total order, so
-/// runs repeat. By quantile every part has 1 - p of its chunks sent when 1 - p of the frame is; by the magnitudes themselves a part of
-/// small numbers would go last, whole. Required chunks come before all of these: the sender knows them.
+/// First come the chunks of fragments of which nothing may be missing, as they lie: memory is read in a row. All others follow by their
+/// quantile within their fragment: the rank by magnitude, mean |x| over the elements as they are sent, descending, over c_l; ties by
+/// fragment and index. It is a total order, so runs repeat. By quantile every fragment has 1 - p of its chunks sent when 1 - p of the frame
+/// is; by the magnitudes themselves one of small numbers would be sent last, whole. Required chunks come before all: the sender knows them.
 ///
 /// Source: tags by layer and magnitude: Wang et al., Domain-specific Communication Optimization for Distributed DNN Training
 /// (arXiv 2008.08445). Cost: c log c for c chunks and one read of what is sent, without tags none.
 class frame_chunks {
  public:
-  /// \param frame    without a checksum, which would not hold for a frame of which parts are missing
+  /// \param frame    without a checksum, which would not hold for a frame of which fragments are missing
   /// \param sent     the layers in it
   /// \param grid     how it is cut: of its layout, element and payload type
   /// \param options  bound and tags
@@ -78,10 +261,13 @@ class frame_chunks {
         grid_(grid),
         bound_ppm_(options.bound_ppm),
         has_tags_(options.tags),
-        parts_(grid.fragments().layers()) {
-    check_options(options);
+        fragments_(grid.fragments().layers()) {
+    if (bound_ppm_ > most_bound_ppm) {
+      lamina::detail::raise(std::invalid_argument("a loss bound of " + std::to_string(bound_ppm_) +
+                                                  " parts per million: at most half may be missing"));
+    }
     take(frame);
-    std::vector<place> order = places(options);
+    std::vector<place> order = places();
     std::ranges::sort(order, goes_before);
     order_.reserve(order.size());
     for (const place& each : order) order_.push_back(each.which);
@@ -91,15 +277,16 @@ class frame_chunks {
   void in_sending_order() const&& = delete;  // it would be gone
   /// The bytes of one chunk of the frame where they lie: one span; of int8 and int4 two, scales and integers.
   [[nodiscard]] std::array<std::span<const std::byte>, 2> bytes_of(const chunk& which) const noexcept {
-    const auto pieces = grid_.pieces(which.part, which.index);
-    const std::span<const std::byte> part = parts_[which.part];
-    return {part.subspan(pieces[0].begin, pieces[0].bytes), part.subspan(pieces[1].begin, pieces[1].bytes)};
+    const auto pieces = grid_.pieces(which.fragment, which.index);
+    const std::span<const std::byte> fragment = fragments_[which.fragment];
+    return {fragment.subspan(pieces[0].begin, pieces[0].bytes),
+            fragment.subspan(pieces[1].begin, pieces[1].bytes)};
   }
-  /// The tag of a chunk that is not to be dropped, of any part that is not empty.
-  [[nodiscard]] std::uint8_t protected_tag(std::size_t part) const noexcept {
+  /// The tag of a chunk that is not to be dropped, of any fragment that is not empty.
+  [[nodiscard]] std::uint8_t protected_tag(std::size_t fragment) const noexcept {
     if (!has_tags_) return 0;
     // What has chunks lies in memory, so that four times as many elements can be counted.
-    return static_cast<std::uint8_t>(4 * grid_.fragments().offset(part) / grid_.fragments().elements());
+    return static_cast<std::uint8_t>(4 * grid_.fragments().offset(fragment) / grid_.fragments().elements());
   }
   [[nodiscard]] const selection& sent() const noexcept { return sent_; }
   [[nodiscard]] const chunk_grid& grid() const noexcept { return grid_; }
@@ -112,7 +299,7 @@ class frame_chunks {
   struct place {
     chunk which;
     bool can_be_spared = false;
-    std::uint32_t rank = 0;  // among the `count` of its part
+    std::uint32_t rank = 0;  // among the `count` of its fragment
     std::uint32_t count = 0;
   };
 
@@ -123,18 +310,6 @@ class frame_chunks {
     const std::uint64_t left = std::uint64_t{a.rank} * b.count;
     const std::uint64_t right = std::uint64_t{b.rank} * a.count;
     return left != right ? left < right : lies_before(a.which, b.which);
-  }
-
-  static void check_options(const sending_options& options) {
-    using lamina::detail::raise;
-    if (options.bound_ppm > most_bound_ppm) {
-      raise(std::invalid_argument("a loss bound of " + std::to_string(options.bound_ppm) +
-                                  " parts per million: at most half may be missing"));
-    }
-    if (options.droppable_ppm > 625'000) {
-      raise(std::invalid_argument("a droppable share of " + std::to_string(options.droppable_ppm) +
-                                  " parts per million: at most 625000, of which 1.6 is all"));
-    }
   }
 
   void take(const encoded_frame& frame) {
@@ -158,56 +333,51 @@ class frame_chunks {
       raise(std::invalid_argument("the frame is of another layout, selection or type than its chunks"));
     }
     std::size_t segment = 1;
-    for (const std::size_t part : sent_.sent()) parts_[part] = segments[segment++];
+    for (const std::size_t fragment : sent_.sent()) fragments_[fragment] = segments[segment++];
   }
 
-  std::vector<place> places(const sending_options& options) const {
+  std::vector<place> places() const {
     std::vector<place> order;
     std::vector<double> magnitudes;
     std::vector<std::uint32_t> ranked;
-    for (const std::size_t part : sent_.sent()) {
-      const std::uint32_t count = grid_.chunks(part);
+    for (const std::size_t fragment : sent_.sent()) {
+      const std::uint32_t count = grid_.chunks(fragment);
       ranked.resize(count);
       for (std::uint32_t i = 0; i < count; ++i) ranked[i] = i;
       std::uint8_t position = 0;
       std::uint32_t droppable = 0;
-      if (options.tags) {
-        grid_.element_bytes() == sizeof(float) ? measure<float>(part, magnitudes)
-                                               : measure<double>(part, magnitudes);
+      if (has_tags_) {
+        grid_.element_bytes() == sizeof(float) ? measure<float>(fragment, magnitudes)
+                                               : measure<double>(fragment, magnitudes);
         std::ranges::stable_sort(
             ranked, [&](std::uint32_t a, std::uint32_t b) { return magnitudes[a] > magnitudes[b]; });
-        position = protected_tag(part);
-        droppable = droppable_of(options.droppable_ppm, position, count);
+        position = protected_tag(fragment);
+        droppable = static_cast<std::uint32_t>(std::uint64_t{4U - position} * count / 10);
       }
       const bool can_be_spared = allowed_losses(bound_ppm_, count) > 0;
       for (std::uint32_t rank = 0; rank < count; ++rank) {
         const bool is_droppable = rank >= count - droppable;
         const auto tag = static_cast<std::uint8_t>(position | (is_droppable ? droppable_tag : 0));
-        order.push_back({{static_cast<std::uint32_t>(part), ranked[rank], tag}, can_be_spared, rank, count});
+        order.push_back(
+            {{static_cast<std::uint32_t>(fragment), ranked[rank], tag}, can_be_spared, rank, count});
       }
     }
     return order;
   }
 
-  static std::uint32_t droppable_of(std::uint32_t share_ppm, std::uint8_t position, std::uint32_t count) {
-    constexpr std::array<std::uint64_t, 4> tenths = {16, 12, 8, 4};
-    // Below 625,000 · 16 · 2^32 < 2^56.
-    return static_cast<std::uint32_t>(share_ppm * tenths[position] * count / 10'000'000);
-  }
-
-  // mean |x| of each chunk of a part, as it is sent; NaN counts as infinity.
+  // mean |x| of each chunk of a fragment, as it is sent; NaN counts as infinity.
   template <element T>
-  void measure(std::size_t part, std::vector<double>& magnitudes) const {
+  void measure(std::size_t fragment, std::vector<double>& magnitudes) const {
     std::array<T, lamina::detail::block_elements> buffer;
-    const std::size_t elements = grid_.fragments().sizes()[part];
-    magnitudes.resize(grid_.chunks(part));
+    const std::size_t elements = grid_.fragments().sizes()[fragment];
+    magnitudes.resize(grid_.chunks(fragment));
     for (std::uint32_t i = 0; i < magnitudes.size(); ++i) {
       const std::size_t begin = grid_.begin(i);
-      const std::size_t end = begin + grid_.elements(part, i);
+      const std::size_t end = begin + grid_.elements(fragment, i);
       double total = 0;
       for (std::size_t at = begin; at < end; at += buffer.size()) {
         const auto block = std::span(buffer).first((std::min)(buffer.size(), end - at));
-        lamina::detail::decode_payload<T>(grid_.type(), parts_[part].data(), elements, at, block);
+        lamina::detail::decode_payload<T>(grid_.type(), fragments_[fragment].data(), elements, at, block);
         total += l1_norm{}(block);
       }
       magnitudes[i] = lamina::detail::ordered_value(total / static_cast<double>(end - begin));
@@ -220,7 +390,7 @@ class frame_chunks {
   bool has_tags_;
   std::span<const std::byte> prefix_;
   std::size_t frame_bytes_ = 0;
-  std::vector<std::span<const std::byte>> parts_;  // the payload of each; empty: held back
+  std::vector<std::span<const std::byte>> fragments_;  // the payload of each; empty: held back
   std::vector<chunk> order_;
 };
 
@@ -229,56 +399,45 @@ class frame_chunks {
 class loss_memory {
  public:
   explicit loss_memory(const chunk_grid& grid) : grid_(grid) {
-    first_.reserve(grid.fragments().layers());
-    std::size_t chunks = 0;
-    for (std::size_t part = 0; part < grid.fragments().layers(); ++part) {
-      first_.push_back(chunks);
-      chunks += grid.chunks(part);
-    }
-    losses_.resize(chunks);
+    for (std::size_t fragment = 0; fragment < grid.fragments().layers(); ++fragment)
+      losses_.emplace_back(grid.chunks(fragment));
   }
 
-  /// A transfer has ended. Chunks of parts that it did not send stay as they are. Throws std::invalid_argument, and changes nothing, for a
-  /// delivery of another layout or chunk size.
+  /// A transfer has ended. Chunks of fragments that it did not send stay as they are. Throws std::invalid_argument, and changes nothing, for
+  /// a delivery of another layout or chunk size.
   void note(const delivery& arrived) {
-    if (arrived.sent().model().fingerprint() != grid_.fragments().fingerprint() ||
-        arrived.chunk_elements() != grid_.chunk_elements()) {
-      lamina::detail::raise(std::invalid_argument("the delivery is of another layout or chunk size"));
-    }
-    for (const std::size_t part : arrived.sent().sent()) {
-      for (std::uint32_t i = 0; i < grid_.chunks(part); ++i) {
-        std::uint8_t& losses = losses_[first_[part] + i];
-        if (!arrived.is_lost(part, i)) {
-          losses = 0;
-        } else if (losses < (std::numeric_limits<std::uint8_t>::max)()) {
-          ++losses;
-        }
+    check(arrived.sent(), arrived.chunk_elements());
+    for (const std::size_t fragment : arrived.sent().sent()) {
+      for (std::size_t i = 0; i < losses_[fragment].size(); ++i) {
+        std::uint8_t& losses = losses_[fragment][i];
+        losses = arrived.is_lost(fragment, i) ? static_cast<std::uint8_t>((std::min)(losses + 1, 255)) : 0;
       }
     }
   }
 
-  /// The chunks of the parts sent that were lost in the last `max_losses` transfers of their part, or in more: the next transfer must bring
-  /// them. As they lie in the layout. None for max_losses 0; more than 255 counts as 255. Throws std::invalid_argument for a selection
-  /// of another layout.
+  /// The chunks, as they lie in the layout, that were lost in the last `max_losses` transfers of their fragment: the next must bring them.
+  /// None for max_losses 0; more than 255 counts as 255. Throws std::invalid_argument for a selection of another layout.
   [[nodiscard]] std::vector<chunk> required(const selection& sent, unsigned max_losses) const {
-    if (sent.model().fingerprint() != grid_.fragments().fingerprint())
-      lamina::detail::raise(std::invalid_argument("the selection is of another layout"));
+    check(sent, grid_.chunk_elements());
     std::vector<chunk> found;
-    if (max_losses == 0) return found;
-    max_losses = std::min<unsigned>(max_losses, (std::numeric_limits<std::uint8_t>::max)());
-    for (const std::size_t part : sent.sent()) {
-      for (std::uint32_t i = 0; i < grid_.chunks(part); ++i) {
-        if (losses_[first_[part] + i] >= max_losses)
-          found.push_back({static_cast<std::uint32_t>(part), i, 0});
+    for (const std::size_t fragment : sent.sent()) {
+      for (std::uint32_t i = 0; max_losses > 0 && i < losses_[fragment].size(); ++i) {
+        if (losses_[fragment][i] >= (std::min)(max_losses, 255U))
+          found.push_back({static_cast<std::uint32_t>(fragment), i, 0});
       }
     }
     return found;
   }
 
  private:
+  void check(const selection& sent, std::size_t chunk_elements) const {
+    if (sent.model().fingerprint() != grid_.fragments().fingerprint() ||
+        chunk_elements != grid_.chunk_elements())
+      lamina::detail::raise(std::invalid_argument("chunks of another layout or size"));
+  }
+
   chunk_grid grid_;
-  std::vector<std::size_t> first_;  // of each part, among all chunks
-  std::vector<std::uint8_t> losses_;
+  std::vector<std::vector<std::uint8_t>> losses_;  // of each fragment
 };
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

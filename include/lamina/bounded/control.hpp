@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <vector>
 
 #include "lamina/bounded/chunks.hpp"
-#include "lamina/bounded/error.hpp"
-#include "lamina/bounded/grid.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/wire_header.hpp"
-#include "lamina/frame.hpp"
+#include "lamina/error.hpp"
 
 /// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.
@@ -34,8 +33,7 @@ enum class control_type : std::uint8_t {
   wanted = 6,  ///< receiver: send these again
   stop = 7,    ///< receiver: the transfer has ended; what has arrived
   abort = 8,   ///< both ends: given up
-  message = 9,
-  ping = 10,
+  ping = 10,   ///< there is no 9
   pong = 11,
   bye = 12,
   tick = 13,
@@ -45,8 +43,6 @@ inline constexpr std::size_t control_header_bytes = 24;
 inline constexpr std::uint8_t control_version = 1;
 /// The round of a WANTED that answers no PROBE.
 inline constexpr std::uint32_t unasked_round = 0xffff'ffff;
-/// What the caller adds to a BEGIN, its own report of the step, may have so many bytes.
-inline constexpr std::size_t most_report_bytes = 4096 - 32;
 inline constexpr std::size_t most_abort_bytes = 1024;
 
 struct control_header {
@@ -61,32 +57,45 @@ struct control_header {
 static_assert(sizeof(control_header) == control_header_bytes && offsetof(control_header, transfer) == 8 &&
               offsetof(control_header, check) == 16);
 
+/// HELLO: who is at the other end, and whether both were built and started alike.
+struct hello_body {
+  std::uint32_t protocol = control_version;
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  std::uint8_t element_type = 0;  ///< as in a frame: 1 float, 2 double
+  std::uint8_t payload_type = 0;
+  std::uint16_t reserved = 0;
+  std::uint64_t fingerprint = 0;  ///< of the layout of the fragments
+  std::uint32_t chunk_elements = 0;
+  std::uint32_t mtu = 0;
+
+  friend bool operator==(const hello_body&, const hello_body&) = default;
+};
+
+static_assert(sizeof(hello_body) == 32);
+
 /// The most bytes that the body of a message may have: a reader takes memory for no more.
 class control_limits {
  public:
-  explicit control_limits(const chunk_grid& grid, std::size_t most_message_bytes = 0) {
-    const std::size_t parts = grid.fragments().layers();
-    const auto set = [this](control_type type, std::size_t bytes) { most_[index(type)] = bytes; };
-    set(control_type::hello, 64);
-    set(control_type::begin, lamina::detail::wire_header_bytes + lamina::detail::padded_bitmap_bytes(parts) +
-                                 4096 + 8 * grid.chunks());
-    set(control_type::ready, 12);
-    set(control_type::report, 28);
-    set(control_type::probe, 4);
-    set(control_type::wanted, 32 + grid.chunks() / 8 + 8 * parts);
-    set(control_type::stop, of(control_type::wanted));
-    set(control_type::abort, most_abort_bytes);
-    set(control_type::message, most_message_bytes);
-    set(control_type::ping, 8);
-    set(control_type::pong, 8);
-  }
+  /// Of a connection over which frames come that `takes` cuts, and go that `sends` cuts.
+  control_limits(const chunk_grid& takes, const chunk_grid& sends)
+      : begin_(
+            8 + lamina::detail::wire_header_bytes +
+            lamina::detail::padded_bitmap_bytes(takes.fragments().layers(), lamina::detail::most_user_bytes) +
+            8 * takes.chunks()),
+        list_(32 + sends.chunks() / 8 + 8 * sends.fragments().layers()) {}
+  explicit control_limits(const chunk_grid& grid) : control_limits(grid, grid) {}
+
   [[nodiscard]] std::size_t of(control_type type) const noexcept {
-    return index(type) < most_.size() ? most_[index(type)] : 0;
+    const std::array<std::size_t, 14> most = {0,     sizeof(hello_body), begin_, 12, 28, 4, list_,
+                                              list_, most_abort_bytes,   0,      8,  8,  0, 0};
+    const auto index = static_cast<std::size_t>(type);
+    return index < most.size() ? most[index] : 0;
   }
 
  private:
-  static std::size_t index(control_type type) noexcept { return static_cast<std::size_t>(type); }
-  std::array<std::size_t, 14> most_{};
+  std::size_t begin_;
+  std::size_t list_;  // of WANTED and STOP
 };
 
 /// Header and body of a message, for who has read both.
@@ -100,20 +109,18 @@ struct control_message {
 inline control_header read_control_header(std::span<const std::byte> bytes, const control_limits& limits,
                                           std::error_code& error) noexcept {
   control_header header;
-  error.clear();
-  if (bytes.size() < control_header_bytes) {
-    error = bounded_errc::truncated;
-    return header;
-  }
+  error = bytes.size() < control_header_bytes ? errc::truncated : std::error_code();
+  if (error) return header;
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.version != control_version) {
-    error = bounded_errc::unsupported_version;
+    error = errc::unsupported_version;
   } else if (header.reserved != 0) {
-    error = bounded_errc::nonzero_reserved;
-  } else if (header.type < control_type::hello || header.type > control_type::tick) {
-    error = bounded_errc::unknown_type;
+    error = errc::nonzero_reserved;
+  } else if (header.type < control_type::hello || header.type > control_type::tick ||
+             header.type == control_type{9}) {
+    error = errc::unknown_type;
   } else if (header.body_bytes > limits.of(header.type)) {
-    error = bounded_errc::wrong_length;
+    error = errc::wrong_length;
   }
   return header;
 }
@@ -126,9 +133,9 @@ inline control_message read_control(std::span<const std::byte> bytes, const cont
   if (error) return read;
   read.body = bytes.subspan(control_header_bytes);
   if (read.body.size() != read.header.body_bytes) {
-    error = read.body.size() < read.header.body_bytes ? bounded_errc::truncated : bounded_errc::wrong_length;
+    error = read.body.size() < read.header.body_bytes ? errc::truncated : errc::wrong_length;
   } else if (check.of({bytes.first(offsetof(control_header, check)), read.body}) != read.header.check) {
-    error = bounded_errc::bad_check;
+    error = errc::bad_check;
   }
   return read;
 }
@@ -147,7 +154,8 @@ class control_writer {
   void clear() noexcept { bytes_.resize(control_header_bytes); }
   /// The bytes of each, one after the other.
   template <class... Values>
-  requires(std::is_arithmetic_v<Values>&&...) void put(Values... values) {
+  requires((!std::is_convertible_v<const Values&, std::span<const std::byte>> &&
+            std::is_trivially_copyable_v<Values>)&&...) void put(const Values&... values) {
     (put(std::as_bytes(std::span(&values, 1))), ...);
   }
   void put(std::span<const std::byte> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
@@ -164,10 +172,13 @@ class control_writer {
     std::memcpy(bytes_.data(), &header, sizeof header);
     return all;
   }
-  [[nodiscard]] keyed_check& keyed() noexcept { return check_; }
-  /// What was put so far.
-  [[nodiscard]] std::span<const std::byte> body() const noexcept {
-    return std::span(bytes_).subspan(control_header_bytes);
+  /// A message of these values and nothing else.
+  template <class... Values>
+  std::span<const std::byte> write(control_type type, std::uint32_t transfer, std::uint32_t round,
+                                   const Values&... values) {
+    clear();
+    put(values...);
+    return finish(type, transfer, round);
   }
 
  private:
@@ -203,8 +214,8 @@ class body_reader {
   [[nodiscard]] bool is_short() const noexcept { return is_short_; }
   /// What is wrong with the length, when all fields have been taken.
   [[nodiscard]] std::error_code error() const noexcept {
-    if (is_short_) return bounded_errc::truncated;
-    return rest_.empty() ? std::error_code{} : bounded_errc::wrong_length;
+    if (is_short_) return errc::truncated;
+    return rest_.empty() ? std::error_code{} : errc::wrong_length;
   }
 
  private:
@@ -212,15 +223,15 @@ class body_reader {
   bool is_short_ = false;
 };
 
+}  // namespace detail
+
 /// A body that is these values and nothing else: truncated or wrong_length if it is none.
 template <class... Values>
 std::error_code read_body(std::span<const std::byte> body, Values&... values) noexcept {
-  body_reader from(body);
+  detail::body_reader from(body);
   from.read(values...);
   return from.error();
 }
-
-}  // namespace detail
 
 /// What REPORT, WANTED and STOP begin with.
 struct transfer_report {
@@ -239,84 +250,38 @@ inline void write_report(control_writer& to, const transfer_report& report) {
          report.open_transfers);
 }
 
-namespace detail {
+/// A REPORT: truncated or wrong_length if it is none.
+inline std::error_code read_report(std::span<const std::byte> body, transfer_report& report) noexcept {
+  return read_body(body, report.granted_bits, report.received, report.transmissions, report.delay_us,
+                   report.seen, report.open_transfers);
+}
 
-inline transfer_report take_report(body_reader& from) noexcept {
-  transfer_report report;
+/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have arrived
+/// of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each, in order,
+/// until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or twice, a bit
+/// from c_l on. Allocates nothing.
+template <class Consume>
+std::error_code read_list(std::span<const std::byte> body, const chunk_grid& grid, transfer_report& report,
+                          Consume&& consume) {
+  detail::body_reader from(body);
   from.read(report.granted_bits, report.received, report.transmissions, report.delay_us, report.seen,
             report.open_transfers);
-  return report;
-}
-
-}  // namespace detail
-
-/// A REPORT: truncated or wrong_length if it is none.
-inline transfer_report read_report(std::span<const std::byte> body, std::error_code& error) noexcept {
-  detail::body_reader from(body);
-  const transfer_report report = detail::take_report(from);
-  error = from.error();
-  return report;
-}
-
-/// The one number of a PROBE (transmissions so far), or of a PING or PONG (sent at).
-template <class Number>
-Number read_number(std::span<const std::byte> body, std::error_code& error) noexcept {
-  Number number{};
-  error = detail::read_body(body, number);
-  return number;
-}
-
-/// WANTED and STOP: chunks as bitmaps of parts. In WANTED those that are to be sent again, in STOP those that have arrived of each part
-/// that is incomplete; a STOP that lists no part is of a complete transfer.
-class chunk_list {
- public:
-  /// Sets `error` to truncated, wrong_length, no_such_chunk (no such part) or bad_list: parts out of order or twice, a bit from c_l on.
-  /// Only then is what is listed to be looked at. Allocates nothing.
-  static chunk_list read(std::span<const std::byte> body, const chunk_grid& grid,
-                         std::error_code& error) noexcept {
-    detail::body_reader from(body);
-    chunk_list list;
-    list.report_ = detail::take_report(from);
-    list.parts_ = from.take<std::uint32_t>();
-    list.lists_ = from.rest();
-    error = list.verify(from, grid);
-    return list;
+  const auto fragments = from.take<std::uint32_t>();
+  std::uint32_t least = 0;
+  for (std::uint32_t k = 0; k < fragments; ++k) {
+    const auto fragment = from.take<std::uint32_t>();
+    if (from.is_short()) break;
+    if (fragment >= grid.fragments().layers()) return errc::no_such_chunk;
+    if (fragment < least) return errc::bad_list;
+    least = fragment + 1;
+    const auto bits = from.take(grid.bitmap_bytes(fragment));
+    if (from.is_short()) break;
+    const std::uint32_t beyond = grid.chunks(fragment) % 8;
+    if (beyond != 0 && (bits.back() >> beyond) != std::byte{0}) return errc::bad_list;
+    consume(fragment, bits);
   }
-
-  [[nodiscard]] const transfer_report& report() const noexcept { return report_; }
-  [[nodiscard]] std::uint32_t fragments() const noexcept { return parts_; }
-  /// consume(part, bits) for each part listed, in order.
-  template <class Consume>
-  void for_each(const chunk_grid& grid, Consume&& consume) const {
-    detail::body_reader from(lists_);
-    for (std::uint32_t k = 0; k < parts_; ++k) {
-      const auto part = from.take<std::uint32_t>();
-      consume(part, from.take(grid.bitmap_bytes(part)));
-    }
-  }
-
- private:
-  std::error_code verify(detail::body_reader from, const chunk_grid& grid) const noexcept {
-    std::uint32_t least = 0;
-    for (std::uint32_t k = 0; k < parts_ && !from.is_short(); ++k) {
-      const auto part = from.take<std::uint32_t>();
-      if (from.is_short()) break;
-      if (part >= grid.fragments().layers()) return bounded_errc::no_such_chunk;
-      if (part < least) return bounded_errc::bad_list;
-      least = part + 1;
-      const auto bits = from.take(grid.bitmap_bytes(part));
-      const std::uint32_t chunks = grid.chunks(part);
-      if (chunks % 8 != 0 && !bits.empty() && (bits.back() >> (chunks % 8)) != std::byte{0}) {
-        return bounded_errc::bad_list;
-      }
-    }
-    return from.error();
-  }
-
-  transfer_report report_;
-  std::uint32_t parts_ = 0;
-  std::span<const std::byte> lists_;
-};
+  return from.error();
+}
 
 [[nodiscard]] inline std::uint32_t count_bits(std::span<const std::byte> bits) noexcept {
   std::uint32_t count = 0;
@@ -326,127 +291,67 @@ class chunk_list {
   return count;
 }
 
-/// Who is at the other end, and whether both were built and started alike.
-struct hello_body {
-  std::uint32_t protocol = control_version;
-  std::uint32_t rank = 0;
-  std::uint32_t ranks = 0;
-  std::uint8_t element_type = 0;  ///< as in a frame: 1 float, 2 double
-  std::uint8_t payload_type = 0;
-  std::uint64_t fingerprint = 0;  ///< of the layout of the parts
-  std::uint32_t chunk_elements = 0;
-  std::uint32_t mtu = 0;
-
-  friend bool operator==(const hello_body&, const hello_body&) = default;
-};
-
-/// HELLO, which proves by its last 8 bytes that its writer knows the secret.
-inline std::span<const std::byte> write_hello(control_writer& to, const hello_body& hello) {
-  to.clear();
-  to.put(hello.protocol, hello.rank, hello.ranks, hello.element_type, hello.payload_type, std::uint16_t{0},
-         hello.fingerprint, hello.chunk_elements, hello.mtu);
-  to.put(to.keyed().of({to.body()}));
-  return to.finish(control_type::hello, 0, 0);
-}
-
-/// `error` is set to truncated, wrong_length, nonzero_reserved, bad_proof or unsupported_version.
-inline hello_body read_hello(std::span<const std::byte> body, keyed_check& check,
-                             std::error_code& error) noexcept {
-  hello_body hello;
-  std::uint16_t reserved = 0;
-  std::uint64_t proof = 0;
-  error =
-      detail::read_body(body, hello.protocol, hello.rank, hello.ranks, hello.element_type, hello.payload_type,
-                        reserved, hello.fingerprint, hello.chunk_elements, hello.mtu, proof);
-  if (error) return hello;
-  if (reserved != 0) {
-    error = bounded_errc::nonzero_reserved;
-  } else if ((check.of({body.first(body.size() - sizeof proof)}) ^ proof) != 0) {  // in constant time
-    error = bounded_errc::bad_proof;
-  } else if (hello.protocol != control_version) {
-    error = bounded_errc::unsupported_version;
-  }
-  return hello;
-}
-
 /// What a transfer is to be: BEGIN, as it lies in the body.
 struct begin_body {
-  frame_kind kind{};
   std::uint32_t bound_ppm = 0;
-  std::uint64_t frame_bytes = 0;
-  std::span<const std::byte> report;    ///< the caller's own, of the step
   std::span<const std::byte> prefix;    ///< header and bitmap of the frame
-  std::span<const std::byte> required;  ///< 8 bytes a chunk: part, index; ascending
+  std::span<const std::byte> required;  ///< 8 bytes a chunk: fragment, index; ascending
 
-  [[nodiscard]] std::size_t required_chunks() const noexcept { return required.size() / 8; }
-  /// consume(part, index) for each required chunk, in order. Those of parts that are not in the frame are repairs.
+  /// consume(fragment, index) for each required chunk, in order. Those of fragments that are not in the frame are repairs.
   template <class Consume>
   void for_each_required(Consume&& consume) const {
     detail::body_reader from(required);
     while (!from.rest().empty()) {
-      const auto part = from.take<std::uint32_t>();
-      consume(part, from.take<std::uint32_t>());
+      const auto fragment = from.take<std::uint32_t>();
+      consume(fragment, from.take<std::uint32_t>());
     }
   }
 };
 
-/// `error` is set to truncated, wrong_length, nonzero_reserved, bound_too_large (beyond half), no_such_chunk or bad_list (required chunks
-/// out of order or twice). The prefix has not been looked at.
+/// `error` is set to truncated, wrong_length, bound_too_large (beyond half), no_such_chunk or bad_list (required chunks out of order or
+/// twice). The prefix has not been looked at.
 inline begin_body read_begin(std::span<const std::byte> body, const chunk_grid& grid,
                              std::error_code& error) noexcept {
   detail::body_reader from(body);
   begin_body begin;
-  std::uint8_t reserved = 0;
-  std::uint16_t more_reserved = 0;
-  std::uint32_t report_bytes = 0, prefix_bytes = 0, required = 0, last_reserved = 0;
-  from.read(begin.kind, reserved, more_reserved, begin.bound_ppm, begin.frame_bytes, report_bytes,
-            prefix_bytes, required, last_reserved);
-  begin.report = from.take(report_bytes);
+  std::uint32_t prefix_bytes = 0;
+  from.read(begin.bound_ppm, prefix_bytes);
   begin.prefix = from.take(prefix_bytes);
-  begin.required = from.take(std::uint64_t{8} * required);
-  error = from.error();
-  if (error) return begin;
-  if (reserved != 0 || more_reserved != 0 || last_reserved != 0) {
-    error = bounded_errc::nonzero_reserved;
-  } else if (report_bytes > most_report_bytes) {
-    error = bounded_errc::wrong_length;
+  begin.required = from.rest();
+  error.clear();
+  if (from.is_short()) {
+    error = errc::truncated;
+  } else if (begin.required.size() % 8 != 0) {
+    error = errc::wrong_length;
   } else if (begin.bound_ppm > most_bound_ppm) {
-    error = bounded_errc::bound_too_large;
-  } else {
-    chunk last;
-    bool is_first = true;
-    begin.for_each_required([&](std::uint32_t part, std::uint32_t index) {
-      const chunk each{part, index, 0};
-      if (!grid.has(part, index)) error = bounded_errc::no_such_chunk;
-      if (!is_first && !lies_before(last, each) && !error) error = bounded_errc::bad_list;
-      is_first = false;
-      last = each;
-    });
+    error = errc::bound_too_large;
   }
+  if (error) return begin;
+  std::optional<chunk> last;
+  begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
+    const chunk each{fragment, index, 0};
+    if (!grid.has(fragment, index)) error = errc::no_such_chunk;
+    if (last && !lies_before(*last, each) && !error) error = errc::bad_list;
+    last = each;
+  });
   return begin;
 }
 
-/// Why an end has given up.
-struct abort_body {
-  std::uint32_t reason = 0;  ///< a bounded_errc, or 0: the caller wanted to
-  std::string_view text;
-};
-/// The text is cut where it is too long.
+/// ABORT: why an end has given up, as a number and as text, which is cut where it is too long.
 inline std::span<const std::byte> write_abort(control_writer& to, std::uint32_t transfer,
-                                              const abort_body& abort) {
+                                              const std::error_code& why) {
+  const std::string text = why.message().substr(0, most_abort_bytes - sizeof(std::uint32_t));
   to.clear();
-  to.put(abort.reason);
-  to.put(std::as_bytes(std::span(abort.text.substr(0, most_abort_bytes - sizeof abort.reason))));
+  to.put(static_cast<std::uint32_t>(why.value()));
+  to.put(std::as_bytes(std::span(text)));
   return to.finish(control_type::abort, transfer, 0);
 }
-inline abort_body read_abort(std::span<const std::byte> body, std::error_code& error) noexcept {
+/// Its text; truncated if there is no number.
+inline std::string_view read_abort(std::span<const std::byte> body, std::error_code& error) noexcept {
   detail::body_reader from(body);
-  abort_body abort;
-  abort.reason = from.take<std::uint32_t>();
-  const auto text = from.rest();
-  abort.text = {reinterpret_cast<const char*>(text.data()), text.size()};
-  error = from.is_short() ? bounded_errc::truncated : std::error_code{};
-  return abort;
+  static_cast<void>(from.take<std::uint32_t>());
+  error = from.is_short() ? errc::truncated : std::error_code{};
+  return {reinterpret_cast<const char*>(from.rest().data()), from.rest().size()};
 }
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

@@ -10,10 +10,10 @@
 #include <span>
 #include <system_error>
 
-#include "lamina/bounded/error.hpp"
-#include "lamina/bounded/grid.hpp"
+#include "lamina/bounded/chunks.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
+#include "lamina/error.hpp"
 
 /// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {
@@ -42,9 +42,9 @@ class keyed_check {
 inline constexpr std::size_t packet_header_bytes = 56;
 inline constexpr std::uint32_t packet_magic = 0x50414cf4;  // the bytes F4 'L' 'A' 'P'
 inline constexpr std::uint8_t packet_version = 1;
-inline constexpr std::uint8_t flag_repair = 1;       ///< a chunk of a part that is not in the frame
+inline constexpr std::uint8_t flag_repair = 1;       ///< a chunk of a fragment that is not in the frame
 inline constexpr std::uint8_t flag_sent_before = 2;  ///< not for the first time in this transfer
-/// What a packet takes on the wire beside its datagram: Ethernet, IPv4 and UDP.
+/// What a packet takes on the wire without its datagram: Ethernet, IPv4 and UDP.
 inline constexpr std::size_t packet_overhead_bytes = 42;
 
 struct packet_header {
@@ -56,32 +56,27 @@ struct packet_header {
   std::uint16_t sender = 0;
   std::uint16_t receiver = 0;
   std::uint32_t transfer = 0;  // of this sender to this receiver, from 1; after 2^32 - 1 comes 1
-  std::uint32_t part = 0;
-  std::uint32_t chunk = 0;         // within the part
-  std::uint32_t chunks = 0;        // of the part
+  std::uint32_t fragment = 0;
+  std::uint32_t chunk = 0;         // within the fragment
+  std::uint32_t chunks = 0;        // of the fragment
   std::uint32_t transmission = 0;  // counts every packet of this transfer
   std::uint64_t offset = 0;        // the chunk's first element
   std::uint32_t data_bytes = 0;
   std::uint32_t sent_at = 0;  // microseconds of the sender's clock, wrapping
   std::uint64_t check = 0;
 };
-static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
 static_assert(sizeof(packet_header) == packet_header_bytes && offsetof(packet_header, transfer) == 12 &&
               offsetof(packet_header, offset) == 32 && offsetof(packet_header, check) == 48);
 
-namespace detail {
-
 inline constexpr std::size_t packet_check_offset = offsetof(packet_header, check);
-
-}  // namespace detail
 
 /// Writes the header, with the check over it and the data, which lie in one piece or in two. Allocates nothing.
 inline std::array<std::byte, packet_header_bytes> write_packet_header(
     packet_header header, const std::array<std::span<const std::byte>, 2>& data,
     keyed_check& check) noexcept {
   auto bytes = std::bit_cast<std::array<std::byte, packet_header_bytes>>(header);
-  header.check = check.of({std::span(bytes).first(detail::packet_check_offset), data[0], data[1]});
-  std::memcpy(bytes.data() + detail::packet_check_offset, &header.check, sizeof header.check);
+  header.check = check.of({std::span(bytes).first(packet_check_offset), data[0], data[1]});
+  std::memcpy(bytes.data() + packet_check_offset, &header.check, sizeof header.check);
   return bytes;
 }
 
@@ -90,32 +85,29 @@ inline std::array<std::byte, packet_header_bytes> write_packet_header(
 inline packet_header read_packet_header(std::span<const std::byte> datagram,
                                         std::error_code& error) noexcept {
   packet_header header;
-  error.clear();
-  if (datagram.size() < packet_header_bytes) {
-    error = bounded_errc::truncated;
-    return {};
-  }
+  error = datagram.size() < packet_header_bytes ? errc::truncated : std::error_code();
+  if (error) return header;
   std::memcpy(&header, datagram.data(), sizeof header);
   constexpr unsigned known_flags = flag_repair | flag_sent_before;
   constexpr unsigned known_tags = 7;
   if (header.magic != packet_magic) {
-    error = bounded_errc::bad_magic;
+    error = errc::bad_magic;
   } else if (header.version != packet_version) {
-    error = bounded_errc::unsupported_version;
+    error = errc::unsupported_version;
   } else if ((header.flags & ~known_flags) != 0 || (header.tag & ~known_tags) != 0 || header.reserved != 0) {
-    error = bounded_errc::nonzero_reserved;
+    error = errc::nonzero_reserved;
   }
   return header;
 }
 
-/// Whether part, chunk, chunks, offset and lengths are those of the grid: no_such_chunk or wrong_sizes, if not. Computes no check.
+/// Whether fragment, chunk, chunks, offset and lengths are those of the grid: no_such_chunk or wrong_sizes, if not. Computes no check.
 inline std::error_code check_sizes(const packet_header& header, std::size_t datagram_bytes,
                                    const chunk_grid& grid) noexcept {
-  if (!grid.has(header.part, header.chunk)) return bounded_errc::no_such_chunk;
-  const std::size_t data_bytes = grid.data_bytes(header.part, header.chunk);
-  if (header.chunks != grid.chunks(header.part) || header.offset != grid.begin(header.chunk) ||
+  if (!grid.has(header.fragment, header.chunk)) return errc::no_such_chunk;
+  const std::size_t data_bytes = grid.data_bytes(header.fragment, header.chunk);
+  if (header.chunks != grid.chunks(header.fragment) || header.offset != grid.begin(header.chunk) ||
       header.data_bytes != data_bytes || datagram_bytes - packet_header_bytes != data_bytes) {
-    return bounded_errc::wrong_sizes;
+    return errc::wrong_sizes;
   }
   return {};
 }
@@ -123,9 +115,8 @@ inline std::error_code check_sizes(const packet_header& header, std::size_t data
 /// Whether the check holds for a datagram of at least 56 bytes: over its first 48 and all that follow the header.
 inline bool has_good_check(std::span<const std::byte> datagram, keyed_check& check) noexcept {
   std::uint64_t given = 0;
-  std::memcpy(&given, datagram.data() + detail::packet_check_offset, sizeof given);
-  return given ==
-         check.of({datagram.first(detail::packet_check_offset), datagram.subspan(packet_header_bytes)});
+  std::memcpy(&given, datagram.data() + packet_check_offset, sizeof given);
+  return given == check.of({datagram.first(packet_check_offset), datagram.subspan(packet_header_bytes)});
 }
 
 /// A packet to send: its header, and where its elements lie.

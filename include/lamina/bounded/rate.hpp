@@ -10,8 +10,8 @@
 #include "lamina/bounded/control.hpp"
 #include "lamina/detail/abi.hpp"
 
-/// How fast a sender may send. A loss that the accuracy bears is still room taken from others: without control, eight senders into one
-/// port send every chunk four times. RFC 8085, section 3.1, asks for it.
+/// How fast a sender may send, and the times of a connection. Without control eight senders into one port send every chunk four times.
+/// RFC 8085, section 3.1, asks for it.
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// Since any beginning that both uses of it share; of no clock in particular.
@@ -33,7 +33,7 @@ struct rate_options {
 };
 
 /// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its
-/// headers. docs/decisions/0027-rate-and-loss.md has what was measured.
+/// headers.
 ///
 /// r begins at the link's rate over the senders, or at 100 Mb/s; r_max is the link's rate, or 10 Gb/s, and r_min = max(1 Mb/s,
 /// r_max/100), or 1 Mb/s. Of a report of at least 16 transmissions, L is the share lost and d the delay in queues. It tells of
@@ -55,7 +55,6 @@ class rate_control {
     if (!is_controlled_) return most_;
     return granted_ > 0 ? (std::min)(rate_, granted_) : rate_;
   }
-  [[nodiscard]] double least_bits() const noexcept { return least_; }
 
   /// A grant of 0 is none.
   void grant(std::uint64_t bits) noexcept { granted_ = static_cast<double>(bits); }
@@ -106,7 +105,11 @@ class pacer {
 
   /// When a packet may go out at this rate, which may be now. The rate is above 0.
   [[nodiscard]] instant when(instant now, double rate, std::size_t bits) noexcept {
-    refill(now, rate);
+    const double most = (std::max)(8 * packet_bits_, rate / 1000);
+    const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
+    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
+    refilled_at_ = now;
+    is_new_ = false;
     const double missing = static_cast<double>(bits) - tokens_;
     if (missing <= 0) return now;
     return now + instant(static_cast<instant::rep>(missing / rate * 1e9) + 1);
@@ -114,14 +117,6 @@ class pacer {
   void spend(std::size_t bits) noexcept { tokens_ -= static_cast<double>(bits); }
 
  private:
-  void refill(instant now, double rate) noexcept {
-    const double most = (std::max)(8 * packet_bits_, rate / 1000);
-    const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
-    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
-    refilled_at_ = now;
-    is_new_ = false;
-  }
-
   double packet_bits_;
   double tokens_ = 0;
   instant refilled_at_{};
@@ -178,12 +173,8 @@ class queueing_delay {
 /// Signs of life of one peer, and the round trip to it, of one control connection.
 class heartbeat {
  public:
-  /// \param timeout     without a byte of the peer, after which it counts as lost
-  /// \param ping_every  from one PING to the next; the first come sooner
-  explicit heartbeat(instant timeout, instant ping_every = std::chrono::seconds(1))
-      : timeout_(timeout), ping_every_(ping_every) {
-    newest_.fill(never);
-  }
+  /// \param timeout  without a byte of the peer, after which it counts as lost
+  explicit heartbeat(instant timeout) : timeout_(timeout) { newest_.fill(never); }
 
   /// Something has come from the peer, whatever it is. The first call begins.
   void heard(instant now) noexcept { lost_at_ = now + timeout_; }
@@ -191,17 +182,18 @@ class heartbeat {
   [[nodiscard]] bool is_lost(instant now) const noexcept { return now >= lost_at_; }
   [[nodiscard]] instant lost_at() const noexcept { return lost_at_; }
 
-  /// When the next PING is due, whose body is the time of it.
+  /// When the next PING is due, whose body is the time of it: after 1 s, and sooner at first and for a short timeout.
   [[nodiscard]] instant ping_at() const noexcept { return ping_at_; }
   void ping_sent(instant now) noexcept {
-    ping_at_ = now + (pongs_ < newest_.size() ? (std::min)(ping_every_, first_pings_every) : ping_every_);
+    const instant usual = std::chrono::milliseconds(pongs_ < newest_.size() ? 50 : 1000);
+    ping_at_ = now + (std::min)(timeout_ / 4, usual);
   }
   /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not
   /// counted.
   void pong(instant sent_at, instant now) noexcept {
     heard(now);
-    if (sent_at > now || sent_at < now - timeout_)
-      return;  // compared, since a difference of any two may not be a number
+    // Compared, since a difference of any two may not be a number.
+    if (sent_at > now || sent_at < now - timeout_) return;
     newest_[pongs_++ % newest_.size()] = now - sent_at;
   }
   /// The least of the last eight; 0 before the first PONG. Not their mean: a PING that was lost, or whose peer still read its data,
@@ -215,10 +207,7 @@ class heartbeat {
   }
 
  private:
-  static constexpr instant first_pings_every = std::chrono::milliseconds(50);
-
   instant timeout_;
-  instant ping_every_;
   instant lost_at_ = never;
   instant ping_at_{};
   std::array<instant, 8> newest_{};

@@ -12,7 +12,6 @@
 
 #include "lamina/bounded/arrivals.hpp"
 #include "lamina/bounded/control.hpp"
-#include "lamina/bounded/error.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
 #include "lamina/delivery.hpp"
@@ -39,27 +38,24 @@ struct receiver_options {
   std::uint16_t rank = 0;
   std::uint16_t sender = 0;
   std::uint64_t secret = 0;
-  arrival_options takes = {};
+  frame_kind kind = frame_kind::gradients;  ///< of the frames that come
+  std::uint32_t most_bound_ppm = 0;         ///< a sender may ask for less loss, never for more
   stop_policy stop = stop_policy::eager;
-  /// Where transmissions begin: other than 0 in tests alone.
-  std::uint32_t first_transmission = 0;
 };
 
 /// Takes frames of one grid from one sender, one after the other.
 ///
-/// on_control() and on_datagram() as they come, poll_control() after every event and at deadline(). When the state is frozen, frame(),
-/// arrived() and report() stand until release(), after which the next frame may come. An error that a call returns is for
+/// on_control() and on_datagram() as they come, poll_control() after every event and at deadline(). When the state is frozen, frame()
+/// and arrived() stand until release(), after which the next frame may come. An error that a call returns is for
 /// good: poll_control() then gives an ABORT, after which the connection is to be closed.
 class bounded_receiver {
  public:
   bounded_receiver(const chunk_grid& grid, const receiver_options& options)
       : grid_(grid),
         options_(options),
-        arrivals_(grid, options.takes),
+        arrivals_(grid, options.kind, options.most_bound_ppm),
         check_(options.secret),
-        writer_(options.secret, control_limits(grid).of(control_type::stop) + most_abort_bytes) {
-    report_.reserve(most_report_bytes);
-  }
+        writer_(options.secret, control_limits(grid).of(control_type::stop) + most_abort_bytes) {}
 
   /// BEGIN, PROBE or ABORT of the sender, as read_control() accepts it.
   std::error_code on_control(const control_message& message, instant now) {
@@ -80,17 +76,17 @@ class bounded_receiver {
       state_ = failure_ ? receiver_state::failed : receiver_state::waiting;
       if (failure_) return failure_;
     }
-    if (state_ != receiver_state::waiting || !has_held_) return {};
+    if (state_ != receiver_state::waiting || held_transfer_ == 0) return {};
     const std::error_code bad = open(held_transfer_, held_, now);
-    has_held_ = false;
+    held_transfer_ = 0;
     return ended_by(bad);
   }
 
   /// The connection is closed, or nothing was heard for too long. A frame that is frozen stands.
   void lose() {
-    has_held_ = false;
+    held_transfer_ = 0;
     if (state_ == receiver_state::frozen) return;
-    ended_by(bounded_errc::lost);
+    ended_by(errc::lost);
     sends_abort_ = false;
   }
 
@@ -100,28 +96,26 @@ class bounded_receiver {
     if (state_ == receiver_state::open && answer_at() <= now && arrivals_.is_within_bound()) freeze(now);
     if (std::exchange(sends_stop_, false)) return sent(now, stop_);
     if (state_ == receiver_state::open && silent_since_ + longest_silence <= now) {
-      ended_by(bounded_errc::nothing_arrives);
+      ended_by(errc::nothing_arrives);
     }
     if (std::exchange(sends_abort_, false)) {
-      return write_abort(writer_, transfer_,
-                         {static_cast<std::uint32_t>(failure_.value()), failure_.message()});
+      return write_abort(writer_, transfer_, failure_);
     }
     if (state_ == receiver_state::open) {
-      if (std::exchange(sends_ready_, false)) return sent(now, write_ready());
+      if (std::exchange(sends_ready_, false))
+        return sent(now, writer_.write(control_type::ready, transfer_, 0, granted_bits_, open_transfers_));
       if (answer_at() <= now) return sent(now, write_wanted(std::exchange(has_probe_, false), now));
       if (unasked_at() <= now) {
         ++unasked_;
         return sent(now, write_wanted(false, now));
       }
       if (report_at() <= now) {
-        writer_.clear();
-        write_report(writer_, next_report(now));
+        write_report(now);
         return writer_.finish(control_type::report, transfer_, 0);
       }
     }
     if (!ticker_.take(now)) return {};
-    writer_.clear();
-    return writer_.finish(control_type::tick, 0, 0);
+    return writer_.write(control_type::tick, 0, 0);
   }
 
   /// When to come back, if nothing happens before; never if there is nothing to do. Of a receiver that has just been polled
@@ -134,7 +128,7 @@ class bounded_receiver {
 
   /// How long packets may be under way after the last that came: heartbeat::quiet().
   void set_quiet(instant quiet) noexcept { quiet_ = quiet; }
-  /// What reports say beside what was seen: how many transfers are open here, and which rate the sender may take; 0: as it likes.
+  /// What reports say besides what was seen: how many transfers are open here, and which rate the sender may take; 0: as it likes.
   void set_load(std::uint32_t open_transfers, std::uint64_t granted_bits) noexcept {
     open_transfers_ = open_transfers;
     granted_bits_ = granted_bits;
@@ -143,16 +137,11 @@ class bounded_receiver {
   [[nodiscard]] receiver_state state() const noexcept { return state_; }
   [[nodiscard]] const std::error_code& failure() const noexcept { return failure_; }
   [[nodiscard]] std::uint32_t transfer() const noexcept { return transfer_; }
-  /// Of a frame that is frozen: prefix and payload with zeros in the holes, for decode(); what is in it; what the sender's caller said of
-  /// it.
+  /// Of a frame that is frozen: prefix and payload with zeros in the holes, for decode(); and what is in it.
   [[nodiscard]] std::span<const std::byte> frame() const noexcept { return arrivals_.frame(); }
   [[nodiscard]] const delivery& arrived() const noexcept { return arrivals_.arrived(); }
-  [[nodiscard]] std::span<const std::byte> report() const noexcept { return report_; }
-  /// consume(part, begin, bytes): elements of layers that are not in the frame.
-  template <class Consume>
-  void for_each_repair(Consume&& consume) const {
-    arrivals_.for_each_repair(consume);
-  }
+  /// Elements of layers that are not in the frame, a chunk each.
+  [[nodiscard]] std::vector<repair> repairs() const { return arrivals_.repairs(); }
   [[nodiscard]] const receiver_counters& counters() const noexcept { return counters_; }
 
   /// After so long without any packet of a transfer whose sender has sent 64, the way is taken for blocked.
@@ -168,7 +157,7 @@ class bounded_receiver {
     failure_ = error;
     if (state_ == receiver_state::frozen) {
       // Its sender may have committed: the frame stands, and STOP goes out, until release().
-      has_held_ = false;
+      held_transfer_ = 0;
       sends_abort_ = true;
       return error;
     }
@@ -183,9 +172,15 @@ class bounded_receiver {
     const control_header& header = message.header;
     switch (header.type) {
       case control_type::begin:
-        if (header.transfer == 0 || header.transfer == transfer_) break;
-        if (state_ == receiver_state::waiting && !has_held_) return open(header.transfer, message.body, now);
-        if (state_ == receiver_state::frozen && !has_held_) return hold(header.transfer, message.body);
+        if (header.transfer == 0 || header.transfer == transfer_ || held_transfer_ != 0) break;
+        if (state_ == receiver_state::waiting) return open(header.transfer, message.body, now);
+        if (state_ == receiver_state::frozen) {
+          // The last frame was not taken yet: that READY waits is the back-pressure.
+          held_.assign(message.body.begin(), message.body.end());
+          held_transfer_ = header.transfer;
+          ticker_.stop();
+          return {};
+        }
         break;
       case control_type::probe:
         if (header.transfer != transfer_ || transfer_ == 0) break;
@@ -194,21 +189,12 @@ class bounded_receiver {
       case control_type::tick:
         return {};
       case control_type::abort:
-        if (state_ == receiver_state::open || has_held_) return bounded_errc::aborted;
+        if (state_ == receiver_state::open || held_transfer_ != 0) return errc::aborted;
         return {};
       default:
         break;
     }
-    return bounded_errc::unexpected_message;
-  }
-
-  // The last frame was not taken yet: that READY waits is the back-pressure.
-  std::error_code hold(std::uint32_t transfer, std::span<const std::byte> body) {
-    held_.assign(body.begin(), body.end());
-    held_transfer_ = transfer;
-    has_held_ = true;
-    ticker_.stop();
-    return {};
+    return errc::unexpected_message;
   }
 
   std::error_code open(std::uint32_t transfer, std::span<const std::byte> body, instant now) {
@@ -216,13 +202,10 @@ class bounded_receiver {
     const begin_body begin = read_begin(body, grid_, error);
     if (!error) error = arrivals_.open(begin);
     if (error) return error;
-    report_.assign(begin.report.begin(), begin.report.end());
     transfer_ = transfer;
-    seen_ = seen_at_report_ = seen_at_wanted_ = round_began_at_ = options_.first_transmission;
-    received_ = seen_in_round_ = 0;
-    next_round_ = 0;
+    seen_ = seen_at_report_ = seen_at_wanted_ = round_began_at_ = 0;
+    received_ = seen_in_round_ = next_round_ = unasked_ = 0;
     has_probe_ = false;
-    unasked_ = 0;
     last_packet_at_ = reported_at_ = now;
     silent_since_ = never;
     ticker_.stop();
@@ -233,10 +216,9 @@ class bounded_receiver {
   }
 
   std::error_code on_probe(std::uint32_t round, std::span<const std::byte> body, instant now) {
-    std::error_code error;
-    const auto transmissions = read_number<std::uint32_t>(body, error);
-    if (error) return error;
-    if (sends_ready_ || round != next_round_) return bounded_errc::unexpected_message;
+    std::uint32_t transmissions = 0;
+    if (const std::error_code error = read_body(body, transmissions)) return error;
+    if (sends_ready_ || round != next_round_) return errc::unexpected_message;
     ++next_round_;
     if (has_probe_) begin_round(probed_);
     has_probe_ = true;
@@ -244,9 +226,7 @@ class bounded_receiver {
     probed_at_ = now;
     unasked_ = 0;
     ticker_.stop();
-    const bool is_silent = seen_ == options_.first_transmission &&
-                           transmissions - options_.first_transmission >= least_sent_into_silence;
-    if (is_silent && silent_since_ == never) silent_since_ = now;
+    if (seen_ == 0 && transmissions >= least_sent_into_silence && silent_since_ == never) silent_since_ = now;
     return {};
   }
 
@@ -267,9 +247,9 @@ class bounded_receiver {
     }
     if (state_ == receiver_state::frozen) return packet_fate::late;
     bad = check_sizes(header, datagram.size(), grid_);
-    if (!bad && !arrivals_.expects(header.part, header.chunk)) bad = bounded_errc::no_such_chunk;
-    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.part)) {
-      bad = bounded_errc::no_such_chunk;
+    if (!bad && !arrivals_.expects(header.fragment, header.chunk)) bad = errc::no_such_chunk;
+    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.fragment)) {
+      bad = errc::no_such_chunk;
     }
     ++counters_.hashed;
     if (!has_good_check(datagram, check_)) return packet_fate::bad_check;
@@ -278,7 +258,7 @@ class bounded_receiver {
       return packet_fate::inconsistent;
     }
     count(header, now);
-    const bool is_new = arrivals_.place(header.part, header.chunk, datagram.subspan(packet_header_bytes));
+    const bool is_new = arrivals_.place(header.fragment, header.chunk, datagram.subspan(packet_header_bytes));
     if (arrivals_.is_complete() || (options_.stop == stop_policy::eager && arrivals_.is_within_bound())) {
       freeze(now);
     }
@@ -286,9 +266,8 @@ class bounded_receiver {
   }
 
   void count(const packet_header& header, instant now) noexcept {
-    const std::uint32_t end = header.transmission + 1;
-    if (is_after(end, seen_)) seen_ = end;
-    if (is_after(end, round_began_at_)) ++seen_in_round_;
+    seen_ = (std::max)(seen_, header.transmission + 1);
+    if (header.transmission >= round_began_at_) ++seen_in_round_;
     ++received_;
     delay_.add(header.sent_at, now);
     last_packet_at_ = now;
@@ -296,45 +275,34 @@ class bounded_receiver {
     ticker_.stop();
   }
 
-  // Of numbers modulo 2^32, less than 2^31 apart.
-  static bool is_after(std::uint32_t a, std::uint32_t b) noexcept {
-    return static_cast<std::int32_t>(a - b) > 0;
-  }
-
   // No packet of this transfer is written after it, and STOP is of the very bits by which the holes are zeroed.
   void freeze(instant now) {
     state_ = receiver_state::frozen;
     has_probe_ = false;
     arrivals_.freeze();
-    writer_.clear();
-    write_report(writer_, next_report(now));
+    write_report(now);
     arrivals_.write_received(writer_);
     stop_ = writer_.finish(control_type::stop, transfer_, next_round_);
     sends_stop_ = true;
   }
 
-  std::span<const std::byte> write_ready() {
-    writer_.clear();
-    writer_.put(granted_bits_, open_transfers_);
-    return writer_.finish(control_type::ready, transfer_, 0);
-  }
   std::span<const std::byte> write_wanted(bool is_answer, instant now) {
-    writer_.clear();
-    write_report(writer_, next_report(now));
+    write_report(now);
     arrivals_.write_wanted(writer_);
     seen_at_wanted_ = seen_;
     if (is_answer) begin_round(probed_);
     return writer_.finish(control_type::wanted, transfer_, is_answer ? next_round_ - 1 : unasked_round);
   }
-  transfer_report next_report(instant now) noexcept {
-    const transfer_report report{.granted_bits = granted_bits_,
-                                 .received = std::exchange(received_, 0),
-                                 .transmissions = seen_ - std::exchange(seen_at_report_, seen_),
-                                 .delay_us = delay_.take_median(),
-                                 .seen = seen_,
-                                 .open_transfers = open_transfers_};
+  // What REPORT, WANTED and STOP begin with.
+  void write_report(instant now) {
+    writer_.clear();
+    bounded::write_report(writer_, {.granted_bits = granted_bits_,
+                                    .received = std::exchange(received_, 0),
+                                    .transmissions = seen_ - std::exchange(seen_at_report_, seen_),
+                                    .delay_us = delay_.take_median(),
+                                    .seen = seen_,
+                                    .open_transfers = open_transfers_});
     reported_at_ = now;
-    return report;
   }
   std::span<const std::byte> sent(instant now, std::span<const std::byte> message) noexcept {
     ticker_.begin(now);
@@ -378,10 +346,8 @@ class bounded_receiver {
   std::span<const std::byte> stop_;  // in the writer
 
   std::uint32_t transfer_ = 0;
-  std::vector<std::byte> report_;
-  std::vector<std::byte> held_;  // a BEGIN that came before release()
-  std::uint32_t held_transfer_ = 0;
-  bool has_held_ = false;
+  std::vector<std::byte> held_;      // a BEGIN that came before release()
+  std::uint32_t held_transfer_ = 0;  // 0: none
 
   instant quiet_ = std::chrono::milliseconds(3);
   std::uint32_t open_transfers_ = 1;
@@ -401,7 +367,7 @@ class bounded_receiver {
   instant probed_at_{};
   std::uint32_t round_began_at_ = 0;
   std::uint32_t seen_in_round_ = 0;
-  unsigned unasked_ = 0;  // since the last PROBE
+  std::uint32_t unasked_ = 0;  // since the last PROBE
 };
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

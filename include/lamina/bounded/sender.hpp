@@ -2,13 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -16,7 +14,6 @@
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
 #include "lamina/bounded/duties.hpp"
-#include "lamina/bounded/error.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
 #include "lamina/delivery.hpp"
@@ -41,9 +38,7 @@ struct sender_options {
   std::uint16_t receiver = 0;
   std::uint64_t secret = 0;
   rate_options rate = {};
-  /// Where the numbers begin, which wrap: other than these in tests alone.
-  std::uint32_t last_transfer = 0;
-  std::uint32_t first_transmission = 0;
+  std::uint32_t last_transfer = 0;  ///< other than 0 in tests alone: numbers wrap
 };
 
 struct sender_counters {
@@ -55,9 +50,9 @@ struct sender_counters {
 
 /// Sends frames of one grid to one receiver, one after the other.
 ///
-/// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a call
-/// returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to
-/// be closed.
+/// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a
+/// call returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to be
+/// closed.
 class bounded_sender {
  public:
   bounded_sender(const chunk_grid& grid, const sender_options& options)
@@ -72,33 +67,38 @@ class bounded_sender {
 
   /// A frame is to be sent.
   ///
-  /// \param frame   of this grid; it and the bytes it points to stay as they are until the transfer has ended
-  /// \param report  what the caller says of the step, for the receiver's caller
-  /// \param beside  what the receiver must get; the elements of repairs stay as they are as well
+  /// \param frame  of this grid; it and the bytes it points to stay as they are until the transfer has ended
+  /// \param owed   what the receiver must get; the elements of repairs stay as they are as well
   /// \throws std::logic_error       a transfer is under way, or has failed
-  /// \throws std::invalid_argument  the frame is of another grid; what duties_of() throws; a report of more than most_report_bytes
-  void begin(const frame_chunks& frame, std::span<const std::byte> report, const obligations& beside = {}) {
-    check_begin(frame, report);
-    todo_.assign(frame, beside);
+  /// \throws std::invalid_argument  the frame is of another grid; what duties_of() throws
+  void begin(const frame_chunks& frame, const obligations& owed = {}) {
+    using lamina::detail::raise;
+    if (state_ != sender_state::idle && state_ != sender_state::done)
+      raise(std::logic_error("a transfer is under way, or has failed"));
+    if (frame.grid() != grid_) raise(std::invalid_argument("the frame is cut by another grid"));
+    todo_.assign(frame, owed);
     arrived_.emplace(frame.sent(), grid_.chunk_elements());
     frame_ = &frame;
     if (++transfer_ == 0) transfer_ = 1;
-    write_begin(report);
+    const auto prefix = frame.prefix();
+    writer_.clear();
+    writer_.put(frame.bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
+    writer_.put(prefix);
+    for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
     sends_begin_ = true;
     sends_probe_ = false;
-    transmission_ = round_began_at_ = options_.first_transmission;
-    round_ = stuck_rounds_ = silent_rounds_ = 0;
+    transmission_ = round_began_at_ = round_ = stuck_rounds_ = 0;
     last_wanted_ = static_cast<std::size_t>(-1);
     state_ = sender_state::begun;
   }
   /// The caller gives up the transfer that is under way.
   void abandon() {
-    if (is_under_way()) fail(bounded_errc::aborted);
+    if (is_under_way()) fail(errc::aborted);
   }
   /// The connection is closed, or nothing was heard for too long: no ABORT.
   void lose() {
     if (!is_under_way()) return;
-    fail(bounded_errc::lost);
+    fail(errc::lost);
     sends_abort_ = false;
   }
 
@@ -112,8 +112,7 @@ class bounded_sender {
   /// The next message to send, valid until the next call that is not const; empty if there is none now.
   [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
     if (std::exchange(sends_abort_, false)) {
-      return write_abort(writer_, transfer_,
-                         {static_cast<std::uint32_t>(failure_.value()), failure_.message()});
+      return write_abort(writer_, transfer_, failure_);
     }
     if (std::exchange(sends_begin_, false)) {
       ticker_.begin(now);
@@ -121,20 +120,17 @@ class bounded_sender {
     }
     if (std::exchange(sends_probe_, false)) {
       ticker_.begin(now);
-      writer_.clear();
-      writer_.put(transmission_);
-      return writer_.finish(control_type::probe, transfer_, round_);
+      return writer_.write(control_type::probe, transfer_, round_, transmission_);
     }
     if (!waits() || !ticker_.take(now)) return {};
-    writer_.clear();
-    return writer_.finish(control_type::tick, 0, 0);
+    return writer_.write(control_type::tick, 0, 0);
   }
 
   /// The next packet, if one may go out now.
   [[nodiscard]] std::optional<outgoing_packet> next_packet(instant now) {
     if (state_ != sender_state::streaming) return std::nullopt;
     const duty next = todo_.front();
-    const std::size_t data_bytes = grid_.data_bytes(next.which.part, next.which.index);
+    const std::size_t data_bytes = grid_.data_bytes(next.which.fragment, next.which.index);
     const std::size_t bits = wire_bits(packet_header_bytes + data_bytes);
     packet_at_ = pacer_.when(now, rate_.bits(), bits);
     if (packet_at_ > now) return std::nullopt;
@@ -153,9 +149,9 @@ class bounded_sender {
     header.sender = options_.rank;
     header.receiver = options_.receiver;
     header.transfer = transfer_;
-    header.part = next.which.part;
+    header.fragment = next.which.fragment;
     header.chunk = next.which.index;
-    header.chunks = grid_.chunks(next.which.part);
+    header.chunks = grid_.chunks(next.which.fragment);
     header.transmission = transmission_++;
     header.offset = grid_.begin(next.which.index);
     header.data_bytes = static_cast<std::uint32_t>(data_bytes);
@@ -192,11 +188,10 @@ class bounded_sender {
   [[nodiscard]] const rate_control& rate() const noexcept { return rate_; }
   [[nodiscard]] const sender_counters& counters() const noexcept { return counters_; }
 
-  /// Rounds in a row that brought a receiver nothing new, after which the transfer fails: a circuit breaker (RFC 8084).
-  static constexpr std::uint32_t most_stuck_rounds = 50;
-  /// Rounds of which the receiver has seen no packet at all, after which it fails likewise. The receiver ends it before: within 64 rounds
-  /// it takes the way for silent, and after 10 s of that, at 100 ms a round, for blocked. Who goes on asking is none.
-  static constexpr std::uint32_t most_silent_rounds = 250;
+  /// Rounds in a row that brought a receiver nothing new, after which the transfer fails: a circuit breaker (RFC 8084). A receiver that
+  /// sees no packet at all ends it before: within 64 rounds it takes the way for silent, and after 10 s of that, at 100 ms a round, for
+  /// blocked.
+  static constexpr std::uint32_t most_stuck_rounds = 250;
 
  private:
   [[nodiscard]] static std::size_t wire_bits(std::size_t datagram_bytes) noexcept {
@@ -205,31 +200,7 @@ class bounded_sender {
   [[nodiscard]] bool waits() const noexcept {
     return state_ == sender_state::begun || state_ == sender_state::probing;
   }
-  [[nodiscard]] bool is_in_frame(std::uint32_t part) const { return frame_->sent().is_sent(part); }
-
-  void check_begin(const frame_chunks& frame, std::span<const std::byte> report) const {
-    using lamina::detail::raise;
-    if (state_ != sender_state::idle && state_ != sender_state::done) {
-      raise(std::logic_error("a transfer is under way, or has failed"));
-    }
-    if (frame.grid() != grid_) raise(std::invalid_argument("the frame is cut by another grid"));
-    if (report.size() > most_report_bytes) {
-      raise(std::invalid_argument("a report of " + std::to_string(report.size()) + " bytes: at most " +
-                                  std::to_string(most_report_bytes)));
-    }
-  }
-
-  void write_begin(std::span<const std::byte> report) {
-    const auto prefix = frame_->prefix();
-    writer_.clear();
-    writer_.put(lamina::detail::read_header(prefix).kind, std::uint8_t{0}, std::uint16_t{0},
-                frame_->bound_ppm(), std::uint64_t{frame_->frame_bytes()},
-                static_cast<std::uint32_t>(report.size()), static_cast<std::uint32_t>(prefix.size()),
-                static_cast<std::uint32_t>(todo_.duties().size()), std::uint32_t{0});
-    writer_.put(report);
-    writer_.put(prefix);
-    for (const duty& each : todo_.duties()) writer_.put(each.which.part, each.which.index);
-  }
+  [[nodiscard]] bool is_in_frame(std::uint32_t fragment) const { return frame_->sent().is_sent(fragment); }
 
   void fail(const std::error_code& why) {
     state_ = sender_state::failed;
@@ -253,29 +224,34 @@ class bounded_sender {
         if (state_ == sender_state::begun && is_own) return on_ready(message.body);
         break;
       case control_type::report:
-        if (is_under_way()) return on_report(message.body);
+        if (is_under_way()) {
+          transfer_report report;
+          const std::error_code error = read_report(message.body, report);
+          if (!error) rate_.report(report);
+          return error;
+        }
         break;
       case control_type::wanted:
         if (has_sent) return on_wanted(message);
         break;
       case control_type::stop:
-        if (has_sent || (state_ == sender_state::begun && !todo_.has_chunks())) return on_stop(message.body);
+        if (has_sent || (state_ == sender_state::begun && todo_.all().empty())) return on_stop(message.body);
         break;
       case control_type::tick:
         return {};
       case control_type::abort:
-        return is_under_way() ? std::error_code(bounded_errc::aborted) : std::error_code();
+        return is_under_way() ? std::error_code(errc::aborted) : std::error_code();
       default:
         break;
     }
-    return bounded_errc::unexpected_message;
+    return errc::unexpected_message;
   }
 
   std::error_code on_ready(std::span<const std::byte> body) {
     std::uint64_t granted_bits = 0;
     std::uint32_t open_transfers = 0;
-    if (const std::error_code error = detail::read_body(body, granted_bits, open_transfers)) return error;
-    if (!todo_.has_chunks()) return bounded_errc::unexpected_message;
+    if (const std::error_code error = read_body(body, granted_bits, open_transfers)) return error;
+    if (todo_.all().empty()) return errc::unexpected_message;
     rate_.grant(granted_bits);
     todo_.add_all();
     packet_at_ = {};
@@ -283,47 +259,38 @@ class bounded_sender {
     return {};
   }
 
-  std::error_code on_report(std::span<const std::byte> body) {
-    std::error_code error;
-    const transfer_report report = read_report(body, error);
-    if (!error) rate_.report(report);
-    return error;
-  }
-
   std::error_code on_wanted(const control_message& message) {
-    std::error_code error;
-    const chunk_list list = chunk_list::read(message.body, grid_, error);
-    if (error) return error;
+    std::error_code bad;
+    transfer_report report;
     std::size_t wanted = 0;
-    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
-      const std::uint32_t count = count_bits(bits);
-      wanted += count;
-      if (count == 0) error = bounded_errc::bad_list;
-      if (!is_in_frame(part) && !todo_.are_repairs(part, bits)) error = bounded_errc::no_such_chunk;
-    });
-    if (wanted == 0) error = bounded_errc::bad_list;
-    if (error) return error;
-    rate_.report(list.report());
+    const auto count = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      const std::uint32_t chunks = count_bits(bits);
+      wanted += chunks;
+      if (chunks == 0) bad = errc::bad_list;
+      if (!is_in_frame(fragment) && !todo_.are_repairs(fragment, bits)) bad = errc::no_such_chunk;
+    };
+    if (const std::error_code error = read_list(message.body, grid_, report, count)) return error;
+    if (wanted == 0) bad = errc::bad_list;
+    if (bad) return bad;
+    rate_.report(report);
 
-    // Serial numbers: "after", modulo 2^32.
-    const auto since = static_cast<std::int32_t>(list.report().seen - round_began_at_);
     const bool is_answer = message.header.round == round_;
-    const bool is_new = message.header.round == unasked_round && since > 0;
+    const bool is_new = message.header.round == unasked_round && report.seen > round_began_at_;
     // Nor while the PROBE of this round waits to go out: the receiver counts rounds by them.
     if (state_ != sender_state::probing || sends_probe_ || !(is_answer || is_new)) {
       ++counters_.ignored;  // older than what is under way
       return {};
     }
-    if (list.report().seen == options_.first_transmission) {
-      if (++silent_rounds_ >= most_silent_rounds) return bounded_errc::nothing_arrives;
-      if (transmission_ - options_.first_transmission >= least_sent_into_silence) rate_.silence();
-    } else {
-      stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
-      if (stuck_rounds_ >= most_stuck_rounds) return bounded_errc::no_progress;
-      last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
-    }
+    const bool is_silent = report.seen == 0;
+    if (is_silent && transmission_ >= least_sent_into_silence) rate_.silence();
+    stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
+    if (stuck_rounds_ >= most_stuck_rounds) return is_silent ? errc::nothing_arrives : errc::no_progress;
+    last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
     todo_.clear();
-    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) { todo_.add(part, bits); });
+    const auto add = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      todo_.add(fragment, bits);
+    };
+    read_list(message.body, grid_, report, add);
     packet_at_ = {};
     round_began_at_ = transmission_;
     ++round_;
@@ -334,26 +301,28 @@ class bounded_sender {
 
   // The receiver is not trusted with the residual: what it says to have must be within the bound.
   std::error_code on_stop(std::span<const std::byte> body) {
-    std::error_code error;
-    const chunk_list list = chunk_list::read(body, grid_, error);
-    if (error) return error;
-    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
-      const std::uint32_t chunks = grid_.chunks(part);
+    std::error_code bad;
+    transfer_report report;
+    const auto judge = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      const std::uint32_t chunks = grid_.chunks(fragment);
       const std::uint32_t missing = chunks - count_bits(bits);
-      if (!is_in_frame(part)) {
-        error = bounded_errc::no_such_chunk;
+      if (!is_in_frame(fragment)) {
+        bad = errc::no_such_chunk;
       } else if (missing == 0) {
-        error = bounded_errc::bad_list;
+        bad = errc::bad_list;
       } else if (missing > allowed_losses(frame_->bound_ppm(), chunks)) {
-        error = bounded_errc::beyond_bound;
-      } else if (!todo_.has_required(part, bits)) {
-        error = bounded_errc::required_missing;
+        bad = errc::beyond_bound;
+      } else if (!todo_.has_required(fragment, bits)) {
+        bad = errc::required_missing;
       }
-    });
-    if (error) return error;
-    rate_.report(list.report());
-    list.for_each(grid_, [&](std::uint32_t part, std::span<const std::byte> bits) {
-      lose_missing(*arrived_, part, bits, grid_.chunks(part));
+    };
+    if (const std::error_code error = read_list(body, grid_, report, judge)) return error;
+    if (bad) return bad;
+    rate_.report(report);
+    read_list(body, grid_, report, [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i) {
+        if (!detail::has_bit(bits, i)) arrived_->lose(fragment, i);
+      }
     });
     sends_probe_ = false;
     state_ = sender_state::done;
@@ -386,7 +355,6 @@ class bounded_sender {
   std::uint32_t round_began_at_ = 0;  // its first transmission
   std::uint32_t round_ = 0;
   std::uint32_t stuck_rounds_ = 0;
-  std::uint32_t silent_rounds_ = 0;
   std::size_t last_wanted_ = 0;
 };
 

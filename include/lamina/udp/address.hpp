@@ -12,7 +12,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -21,14 +20,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "lamina/bounded/rate.hpp"
+#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {
@@ -43,12 +43,16 @@ class LAMINA_VISIBLE error : public std::runtime_error {
 /// These ranks closed their connections, fell silent, or did not do in time what was waited for.
 class LAMINA_VISIBLE peers_lost : public error {
  public:
-  peers_lost(const std::string& what, std::vector<std::size_t> ranks)
-      : error(what), ranks_(std::move(ranks)) {}
+  peers_lost(const std::string& what, std::vector<std::size_t> ranks,
+             std::vector<std::optional<delivery>> sent = {})
+      : error(what), ranks_(std::move(ranks)), sent_(std::move(sent)) {}
   [[nodiscard]] const std::vector<std::size_t>& ranks() const noexcept { return ranks_; }
+  /// What send_frame() would have returned, if it has begun to send: of the lost ranks nothing has arrived.
+  [[nodiscard]] const std::vector<std::optional<delivery>>& sent() const noexcept { return sent_; }
 
  private:
   std::vector<std::size_t> ranks_;
+  std::vector<std::optional<delivery>> sent_;
 };
 
 namespace detail {
@@ -171,57 +175,38 @@ inline endpoint bind_to(int number, const endpoint& local, const char* protocol)
   return address.to_endpoint();
 }
 
-inline bool read_address(const std::string& text, endpoint& to) {
-  to.is_v6 = text.find(':') != std::string::npos ? 1 : 0;
-  return ::inet_pton(to.is_v6 != 0 ? AF_INET6 : AF_INET, text.c_str(), to.address.data()) == 1;
-}
-template <class Number>
-bool read_digits(std::string_view text, Number& to) {
-  const auto [last, failure] = std::from_chars(text.data(), text.data() + text.size(), to);
-  return failure == std::errc() && last == text.data() + text.size();
-}
-
-inline std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> pieces;
-  std::size_t begin = 0;
-  for (std::size_t comma = 0; comma != std::string::npos; begin = comma + 1) {
-    comma = text.find(',', begin);
-    pieces.push_back(text.substr(begin, comma - begin));
-  }
-  return pieces;
-}
-
-inline rank_addresses addresses_of(const std::vector<endpoint>& paths) {
-  if (paths.size() > most_paths)
-    throw std::invalid_argument(std::to_string(paths.size()) + " paths: a rank has at most " +
-                                std::to_string(most_paths));
-  if (std::ranges::any_of(paths, [&](const endpoint& each) { return each.is_v6 != paths[0].is_v6; }))
-    throw std::invalid_argument("paths of IPv4 and of IPv6: give one kind");
-  rank_addresses all;
-  all.control = paths[0];
-  all.paths = static_cast<std::uint32_t>(paths.size());
-  std::ranges::copy(paths, all.data.begin());
-  return all;
-}
-
 }  // namespace detail
 
 /// Where a rank is, in words: "10.77.0.1:4000", or one such address a path with commas between. Control is at the first. Throws
 /// std::invalid_argument, naming what is no address with a port.
 inline rank_addresses parse_addresses(const std::string& text) {
-  std::vector<endpoint> paths;
-  for (const std::string& each : detail::split(text)) {
+  rank_addresses all;
+  for (std::size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    const std::string each = text.substr(begin, comma - begin);
     const std::size_t colon = each.rfind(':');
     std::string address = each.substr(0, colon);
-    const bool is_bracketed = address.starts_with('[') && address.ends_with(']');
-    if (is_bracketed) address = address.substr(1, address.size() - 2);
-    endpoint& made = paths.emplace_back();
-    if (colon == std::string::npos || !detail::read_address(address, made) ||
-        (made.is_v6 != 0) != is_bracketed || !detail::read_digits(each.substr(colon + 1), made.port)) {
-      throw std::invalid_argument("'" + each + "' is no address such as 10.77.0.1:4000 or [fd00::1]:4000");
+    const bool is_v6 = address.starts_with('[') && address.ends_with(']');
+    if (is_v6) address = address.substr(1, address.size() - 2);
+    endpoint made;
+    made.is_v6 = is_v6 ? 1 : 0;
+    bool is_good = colon != std::string::npos &&
+                   ::inet_pton(is_v6 ? AF_INET6 : AF_INET, address.c_str(), made.address.data()) == 1;
+    if (is_good) {
+      const char* const end = each.data() + each.size();
+      const auto [last, failure] = std::from_chars(each.data() + colon + 1, end, made.port);
+      is_good = failure == std::errc() && last == end;
     }
+    if (!is_good)
+      throw std::invalid_argument("'" + each + "' is no address such as 10.77.0.1:4000 or [fd00::1]:4000");
+    if (all.paths == most_paths)
+      throw std::invalid_argument("more than " + std::to_string(most_paths) + " paths");
+    if (all.paths > 0 && made.is_v6 != all.data[0].is_v6)
+      throw std::invalid_argument("paths of IPv4 and of IPv6: give one kind");
+    all.data.at(all.paths++) = made;
   }
-  return detail::addresses_of(paths);
+  all.control = all.data[0];
+  return all;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::udp

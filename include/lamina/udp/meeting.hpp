@@ -8,23 +8,20 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <list>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
-#include "lamina/bounded/grid.hpp"
 #include "lamina/bounded/receiver.hpp"
 #include "lamina/options.hpp"
 #include "lamina/udp/control.hpp"
@@ -73,11 +70,9 @@ struct transport_options {
   std::uint64_t secret = 0;              ///< of this run only, and the same on all ranks: draw_secret()
   std::size_t mtu = 1500;                ///< of the path, in bytes; the grids were made for it
   bounded::stop_policy stop = bounded::stop_policy::eager;
-  bool has_classes = true;                     ///< packets have their class and precedence (DSCP)
-  bounded::rate_options rate = {};             ///< of each rank's link, and of those that send into it
-  std::size_t most_message_bytes = 1U << 20U;  ///< of what a peer may announce, and of what waits of each
-  std::chrono::milliseconds meeting_timeout{30'000};     ///< in which all must have met
-  std::chrono::milliseconds hello_timeout{5'000};        ///< for a connection that says nothing
+  bool has_classes = true;                            ///< packets have their class and precedence (DSCP)
+  bounded::rate_options rate = {};                    ///< of each rank's link, and of those that send into it
+  std::chrono::milliseconds meeting_timeout{30'000};  ///< in which all must have met
   std::function<std::string(std::size_t)> name_of = {};  ///< of a rank, for errors; empty: "rank 2"
 
   [[nodiscard]] std::string name(std::size_t which) const {
@@ -138,16 +133,17 @@ class meeting {
  private:
   // A HELLO is sent at once: who has not said it by then may have to leave.
   static constexpr std::chrono::milliseconds shortest_stay{250};
+  static constexpr std::chrono::milliseconds longest_stay{5'000};
   // Between calls to a rank that does not listen yet.
   static constexpr std::chrono::milliseconds recall{50};
 
   struct guest {
     guest(descriptor connection, std::uint64_t secret, std::optional<std::size_t> place)
-        : channel(std::move(connection), secret, {nothing, nothing}), called(place) {}
+        : channel(std::move(connection), secret, nothing), called(place) {}
 
     // It may say HELLO, which is of no grid.
     inline static const bounded::control_limits nothing{
-        bounded::chunk_grid(layout({}), sizeof(float), payload_type::as_is, 8)};
+        bounded::chunk_grid::of<float>(layout({}), payload_type::as_is, 8)};
     control_channel channel;
     std::optional<std::size_t> called;  // the peer's place, if this rank has called
     bool is_greeted = false;            // has our HELLO
@@ -212,10 +208,10 @@ class meeting {
 
   // Whether it is still to be listened to.
   bool listen_to(guest& who) {
-    if (!who.called && clock_now() > who.since + options_.hello_timeout) return false;
+    if (!who.called && clock_now() > who.since + longest_stay) return false;
     if (who.ready == 0) return true;
     if (who.called && !who.is_greeted && !greet_called(who)) return false;
-    const control_channel::arrival come = who.channel.read(0);
+    const control_channel::arrival come = who.channel.read();
     if (come == control_channel::arrival::nothing) return true;
     if (come == control_channel::arrival::message) return !seat(who);
     if (!who.called) return false;
@@ -235,8 +231,8 @@ class meeting {
     return true;
   }
   void greet(guest& who, std::size_t place) {
-    bounded::control_writer writer(options_.secret, 64);
-    who.channel.put(bounded::write_hello(writer, hello_to(place)));
+    bounded::control_writer writer(options_.secret, sizeof(bounded::hello_body));
+    who.channel.put(writer.write(bounded::control_type::hello, 0, 0, hello_to(place)));
     if (!who.channel.write()) throw_system_error("HELLO to " + name_at(place));
     who.is_greeted = true;
   }
@@ -244,10 +240,8 @@ class meeting {
   // Whether it is done with: in its place, or nobody that was waited for.
   bool seat(guest& who) {
     const bounded::control_message& come = who.channel.message();
-    std::error_code bad;
-    bounded::keyed_check key(options_.secret);
-    const bounded::hello_body hello = bounded::read_hello(come.body, key, bad);
-    if (bad || come.header.type != bounded::control_type::hello) {
+    bounded::hello_body hello;
+    if (come.header.type != bounded::control_type::hello || bounded::read_body(come.body, hello)) {
       if (who.called) throw error(name_at(*who.called) + " says no HELLO of this run");
       return true;
     }
@@ -281,6 +275,7 @@ class meeting {
         throw error(name + " was started with another " + what + ": " + std::to_string(there) + " there, " +
                     std::to_string(here) + " here");
     };
+    same(mine.protocol, theirs.protocol, "version of the protocol");
     same(mine.ranks, theirs.ranks, "number of ranks");
     same(mine.mtu, theirs.mtu, "mtu");
     same(mine.fingerprint, theirs.fingerprint, "model (fingerprint of its layout)");

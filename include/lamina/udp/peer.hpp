@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// One other rank: its connection, both ends of transfers, and what came from it. Read after meeting.hpp, before engine.hpp.
+/// One other rank: its connection, both ends of transfers, and what came from it. Read after meeting.hpp, before transport.hpp.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <limits>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -22,22 +20,12 @@
 
 namespace lamina::inline LAMINA_ABI::udp {
 
-/// What is known of a frame that came.
-struct arrived_frame {
-  delivery arrived;                      ///< what is missing of it
-  std::vector<bounded::repair> repairs;  ///< elements of layers that are not in the frame
-};
-
-/// A message or a frame of one rank.
+/// A frame of one rank. What it points to stands until the next arrival of this rank is asked for, or a frame is sent to it.
 struct arrival {
   std::size_t rank = 0;
-  std::uint64_t tag = 0;             ///< of a message, as its sender gave it
-  std::span<const std::byte> bytes;  ///< of a frame: zeros where elements are missing
-  /// Of a message's bytes. A frame has none: its bytes, repairs and report stand until the next arrival of this rank is asked for, or a
-  /// frame is sent to it.
-  std::shared_ptr<const void> owner = {};
-  std::optional<arrived_frame> frame = {};  ///< none: a message
-  std::span<const std::byte> report = {};   ///< what the sender of a frame said with it
+  std::span<const std::byte> bytes;      ///< zeros where elements are missing
+  delivery arrived;                      ///< what is missing of it
+  std::vector<bounded::repair> repairs;  ///< elements of layers that are not in the frame
 };
 
 namespace detail {
@@ -56,12 +44,7 @@ class peer {
       : all_(all),
         options_(own),
         paths_(addresses.data.begin(), addresses.data.begin() + addresses.paths),
-        most_message_(
-            (std::min)(all.most_message_bytes, std::size_t{(std::numeric_limits<std::uint32_t>::max)()} - 8) +
-            8),
-        channel_(std::move(connection), all.secret,
-                 {bounded::control_limits(own.takes, most_message_),
-                  bounded::control_limits(own.sends, most_message_)}),
+        channel_(std::move(connection), all.secret, bounded::control_limits(own.takes, own.sends)),
         sender_(own.sends, {.rank = static_cast<std::uint16_t>(all.rank),
                             .receiver = static_cast<std::uint16_t>(own.rank),
                             .secret = all.secret,
@@ -69,16 +52,15 @@ class peer {
         receiver_(own.takes, {.rank = static_cast<std::uint16_t>(all.rank),
                               .sender = static_cast<std::uint16_t>(own.rank),
                               .secret = all.secret,
-                              .takes = {.kind = own.kind, .most_bound_ppm = own.most_bound_ppm},
+                              .kind = own.kind,
+                              .most_bound_ppm = own.most_bound_ppm,
                               .stop = all.stop}),
         writer_(all.secret, sizeof(std::uint64_t)),
-        beat_(own.timeout,
-              (std::min)(bounded::instant(own.timeout) / 4, bounded::instant(std::chrono::seconds(1)))) {
+        beat_(own.timeout) {
     beat_.heard(now);
   }
 
   [[nodiscard]] std::string name() const { return all_.name(options_.rank); }
-  [[nodiscard]] std::size_t rank() const noexcept { return options_.rank; }
   [[nodiscard]] bounded::instant timeout() const noexcept { return options_.timeout; }
   [[nodiscard]] const std::vector<endpoint>& paths() const noexcept { return paths_; }
   [[nodiscard]] const control_channel& channel() const noexcept { return channel_; }
@@ -96,19 +78,14 @@ class peer {
   [[nodiscard]] const std::string& why() const noexcept { return why_; }
 
   // What its rank asks for.
-  void send_message(std::uint64_t tag, std::span<const std::byte> bytes) { channel_.put_message(tag, bytes); }
-  void begin_frame(const bounded::frame_chunks& frame, std::span<const std::byte> report,
-                   const bounded::obligations& owed) {
-    sender_.begin(frame, report, owed);
+  void begin_frame(const bounded::frame_chunks& frame, const bounded::obligations& owed) {
+    sender_.begin(frame, owed);
     is_framing_ = true;
   }
   /// The rank gives its frame up, and with it this peer; nothing where none is under way.
   void abandon_frame() {
     sender_.abandon();
     after_events();
-  }
-  [[nodiscard]] bool is_sending() const noexcept {
-    return channel_.has_unsent_message() || sender_.is_under_way();
   }
   /// Whether a frame has gone of which take_sent() was not asked.
   [[nodiscard]] bool has_sent_frame() const noexcept {
@@ -118,37 +95,30 @@ class peer {
     is_framing_ = false;
     return sender_.arrived();
   }
-  [[nodiscard]] bool has_arrival() const noexcept { return !inbox_.empty(); }
+  [[nodiscard]] bool has_arrival() const noexcept {
+    return receiver_.state() == bounded::receiver_state::frozen && !is_frame_taken_;
+  }
   arrival take_arrival() {
-    arrival taken = std::move(inbox_.front());
-    inbox_.pop_front();
-    is_held_ = false;
-    if (taken.frame) {
-      is_frame_taken_ = true;
-    } else {
-      inbox_bytes_ -= taken.bytes.size();
-    }
-    return taken;
+    is_frame_taken_ = true;
+    return {options_.rank, receiver_.frame(), receiver_.arrived(), receiver_.repairs()};
   }
   /// Of the frame that the rank took last nothing is read any more: the next may come.
   void release(bounded::instant now) {
-    if (!is_frame_taken_) return;
-    is_frame_taken_ = is_frame_posted_ = false;
+    if (!std::exchange(is_frame_taken_, false)) return;
     receiver_.release(now);
     after_events();
   }
   void set_awaited(bool is_awaited) noexcept { is_awaited_ = is_awaited; }
   void say_bye() {
-    if (is_here()) put(bounded::control_type::bye, {});
+    if (is_here()) channel_.put(writer_.write(bounded::control_type::bye, 0, 0));
   }
 
   // What the thread does.
   void read_control(bounded::instant now) {
     while (is_here()) {
       using come = control_channel::arrival;
-      const come what = channel_.read(inbox_bytes_ < most_message_ ? most_message_ - inbox_bytes_ : 0);
+      const come what = channel_.read();
       if (std::exchange(bytes_heard_, channel_.bytes_read()) != channel_.bytes_read()) beat_.heard(now);
-      is_held_ = what == come::held;
       if (what == come::closed) return lose(presence::lost, "connection closed");
       if (what == come::refused) return fail_control(channel_.failure());
       if (what != come::message) return;
@@ -170,7 +140,7 @@ class peer {
     after_events();
     if (!is_here()) return;
     if (now >= beat_.ping_at()) {
-      put(bounded::control_type::ping, now);
+      channel_.put(writer_.write(bounded::control_type::ping, 0, 0, std::int64_t{now.count()}));
       beat_.ping_sent(now);
     }
     if (!channel_.write()) lose(presence::lost, "connection closed");
@@ -186,7 +156,7 @@ class peer {
   }
   /// Lost, if it is waited for and nothing was heard. `read_at` is a time after which all that had come was read.
   void judge(bounded::instant read_at) {
-    if (!is_here() || !is_awaited_ || is_held_ || !beat_.is_lost(read_at)) return;
+    if (!is_here() || !is_awaited_ || !beat_.is_lost(read_at)) return;
     lose(presence::lost, "nothing heard for " + std::to_string(options_.timeout.count()) + " ms");
   }
   /// When it has to say something again, or may be lost; packets apart.
@@ -194,16 +164,15 @@ class peer {
     if (!is_here()) return bounded::never;
     bounded::instant next = (std::min)(receiver_.deadline(), beat_.ping_at());
     if (packets_have_gone && !is_streaming()) next = (std::min)(next, sender_.deadline());
-    return is_awaited_ && !is_held_ ? (std::min)(next, beat_.lost_at()) : next;
+    return is_awaited_ ? (std::min)(next, beat_.lost_at()) : next;
   }
-  /// Whether what comes over the connection waits until the rank takes what is there.
-  [[nodiscard]] bool is_held() const noexcept { return is_held_; }
 
  private:
   std::error_code take_message(bounded::instant now) {
     using bounded::control_type;
     const bounded::control_message& come = channel_.message();
     std::error_code bad;
+    std::int64_t sent_at = 0;
     switch (come.header.type) {
       case control_type::begin:
       case control_type::probe:
@@ -215,30 +184,18 @@ class peer {
       case control_type::stop:
         sender_.on_control(come);
         break;
-      case control_type::message: {
-        const std::uint64_t tag = channel_.tag();
-        const auto bytes = channel_.take_message();
-        inbox_.push_back({.rank = options_.rank,
-                          .tag = tag,
-                          .bytes = std::span(*bytes).subspan(control_channel::message_begin),
-                          .owner = bytes});
-        inbox_bytes_ += inbox_.back().bytes.size();
+      case control_type::ping:
+        bad = bounded::read_body(come.body, sent_at);
+        if (!bad) channel_.put(writer_.write(control_type::pong, 0, 0, sent_at));
         break;
-      }
-      case control_type::ping: {
-        const auto sent_at = bounded::read_number<std::uint64_t>(come.body, bad);
-        if (!bad) put(control_type::pong, bounded::instant(static_cast<std::int64_t>(sent_at)));
-        break;
-      }
-      case control_type::pong: {
-        const auto sent_at = bounded::read_number<std::uint64_t>(come.body, bad);
-        if (!bad) beat_.pong(bounded::instant(static_cast<std::int64_t>(sent_at)), now);
+      case control_type::pong:
+        bad = bounded::read_body(come.body, sent_at);
+        if (!bad) beat_.pong(bounded::instant(sent_at), now);
         receiver_.set_quiet(beat_.quiet());
         break;
-      }
       case control_type::abort: {
-        const bounded::abort_body abort = bounded::read_abort(come.body, bad);
-        if (!bad) lose(presence::wrong, name() + " has given up: " + std::string(abort.text));
+        const std::string_view text = bounded::read_abort(come.body, bad);
+        if (!bad) lose(presence::wrong, name() + " has given up: " + std::string(text));
         break;
       }
       case control_type::bye:
@@ -247,38 +204,27 @@ class peer {
       case control_type::tick:
         break;
       default:
-        bad = bounded::bounded_errc::unexpected_message;
+        bad = errc::unexpected_message;
     }
     return bad;
   }
 
-  // A frame that has come goes after the messages before it; what has failed ends all.
+  // What has failed ends all.
   void after_events() {
-    if (receiver_.state() == bounded::receiver_state::frozen && !is_frame_posted_) post_frame();
     if (!is_here()) return;
     if (receiver_.failure()) {
-      fail(bounded::failure_sentence(receiver_.failure(), name(), all_.name(all_.rank), all_.mtu));
+      fail(failure_sentence(receiver_.failure(), name(), all_.name(all_.rank)));
     } else if (sender_.state() == bounded::sender_state::failed) {
-      fail(bounded::failure_sentence(sender_.failure(), all_.name(all_.rank), name(), all_.mtu));
+      fail(failure_sentence(sender_.failure(), all_.name(all_.rank), name()));
     }
   }
-  void post_frame() {
-    is_frame_posted_ = true;
-    arrived_frame frame{receiver_.arrived(), {}};
-    receiver_.for_each_repair([&](std::size_t layer, std::size_t begin, std::span<const std::byte> elements) {
-      frame.repairs.push_back({layer, begin, elements});
-    });
-    inbox_.push_back({.rank = options_.rank,
-                      .bytes = receiver_.frame(),
-                      .frame = std::move(frame),
-                      .report = receiver_.report()});
+  [[nodiscard]] std::string failure_sentence(const std::error_code& why, const std::string& from,
+                                             const std::string& to) const {
+    if (why != errc::nothing_arrives) return "transfer from " + from + " to " + to + ": " + why.message();
+    return "UDP from " + from + " to " + to +
+           " does not arrive: is the port blocked, or the path's MTU below " + std::to_string(all_.mtu) + "?";
   }
 
-  void put(bounded::control_type type, bounded::instant sent_at) {  // PING, PONG, BYE
-    writer_.clear();
-    if (type != bounded::control_type::bye) writer_.put(static_cast<std::uint64_t>(sent_at.count()));
-    channel_.put(writer_.finish(type, 0, 0));
-  }
   // The machines know of it already, or will in a moment; what came before stands.
   void lose(presence why, const std::string& what) {
     if (!is_here()) return;
@@ -302,7 +248,6 @@ class peer {
   const transport_options& all_;
   peer_options options_;
   std::vector<endpoint> paths_;
-  std::size_t most_message_;  // with its tag
   control_channel channel_;
   bounded::bounded_sender sender_;
   bounded::bounded_receiver receiver_;
@@ -311,13 +256,9 @@ class peer {
   presence at_ = presence::here;
   std::string why_;
   bool is_awaited_ = false;
-  bool is_held_ = false;
   std::uint64_t bytes_heard_ = 0;
 
-  std::deque<arrival> inbox_;
-  std::size_t inbox_bytes_ = 0;   // of messages
-  bool is_framing_ = false;       // a frame goes, or has gone
-  bool is_frame_posted_ = false;  // in the inbox, or with the rank
+  bool is_framing_ = false;  // a frame goes, or has gone
   bool is_frame_taken_ = false;
 };
 

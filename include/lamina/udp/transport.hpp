@@ -1,44 +1,38 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Frames and messages between the ranks of a run: the class that a program uses. Read last, or first and then only what it names.
+/// Frames between the ranks of a run: the class that a program uses, and its thread. Read last, or first and then only what it names.
+
+#include <poll.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
-#include <memory>
+#include <functional>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "lamina/udp/engine.hpp"
+#include "lamina/udp/peer.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {
-
-/// The same of a frame: what became of it at the other ranks that were to get it.
-class LAMINA_VISIBLE frame_lost : public peers_lost {
- public:
-  frame_lost(const peers_lost& loss, std::vector<std::optional<delivery>> sent)
-      : peers_lost(loss), sent_(std::move(sent)) {}
-  /// As send_frame() would have returned it; of the lost ranks nothing has arrived.
-  [[nodiscard]] const std::vector<std::optional<delivery>>& sent() const noexcept { return sent_; }
-
- private:
-  std::vector<std::optional<delivery>> sent_;
-};
 
 /// Since the transport was made.
 struct peer_counters {
   bounded::sender_counters sent;     ///< to it
   bounded::receiver_counters taken;  ///< from it, by their fate
   std::uint32_t rounds = 0;          ///< of the last transfer to it
-  double rate_bits = 0;              ///< a second, at its end
 };
 struct transport_counters {
   std::vector<socket_counters> paths;  ///< of each path
@@ -46,14 +40,14 @@ struct transport_counters {
   std::vector<peer_counters> peers;    ///< in the order of the options'
 };
 
-/// One rank's end. Frames go as packets over UDP, of which some may be lost; messages and control go over one TCP connection a pair. Between
-/// two ranks everything arrives in the order in which it was sent.
+/// One rank's end. Frames go as packets over UDP, of which some may be lost; control goes over one TCP connection a pair. Between two
+/// ranks frames arrive in the order in which they were sent.
 ///
-/// One thread of its own does all input and output. The rank calls from one thread at a time, hands over what is to be sent, and sleeps
-/// until it has gone or was lost. Each call that waits throws peers_lost, naming the ranks, when one closes its connection, says nothing
-/// for its timeout, or does not do within `within` what is waited for; error with a sentence, when one broke the protocol; and what the
-/// thread threw. Ranks that are no peers are a std::logic_error. Memory is bounded: of each peer one frame, and messages of
-/// most_message_bytes.
+/// One thread of its own does all input and output, so that packets are taken and questions answered while the rank computes. The rank
+/// calls from one thread at a time, and sleeps until what it waits for is there. Each call that waits throws peers_lost, naming the ranks,
+/// when one closes its connection, says nothing for its timeout, or does not do within `within` what is waited for; error with a sentence,
+/// when one broke the protocol; and what the thread threw. Ranks that are no peers are a std::logic_error. Memory is bounded: one frame of
+/// each peer.
 class transport {
  public:
   static constexpr bounded::instant forever = bounded::never;
@@ -66,125 +60,125 @@ class transport {
   /// \throws std::invalid_argument  options that contradict each other
   /// \throws error, peers_lost      naming who cannot be reached, was started otherwise, has another secret, or did not come
   transport(open_sockets here, std::span<const rank_addresses> all, const transport_options& options)
-      : engine_{checked(options, here, all), std::move(here.paths), all,
-                detail::meeting(here.listener.get(), all, options).run()} {}
+      : options_(checked(options, here, all)),
+        paths_(std::move(here.paths)),
+        sending_order_(options_.peers.size()),
+        next_path_(options_.peers.size(), 0),
+        link_(largest_packet_bits()),
+        event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    if (!event_.is_open()) detail::throw_system_error("eventfd");
+    auto connections = detail::meeting(here.listener.get(), all, options_).run();
+    for (std::size_t i = 0; i < options_.peers.size(); ++i) {
+      const peer_options& each = options_.peers[i];
+      const rank_addresses& theirs = all[each.rank];
+      for (std::uint32_t p = 0; p < theirs.paths; ++p) senders_.emplace_back(theirs.data.at(p), i);
+      detail::set_control_options(connections[i].get(), static_cast<unsigned>(each.timeout.count()));
+      peers_.emplace_back(options_, each, std::move(connections[i]), theirs, detail::clock_now());
+    }
+    std::ranges::sort(senders_);
+    std::iota(sending_order_.begin(), sending_order_.end(), std::size_t{0});
+    watch();
+    thread_ = std::thread([this] { run(); });
+  }
+  transport(const transport&) = delete;
+  transport& operator=(const transport&) = delete;
+  /// Says BYE and waits for that of the others, which are not longer in coming than a timeout. Where the rank ends by an exception
+  /// its connections are closed at once.
+  ~transport() {
+    {
+      const std::scoped_lock held(mutex_);
+      end_ = std::uncaught_exceptions() > 0 ? end::at_once : end::saying_bye;
+      end_at_ = detail::clock_now();
+      for (const detail::peer& each : peers_)
+        end_at_ = (std::max)(end_at_, detail::clock_now() + each.timeout());
+      wake();
+    }
+    thread_.join();
+  }
 
-  [[nodiscard]] std::size_t rank() const noexcept { return engine_.options.rank; }
-  [[nodiscard]] std::size_t ranks() const noexcept { return engine_.options.ranks; }
-  [[nodiscard]] std::string name_of(std::size_t rank) const { return engine_.options.name(rank); }
-
-  /// These bytes, copied, to each of `to`; returns when they have gone. For what is never to be lost; frames are not copied.
-  void send(std::span<const std::size_t> to, std::uint64_t tag, std::span<const std::byte> bytes,
-            bounded::instant within = forever) {
-    begin_send(to, tag, bytes, within);
-    flush(to, within);
-  }
-  /// The same, which returns before they have gone, and after what was sent to these ranks before.
-  void begin_send(std::span<const std::size_t> to, std::uint64_t tag, std::span<const std::byte> bytes,
-                  bounded::instant within = forever) {
-    lock held(engine_.mutex);
-    wait_sent(held, to, within);
-    for (const std::size_t rank : to) peer(rank).send_message(tag, bytes);
-    engine_.wake();
-  }
-  /// Returns when all that has begun to go to these ranks has gone.
-  void flush(std::span<const std::size_t> to, bounded::instant within = forever) {
-    lock held(engine_.mutex);
-    wait_sent(held, to, within);
-  }
+  [[nodiscard]] std::size_t rank() const noexcept { return options_.rank; }
+  [[nodiscard]] std::size_t ranks() const noexcept { return options_.ranks; }
 
   /// The same frame to each of `to`; returns when each has as much of it as it must, and says what that is: what to commit. The frame
-  /// stays as it is until then. A receiver that is lost ends its own transfer only.
+  /// stays as it is until then. A receiver that is lost ends its own transfer only: peers_lost has what became of it at the others.
   ///
   /// \param to      the ranks that receive it
   /// \param frame   its fragments, with the memory they point into
-  /// \param report  what the receivers' callers are to know of the step
   /// \param owed    what each receiver must get whatever the bound says: none, or one a receiver
-  /// \param within  how long, for each thing that is waited for
-  /// \throws frame_lost             receivers were lost: what became of it at the others
+  /// \param within  how long
   /// \throws std::invalid_argument  what bounded_sender::begin() throws
   std::vector<std::optional<delivery>> send_frame(std::span<const std::size_t> to,
                                                   const bounded::frame_chunks& frame,
-                                                  std::span<const std::byte> report = {},
                                                   std::span<const bounded::obligations> owed = {},
                                                   bounded::instant within = forever) {
-    lock held(engine_.mutex);
-    std::vector<std::optional<delivery>> sent(to.size());
-    try {
-      wait_sent(held, to, within);
-    } catch (const peers_lost& loss) {
-      // The others are to have it all the same: what is lost is said at the end.
-      if (loss.ranks().size() == to.size()) throw;
-    }
+    lock held(mutex_);
     const auto has_gone = [](const detail::peer& each) { return each.has_sent_frame(); };
+    std::vector<std::optional<delivery>> sent(to.size());
     const auto collect = [&] {
       for (std::size_t i = 0; i < to.size(); ++i) {
         if (has_gone(peer(to[i]))) sent[i] = peer(to[i]).take_sent();
       }
     };
+    // The frame may be gone when this ends by an exception.
+    const auto abandon = [&] {
+      for (const std::size_t rank : to) peer(rank).abandon_frame();
+    };
     try {
       for (std::size_t i = 0; i < to.size(); ++i) {
         if (!peer(to[i]).is_here()) continue;
         peer(to[i]).release(detail::clock_now());
-        peer(to[i]).begin_frame(frame, report, owed.empty() ? bounded::obligations() : owed[i]);
-        engine_.queue_frame(place_of(to[i]));
+        peer(to[i]).begin_frame(frame, owed.empty() ? bounded::obligations() : owed[i]);
+        // After those that have begun.
+        const auto found = std::ranges::find(sending_order_, place_of(to[i]));
+        std::rotate(found, found + 1, sending_order_.end());
       }
-      engine_.wake();
+      wake();
       wait(held, to, "sending to", within, false, has_gone);
     } catch (const peers_lost& loss) {
-      for (const std::size_t rank : to) peer(rank).abandon_frame();  // of those that did not do it in time
+      abandon();
       collect();
-      throw frame_lost(loss, std::move(sent));
+      throw peers_lost(loss.what(), loss.ranks(), std::move(sent));
     } catch (...) {
-      for (const std::size_t rank : to) peer(rank).abandon_frame();  // the frame may be gone from here on
+      abandon();
       throw;
     }
     collect();
     return sent;
   }
 
-  /// One arrival from each, in their order. What the last ones gave is gone.
+  /// One frame from each, in their order. What the last ones gave is gone.
   std::vector<arrival> receive_from_each(std::span<const std::size_t> from,
                                          bounded::instant within = forever) {
-    lock held(engine_.mutex);
+    lock held(mutex_);
     for (const std::size_t rank : from) peer(rank).release(detail::clock_now());
     wait(held, from, "waiting for", within, true,
          [](const detail::peer& each) { return each.has_arrival(); });
     std::vector<arrival> all;
     for (const std::size_t rank : from) all.push_back(peer(rank).take_arrival());
-    engine_.wake();  // a connection may have been held
     return all;
   }
-  /// The arrival of whichever comes first; a rank that sends much keeps no other waiting.
-  arrival receive_from_any(std::span<const std::size_t> from, bounded::instant within = forever) {
-    lock held(engine_.mutex);
-    for (const std::size_t rank : from) peer(rank).release(detail::clock_now());
-    const auto next = [&] {
-      std::size_t k = 0;
-      while (k < from.size() && !peer(from[(after_ + k) % from.size()]).has_arrival()) ++k;
-      return k;
-    };
-    wait(held, from, "waiting for", within, true, [&](const detail::peer&) { return next() < from.size(); });
-    const std::size_t place = (after_ + next()) % from.size();
-    after_ = place + 1;
-    engine_.wake();
-    return peer(from[place]).take_arrival();
-  }
   arrival receive(std::size_t from, bounded::instant within = forever) {
-    return receive_from_any({&from, 1}, within);
+    return std::move(receive_from_each({&from, 1}, within)[0]);
   }
 
   [[nodiscard]] transport_counters counters() {
-    const std::scoped_lock held(engine_.mutex);
-    transport_counters all{engine_.path_counters(), engine_.foreign(), {}};
-    for (const detail::peer& each : engine_.peers)
-      all.peers.push_back({each.sender().counters(), each.receiver().counters(), each.sender().round() + 1,
-                           each.sender().rate().bits()});
+    const std::scoped_lock held(mutex_);
+    transport_counters all{.paths = {}, .foreign = foreign_, .peers = {}};
+    for (const packet_socket& each : paths_) all.paths.push_back(each.counters());
+    for (const detail::peer& each : peers_)
+      all.peers.push_back({each.sender().counters(), each.receiver().counters(), each.sender().round() + 1});
     return all;
   }
 
  private:
   using lock = std::unique_lock<std::mutex>;
+  enum class end : std::uint8_t { none, saying_bye, at_once };
+
+  // Before the control connections are looked at again.
+  static constexpr std::size_t most_datagrams = 512;
+  static constexpr std::size_t most_packets = 256;
+  // Within what a pacer lets go at once: one wake for all packets of so long.
+  static constexpr std::chrono::microseconds shortest_nap{500};
 
   static const transport_options& checked(const transport_options& options, const open_sockets& here,
                                           std::span<const rank_addresses> all) {
@@ -210,53 +204,48 @@ class transport {
   }
 
   [[nodiscard]] std::size_t place_of(std::size_t rank) const {
-    const auto& peers = engine_.options.peers;
-    const auto found = std::ranges::find(peers, rank, &peer_options::rank);
-    if (found == peers.end())
-      throw std::logic_error("rank " + std::to_string(this->rank()) + " does not talk to " +
+    const auto found = std::ranges::find(options_.peers, rank, &peer_options::rank);
+    if (found == options_.peers.end())
+      throw std::logic_error("rank " + std::to_string(options_.rank) + " does not talk to " +
                              std::to_string(rank));
-    return static_cast<std::size_t>(found - peers.begin());
+    return static_cast<std::size_t>(found - options_.peers.begin());
   }
-  detail::peer& peer(std::size_t rank) { return engine_.peers[place_of(rank)]; }
+  detail::peer& peer(std::size_t rank) { return peers_[place_of(rank)]; }
 
-  // Whether each of them is done or lost, or one is wrong; or one is lost, if nothing else is to be waited for then.
-  template <class IsDone>
-  bool is_settled(std::span<const std::size_t> ranks, bool ends_at_loss, IsDone is_done) {
-    bool are_all = true;
-    for (const std::size_t rank : ranks) {
-      const detail::peer& each = peer(rank);
-      if (is_done(each)) continue;
-      if (each.at() == detail::peer::presence::wrong || (ends_at_loss && !each.is_here())) return true;
-      are_all = are_all && !each.is_here();
-    }
-    return are_all;
-  }
-  // Sleeps until then. Who is lost meanwhile is what this ends with.
+  // Sleeps until each of them is done or lost, or one is wrong; or one is lost, if nothing else is to be waited for then. Who is lost
+  // meanwhile is what this ends with.
   template <class IsDone>
   void wait(lock& held, std::span<const std::size_t> ranks, const char* doing, bounded::instant within,
             bool ends_at_loss, IsDone is_done) {
-    const auto settled = [&] { return engine_.failure || is_settled(ranks, ends_at_loss, is_done); };
-    bool is_in_time = settled();
-    if (!is_in_time) {
-      for (const std::size_t rank : ranks) peer(rank).set_awaited(true);
-      engine_.is_waited_for = settled;
-      engine_.wake();
-      if (within == forever) {
-        engine_.settled.wait(held, settled);
-        is_in_time = true;
-      } else {
-        is_in_time = engine_.settled.wait_for(held, within, settled);
+    using presence = detail::peer::presence;
+    const auto is_settled = [&] {
+      bool are_all = true;
+      for (const std::size_t rank : ranks) {
+        const detail::peer& each = peer(rank);
+        if (is_done(each)) continue;
+        if (each.at() == presence::wrong || (ends_at_loss && !each.is_here())) return true;
+        are_all = are_all && !each.is_here();
       }
-      engine_.is_waited_for = nullptr;
-      for (const std::size_t rank : ranks) peer(rank).set_awaited(false);
+      return are_all || failure_ != nullptr;
+    };
+    for (const std::size_t rank : ranks) peer(rank).set_awaited(true);
+    is_waited_for_ = is_settled;
+    wake();
+    bool is_in_time = true;
+    if (within == forever) {
+      settled_.wait(held, is_settled);
+    } else {
+      is_in_time = settled_.wait_for(held, within, is_settled);
     }
-    if (engine_.failure) std::rethrow_exception(engine_.failure);
+    is_waited_for_ = nullptr;
+    for (const std::size_t rank : ranks) peer(rank).set_awaited(false);
+    if (failure_) std::rethrow_exception(failure_);
     std::vector<std::size_t> lost;
     std::string why;
     for (const std::size_t rank : ranks) {
       const detail::peer& each = peer(rank);
       if (is_done(each) || (each.is_here() && is_in_time)) continue;
-      if (each.at() == detail::peer::presence::wrong) throw error(each.why());
+      if (each.at() == presence::wrong) throw error(each.why());
       lost.push_back(rank);
       if (!each.is_here()) why = each.why();
     }
@@ -265,14 +254,184 @@ class transport {
       const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(within);
       why = "not done within " + std::to_string(ms.count()) + " ms";
     }
-    throw peers_lost(why + " while " + doing + " " + engine_.options.names(lost), lost);
-  }
-  void wait_sent(lock& held, std::span<const std::size_t> to, bounded::instant within) {
-    wait(held, to, "sending to", within, false, [](const detail::peer& each) { return !each.is_sending(); });
+    throw peers_lost(why + " while " + doing + " " + options_.names(lost), lost);
   }
 
-  detail::engine engine_;
-  std::size_t after_ = 0;  // where receive_from_any() looks first
+  void wake() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t bytes = ::write(event_.get(), &one, sizeof one);
+  }
+
+  // From here on, the thread.
+  void run() {
+    try {
+      while (!is_over()) turn();
+    } catch (...) {
+      const std::scoped_lock held(mutex_);
+      failure_ = std::current_exception();
+      settled_.notify_all();
+    }
+  }
+  bool is_over() {
+    const std::scoped_lock held(mutex_);
+    if (end_ != end::saying_bye) return end_ == end::at_once;
+    return std::ranges::none_of(peers_, &detail::peer::is_here) || detail::clock_now() >= end_at_;
+  }
+
+  // All that is ready is read, then all that is to be said is said. What the rank waits for may have come.
+  void turn() {
+    // Whoever was not heard until here was not heard of in what is read below.
+    const bounded::instant before = detail::clock_now();
+    const bounded::instant nap = (std::max)(wake_at_ - before, bounded::instant(0));
+    const timespec until{static_cast<time_t>(nap.count() / 1'000'000'000),
+                         static_cast<long>(nap.count() % 1'000'000'000)};
+    const int count = ::ppoll(watched_.data(), watched_.size(), &until, nullptr);
+    if (count < 0 && errno != EINTR) detail::throw_system_error("ppoll");
+
+    const std::scoped_lock held(mutex_);
+    if (count >= 0) {
+      for (std::size_t i = 0; i < watched_.size(); ++i) {
+        if (watched_[i].revents != 0) read(i);
+      }
+      for (detail::peer& each : peers_) each.judge(before);
+    }
+    say_and_send(detail::clock_now());
+    watch();
+    if (is_waited_for_ && is_waited_for_()) settled_.notify_all();
+  }
+
+  // Places in `watched_`: the peers, the paths, and the event by which the rank wakes this thread.
+  void read(std::size_t place) {
+    if (place < peers_.size()) {
+      peers_[place].read_control(detail::clock_now());
+    } else if (place == peers_.size() + paths_.size()) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const ssize_t bytes = ::read(event_.get(), &count, sizeof count);
+    } else if ((watched_[place].revents & POLLIN) != 0) {
+      const auto take = [&](const endpoint& from, std::span<const std::byte> bytes, bounded::instant at) {
+        const auto found =
+            std::ranges::lower_bound(senders_, from, {}, &std::pair<endpoint, std::size_t>::first);
+        if (found == senders_.end() || found->first != from) {
+          ++foreign_;
+        } else {
+          peers_[found->second].on_datagram(bytes, at);
+        }
+      };
+      paths_[place - peers_.size()].receive(most_datagrams, take);
+    }
+  }
+
+  void say_and_send(bounded::instant now) {
+    if (end_ == end::saying_bye && !std::exchange(has_said_bye_, true)) {
+      for (detail::peer& each : peers_) each.say_bye();
+    }
+    // What a transfer that has ended still had under way points to a frame that may be gone.
+    for (const detail::peer& each : peers_) {
+      if (each.sender().is_under_way() || packets_have_gone()) continue;
+      for (packet_socket& path : paths_) {
+        for (const endpoint& to : each.paths()) path.drop(to);
+      }
+    }
+    const auto count = std::ranges::count_if(peers_, [](const detail::peer& each) {
+      return each.receiver().state() == bounded::receiver_state::open;
+    });
+    const auto open = static_cast<std::uint32_t>((std::max)(count, decltype(count){1}));
+    for (detail::peer& each : peers_) {
+      each.set_load(open, options_.rate.link_bits / open);
+      each.say(now, packets_have_gone());
+    }
+    if (!send_packets(now)) return;
+    for (detail::peer& each : peers_) each.say(now, true);  // PROBE, after the last packet
+  }
+  [[nodiscard]] bool packets_have_gone() const {
+    return std::ranges::all_of(paths_, &packet_socket::is_empty);
+  }
+
+  // The transfer that began first has the link, and others what it leaves: who has its parameters first computes and replies while
+  // others get theirs. With a packet of each in turn all would have them at the end, and reply at once. Whether all that were let go
+  // have gone.
+  bool send_packets(bounded::instant now) {
+    const double rate = options_.rate.link_bits > 0 ? static_cast<double>(options_.rate.link_bits) : 10e9;
+    const std::size_t largest_bits = largest_packet_bits();
+    link_at_ = now;
+    std::size_t count = 0;
+    for (const std::size_t place : sending_order_) {
+      detail::peer& to = peers_[place];
+      while (count < most_packets && to.is_streaming() &&
+             std::ranges::all_of(paths_, &packet_socket::has_room)) {
+        link_at_ = link_.when(now, rate, largest_bits);
+        if (link_at_ > now) break;
+        const auto packet = to.next_packet(now);
+        if (!packet) break;
+        link_.spend(8 * (packet->size_bytes() + bounded::packet_overhead_bytes));
+        const std::size_t path = next_path_[place]++ % paths_.size();
+        const std::uint8_t service = options_.has_classes ? type_of_service(packet->tag) : std::uint8_t{0};
+        paths_[path].put(to.paths()[path], *packet, service);
+        ++count;
+      }
+    }
+    bool have_gone = true;
+    for (packet_socket& each : paths_) have_gone = each.flush() && have_gone;
+    return have_gone;
+  }
+  // Class and precedence of a tag: AF41 and AF43 at the front of the layout, AF11 and AF13 at its end.
+  static std::uint8_t type_of_service(std::uint8_t tag) {
+    const bool is_droppable = (tag & bounded::droppable_tag) != 0;
+    return static_cast<std::uint8_t>(0x88U - 0x20U * (tag & 3U) + (is_droppable ? 0x10U : 0U));
+  }
+  // On the wire.
+  [[nodiscard]] std::size_t largest_packet_bits() const {
+    std::size_t most = 0;
+    for (const peer_options& each : options_.peers) {
+      for (const bounded::chunk_grid* grid : {&each.sends, &each.takes})
+        most = (std::max)(most, grid->chunk_elements() * grid->element_bytes());
+    }
+    return 8 * (most + bounded::packet_header_bytes + bounded::packet_overhead_bytes);
+  }
+
+  // Which events each socket is waited for with, and until when.
+  void watch() {
+    watched_.clear();
+    // Of one that is gone none: a number below 0 is passed over.
+    for (const detail::peer& each : peers_)
+      watch(each.channel().descriptor_number(), each.channel().has_unsent());
+    for (const packet_socket& each : paths_) watch(each.descriptor_number(), !each.is_empty());
+    watch(event_.get(), false);
+
+    const bool have_gone = packets_have_gone();
+    wake_at_ = end_ == end::saying_bye ? end_at_ : bounded::never;
+    for (const detail::peer& each : peers_) {
+      wake_at_ = (std::min)(wake_at_, each.deadline(have_gone));
+      if (!have_gone || !each.is_streaming()) continue;  // the system says when there is room
+      wake_at_ = (std::min)(
+          wake_at_, (std::max)({each.sender().deadline(), link_at_, detail::clock_now() + shortest_nap}));
+    }
+  }
+  void watch(int descriptor, bool writes) {
+    watched_.push_back({descriptor, static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0});
+  }
+
+  const transport_options options_;
+  std::vector<packet_socket> paths_;
+  std::vector<std::pair<endpoint, std::size_t>> senders_;  // addresses that packets come from, sorted; places
+  std::vector<std::size_t> sending_order_;  // places of the peers, who began a frame last at the end
+  std::vector<std::size_t> next_path_;      // of each peer
+  bounded::pacer link_;                     // that all transfers share
+  bounded::instant link_at_{};              // when another packet may go
+  std::uint64_t foreign_ = 0;
+  detail::descriptor event_;
+  std::vector<pollfd> watched_;
+  bounded::instant wake_at_{};
+
+  std::mutex mutex_;  // of all below, and of what the calls above use
+  std::condition_variable settled_;
+  std::function<bool()> is_waited_for_;  // what the rank sleeps until; empty: it does not
+  std::exception_ptr failure_;           // of the thread, which has ended
+  std::deque<detail::peer> peers_;       // in the order of the options'
+  end end_ = end::none;
+  bounded::instant end_at_{};
+  bool has_said_bye_ = false;
+  std::thread thread_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::udp

@@ -2,12 +2,10 @@
 #pragma once
 
 /// All of lamina/udp: transfers of bounded loss over the sockets of Linux. In reading order: address.hpp, socket.hpp,
-/// control.hpp, meeting.hpp, peer.hpp, engine.hpp, transport.hpp. A program needs parse_addresses(), open_sockets, transport_options and
-/// transport.
+/// control.hpp, meeting.hpp, peer.hpp, transport.hpp. A program needs parse_addresses(), open_sockets, transport_options and transport.
 
 #include "lamina/udp/address.hpp"
 #include "lamina/udp/control.hpp"
-#include "lamina/udp/engine.hpp"
 #include "lamina/udp/meeting.hpp"
 #include "lamina/udp/peer.hpp"
 #include "lamina/udp/socket.hpp"
