@@ -134,10 +134,8 @@ tensors work(std::uint32_t index, in_port_t port) {
   lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (;;) {
     const std::vector<std::byte> bytes = receive_frame(server);
-    const auto reply = lamina::decode<float>(bytes, model);
-    lamina::expect(reply, lamina::frame_kind::parameters, worker.steps() + 1);
-    for (std::size_t l = 0; l < model.layers(); ++l) reply.apply_to(l, parameters[l]);
-    if (reply.step() > steps) return parameters;
+    lamina::apply<float>(bytes, worker.tiles(), worker.steps() + 1, parameters);
+    if (worker.steps() == steps) return parameters;
 
     for (std::size_t l = 0; l < model.layers(); ++l) {
       for (std::size_t i = 0; i < gradients[l].size(); ++i)

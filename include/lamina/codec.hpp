@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <span>
@@ -30,6 +31,7 @@
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
@@ -66,15 +68,6 @@ struct frame_header {
 template <element T>
 class frame_encoder {
  public:
-  /// A copy has no frame yet: the original's points into the original.
-  frame_encoder(const frame_encoder& other) : frame_encoder(other.model_, other.run_) {}
-  frame_encoder& operator=(const frame_encoder& other) {
-    *this = frame_encoder(other);
-    return *this;
-  }
-  frame_encoder(frame_encoder&&) noexcept = default;
-  frame_encoder& operator=(frame_encoder&&) noexcept = default;
-
   /// \param model  what the frames are of
   /// \param run    written into them, so that a receiver tells frames of this run from those of another; 0: none
   explicit frame_encoder(const layout& model, std::uint32_t run = 0)
@@ -115,7 +108,11 @@ class frame_encoder {
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
     segments_.assign(1, prefix_);
-    if (type != payload_type::as_is) converted_.resize((std::max)(converted_.size(), bytes_of(sent, type)));
+    if (type != payload_type::as_is) {
+      std::size_t bytes = 0;
+      for (const std::size_t l : sent.sent()) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
+      converted_.resize((std::max)(converted_.size(), bytes));
+    }
     std::size_t payload_bytes = 0;
     for (const std::size_t l : sent.sent()) {
       const std::span<const T> elements = layer_elements(l);
@@ -144,13 +141,16 @@ class frame_encoder {
     header.user_bytes = static_cast<std::uint8_t>(says.user.size());
     header.payload_bytes = payload_bytes;
     header.run = run_;
-    const auto bitmap = std::as_bytes(sent.bitmap());
-    std::ranges::copy(says.user, std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes).out);
-    std::memcpy(prefix_.data(), &header, sizeof header);
+    const auto body = std::span(prefix_).subspan(detail::wire_header_bytes);
+    std::ranges::copy(says.user, std::ranges::copy(std::as_bytes(sent.bitmap()), body.begin()).out);
     if (has_checksum) {
-      header.checksum = checksum_of_frame();
-      std::memcpy(prefix_.data(), &header, sizeof header);
+      detail::checksum sum;
+      sum.add(std::as_bytes(std::span(&header, 1)).first(detail::checksum_offset));
+      sum.add(body);
+      for (const auto layer : std::span(segments_).subspan(1)) sum.add(layer);
+      header.checksum = sum.value();
     }
+    std::memcpy(prefix_.data(), &header, sizeof header);
     // Nothing throws any more.
     frame_.segments_.swap(segments_);
     frame_.size_bytes_ = prefix_.size() + payload_bytes;
@@ -179,22 +179,6 @@ class frame_encoder {
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }
 
-  std::size_t bytes_of(const selection& sent, payload_type type) const {
-    std::size_t bytes = 0;
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (sent.is_sent(l)) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
-    }
-    return bytes;
-  }
-
-  std::uint64_t checksum_of_frame() const noexcept {
-    detail::checksum sum;
-    sum.add(std::span(prefix_).first(detail::checksum_offset));
-    sum.add(std::span(prefix_).subspan(detail::wire_header_bytes));
-    for (const auto segment : std::span(segments_).subspan(1)) sum.add(segment);
-    return sum.value();
-  }
-
   layout model_;
   std::uint32_t run_;
   std::vector<std::byte> prefix_;
@@ -208,57 +192,6 @@ namespace detail {
 // Each check uses only what the checks before it have established; nothing is allocated by what the bytes
 // claim.
 struct frame_decoder {
-  template <element T>
-  static std::error_code decode(std::span<const std::byte> bytes, const layout& model, frame_view<T>& out) {
-    if (bytes.size() < wire_header_bytes) return errc::truncated;
-    const wire_header header = read_header(bytes);
-    if (const std::error_code bad = check_fields(header, element_code<T>)) return bad;
-    if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
-      return errc::wrong_layout;
-
-    const std::size_t prefix_bytes = padded_bitmap_bytes(model.layers(), std::size_t{header.user_bytes});
-    if (bytes.size() - wire_header_bytes < prefix_bytes) return errc::truncated;
-    const auto bitmap = bytes.subspan(wire_header_bytes, bitmap_bytes(model.layers()));
-    const auto user = bytes.subspan(wire_header_bytes + bitmap.size(), header.user_bytes);
-    const auto padding = bytes.subspan(wire_header_bytes, prefix_bytes).subspan(bitmap.size() + user.size());
-    if (!is_canonical(bitmap, model) || !is_zero(padding)) return errc::bad_presence;
-
-    const auto type = static_cast<payload_type>(header.payload_type);
-    std::vector<std::size_t> begins = std::move(out.is_.begins);  // for its memory
-    begins.assign(model.layers() + 1, 0);
-    std::size_t sent_elements = 0;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
-      if (elements > largest_size / sizeof(T)) return errc::bad_payload_size;
-      const std::size_t layer_bytes = payload_bytes<T>(type, elements);
-      if (layer_bytes > largest_size - begins[l]) return errc::bad_payload_size;
-      begins[l + 1] = begins[l] + layer_bytes;
-      sent_elements += elements;
-    }
-    if (header.payload_bytes != begins.back()) return errc::bad_payload_size;
-    const auto payload = bytes.subspan(wire_header_bytes + prefix_bytes);
-    if (payload.size() < header.payload_bytes) return errc::truncated;
-    if (payload.size() > header.payload_bytes) return errc::trailing_bytes;
-    if (const std::error_code bad = check_checksum(header, bytes)) return bad;
-    if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0) {
-      return errc::misaligned_buffer;
-    }
-
-    out.is_ = {.kind = static_cast<frame_kind>(header.kind),
-               .payload = type,
-               .sender = header.sender,
-               .run = header.run,
-               .step = header.step,
-               .sequence = header.sequence,
-               .is_last = (header.flags & flag_last) != 0,
-               .user = user,
-               .model = model,
-               .sent_elements = sent_elements,
-               .bytes = payload,
-               .begins = std::move(begins)};
-    return {};
-  }
-
   // Into a view that is used again, which keeps its memory. On an error the view is not to be read.
   template <element T>
   static std::error_code decode_into(std::span<const std::byte> bytes, const layout& model,
@@ -277,27 +210,15 @@ struct frame_decoder {
   static std::error_code peek(std::span<const std::byte> bytes, frame_info& out) noexcept {
     if (bytes.size() < wire_header_bytes) return errc::truncated;
     const wire_header header = read_header(bytes);
-    const bool is_double = header.element_type == element_code<double>;
-    if (const std::error_code bad =
-            check_fields(header, is_double ? element_code<double> : element_code<float>)) {
-      return bad;
-    }
+    const bool is_known =
+        header.element_type == element_code<float> || header.element_type == element_code<double>;
+    if (const std::error_code bad = check_fields(header, is_known)) return bad;
     const std::uint64_t prefix_bytes =
         wire_header_bytes +
         padded_bitmap_bytes(std::uint64_t{header.layers}, std::uint64_t{header.user_bytes});
     if (prefix_bytes > largest_size || header.payload_bytes > largest_size - prefix_bytes)
       return errc::bad_payload_size;
-    out = {.size_bytes = static_cast<std::size_t>(prefix_bytes + header.payload_bytes),
-           .kind = static_cast<frame_kind>(header.kind),
-           .payload = static_cast<payload_type>(header.payload_type),
-           .element_bytes = is_double ? sizeof(double) : sizeof(float),
-           .sender = header.sender,
-           .run = header.run,
-           .step = header.step,
-           .fingerprint = header.fingerprint,
-           .layers = header.layers,
-           .sequence = header.sequence,
-           .is_last = (header.flags & flag_last) != 0};
+    out = info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
     return {};
   }
 
@@ -305,10 +226,58 @@ struct frame_decoder {
   // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
   static constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
 
-  static std::error_code check_fields(const wire_header& header, std::uint8_t own_element_type) noexcept {
+  template <element T>
+  static std::error_code decode(std::span<const std::byte> bytes, const layout& model, frame_view<T>& out) {
+    if (bytes.size() < wire_header_bytes) return errc::truncated;
+    const wire_header header = read_header(bytes);
+    if (const auto bad = check_fields(header, header.element_type == element_code<T>)) return bad;
+    if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
+      return errc::wrong_layout;
+
+    const std::size_t prefix_bytes = padded_bitmap_bytes(model.layers(), std::size_t{header.user_bytes});
+    if (bytes.size() - wire_header_bytes < prefix_bytes) return errc::truncated;
+    const auto bitmap = bytes.subspan(wire_header_bytes, bitmap_bytes(model.layers()));
+    const auto user = bytes.subspan(wire_header_bytes + bitmap.size(), header.user_bytes);
+    const auto padding = bytes.subspan(wire_header_bytes, prefix_bytes).subspan(bitmap.size() + user.size());
+    for (std::size_t l = 0; l < bitmap.size() * 8; ++l) {
+      if (is_present(bitmap, l) && (l >= model.layers() || model.sizes()[l] == 0)) return errc::bad_presence;
+    }
+    if (std::ranges::any_of(padding, [](std::byte each) { return each != std::byte{0}; }))
+      return errc::bad_presence;
+
+    const auto type = static_cast<payload_type>(header.payload_type);
+    std::vector<std::size_t> begins = std::move(out.is_.begins);  // for its memory
+    begins.assign(model.layers() + 1, 0);
+    std::size_t sent_elements = 0;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
+      if (elements > largest_size / sizeof(T)) return errc::bad_payload_size;
+      const std::size_t layer_bytes = payload_bytes<T>(type, elements);
+      if (layer_bytes > largest_size - begins[l]) return errc::bad_payload_size;
+      begins[l + 1] = begins[l] + layer_bytes;
+      sent_elements += elements;
+    }
+    if (header.payload_bytes != begins.back()) return errc::bad_payload_size;
+    const auto payload = bytes.subspan(wire_header_bytes + prefix_bytes);
+    if (payload.size() < header.payload_bytes) return errc::truncated;
+    if (payload.size() > header.payload_bytes) return errc::trailing_bytes;
+    if (header.checksum != checksum_of(header, bytes)) return errc::checksum_mismatch;
+    if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0)
+      return errc::misaligned_buffer;
+
+    out.is_ = {.info = info_of(header, bytes.size()),
+               .user = user,
+               .model = model,
+               .sent_elements = sent_elements,
+               .bytes = payload,
+               .begins = std::move(begins)};
+    return {};
+  }
+
+  static std::error_code check_fields(const wire_header& header, bool is_of_own_type) noexcept {
     if (header.magic != wire_magic) return errc::bad_magic;
     if (header.version != wire_version) return errc::unsupported_version;
-    if (header.element_type != own_element_type) return errc::wrong_element_type;
+    if (!is_of_own_type) return errc::wrong_element_type;
     if (header.kind != static_cast<std::uint8_t>(frame_kind::gradients) &&
         header.kind != static_cast<std::uint8_t>(frame_kind::parameters) &&
         header.kind != static_cast<std::uint8_t>(frame_kind::updates)) {
@@ -321,33 +290,30 @@ struct frame_decoder {
     return {};
   }
 
+  static frame_info info_of(const wire_header& header, std::size_t size_bytes) noexcept {
+    return {.size_bytes = size_bytes,
+            .kind = static_cast<frame_kind>(header.kind),
+            .payload = static_cast<payload_type>(header.payload_type),
+            .element_bytes = header.element_type == element_code<double> ? sizeof(double) : sizeof(float),
+            .sender = header.sender,
+            .run = header.run,
+            .step = header.step,
+            .fingerprint = header.fingerprint,
+            .layers = header.layers,
+            .sequence = header.sequence,
+            .is_last = (header.flags & flag_last) != 0};
+  }
+
   static bool is_present(std::span<const std::byte> bitmap, std::size_t layer) noexcept {
     return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
   }
 
-  static bool is_canonical(std::span<const std::byte> bitmap, const layout& model) noexcept {
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (model.sizes()[l] == 0 && is_present(bitmap, l)) return false;
-    }
-    for (std::size_t l = model.layers(); l < bitmap.size() * 8; ++l) {
-      if (is_present(bitmap, l)) return false;
-    }
-    return true;
-  }
-
-  static bool is_zero(std::span<const std::byte> bytes) noexcept {
-    return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
-  }
-
-  static std::error_code check_checksum(const wire_header& header,
-                                        std::span<const std::byte> bytes) noexcept {
-    if ((header.flags & flag_checksum) == 0) {
-      return header.checksum == 0 ? std::error_code{} : errc::checksum_mismatch;
-    }
+  static std::uint64_t checksum_of(const wire_header& header, std::span<const std::byte> bytes) noexcept {
+    if ((header.flags & flag_checksum) == 0) return 0;
     checksum sum;
     sum.add(bytes.first(checksum_offset));
     sum.add(bytes.subspan(wire_header_bytes));
-    return sum.value() == header.checksum ? std::error_code{} : errc::checksum_mismatch;
+    return sum.value();
   }
 };
 
@@ -403,48 +369,61 @@ inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& 
   return info;
 }
 
-/// `error` is set to unexpected_kind, other_run or unexpected_step unless the frame is of this kind, run and step, to
-/// unexpected_sequence if its sender sends several in the step, and cleared if it is what is expected: late, early and replayed frames
+/// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames
 /// are refused by it. `run` is that of the sender's options; 0: the frame is of none.
 template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
-            std::uint32_t run = 0) noexcept {
-  error.clear();
-  if (frame.kind() != kind) {
-    error = errc::unexpected_kind;
-  } else if (frame.run() != run) {
-    error = errc::other_run;
-  } else if (frame.step() != step) {
-    error = errc::unexpected_step;
-  } else if (frame.sequence() != 0 || !frame.is_last()) {
-    error = errc::unexpected_sequence;
-  }
+[[nodiscard]] std::error_code expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
+                                     std::uint32_t run = 0) noexcept {
+  if (frame.kind() != kind) return errc::unexpected_kind;
+  if (frame.run() != run) return errc::other_run;
+  if (frame.step() != step) return errc::unexpected_step;
+  if (frame.sequence() != 0 || !frame.is_last()) return errc::unexpected_sequence;
+  return {};
 }
 
 namespace detail {
 
 template <element T>
-[[nodiscard]] std::string describe(const frame_view<T>& frame) {
-  return "frame of sender " + std::to_string(frame.sender()) + ", step " + std::to_string(frame.step()) +
-         (frame.run() == 0 ? "" : ", run " + std::to_string(frame.run())) +
-         (frame.is_last() ? "" : ", frame " + std::to_string(frame.sequence()));
-}
-
-template <element T>
-[[noreturn]] void refuse(const std::error_code& error, const frame_view<T>& frame, std::uint64_t step,
-                         std::uint32_t run) {
-  raise(decode_error(error, describe(frame) + ", where one of step " + std::to_string(step) +
-                                (run == 0 ? "" : ", run " + std::to_string(run)) + " is expected"));
+void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
+  const std::error_code error = expect(frame, kind, step, run);
+  if (!error) return;
+  raise(decode_error(error, "frame of sender " + std::to_string(frame.sender()) + ", step " +
+                                std::to_string(frame.step()) + ", run " + std::to_string(frame.run()) +
+                                ", where one of step " + std::to_string(step) + ", run " +
+                                std::to_string(run) + " is expected"));
 }
 
 }  // namespace detail
 
-/// The same; throws decode_error.
-template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run = 0) {
-  std::error_code error;
-  expect(frame, kind, step, error, run);
-  if (error) detail::refuse(error, frame, step, run);
+/// Writes the server's frame of parameters into a worker's: what was sent is overwritten, what was not is kept.
+///
+/// \param bytes       of one frame, aligned as for decode()
+/// \param cut         the model and what its layers are cut into, as in the server: worker::tiles()
+/// \param step        the step that the frame must be of
+/// \param parameters  a tensor to write for each layer of the model
+/// \param run         the run that the frame must be of; 0: of none
+/// \return            the elements that were overwritten
+/// \throws decode_error           the bytes are no such frame
+/// \throws std::invalid_argument  another number of tensors, or one of another size or type; nothing is written then
+///
+/// Cost: as decode(), and a copy of what was sent.
+template <element T, class Tensors>
+std::size_t apply(std::span<const std::byte> bytes, const tiling& cut, std::uint64_t step,
+                  Tensors&& parameters, std::uint32_t run = 0) {
+  const layout& model = cut.model();
+  const frame_view<T> frame = decode<T>(bytes, cut.fragments());
+  detail::require_expected(frame, frame_kind::parameters, step, run);
+  model.check_count(std::size(parameters), "parameters");
+  const auto elements_of_layer = [&](std::size_t layer) {
+    auto&& tensor = std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)];
+    const std::span<T> elements = writable_elements_of<T>(tensor);
+    model.check_size(layer, elements.size());
+    return elements;
+  };
+  for (std::size_t layer = 0; layer < model.layers(); ++layer) static_cast<void>(elements_of_layer(layer));
+  for (std::size_t f = 0; f < cut.fragments().layers(); ++f)
+    frame.apply_to(f, elements_of_layer(cut.layer_of(f)).subspan(cut.begin(f), cut.fragments().sizes()[f]));
+  return frame.sent_elements();
 }
 
 }  // namespace lamina::inline LAMINA_ABI

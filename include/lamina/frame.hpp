@@ -123,21 +123,21 @@ class frame_view {
   }
   ~frame_view() = default;
 
-  [[nodiscard]] frame_kind kind() const noexcept { return is_.kind; }
+  [[nodiscard]] frame_kind kind() const noexcept { return is_.info.kind; }
   /// The step the sender was in, counted from 1.
-  [[nodiscard]] std::uint64_t step() const noexcept { return is_.step; }
-  [[nodiscard]] std::uint32_t sender() const noexcept { return is_.sender; }
+  [[nodiscard]] std::uint64_t step() const noexcept { return is_.info.step; }
+  [[nodiscard]] std::uint32_t sender() const noexcept { return is_.info.sender; }
   /// The run that the sender takes part in; 0 if it was told none.
-  [[nodiscard]] std::uint32_t run() const noexcept { return is_.run; }
+  [[nodiscard]] std::uint32_t run() const noexcept { return is_.info.run; }
   /// L, the number of layers, sent or not.
   [[nodiscard]] std::size_t layers() const noexcept { return is_.begins.empty() ? 0 : is_.begins.size() - 1; }
   /// How the elements are written.
-  [[nodiscard]] payload_type payload() const noexcept { return is_.payload; }
+  [[nodiscard]] payload_type payload() const noexcept { return is_.info.payload; }
   /// Elements of the layers that were sent, together.
   [[nodiscard]] std::size_t sent_elements() const noexcept { return is_.sent_elements; }
   /// Its number among the frames of its sender and step: 0, 1, 2, ...; and whether it is the last of them.
-  [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.sequence; }
-  [[nodiscard]] bool is_last() const noexcept { return is_.is_last; }
+  [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.info.sequence; }
+  [[nodiscard]] bool is_last() const noexcept { return is_.info.is_last; }
   /// What the sender has added: up to 64 bytes.
   [[nodiscard]] std::span<const std::byte> user() const noexcept { return is_.user; }
 
@@ -151,7 +151,7 @@ class frame_view {
   /// every type.
   [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
     check_layer(layer);
-    if (is_.payload != payload_type::as_is)
+    if (is_.info.payload != payload_type::as_is)
       detail::raise(
           std::logic_error("the frame's elements are not written as they are: use restore() or apply_to()"));
     const auto bytes = bytes_of(layer);
@@ -171,12 +171,12 @@ class frame_view {
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
     check_elements(layer, begin, to.size());
     check_apart(to);
-    detail::decode_payload<T>(is_.payload, bytes_of(layer).data(), is_.model->sizes()[layer], begin, to);
+    detail::decode_payload<T>(is_.info.payload, bytes_of(layer).data(), is_.model->sizes()[layer], begin, to);
   }
   /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
   /// copied. Throws as copy().
   [[nodiscard]] std::span<const T> read(std::size_t layer, std::size_t begin, std::span<T> buffer) const {
-    if (is_.payload != payload_type::as_is) {
+    if (is_.info.payload != payload_type::as_is) {
       copy(layer, begin, buffer);
       return buffer;
     }
@@ -201,7 +201,7 @@ class frame_view {
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
-    if (is_.kind == frame_kind::parameters) {
+    if (is_.info.kind == frame_kind::parameters) {
       detail::raise(
           std::logic_error("restore: a layer dropped in a frame of parameters is to be kept, not zeros; use "
                            "apply_to()"));
@@ -238,7 +238,7 @@ class frame_view {
       detail::raise(std::invalid_argument("restore: the delivery is not of a frame that has sent layer '" +
                                           (*is_.model)[layer].name + "', or has held it back, as this one"));
     }
-    detail::check_chunks("restore", arrived, is_.payload);
+    detail::check_chunks("restore", arrived, is_.info.payload);
     const std::span<T> to = checked_output(layer, out);
     arrived.for_each_delivered(layer, [&](std::size_t begin, std::size_t end) {
       copy(layer, begin, to.subspan(begin, end - begin));
@@ -254,13 +254,7 @@ class frame_view {
 
   // Moved as a whole: what is left behind is a view that was never decoded.
   struct contents {
-    frame_kind kind{};
-    payload_type payload{};
-    std::uint32_t sender = 0;
-    std::uint32_t run = 0;
-    std::uint64_t step = 0;
-    std::uint16_t sequence = 0;
-    bool is_last = true;
+    frame_info info;
     std::span<const std::byte> user;
     std::optional<layout> model;
     std::size_t sent_elements = 0;
@@ -278,14 +272,14 @@ class frame_view {
 
   void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
     // A scale is for a block, so that its elements are read from their first on.
-    const bool splits_a_block = has_blocks(is_.payload) && begin % payload_block_elements != 0;
+    const bool splits_a_block = has_blocks(is_.info.payload) && begin % payload_block_elements != 0;
     if (is_dropped(layer) || splits_a_block || begin > is_.model->sizes()[layer] ||
         count > is_.model->sizes()[layer] - begin) {
-      detail::raise(std::out_of_range(
-          "elements " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of layer " +
-          std::to_string(layer) +
-          (splits_a_block ? " do not begin at a block of the " + detail::name_of(is_.payload) + " payload"
-                          : std::string(" are not in the frame"))));
+      detail::raise(std::out_of_range("elements " + std::to_string(begin) + " to " +
+                                      std::to_string(begin + count) + " of layer " + std::to_string(layer) +
+                                      (splits_a_block ? " do not begin at a block of the " +
+                                                            detail::name_of(is_.info.payload) + " payload"
+                                                      : std::string(" are not in the frame"))));
     }
   }
 

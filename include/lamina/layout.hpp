@@ -104,6 +104,13 @@ class layout {
     if (count != sizes()[index]) detail::raise(size_error(index, count));
   }
 
+  /// Throws std::invalid_argument unless there is one for each layer; `what` names them in the plural.
+  void check_count(std::size_t count, const char* what) const {
+    if (count == layers()) return;
+    detail::raise(std::invalid_argument("the model has " + std::to_string(layers()) + " layers, got " +
+                                        std::to_string(count) + " " + what));
+  }
+
   /// What check_layer and check_size throw.
   std::out_of_range layer_error(std::size_t index) const {
     return std::out_of_range("layer index " + std::to_string(index) + " is out of range: the layout has " +

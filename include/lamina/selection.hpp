@@ -6,13 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -55,18 +51,6 @@ class selection {
   }
   void send_all() {
     for (std::size_t l = 0; l < model_.layers(); ++l) send(l);
-  }
-  /// The rule of the paper: exactly the layers whose value is at or above the threshold; NaN counts as infinity. Throws
-  /// std::invalid_argument, and changes nothing, unless there are L values.
-  void apply_threshold(std::span<const double> representative_values, double threshold) {
-    if (representative_values.size() != model_.layers()) {
-      detail::raise(std::invalid_argument(std::to_string(representative_values.size()) + " values for " +
-                                          std::to_string(model_.layers()) + " layers"));
-    }
-    clear();
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (detail::ordered_value(representative_values[l]) >= threshold) send(l);
-    }
   }
 
  private:
@@ -136,21 +120,6 @@ class selection::sent_range {
 
 inline selection::sent_range selection::sent() const noexcept {
   return {bits_.data(), model_.layers()};
-}
-
-/// What of `sent` goes to one of W shard owners, as in an all-reduce whose ranks each sum a share of everything: fragment f is of owner
-/// f mod W. A frame of it is of the same layout; delivery::lose() puts together what of all shards was lost. Shares are even as far as
-/// fragments are alike: cut a model with large layers. Throws std::out_of_range unless owner < owners.
-[[nodiscard]] inline selection shard_of(const selection& sent, std::size_t owner, std::size_t owners) {
-  if (owner >= owners) {
-    detail::raise(std::out_of_range("owner " + std::to_string(owner) + " is out of range: there are " +
-                                    std::to_string(owners)));
-  }
-  selection shard(sent.model());
-  for (const std::size_t fragment : sent.sent()) {
-    if (fragment % owners == owner) shard.send(fragment);
-  }
-  return shard;
 }
 
 }  // namespace lamina::inline LAMINA_ABI

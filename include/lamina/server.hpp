@@ -172,11 +172,7 @@ class server {
   template <detail::indexed Parameters>
   [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
     sender& to = senders_.at(worker);
-    if (std::size(parameters) != cut_.model().layers()) {
-      detail::raise(std::invalid_argument("the model has " + std::to_string(cut_.model().layers()) +
-                                          " layers, got " + std::to_string(std::size(parameters)) +
-                                          " parameters"));
-    }
+    cut_.model().check_count(std::size(parameters), "parameters");
     const std::uint64_t step = this->step(worker);
     const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
       return out && out->since == to.seen && out->clock == clock_ && out->step == step;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -14,6 +18,7 @@
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
@@ -22,9 +27,10 @@
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/threshold.hpp"
 
 /// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. worker::save() and
-/// load() call this; merge.hpp makes one state of several.
+/// load() call this. And the states of many workers as one: elastic restarts.
 namespace lamina::inline LAMINA_ABI::detail {
 
 inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
@@ -69,6 +75,11 @@ std::vector<Value> values_of(std::span<const std::byte> bytes) {
   return values;
 }
 
+template <element T>
+bool are_finite(std::span<const T> numbers) {
+  return is_finite_magnitude(largest_magnitude<T>(numbers.size(), read_only<T>{numbers.data()}));
+}
+
 // The header's own checksum field counts as zero.
 inline std::uint64_t state_checksum(state_header header, std::span<const std::byte> body) {
   header.checksum = 0;
@@ -93,24 +104,6 @@ void seal_state(std::vector<std::byte>& bytes, state_header header, const layout
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
-template <element T>
-std::vector<std::byte> write_state(const layout& model, const selector::memory& memory,
-                                   std::span<const T> elements, std::span<const T> velocity,
-                                   std::uint64_t step, std::span<const double> expected) {
-  std::vector<std::byte> bytes(sizeof(state_header));
-  append(bytes, std::span<const std::uint64_t>(memory.sent_in));
-  append(bytes, expected);
-  append(bytes, elements);
-  append(bytes, velocity);
-
-  state_header header;
-  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : state_flag_velocity) |
-                                           (expected.empty() ? 0 : state_flag_expected));
-  header.elements = model.elements();
-  seal_state<T>(bytes, header, model, memory, step);
-  return bytes;
-}
-
 // The parts of a state that was checked, in its bytes, where they need not be aligned.
 struct state_view {
   state_header header;
@@ -124,10 +117,6 @@ struct state_view {
     return {header.threshold, header.allowance, values_of<std::uint64_t>(sent_in)};
   }
 };
-
-inline std::string state_name(std::size_t index) {
-  return "saved state " + std::to_string(index);
-}
 
 // The header of such bytes, if its fields are those of `model`; its flags are for the caller to judge. `refuse_if(bad, code)`
 // throws.
@@ -191,18 +180,6 @@ state_view read_state(std::span<const std::byte> bytes, const layout& model, std
   return view;
 }
 
-// A residual that holds NaN or infinity must not become bytes that nothing loads.
-template <element T>
-void check_savable(const layout& model, std::span<const T> numbers, const char* what) {
-  if (numbers.empty()) return;
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    const std::span<const T> layer = numbers.subspan(model.offset(l), model.sizes()[l]);
-    if (is_finite_magnitude(largest_magnitude<T>(layer.size(), read_only<T>{layer.data()}))) continue;
-    detail::raise(std::domain_error("save: the " + std::string(what) + " of layer '" + model[l].name +
-                                    "' holds NaN or infinity"));
-  }
-}
-
 }  // namespace lamina::inline LAMINA_ABI::detail
 
 namespace lamina::inline LAMINA_ABI {
@@ -231,9 +208,25 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
         " fragments, where the model has " + std::to_string(fragments.elements()) + " elements in " +
         std::to_string(fragments.layers()) + " fragments"));
   }
-  detail::check_savable(fragments, residual, "residual");
-  detail::check_savable(fragments, velocity, "velocity");
-  return detail::write_state<T>(fragments, memory, residual, velocity, step, expected);
+  for (const std::span<const T> numbers : {residual, velocity}) {
+    for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
+      if (detail::are_finite<T>(numbers.subspan(fragments.offset(f), fragments.sizes()[f]))) continue;
+      detail::raise(std::domain_error(
+          "save: the " + std::string(numbers.data() == residual.data() ? "residual" : "velocity") +
+          " of layer '" + fragments[f].name + "' holds NaN or infinity"));
+    }
+  }
+  std::vector<std::byte> bytes(sizeof(detail::state_header));
+  detail::append(bytes, std::span<const std::uint64_t>(memory.sent_in));
+  detail::append(bytes, expected);
+  detail::append(bytes, residual);
+  detail::append(bytes, velocity);
+  detail::state_header header;
+  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : detail::state_flag_velocity) |
+                                           (expected.empty() ? 0 : detail::state_flag_expected));
+  header.elements = fragments.elements();
+  detail::seal_state<T>(bytes, header, fragments, memory, step);
+  return bytes;
 }
 
 /// What such bytes hold.
@@ -255,12 +248,114 @@ template <element T>
   saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
                        detail::values_of<T>(state.velocity), state.header.step,
                        detail::values_of<double>(state.expected)};
-  for (const std::vector<T>* numbers : {&saved.residual, &saved.velocity}) {
-    if (!detail::is_finite_magnitude(
-            detail::largest_magnitude<T>(numbers->size(), detail::read_only<T>{numbers->data()})))
-      detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
-  }
+  if (!detail::are_finite<T>(saved.residual) || !detail::are_finite<T>(saved.velocity))
+    detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
   return saved;
+}
+
+namespace detail {
+
+// The mean of one quantity over W states, value_of(w) being what state w has. Where all agree it is that value, which
+// the sum over W, rounded, need not give back.
+template <class Value>
+auto mean_over(std::size_t states, const Value& value_of) {
+  const auto first = value_of(0);
+  auto sum = first;
+  using bits = bits_of<decltype(sum)>;
+  bool all_agree = true;
+  for (std::size_t w = 1; w < states; ++w) {
+    const auto value = value_of(w);
+    sum += value;
+    // Bits, since NaN equals everything under -ffast-math.
+    all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
+  }
+  return all_agree ? first : sum / static_cast<decltype(sum)>(states);
+}
+
+// The same for each number of one part of the states.
+template <class T>
+std::vector<T> mean_over(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
+  std::vector<T> means((states[0].*part).size() / sizeof(T));
+  for (std::size_t i = 0; i < means.size(); ++i)
+    means[i] = mean_over(states.size(), [&](std::size_t w) { return value_at<T>(states[w].*part, i); });
+  return means;
+}
+
+// How the next decide() of a resumed run finds its threshold, ages and allowance. A template, so that it costs nothing where
+// nobody merges.
+template <class View>
+selector::memory merge_memories(std::span<const View> states) {
+  selector::memory merged = states[0].memory();
+  merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
+  merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
+  for (const View& state : states) {
+    if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
+    for (std::size_t l = 0; l < merged.sent_in.size(); ++l)
+      merged.sent_in[l] = (std::min)(merged.sent_in[l], value_at<std::uint64_t>(state.sent_in, l));
+  }
+  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
+  if (is_nan(merged.threshold)) merged.threshold = infinite_value;
+  return merged;
+}
+
+// Ranges of bytes that outlive the loop over them.
+template <class States>
+concept saved_states = std::ranges::input_range<const States> &&
+    std::ranges::borrowed_range<std::ranges::range_reference_t<const States>> &&
+    std::convertible_to<std::ranges::range_reference_t<const States>, std::span<const std::byte>>;
+
+}  // namespace detail
+
+/// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W
+/// that were saved, what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
+///
+/// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T. What
+/// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
+/// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
+///
+/// \param states     what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
+///                   std::vector<std::vector<std::byte>>
+/// \param fragments  what the workers decide on
+/// \return the state, for worker::load
+/// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
+///                                for one with velocity where state 0 has none, or the other way round
+/// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
+///
+/// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of
+/// the states, two with checksums, and twice the memory of one.
+template <element T, detail::saved_states States>
+std::vector<std::byte> merge_states(const States& states, const layout& fragments) {
+  std::vector<detail::state_view> views;
+  const auto name_of = [](std::size_t index) { return "saved state " + std::to_string(index); };
+  for (const std::span<const std::byte> bytes : states) {
+    std::optional<bool> as_first;
+    if (!views.empty()) as_first = views[0].has_velocity();
+    views.push_back(detail::read_state<T>(bytes, fragments, as_first, name_of(views.size())));
+    if (views.back().header.step != views[0].header.step) {
+      detail::raise(std::invalid_argument(name_of(0) + " is of step " + std::to_string(views[0].header.step) +
+                                          ", " + name_of(views.size() - 1) + " of step " +
+                                          std::to_string(views.back().header.step)));
+    }
+  }
+  if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
+  const auto mean_of = [&](std::span<const std::byte> detail::state_view::*part) {
+    std::vector<T> means = detail::mean_over<T>(views, part);
+    if (detail::are_finite<T>(means)) return means;
+    for (std::size_t w = 0; w < views.size(); ++w) {
+      if (!detail::are_finite<T>(detail::values_of<T>(views[w].*part)))
+        detail::raise(std::invalid_argument(name_of(w) + " holds NaN or infinity"));
+    }
+    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  };
+  const auto memory = detail::merge_memories(std::span<const detail::state_view>(views));
+  if (!detail::is_finite(memory.allowance))
+    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  // Infinite ones, of workers before their first step, stay so.
+  std::vector<double> expected;
+  const bool all_have = std::ranges::none_of(views, [](const auto& each) { return each.expected.empty(); });
+  if (all_have) expected = detail::mean_over<double>(views, &detail::state_view::expected);
+  return save_state<T>(fragments, memory, mean_of(&detail::state_view::elements),
+                       mean_of(&detail::state_view::velocity), views[0].header.step, expected);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -30,7 +30,10 @@ class broken_worker {
       if (Defect == defect::never_accumulates) residual_.clear(l);
       values_[l] = residual_.accumulate(l, gradients[l]);
     }
-    sent_.apply_threshold(values_, threshold_);
+    sent_.clear();
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      if (values_[l] >= threshold_) sent_.send(l);
+    }
     bytes frame =
         encoder_
             .encode({.step = ++step_, .sender = rank_}, sent_, [this](std::size_t l) { return residual_[l]; })

@@ -55,26 +55,6 @@ TEST_CASE("selection: sending twice counts once, an empty layer never, and clear
   CHECK(chosen.bitmap()[0] == 0);
 }
 
-TEST_CASE("selection: a layer at the threshold is sent, one below is dropped") {
-  lamina::selection chosen(model_of({1, 10, 100, 0}));
-  chosen.apply_threshold(std::vector<double>{0.5, 0.25, 0.75, 9}, 0.5);
-  CHECK(chosen.is_sent(0));
-  CHECK(chosen.is_dropped(1));
-  CHECK(chosen.is_sent(2));
-  CHECK(chosen.is_dropped(3));
-  CHECK(chosen.sent_layers() == 2);
-  CHECK(chosen.sent_elements() == 101);
-}
-
-TEST_CASE("selection: applying a threshold forgets what was selected before") {
-  lamina::selection chosen(model_of({1, 1}));
-  chosen.apply_threshold(std::vector<double>{2, 0}, 1);
-  chosen.apply_threshold(std::vector<double>{0, 2}, 1);
-  CHECK(chosen.is_dropped(0));
-  CHECK(chosen.is_sent(1));
-  CHECK(chosen.sent_elements() == 1);
-}
-
 TEST_CASE("selection: send_all sends every layer that has elements") {
   lamina::selection chosen(model_of({1, 0, 2}));
   chosen.send(2);
@@ -85,19 +65,20 @@ TEST_CASE("selection: send_all sends every layer that has elements") {
   CHECK(chosen.sent_elements() == 3);
 }
 
-TEST_CASE("selection: counts agree with the bits for random thresholds") {
+TEST_CASE("selection: counts agree with the bits") {
   std::mt19937 random(21);
   for (int round = 0; round < 300; ++round) {
     const lamina::layout model = random_model(random);
-    std::vector<double> values(model.layers());
-    for (double& value : values) value = static_cast<double>(below(random, 5));
-    const double threshold = static_cast<double>(below(random, 6));
+    std::vector<char> is_wanted(model.layers());
     lamina::selection chosen(model);
-    chosen.apply_threshold(values, threshold);
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      is_wanted[l] = below(random, 2) == 0 ? 1 : 0;
+      if (is_wanted[l] != 0) chosen.send(l);
+    }
     std::size_t layers = 0;
     std::size_t elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      REQUIRE(chosen.is_sent(l) == (values[l] >= threshold && model.sizes()[l] > 0));
+      REQUIRE(chosen.is_sent(l) == (is_wanted[l] != 0 && model.sizes()[l] > 0));
       REQUIRE(chosen.is_dropped(l) != chosen.is_sent(l));
       if (!chosen.is_sent(l)) continue;
       ++layers;
@@ -116,14 +97,4 @@ TEST_CASE("selection: layers that do not exist are refused") {
   CHECK_THROWS_AS(chosen.is_dropped(1000), std::out_of_range);
   CHECK(chosen.bitmap()[0] == 0);
   CHECK_THROWS_AS(chosen.is_sent(3), std::out_of_range);
-}
-
-TEST_CASE("selection: more or fewer values than layers are refused, and nothing changes") {
-  lamina::selection chosen(model_of({1, 1}));
-  chosen.send(1);
-  for (const auto& values : {std::vector<double>{1}, std::vector<double>{1, 1, 0}}) {
-    CHECK_THROWS_AS(chosen.apply_threshold(values, 0.5), std::invalid_argument);
-  }
-  CHECK(chosen.is_dropped(0));
-  CHECK(chosen.is_sent(1));
 }

@@ -144,10 +144,7 @@ template <class Module>
 /// \throws std::invalid_argument  another number of parameters than layers, or one of another size, or one that is not contiguous
 [[nodiscard]] inline std::vector<at::Tensor> fragments_of(const std::vector<at::Tensor>& parameters,
                                                           const tiling& cut) {
-  if (parameters.size() != cut.model().layers()) {
-    detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
-                                        " layers, got " + std::to_string(parameters.size()) + " parameters"));
-  }
+  cut.model().check_count(parameters.size(), "parameters");
   std::vector<at::Tensor> parts;
   for (std::size_t layer = 0; layer < parameters.size(); ++layer) {
     if (!parameters[layer].defined() || !parameters[layer].is_contiguous()) {

@@ -150,11 +150,7 @@ struct worker_state {
 
   template <class Tensors, class Execution>
   std::optional<std::size_t> add_all(const Tensors& gradients, double scale, const Execution& execution) {
-    if (std::size(gradients) != cut.model().layers()) {
-      detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
-                                          " layers, got " + std::to_string(std::size(gradients)) +
-                                          " gradients"));
-    }
+    cut.model().check_count(std::size(gradients), "gradients");
     return add(
         0, cut.model().layers(),
         [&](std::size_t layer, const auto& visitor) {
@@ -247,6 +243,39 @@ struct worker_state {
   void expect_lost(std::size_t f, const delivery& arrived) {
     expected[f] +=
         values[f] * static_cast<double>(arrived.lost_chunks(f)) / static_cast<double>(arrived.chunks(f));
+  }
+
+  // What was not sent becomes zeros. Halves get the nearest number, and the largest where it is beyond their range.
+  template <class Tensors>
+  void unpack(std::span<const T> packed, Tensors& gradients) const {
+    const selection& sent = decisions.sent();
+    if (packed.size() != sent.sent_elements()) {
+      detail::raise(std::invalid_argument("unpack: " + std::to_string(packed.size()) + " elements where " +
+                                          std::to_string(sent.sent_elements()) + " were sent"));
+    }
+    cut.model().check_count(std::size(gradients), "gradients");
+    const auto visit = [&](std::size_t layer, const auto& visitor) {
+      detail::visit_writable<T>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
+        cut.model().check_size(layer, to.size());
+        visitor(to);
+      });
+    };
+    for (std::size_t layer = 0; layer < cut.model().layers(); ++layer) visit(layer, [](auto) {});
+    const T* from = packed.data();
+    for (std::size_t f = 0; f < cut.fragments().layers(); ++f) {
+      visit(cut.layer_of(f), [&]<class G>(std::span<G> all) {
+        const std::span<G> to = all.subspan(cut.begin(f), cut.fragments().sizes()[f]);
+        if (sent.is_dropped(f)) return std::fill(to.begin(), to.end(), G{});
+        for (std::size_t i = 0; i < to.size(); ++i) {
+          if constexpr (half_element<G>) {
+            to[i] = detail::to_nearest<G>(from[i]);
+          } else {
+            to[i] = from[i];
+          }
+        }
+        from += to.size();
+      });
+    }
   }
 
   bool is_rounded() const noexcept {

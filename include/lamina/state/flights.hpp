@@ -184,8 +184,7 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
     elements = static_cast<std::size_t>(begin[2]);
     next.elements = take_numbers<T>(rest, elements, refuse_if);
     elements_under_way += elements;
-    if (!is_finite_magnitude(largest_magnitude<T>(elements, read_only<T>{next.elements.data()})))
-      raise(std::invalid_argument("the saved drift holds NaN or infinity"));
+    if (!are_finite<T>(next.elements)) raise(std::invalid_argument("the saved drift holds NaN or infinity"));
     saved.all.launch();
   }
   refuse_if(!rest.empty(), errc::trailing_bytes);
