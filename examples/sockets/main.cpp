@@ -111,7 +111,9 @@ void read_all(const tcp_socket& from, std::span<std::byte> bytes) {
 std::vector<std::byte> receive_frame(const tcp_socket& from) {
   std::vector<std::byte> bytes(lamina::peek_bytes);
   read_all(from, bytes);
-  const std::size_t size = lamina::peek(bytes).size_bytes;
+  std::error_code error;
+  const std::size_t size = lamina::peek(bytes, error).size_bytes;
+  if (error) throw std::system_error(error);
   if (size > lamina::largest_frame_bytes<float>(model)) {
     throw std::runtime_error("the peer announces more than the model holds");
   }

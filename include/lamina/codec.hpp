@@ -36,21 +36,6 @@
 /// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
-namespace detail {
-
-// What gives a layer is called for one after the other, and the frame points to all of them.
-template <class LayerElements>
-constexpr void require_lasting_elements() {
-  using given = decltype(std::declval<LayerElements&>()(std::size_t{0}));
-  static_assert(
-      std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
-      "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
-      "sent. "
-      "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
-}
-
-}  // namespace detail
-
 /// What a frame says of itself.
 struct frame_header {
   frame_kind kind = frame_kind::gradients;
@@ -78,16 +63,13 @@ class frame_encoder {
     if (model.layers() > (std::numeric_limits<std::uint32_t>::max)())
       detail::raise(std::length_error("a frame has fewer than 2^32 layers"));
     frame_.segments_.reserve(model.layers() + 1);
-    segments_.reserve(model.layers() + 1);
   }
 
-  /// A frame with the layers that `sent` selects. On an error, also one that `layer_elements` throws, there is no frame any more.
+  /// A frame with the layers that `sent` selects, valid until the next call. On an error, also one that `layer_elements` throws, there is
+  /// no frame any more.
   ///
-  /// \param says            what the frame says of itself
-  /// \param sent            which layers, of the encoder's layout
   /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is
   ///                        made of; called for the layers sent, in order
-  /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  a selection of another layout; a span of another size than its layer; parameters to be written as
   ///                                int8 or int4 that hold NaN or infinity; more than 64 user bytes
   ///
@@ -96,7 +78,14 @@ class frame_encoder {
   template <class LayerElements>
   const encoded_frame& encode(const frame_header& says, const selection& sent,
                               LayerElements&& layer_elements) {
-    detail::require_lasting_elements<LayerElements>();
+    // It is called for one layer after the other, and the frame points to all of them.
+    using given = decltype(layer_elements(std::size_t{0}));
+    static_assert(
+        std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
+        "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
+        "sent. "
+        "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
+    std::vector<std::span<const std::byte>> segments = std::move(frame_.segments_);
     forget();
     if (sent.model().fingerprint() != model_.fingerprint())
       detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
@@ -107,7 +96,7 @@ class frame_encoder {
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
-    segments_.assign(1, prefix_);
+    segments.assign(1, prefix_);
     if (type != payload_type::as_is) {
       std::size_t bytes = 0;
       for (const std::size_t l : sent.sent()) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
@@ -118,13 +107,13 @@ class frame_encoder {
       const std::span<const T> elements = layer_elements(l);
       model_.check_size(l, elements.size());
       if (type == payload_type::as_is) {
-        segments_.push_back(std::as_bytes(elements));
+        segments.push_back(std::as_bytes(elements));
       } else {
         std::byte* to = converted_.data() + payload_bytes;
         convert(says.kind, type, l, elements, to);
-        segments_.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
+        segments.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
       }
-      payload_bytes += segments_.back().size();
+      payload_bytes += segments.back().size();
     }
 
     detail::wire_header header;
@@ -147,12 +136,11 @@ class frame_encoder {
       detail::checksum sum;
       sum.add(std::as_bytes(std::span(&header, 1)).first(detail::checksum_offset));
       sum.add(body);
-      for (const auto layer : std::span(segments_).subspan(1)) sum.add(layer);
+      for (const auto layer : std::span(segments).subspan(1)) sum.add(layer);
       header.checksum = sum.value();
     }
     std::memcpy(prefix_.data(), &header, sizeof header);
-    // Nothing throws any more.
-    frame_.segments_.swap(segments_);
+    frame_.segments_ = std::move(segments);
     frame_.size_bytes_ = prefix_.size() + payload_bytes;
     return frame_;
   }
@@ -182,52 +170,48 @@ class frame_encoder {
   layout model_;
   std::uint32_t run_;
   std::vector<std::byte> prefix_;
-  std::vector<std::byte> converted_;                  // layers in a payload type other than as_is
-  std::vector<std::span<const std::byte>> segments_;  // of the frame that is being built
+  std::vector<std::byte> converted_;  // layers in a payload type other than as_is
   encoded_frame frame_;
 };
 
 namespace detail {
 
-// Each check uses only what the checks before it have established; nothing is allocated by what the bytes
-// claim.
+// What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
+inline constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
+
+inline std::error_code check_fields(const wire_header& header, bool is_of_own_type) noexcept {
+  if (header.magic != wire_magic) return errc::bad_magic;
+  if (header.version != wire_version) return errc::unsupported_version;
+  if (!is_of_own_type) return errc::wrong_element_type;
+  const auto kind = static_cast<frame_kind>(header.kind);
+  if (kind != frame_kind::gradients && kind != frame_kind::parameters && kind != frame_kind::updates)
+    return errc::unknown_kind;
+  if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4)) return errc::unknown_payload_type;
+  if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
+    return errc::nonzero_reserved;
+  return {};
+}
+
+inline frame_info info_of(const wire_header& header, std::size_t size_bytes) noexcept {
+  return {.size_bytes = size_bytes,
+          .kind = static_cast<frame_kind>(header.kind),
+          .payload = static_cast<payload_type>(header.payload_type),
+          .element_bytes = header.element_type == element_code<double> ? sizeof(double) : sizeof(float),
+          .sender = header.sender,
+          .run = header.run,
+          .step = header.step,
+          .fingerprint = header.fingerprint,
+          .layers = header.layers,
+          .sequence = header.sequence,
+          .is_last = (header.flags & flag_last) != 0};
+}
+
+// Each check uses only what the checks before it have established; nothing is allocated by what the bytes claim.
 struct frame_decoder {
   // Into a view that is used again, which keeps its memory. On an error the view is not to be read.
   template <element T>
-  static std::error_code decode_into(std::span<const std::byte> bytes, const layout& model,
-                                     frame_view<T>& out) noexcept {
-#if LAMINA_HAS_EXCEPTIONS
-    try {
-      return decode(bytes, model, out);
-    } catch (const std::bad_alloc&) {
-      return std::make_error_code(std::errc::not_enough_memory);
-    }
-#else
-    return decode(bytes, model, out);  // without memory the program ends in `new`
-#endif
-  }
-
-  static std::error_code peek(std::span<const std::byte> bytes, frame_info& out) noexcept {
-    if (bytes.size() < wire_header_bytes) return errc::truncated;
-    const wire_header header = read_header(bytes);
-    const bool is_known =
-        header.element_type == element_code<float> || header.element_type == element_code<double>;
-    if (const std::error_code bad = check_fields(header, is_known)) return bad;
-    const std::uint64_t prefix_bytes =
-        wire_header_bytes +
-        padded_bitmap_bytes(std::uint64_t{header.layers}, std::uint64_t{header.user_bytes});
-    if (prefix_bytes > largest_size || header.payload_bytes > largest_size - prefix_bytes)
-      return errc::bad_payload_size;
-    out = info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
-    return {};
-  }
-
- private:
-  // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
-  static constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
-
-  template <element T>
-  static std::error_code decode(std::span<const std::byte> bytes, const layout& model, frame_view<T>& out) {
+  static std::error_code decode(std::span<const std::byte> bytes, const layout& model,
+                                frame_view<T>& out) noexcept {
     if (bytes.size() < wire_header_bytes) return errc::truncated;
     const wire_header header = read_header(bytes);
     if (const auto bad = check_fields(header, header.element_type == element_code<T>)) return bad;
@@ -239,18 +223,29 @@ struct frame_decoder {
     const auto bitmap = bytes.subspan(wire_header_bytes, bitmap_bytes(model.layers()));
     const auto user = bytes.subspan(wire_header_bytes + bitmap.size(), header.user_bytes);
     const auto padding = bytes.subspan(wire_header_bytes, prefix_bytes).subspan(bitmap.size() + user.size());
+    const auto is_present = [&](std::size_t layer) {
+      return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
+    };
     for (std::size_t l = 0; l < bitmap.size() * 8; ++l) {
-      if (is_present(bitmap, l) && (l >= model.layers() || model.sizes()[l] == 0)) return errc::bad_presence;
+      if (is_present(l) && (l >= model.layers() || model.sizes()[l] == 0)) return errc::bad_presence;
     }
     if (std::ranges::any_of(padding, [](std::byte each) { return each != std::byte{0}; }))
       return errc::bad_presence;
 
     const auto type = static_cast<payload_type>(header.payload_type);
     std::vector<std::size_t> begins = std::move(out.is_.begins);  // for its memory
-    begins.assign(model.layers() + 1, 0);
+#if LAMINA_HAS_EXCEPTIONS
+    try {
+      begins.assign(model.layers() + 1, 0);
+    } catch (const std::bad_alloc&) {
+      return std::make_error_code(std::errc::not_enough_memory);
+    }
+#else
+    begins.assign(model.layers() + 1, 0);  // without memory the program ends in `new`
+#endif
     std::size_t sent_elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
+      const std::size_t elements = is_present(l) ? model.sizes()[l] : 0;
       if (elements > largest_size / sizeof(T)) return errc::bad_payload_size;
       const std::size_t layer_bytes = payload_bytes<T>(type, elements);
       if (layer_bytes > largest_size - begins[l]) return errc::bad_payload_size;
@@ -261,7 +256,10 @@ struct frame_decoder {
     const auto payload = bytes.subspan(wire_header_bytes + prefix_bytes);
     if (payload.size() < header.payload_bytes) return errc::truncated;
     if (payload.size() > header.payload_bytes) return errc::trailing_bytes;
-    if (header.checksum != checksum_of(header, bytes)) return errc::checksum_mismatch;
+    std::uint64_t sum = 0;
+    if ((header.flags & flag_checksum) != 0)
+      sum = checksum().add(bytes.first(checksum_offset)).add(bytes.subspan(wire_header_bytes)).value();
+    if (header.checksum != sum) return errc::checksum_mismatch;
     if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0)
       return errc::misaligned_buffer;
 
@@ -273,62 +271,19 @@ struct frame_decoder {
                .begins = std::move(begins)};
     return {};
   }
-
-  static std::error_code check_fields(const wire_header& header, bool is_of_own_type) noexcept {
-    if (header.magic != wire_magic) return errc::bad_magic;
-    if (header.version != wire_version) return errc::unsupported_version;
-    if (!is_of_own_type) return errc::wrong_element_type;
-    if (header.kind != static_cast<std::uint8_t>(frame_kind::gradients) &&
-        header.kind != static_cast<std::uint8_t>(frame_kind::parameters) &&
-        header.kind != static_cast<std::uint8_t>(frame_kind::updates)) {
-      return errc::unknown_kind;
-    }
-    if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4))
-      return errc::unknown_payload_type;
-    if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
-      return errc::nonzero_reserved;
-    return {};
-  }
-
-  static frame_info info_of(const wire_header& header, std::size_t size_bytes) noexcept {
-    return {.size_bytes = size_bytes,
-            .kind = static_cast<frame_kind>(header.kind),
-            .payload = static_cast<payload_type>(header.payload_type),
-            .element_bytes = header.element_type == element_code<double> ? sizeof(double) : sizeof(float),
-            .sender = header.sender,
-            .run = header.run,
-            .step = header.step,
-            .fingerprint = header.fingerprint,
-            .layers = header.layers,
-            .sequence = header.sequence,
-            .is_last = (header.flags & flag_last) != 0};
-  }
-
-  static bool is_present(std::span<const std::byte> bitmap, std::size_t layer) noexcept {
-    return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
-  }
-
-  static std::uint64_t checksum_of(const wire_header& header, std::span<const std::byte> bytes) noexcept {
-    if ((header.flags & flag_checksum) == 0) return 0;
-    checksum sum;
-    sum.add(bytes.first(checksum_offset));
-    sum.add(bytes.subspan(wire_header_bytes));
-    return sum.value();
-  }
 };
 
 }  // namespace detail
 
-/// Bytes to a frame of the model's layout. `error` is set to a errc, or to std::errc::not_enough_memory
-/// if the index of L + 1 positions cannot be allocated, and the view returned then has no layers.
+/// Bytes to a frame of the model's layout. `error` is set to an errc, or to std::errc::not_enough_memory if the index of L + 1 positions
+/// cannot be allocated, and the view returned then has no layers.
 ///
-/// For any bytes whatever: reads only within them, allocates only by the layout, changes nothing. The payload
-/// must be aligned for T, as it is when the bytes begin at a multiple of 64 or of alignof(T). Cost: O(L), and
-/// for the checksum one read of the bytes.
+/// For any bytes whatever: reads only within them, allocates only by the layout, changes nothing. The payload must be aligned for T, as it
+/// is when the bytes begin at a multiple of 64 or of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;
-  error = detail::frame_decoder::decode_into(bytes, model, view);
+  error = detail::frame_decoder::decode(bytes, model, view);
   return view;
 }
 
@@ -342,31 +297,33 @@ template <element T>
 }
 
 /// A frame that is gone when decode returns cannot be viewed: keep the bytes.
-template <element T, std::same_as<std::vector<std::byte>> Gone>
-frame_view<T> decode(Gone&&, const layout&) = delete;
-template <element T, std::same_as<std::vector<std::byte>> Gone>
-frame_view<T> decode(Gone&&, const layout&, std::error_code&) = delete;
+template <element T, std::same_as<std::vector<std::byte>> Gone, class... Rest>
+frame_view<T> decode(Gone&&, const layout&, Rest&&...) = delete;
 
 /// What a frame says of itself, before its layout is known: for who reads frames from a stream, serves several models, or
 /// keeps strangers out before memory is taken for them. Looks at the first peek_bytes, 64, and at nothing behind them.
-/// `error` is set to a errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
+/// `error` is set to an errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
 /// says of the same header, or bad_payload_size, if the frame's size does not fit in std::size_t. Cost: constant, no
 /// allocation.
 ///
 /// The bytes may come from anybody, and no checksum holds yet: take memory for `size_bytes` only up to
 /// largest_frame_bytes() of the layout that has this fingerprint. What decode() accepts has these fields.
-inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& error) noexcept {
-  frame_info info;
-  error = detail::frame_decoder::peek(first_bytes, info);
-  return info;
-}
-
-/// The same; throws decode_error.
-[[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes) {
-  std::error_code error;
-  const frame_info info = peek(first_bytes, error);
-  if (error) detail::raise(decode_error(error));
-  return info;
+[[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes,
+                                     std::error_code& error) noexcept {
+  error = errc::truncated;
+  if (first_bytes.size() < peek_bytes) return {};
+  const detail::wire_header header = detail::read_header(first_bytes);
+  const bool is_double = header.element_type == detail::element_code<double>;
+  error = detail::check_fields(header, is_double || header.element_type == detail::element_code<float>);
+  if (error) return {};
+  const std::uint64_t prefix_bytes =
+      peek_bytes +
+      detail::padded_bitmap_bytes(std::uint64_t{header.layers}, std::uint64_t{header.user_bytes});
+  if (prefix_bytes > detail::largest_size || header.payload_bytes > detail::largest_size - prefix_bytes) {
+    error = errc::bad_payload_size;
+    return {};
+  }
+  return detail::info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
 }
 
 /// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames

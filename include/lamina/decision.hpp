@@ -14,7 +14,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/power.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"

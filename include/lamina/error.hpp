@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -47,53 +48,32 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
  public:
   const char* name() const noexcept override { return "lamina"; }
   std::string message(int code) const override {
-    switch (static_cast<errc>(code)) {
-      case errc::truncated:
-        return "bytes are missing";
-      case errc::bad_magic:
-        return "not of lamina (bad magic)";
-      case errc::unsupported_version:
-        return "unsupported format version";
-      case errc::wrong_element_type:
-        return "holds another element type";
-      case errc::nonzero_reserved:
-        return "an unknown flag, or an impossible number in the header";
-      case errc::wrong_layout:
-        return "belongs to another model (layout fingerprint differs)";
-      case errc::trailing_bytes:
-        return "bytes follow the end";
-      case errc::checksum_mismatch:
-        return "checksum mismatch: damaged";
-      case errc::unknown_kind:
-        return "frame is of an unknown kind";
-      case errc::unknown_payload_type:
-        return "frame has an unknown payload type";
-      case errc::bad_presence:
-        return "presence bit set beyond the last layer or for an empty layer";
-      case errc::bad_payload_size:
-        return "payload size does not match the present layers";
-      case errc::misaligned_buffer:
-        return "buffer is not aligned for the element type";
-      case errc::unexpected_kind:
-        return "frame is of another kind than expected";
-      case errc::unexpected_step:
-        return "frame belongs to another step";
-      case errc::other_run:
-        return "frame belongs to another run";
-      case errc::unknown_sender:
-        return "sender is not one of the workers";
-      case errc::duplicate_frame:
-        return "frame has been taken already";
-      case errc::unexpected_sequence:
-        return "frame is not the next of its sender's step";
-      case errc::duplicate_layer:
-        return "frame holds a layer that an earlier frame of the step has";
-      case errc::other_momentum:
-        return "state holds velocity where there is no momentum, or none where there is";
-      case errc::impossible_age:
-        return "state says that a layer was sent in a step after its own";
-    }
-    return "unknown error";
+    // In the order of errc.
+    constexpr const char* messages[] = {
+        "bytes are missing",
+        "not of lamina (bad magic)",
+        "unsupported format version",
+        "holds another element type",
+        "an unknown flag, or an impossible number in the header",
+        "belongs to another model (layout fingerprint differs)",
+        "bytes follow the end",
+        "checksum mismatch: damaged",
+        "frame is of an unknown kind",
+        "frame has an unknown payload type",
+        "presence bit set beyond the last layer or for an empty layer",
+        "payload size does not match the present layers",
+        "buffer is not aligned for the element type",
+        "frame is of another kind than expected",
+        "frame belongs to another step",
+        "frame belongs to another run",
+        "sender is not one of the workers",
+        "frame has been taken already",
+        "frame is not the next of its sender's step",
+        "frame holds a layer that an earlier frame of the step has",
+        "state holds velocity where there is no momentum, or none where there is",
+        "state says that a layer was sent in a step after its own",
+    };
+    return code > 0 && code <= static_cast<int>(std::size(messages)) ? messages[code - 1] : "unknown error";
   }
 };
 
@@ -122,23 +102,17 @@ class LAMINA_VISIBLE decode_error : public std::system_error {
   using std::system_error::system_error;
 };
 
-/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual. The residual
-/// is as it was. Source: the residual must never be poisoned, since it is the only copy of what was not sent
-/// yet.
+/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual, which is as it was: it is the only copy
+/// of what was not sent yet.
 class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
  public:
-  /// \param layer     in the model
-  /// \param fragment  among what is decided on: the same where layers are whole
-  /// \param name      of the layer
-  /// \param reason    what was found
+  /// Of which layer of the model, and which of worker::fragments(), the same where layers are whole; its name, and what was found.
   non_finite_gradient(std::size_t layer, std::size_t fragment, const std::string& name, const char* reason)
       : std::domain_error("layer " + std::to_string(layer) + " '" + name + "': " + reason),
         layer_(layer),
         fragment_(fragment) {}
-  /// Index in the model of the layer whose gradient was refused.
   [[nodiscard]] std::size_t layer() const noexcept { return layer_; }
-  /// Index among worker::fragments() of the fragment in which the first bad element is; the layer's own where layers are
-  /// whole.
+  /// That in which the first bad element is.
   [[nodiscard]] std::size_t fragment() const noexcept { return fragment_; }
 
  private:

@@ -83,10 +83,7 @@ bool are_finite(std::span<const T> numbers) {
 // The header's own checksum field counts as zero.
 inline std::uint64_t state_checksum(state_header header, std::span<const std::byte> body) {
   header.checksum = 0;
-  checksum sum;
-  sum.add(std::as_bytes(std::span(&header, 1)));
-  sum.add(body);
-  return sum.value();
+  return checksum().add(std::as_bytes(std::span(&header, 1))).add(body).value();
 }
 
 // Writes the header into the first bytes: what it does not say yet, and a checksum over all that follows.
@@ -118,65 +115,67 @@ struct state_view {
   }
 };
 
-// The header of such bytes, if its fields are those of `model`; its flags are for the caller to judge. `refuse_if(bad, code)`
-// throws.
-template <class RefuseIf>
-state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
-                               std::uint8_t element_type, const layout& model, const RefuseIf& refuse_if) {
+// `name` stands in the errors.
+inline void refuse_if(bool is_bad, errc code, const std::string& name) {
+  if (is_bad) raise(decode_error(make_error_code(code), name));
+}
+
+// The header of such bytes, if its fields are those of `model` and its flags are known.
+inline state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
+                                      std::uint8_t element_type, unsigned allowed_flags, const layout& model,
+                                      const std::string& name) {
   state_header header;
-  refuse_if(bytes.size() < sizeof header, errc::truncated);
+  refuse_if(bytes.size() < sizeof header, errc::truncated, name);
   std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != magic, errc::bad_magic);
-  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version);
-  refuse_if(header.element_type != element_type, errc::wrong_element_type);
-  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout);
+  refuse_if(header.magic != magic, errc::bad_magic, name);
+  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version, name);
+  refuse_if(header.element_type != element_type, errc::wrong_element_type, name);
+  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout,
+            name);
+  refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved, name);
   return header;
 }
 
-template <class RefuseIf>
-void check_state_checksum(const state_header& header, std::span<const std::byte> body,
-                          const RefuseIf& refuse_if) {
+inline void check_state(const state_header& header, std::span<const std::byte> body,
+                        const std::string& name) {
   const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch);
-}
-
-inline void check_selector_numbers(const state_header& header, const std::string& name) {
+  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch,
+            name);
   if (is_nan(header.threshold) || !is_finite(header.allowance))
     raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
 }
 
-// `has_velocity` says whether the state must hold velocity, or must not; `name` stands in the errors.
+// The next numbers of a body, of which `rest` is what comes behind them. By their count: their bytes may not fit in std::size_t.
+template <class Value>
+std::span<const std::byte> take_bytes(std::span<const std::byte>& rest, std::uint64_t count,
+                                      const std::string& name) {
+  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated, name);
+  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
+  rest = rest.subspan(taken.size());
+  return taken;
+}
+
+// `has_velocity` says whether the state must hold velocity, or must not.
 template <element T>
 state_view read_state(std::span<const std::byte> bytes, const layout& model, std::optional<bool> has_velocity,
                       const std::string& name) {
-  const auto refuse_if = [&](bool bad, errc code) {
-    if (bad) detail::raise(decode_error(make_error_code(code), name));
-  };
   state_view view;
-  state_header& header = view.header;
-  header = read_state_header(bytes, state_magic, element_code<T>, model, refuse_if);
-  constexpr unsigned known_state_flags = state_flag_checksum | state_flag_velocity | state_flag_expected;
-  refuse_if((header.flags & ~known_state_flags) != 0, errc::nonzero_reserved);
-  refuse_if(header.elements != model.elements(), errc::wrong_layout);
-  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum);
-
-  const auto body = bytes.subspan(sizeof header);
+  view.header =
+      read_state_header(bytes, state_magic, element_code<T>,
+                        state_flag_checksum | state_flag_velocity | state_flag_expected, model, name);
+  const state_header& header = view.header;
+  refuse_if(header.elements != model.elements(), errc::wrong_layout, name);
+  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum, name);
   const bool has_expected = (header.flags & state_flag_expected) != 0;
-  const std::size_t number_bytes = model.layers() * sizeof(std::uint64_t);
-  const std::size_t ages_bytes = (has_expected ? 2 : 1) * number_bytes;
-  const std::size_t elements_bytes = model.elements() * sizeof(T);
-  const std::size_t body_bytes = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
-  // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
-  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < body_bytes, errc::truncated);
-  refuse_if(body.size() > body_bytes, errc::trailing_bytes);
-  check_state_checksum(header, body, refuse_if);
-  check_selector_numbers(header, name);
-  view.sent_in = body.first(number_bytes);
-  view.expected = body.subspan(number_bytes, ages_bytes - number_bytes);
+  std::span<const std::byte> rest = bytes.subspan(sizeof header);
+  view.sent_in = take_bytes<std::uint64_t>(rest, model.layers(), name);
+  view.expected = take_bytes<double>(rest, has_expected ? model.layers() : 0, name);
+  view.elements = take_bytes<T>(rest, model.elements(), name);
+  view.velocity = take_bytes<T>(rest, view.has_velocity() ? model.elements() : 0, name);
+  refuse_if(!rest.empty(), errc::trailing_bytes, name);
+  check_state(header, bytes.subspan(sizeof header), name);
   for (std::size_t l = 0; l < model.layers(); ++l)
-    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age);
-  view.elements = body.subspan(ages_bytes, elements_bytes);
-  view.velocity = body.subspan(ages_bytes + elements_bytes);
+    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age, name);
   return view;
 }
 
@@ -186,12 +185,10 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 or 16 a fragment, and the residual and velocity in T.
 ///
-/// \param fragments  what the worker decides on
-/// \param memory     of its selector
-/// \param residual   flat, fragments.elements() elements
-/// \param velocity   as many, or none
-/// \param step       the last that was committed, counted from 1; 0: none
-/// \param expected   the values to plan the next step by, one a fragment, or none
+/// \param memory    of the worker's selector
+/// \param residual  flat, fragments.elements() elements; velocity as many, or none
+/// \param step      the last that was committed, counted from 1; 0: none
+/// \param expected  the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
 template <element T>
@@ -203,10 +200,9 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
       memory.sent_in.size() != fragments.layers() ||
       (!expected.empty() && expected.size() != fragments.layers())) {
     detail::raise(std::invalid_argument(
-        "save_state: a residual of " + std::to_string(residual.size()) + " elements, a velocity of " +
-        std::to_string(velocity.size()) + " and ages of " + std::to_string(memory.sent_in.size()) +
-        " fragments, where the model has " + std::to_string(fragments.elements()) + " elements in " +
-        std::to_string(fragments.layers()) + " fragments"));
+        "save_state: the residual, the velocity or the numbers are of another model than one of " +
+        std::to_string(fragments.elements()) + " elements in " + std::to_string(fragments.layers()) +
+        " fragments"));
   }
   for (const std::span<const T> numbers : {residual, velocity}) {
     for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
@@ -255,47 +251,29 @@ template <element T>
 
 namespace detail {
 
-// The mean of one quantity over W states, value_of(w) being what state w has. Where all agree it is that value, which
-// the sum over W, rounded, need not give back.
+// The mean of value_of(state) over the states. Where all agree it is that value, which the sum over W, rounded, need not give back.
 template <class Value>
-auto mean_over(std::size_t states, const Value& value_of) {
-  const auto first = value_of(0);
+auto mean_over(std::span<const state_view> states, const Value& value_of) {
+  const auto first = value_of(states[0]);
   auto sum = first;
   using bits = bits_of<decltype(sum)>;
   bool all_agree = true;
-  for (std::size_t w = 1; w < states; ++w) {
-    const auto value = value_of(w);
+  for (const state_view& state : states.subspan(1)) {
+    const auto value = value_of(state);
     sum += value;
     // Bits, since NaN equals everything under -ffast-math.
     all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
   }
-  return all_agree ? first : sum / static_cast<decltype(sum)>(states);
+  return all_agree ? first : sum / static_cast<decltype(sum)>(states.size());
 }
 
 // The same for each number of one part of the states.
 template <class T>
-std::vector<T> mean_over(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
+std::vector<T> means_of(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
   std::vector<T> means((states[0].*part).size() / sizeof(T));
   for (std::size_t i = 0; i < means.size(); ++i)
-    means[i] = mean_over(states.size(), [&](std::size_t w) { return value_at<T>(states[w].*part, i); });
+    means[i] = mean_over(states, [&](const state_view& each) { return value_at<T>(each.*part, i); });
   return means;
-}
-
-// How the next decide() of a resumed run finds its threshold, ages and allowance. A template, so that it costs nothing where
-// nobody merges.
-template <class View>
-selector::memory merge_memories(std::span<const View> states) {
-  selector::memory merged = states[0].memory();
-  merged.threshold = mean_over(states.size(), [&](std::size_t w) { return states[w].header.threshold; });
-  merged.allowance = mean_over(states.size(), [&](std::size_t w) { return states[w].header.allowance; });
-  for (const View& state : states) {
-    if (state.header.threshold == invalid_threshold) merged.threshold = invalid_threshold;
-    for (std::size_t l = 0; l < merged.sent_in.size(); ++l)
-      merged.sent_in[l] = (std::min)(merged.sent_in[l], value_at<std::uint64_t>(state.sent_in, l));
-  }
-  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
-  if (is_nan(merged.threshold)) merged.threshold = infinite_value;
-  return merged;
 }
 
 // Ranges of bytes that outlive the loop over them.
@@ -313,10 +291,8 @@ concept saved_states = std::ranges::input_range<const States> &&
 /// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
 /// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
-/// \param states     what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
-///                   std::vector<std::vector<std::byte>>
-/// \param fragments  what the workers decide on
-/// \return the state, for worker::load
+/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
+///                std::vector<std::vector<std::byte>>
 /// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
 ///                                for one with velocity where state 0 has none, or the other way round
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
@@ -339,7 +315,7 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
   }
   if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
   const auto mean_of = [&](std::span<const std::byte> detail::state_view::*part) {
-    std::vector<T> means = detail::mean_over<T>(views, part);
+    std::vector<T> means = detail::means_of<T>(views, part);
     if (detail::are_finite<T>(means)) return means;
     for (std::size_t w = 0; w < views.size(); ++w) {
       if (!detail::are_finite<T>(detail::values_of<T>(views[w].*part)))
@@ -347,13 +323,23 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
     }
     detail::raise(std::invalid_argument("saved states: their sum overflows"));
   };
-  const auto memory = detail::merge_memories(std::span<const detail::state_view>(views));
+  // How the next decide() of a resumed run finds its threshold, ages and allowance.
+  selector::memory memory = views[0].memory();
+  memory.threshold = detail::mean_over(views, [](const auto& each) { return each.header.threshold; });
+  memory.allowance = detail::mean_over(views, [](const auto& each) { return each.header.allowance; });
+  for (const detail::state_view& view : views) {
+    if (view.header.threshold == invalid_threshold) memory.threshold = invalid_threshold;
+    for (std::size_t f = 0; f < memory.sent_in.size(); ++f)
+      memory.sent_in[f] = (std::min)(memory.sent_in[f], detail::value_at<std::uint64_t>(view.sent_in, f));
+  }
+  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
+  if (detail::is_nan(memory.threshold)) memory.threshold = detail::infinite_value;
   if (!detail::is_finite(memory.allowance))
     detail::raise(std::invalid_argument("saved states: their sum overflows"));
   // Infinite ones, of workers before their first step, stay so.
   std::vector<double> expected;
   const bool all_have = std::ranges::none_of(views, [](const auto& each) { return each.expected.empty(); });
-  if (all_have) expected = detail::mean_over<double>(views, &detail::state_view::expected);
+  if (all_have) expected = detail::means_of<double>(views, &detail::state_view::expected);
   return save_state<T>(fragments, memory, mean_of(&detail::state_view::elements),
                        mean_of(&detail::state_view::velocity), views[0].header.step, expected);
 }

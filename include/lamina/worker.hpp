@@ -336,7 +336,8 @@ class worker<T, Representative>::step {
       s.write(f);
       s.take_out(f, 0, s.cut.fragments().sizes()[f]);
     }
-    s.expect_after_commit();
+    // By values that are this worker's own, whatever was agreed for the step that ends.
+    s.decisions.forecast(number_, s.values, s.expected);
     s.decisions.commit(number_);
     s.close();
   }
@@ -352,9 +353,11 @@ class worker<T, Representative>::step {
       s.write(f);
       arrived.for_each_delivered(f, [&](std::size_t begin, std::size_t end) { s.take_out(f, begin, end); });
     }
-    s.expect_after_commit();
+    s.decisions.forecast(number_, s.values, s.expected);
+    // What was lost is in the residual again: as much of the value, if elements are alike.
     for (const std::size_t f : s.decisions.sent().sent()) {
-      if (arrived.lost_chunks(f) != 0) s.expect_lost(f, arrived);
+      const auto lost = static_cast<double>(arrived.lost_chunks(f));
+      if (lost != 0) s.expected[f] += s.values[f] * lost / static_cast<double>(arrived.chunks(f));
     }
     s.decisions.commit(number_, arrived);
     s.close();

@@ -59,7 +59,7 @@ TEST_CASE("warm-up: R is bitwise the same with every C library") {
 }
 
 TEST_CASE("warm-up: powers of square roots and products") {
-  // By Python, in the order of detail/power.hpp.
+  // By Python, in the order of detail/rounding.hpp.
   CHECK(same_bits(lamina::detail::root_power(0.9, 0.08), 0x1.fbb3db9ef506dp-1));
   CHECK(same_bits(lamina::detail::root_power(0.5, 1 / 65536.0), 0x1.fffe9d1c4b0f4p-1));
   CHECK(lamina::detail::root_power(0.7, 1) == 0.7);

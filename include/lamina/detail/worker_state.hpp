@@ -48,27 +48,25 @@ struct worker_state {
         in_next(cut.fragments()),
         values(cut.fragments().layers()),
         decision_values(cut.fragments().layers()),
-        expected(cut.fragments().layers(), detail::infinite_value),
+        expected(cut.fragments().layers(), infinite_value),
         marks(cut.fragments().layers()),
         is_stale(cut.fragments().layers(), char{1}) {
-    if (model.layers() == 0)
-      detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
-    detail::check_payload_type(given.payload);
+    if (model.layers() == 0) raise(std::invalid_argument("a model without layers has nothing to compress"));
+    check_payload_type(given.payload);
   }
 
   enum class mark : char { none, skipped, gradient };
 
   void require_closed(const char* call) const {
     if (!is_open) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
-                                   " is open: commit() it, or let its handle go"));
+    raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
+                           " is open: commit() it, or let its handle go"));
   }
   void require_gradient(const char* call, std::size_t f) const {
     cut.fragments().check_layer(f);
     if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
-    detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
-                                   "' has no gradient in step " + std::to_string(number) +
-                                   "; add() or skip() it"));
+    raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
+                           "' has no gradient in step " + std::to_string(number) + "; add() or skip() it"));
   }
   // A frame points into the residual, which must not change under it.
   void require_here(const char* call, std::size_t layer) const {
@@ -76,8 +74,8 @@ struct worker_state {
     if (!has_left) return;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
       if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
-      detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
-                                     "' was in a frame of step " + std::to_string(number) + " already"));
+      raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
+                             "' was in a frame of step " + std::to_string(number) + " already"));
     }
   }
   void require_all(const char* call) const {
@@ -128,8 +126,8 @@ struct worker_state {
   const encoded_frame& encode_some(const selection& fragments, bool is_last,
                                    std::span<const std::byte> user) {
     if (fragments.model().fingerprint() != cut.fragments().fingerprint())
-      detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
-    if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
+      raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
+    if (sequence == 0xffff) raise(std::length_error("frame: a step has at most 65,535 frames"));
     if (sequence == 0) in_frames.clear();
     if (is_last) require_all("frame");
     in_next.clear();
@@ -137,8 +135,8 @@ struct worker_state {
       if (!decisions.sent().is_sent(f)) continue;
       require_gradient("frame", f);
       if (in_frames.is_sent(f)) {
-        detail::raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
-                                       std::to_string(number) + " already"));
+        raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
+                               std::to_string(number) + " already"));
       }
       in_next.send(f);
     }
@@ -155,7 +153,7 @@ struct worker_state {
         0, cut.model().layers(),
         [&](std::size_t layer, const auto& visitor) {
           const auto& tensor = std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)];
-          if (detail::has_value(tensor)) detail::visit_gradient<T>(tensor, visitor);
+          if (has_value(tensor)) visit_gradient<T>(tensor, visitor);
         },
         scale, execution, true);
   }
@@ -163,14 +161,13 @@ struct worker_state {
   std::optional<std::size_t> add_one(std::size_t layer, const Tensor& gradient, double scale,
                                      const Execution& execution) {
     cut.model().check_layer(layer);
-    if (!detail::has_value(gradient)) {
-      detail::raise(std::invalid_argument("layer '" + cut.model()[layer].name +
-                                          "': there is no tensor to add; skip() it"));
+    if (!has_value(gradient)) {
+      raise(std::invalid_argument("layer '" + cut.model()[layer].name +
+                                  "': there is no tensor to add; skip() it"));
     }
     return add(
-        layer, layer + 1,
-        [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); }, scale,
-        execution, false);
+        layer, layer + 1, [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor); },
+        scale, execution, false);
   }
   template <class Gradients, class Execution>
   std::optional<std::size_t> add(std::size_t first, std::size_t last, const Gradients& gradients,
@@ -226,7 +223,7 @@ struct worker_state {
   void refresh(std::size_t f) {
     if (is_stale[f] == 0) return;
     is_stale[f] = 0;
-    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.fragments().sizes()[f])
+    values[f] = residual.is_clear(f) ? value_of_zeros<T>(functor, cut.fragments().sizes()[f])
                                      : representative_value(functor, residual[f]);
   }
   void use_own_values() {
@@ -234,28 +231,17 @@ struct worker_state {
     std::copy(values.begin(), values.end(), decision_values.begin());
     has_decision_values = true;
   }
-  // With values that are this worker's own, whatever was agreed for the step that ends.
-  void expect_after_commit() {
-    decisions.forecast(number, values, expected);
-  }
-
-  // What was lost is in the residual again: as much of the value, if elements are alike.
-  void expect_lost(std::size_t f, const delivery& arrived) {
-    expected[f] +=
-        values[f] * static_cast<double>(arrived.lost_chunks(f)) / static_cast<double>(arrived.chunks(f));
-  }
-
   // What was not sent becomes zeros. Halves get the nearest number, and the largest where it is beyond their range.
   template <class Tensors>
   void unpack(std::span<const T> packed, Tensors& gradients) const {
     const selection& sent = decisions.sent();
     if (packed.size() != sent.sent_elements()) {
-      detail::raise(std::invalid_argument("unpack: " + std::to_string(packed.size()) + " elements where " +
-                                          std::to_string(sent.sent_elements()) + " were sent"));
+      raise(std::invalid_argument("unpack: " + std::to_string(packed.size()) + " elements where " +
+                                  std::to_string(sent.sent_elements()) + " were sent"));
     }
     cut.model().check_count(std::size(gradients), "gradients");
     const auto visit = [&](std::size_t layer, const auto& visitor) {
-      detail::visit_writable<T>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
+      visit_writable<T>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
         cut.model().check_size(layer, to.size());
         visitor(to);
       });
@@ -268,7 +254,7 @@ struct worker_state {
         if (sent.is_dropped(f)) return std::fill(to.begin(), to.end(), G{});
         for (std::size_t i = 0; i < to.size(); ++i) {
           if constexpr (half_element<G>) {
-            to[i] = detail::to_nearest<G>(from[i]);
+            to[i] = to_nearest<G>(from[i]);
           } else {
             to[i] = from[i];
           }
@@ -291,7 +277,7 @@ struct worker_state {
   }
   // What a rounded payload says of a fragment, computed anew, so that a frame need not live until commit().
   void write(std::size_t f) {
-    if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
+    if (is_rounded()) encode_payload<T>(options.payload, residual[f], written.data());
   }
   void take_out(std::size_t f, std::size_t begin, std::size_t end) {
     is_stale[f] = 1;
@@ -308,7 +294,7 @@ struct worker_state {
     residual.restore(saved.residual, saved.velocity);
     decisions.restore(std::move(saved.memory));
     number = saved.step;
-    if (saved.expected.empty()) saved.expected.assign(expected.size(), detail::infinite_value);
+    if (saved.expected.empty()) saved.expected.assign(expected.size(), infinite_value);
     expected = std::move(saved.expected);
     std::fill(is_stale.begin(), is_stale.end(), char{1});
     is_selected = has_decision_values = false;

@@ -68,7 +68,8 @@ class bindings {
     execution.require_current_device();
     execution.require_no_capture("bind");
     const layout& model = cut_.model();
-    model.check_count(static_cast<std::size_t>(std::ranges::size(tensors)), "tensors");
+    const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
+    model.check_count(count, "tensors");
     std::vector<tensor_view> views;
     bool are_writable = true;
     for (auto&& given : tensors) {
