@@ -4,18 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/state.hpp"
@@ -75,14 +70,13 @@ class flights {
   std::size_t count() const noexcept { return count_; }
   const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
   bool has(std::size_t part) const {
-    return std::any_of(flights_.begin(), flights_.begin() + static_cast<std::ptrdiff_t>(count_),
-                       [part](const flight<T>& each) {
-                         return std::binary_search(each.parts.begin(), each.parts.end(), part);
-                       });
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (std::ranges::binary_search(flights_[i].parts, part)) return true;
+    }
+    return false;
   }
   /// The last step whose update was applied; 0: none.
   std::uint64_t landed() const noexcept { return landed_; }
-  void set_landed(std::uint64_t step) noexcept { landed_ = step; }
 
  private:
   std::size_t index_of(std::uint64_t step, const char* call) const {
@@ -151,7 +145,7 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
     refuse_if(sent_in > header.step, errc::impossible_age, name);
   const std::vector<std::uint64_t> counts = take_numbers(2);
   refuse_if(counts[0] > header.step, errc::impossible_age, name);
-  saved.all.set_landed(counts[0]);
+  saved.all.land(counts[0]);
   std::uint64_t last_step = counts[0];
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
