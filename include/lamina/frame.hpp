@@ -115,8 +115,9 @@ class frame_view {
   frame_view() = default;
   frame_view(const frame_view&) = default;
   frame_view(frame_view&& other) noexcept : is_(std::exchange(other.is_, {})) {}
-  frame_view& operator=(frame_view other) noexcept {
-    std::swap(is_, other.is_);
+  frame_view& operator=(const frame_view&) = default;
+  frame_view& operator=(frame_view&& other) noexcept {
+    is_ = std::exchange(other.is_, {});
     return *this;
   }
   ~frame_view() = default;
