@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <lamina/apply.hpp>
 #include <lamina/codec.hpp>
 #include <lamina/server.hpp>
 #include <numeric>
@@ -191,11 +190,12 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
   lamina::frame_encoder<float> frames(model);
   gradient_way up(over, plan.losses, model);
   rotation layers(model, plan.share);
+  const lamina::tiling whole(model);
   std::vector<marks> mine;
   for (std::uint64_t step = 1;; ++step) {
     const arrival arrived = over.receive({&server, 1})[0];
     const double came = now_seconds();
-    lamina::apply<float>(arrived.bytes, model, step, local.layers);
+    lamina::apply<float>(arrived.bytes, whole, step, local.layers);
     const bool is_over = step > plan.steps;
     const lamina::selection& chosen = layers.next();
     const lamina::encoded_frame& frame =

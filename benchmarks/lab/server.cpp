@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The loops of a synchronous parameter server and of its workers.
-#include <lamina/apply.hpp>
+#include <lamina/codec.hpp>
 #include <lamina/server.hpp>
 #include <numeric>
 #include <thread>

@@ -111,7 +111,9 @@ void read_all(const tcp_socket& from, std::span<std::byte> bytes) {
 std::vector<std::byte> receive_frame(const tcp_socket& from) {
   std::vector<std::byte> bytes(lamina::peek_bytes);
   read_all(from, bytes);
-  const std::size_t size = lamina::peek(bytes).size_bytes;
+  std::error_code error;
+  const std::size_t size = lamina::peek(bytes, error).size_bytes;
+  if (error) throw std::system_error(error);
   if (size > lamina::largest_frame_bytes<float>(model)) {
     throw std::runtime_error("the peer announces more than the model holds");
   }
@@ -134,10 +136,8 @@ tensors work(std::uint32_t index, in_port_t port) {
   lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (;;) {
     const std::vector<std::byte> bytes = receive_frame(server);
-    const auto reply = lamina::decode<float>(bytes, model);
-    lamina::expect(reply, lamina::frame_kind::parameters, worker.steps() + 1);
-    for (std::size_t l = 0; l < model.layers(); ++l) reply.apply_to(l, parameters[l]);
-    if (reply.step() > steps) return parameters;
+    lamina::apply<float>(bytes, worker.tiles(), worker.steps() + 1, parameters);
+    if (worker.steps() == steps) return parameters;
 
     for (std::size_t l = 0; l < model.layers(); ++l) {
       for (std::size_t i = 0; i < gradients[l].size(); ++i)

@@ -32,7 +32,7 @@ struct replica {
         labels(inputs.matmul(teacher).argmax(1)) {}
 
   void pull(const std::vector<std::byte>& bytes) {
-    lamina::apply<float>(bytes, worker.model(), worker.steps() + 1, parameters);
+    lamina::apply<float>(bytes, worker.tiles(), worker.steps() + 1, parameters);
   }
 
   std::vector<std::byte> push() {

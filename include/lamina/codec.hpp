@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
 #include <span>
@@ -30,24 +31,10 @@
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/tiling.hpp"
 
 /// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
-
-namespace detail {
-
-// What gives a layer is called for one after the other, and the frame points to all of them.
-template <class LayerElements>
-constexpr void require_lasting_elements() {
-  using given = decltype(std::declval<LayerElements&>()(std::size_t{0}));
-  static_assert(
-      std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
-      "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
-      "sent. "
-      "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
-}
-
-}  // namespace detail
 
 /// What a frame says of itself.
 struct frame_header {
@@ -66,15 +53,6 @@ struct frame_header {
 template <element T>
 class frame_encoder {
  public:
-  /// A copy has no frame yet: the original's points into the original.
-  frame_encoder(const frame_encoder& other) : frame_encoder(other.model_, other.run_) {}
-  frame_encoder& operator=(const frame_encoder& other) {
-    *this = frame_encoder(other);
-    return *this;
-  }
-  frame_encoder(frame_encoder&&) noexcept = default;
-  frame_encoder& operator=(frame_encoder&&) noexcept = default;
-
   /// \param model  what the frames are of
   /// \param run    written into them, so that a receiver tells frames of this run from those of another; 0: none
   explicit frame_encoder(const layout& model, std::uint32_t run = 0)
@@ -85,16 +63,13 @@ class frame_encoder {
     if (model.layers() > (std::numeric_limits<std::uint32_t>::max)())
       detail::raise(std::length_error("a frame has fewer than 2^32 layers"));
     frame_.segments_.reserve(model.layers() + 1);
-    segments_.reserve(model.layers() + 1);
   }
 
-  /// A frame with the layers that `sent` selects. On an error, also one that `layer_elements` throws, there is no frame any more.
+  /// A frame with the layers that `sent` selects, valid until the next call. On an error, also one that `layer_elements` throws, there is
+  /// no frame any more.
   ///
-  /// \param says            what the frame says of itself
-  /// \param sent            which layers, of the encoder's layout
   /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is
   ///                        made of; called for the layers sent, in order
-  /// \return the frame, valid until the next call
   /// \throws std::invalid_argument  a selection of another layout; a span of another size than its layer; parameters to be written as
   ///                                int8 or int4 that hold NaN or infinity; more than 64 user bytes
   ///
@@ -103,7 +78,14 @@ class frame_encoder {
   template <class LayerElements>
   const encoded_frame& encode(const frame_header& says, const selection& sent,
                               LayerElements&& layer_elements) {
-    detail::require_lasting_elements<LayerElements>();
+    // It is called for one layer after the other, and the frame points to all of them.
+    using given = decltype(layer_elements(std::size_t{0}));
+    static_assert(
+        std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
+        "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
+        "sent. "
+        "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
+    std::vector<std::span<const std::byte>> segments = std::move(frame_.segments_);
     forget();
     if (sent.model().fingerprint() != model_.fingerprint())
       detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
@@ -114,20 +96,24 @@ class frame_encoder {
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
-    segments_.assign(1, prefix_);
-    if (type != payload_type::as_is) converted_.resize((std::max)(converted_.size(), bytes_of(sent, type)));
+    segments.assign(1, prefix_);
+    if (type != payload_type::as_is) {
+      std::size_t bytes = 0;
+      for (const std::size_t l : sent.sent()) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
+      converted_.resize((std::max)(converted_.size(), bytes));
+    }
     std::size_t payload_bytes = 0;
     for (const std::size_t l : sent.sent()) {
       const std::span<const T> elements = layer_elements(l);
       model_.check_size(l, elements.size());
       if (type == payload_type::as_is) {
-        segments_.push_back(std::as_bytes(elements));
+        segments.push_back(std::as_bytes(elements));
       } else {
         std::byte* to = converted_.data() + payload_bytes;
         convert(says.kind, type, l, elements, to);
-        segments_.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
+        segments.emplace_back(to, lamina::payload_bytes<T>(type, elements.size()));
       }
-      payload_bytes += segments_.back().size();
+      payload_bytes += segments.back().size();
     }
 
     detail::wire_header header;
@@ -144,15 +130,17 @@ class frame_encoder {
     header.user_bytes = static_cast<std::uint8_t>(says.user.size());
     header.payload_bytes = payload_bytes;
     header.run = run_;
-    const auto bitmap = std::as_bytes(sent.bitmap());
-    std::ranges::copy(says.user, std::ranges::copy(bitmap, prefix_.begin() + detail::wire_header_bytes).out);
-    std::memcpy(prefix_.data(), &header, sizeof header);
+    const auto body = std::span(prefix_).subspan(detail::wire_header_bytes);
+    std::ranges::copy(says.user, std::ranges::copy(std::as_bytes(sent.bitmap()), body.begin()).out);
     if (has_checksum) {
-      header.checksum = checksum_of_frame();
-      std::memcpy(prefix_.data(), &header, sizeof header);
+      detail::checksum sum;
+      sum.add(std::as_bytes(std::span(&header, 1)).first(detail::checksum_offset));
+      sum.add(body);
+      for (const auto layer : std::span(segments).subspan(1)) sum.add(layer);
+      header.checksum = sum.value();
     }
-    // Nothing throws any more.
-    frame_.segments_.swap(segments_);
+    std::memcpy(prefix_.data(), &header, sizeof header);
+    frame_.segments_ = std::move(segments);
     frame_.size_bytes_ = prefix_.size() + payload_bytes;
     return frame_;
   }
@@ -179,40 +167,54 @@ class frame_encoder {
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }
 
-  std::size_t bytes_of(const selection& sent, payload_type type) const {
-    std::size_t bytes = 0;
-    for (std::size_t l = 0; l < model_.layers(); ++l) {
-      if (sent.is_sent(l)) bytes += lamina::payload_bytes<T>(type, model_.sizes()[l]);
-    }
-    return bytes;
-  }
-
-  std::uint64_t checksum_of_frame() const noexcept {
-    detail::checksum sum;
-    sum.add(std::span(prefix_).first(detail::checksum_offset));
-    sum.add(std::span(prefix_).subspan(detail::wire_header_bytes));
-    for (const auto segment : std::span(segments_).subspan(1)) sum.add(segment);
-    return sum.value();
-  }
-
   layout model_;
   std::uint32_t run_;
   std::vector<std::byte> prefix_;
-  std::vector<std::byte> converted_;                  // layers in a payload type other than as_is
-  std::vector<std::span<const std::byte>> segments_;  // of the frame that is being built
+  std::vector<std::byte> converted_;  // layers in a payload type other than as_is
   encoded_frame frame_;
 };
 
 namespace detail {
 
-// Each check uses only what the checks before it have established; nothing is allocated by what the bytes
-// claim.
+// What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
+inline constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
+
+inline std::error_code check_fields(const wire_header& header, bool is_of_own_type) noexcept {
+  if (header.magic != wire_magic) return errc::bad_magic;
+  if (header.version != wire_version) return errc::unsupported_version;
+  if (!is_of_own_type) return errc::wrong_element_type;
+  const auto kind = static_cast<frame_kind>(header.kind);
+  if (kind != frame_kind::gradients && kind != frame_kind::parameters && kind != frame_kind::updates)
+    return errc::unknown_kind;
+  if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4)) return errc::unknown_payload_type;
+  if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
+    return errc::nonzero_reserved;
+  return {};
+}
+
+inline frame_info info_of(const wire_header& header, std::size_t size_bytes) noexcept {
+  return {.size_bytes = size_bytes,
+          .kind = static_cast<frame_kind>(header.kind),
+          .payload = static_cast<payload_type>(header.payload_type),
+          .element_bytes = header.element_type == element_code<double> ? sizeof(double) : sizeof(float),
+          .sender = header.sender,
+          .run = header.run,
+          .step = header.step,
+          .fingerprint = header.fingerprint,
+          .layers = header.layers,
+          .sequence = header.sequence,
+          .is_last = (header.flags & flag_last) != 0};
+}
+
+// Each check uses only what the checks before it have established; nothing is allocated by what the bytes claim.
 struct frame_decoder {
+  // Into a view that is used again, which keeps its memory. On an error the view is not to be read.
   template <element T>
-  static std::error_code decode(std::span<const std::byte> bytes, const layout& model, frame_view<T>& out) {
+  static std::error_code decode(std::span<const std::byte> bytes, const layout& model,
+                                frame_view<T>& out) noexcept {
     if (bytes.size() < wire_header_bytes) return errc::truncated;
     const wire_header header = read_header(bytes);
-    if (const std::error_code bad = check_fields(header, element_code<T>)) return bad;
+    if (const auto bad = check_fields(header, header.element_type == element_code<T>)) return bad;
     if (header.fingerprint != model.fingerprint() || header.layers != model.layers())
       return errc::wrong_layout;
 
@@ -221,14 +223,29 @@ struct frame_decoder {
     const auto bitmap = bytes.subspan(wire_header_bytes, bitmap_bytes(model.layers()));
     const auto user = bytes.subspan(wire_header_bytes + bitmap.size(), header.user_bytes);
     const auto padding = bytes.subspan(wire_header_bytes, prefix_bytes).subspan(bitmap.size() + user.size());
-    if (!is_canonical(bitmap, model) || !is_zero(padding)) return errc::bad_presence;
+    const auto is_present = [&](std::size_t layer) {
+      return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
+    };
+    for (std::size_t l = 0; l < bitmap.size() * 8; ++l) {
+      if (is_present(l) && (l >= model.layers() || model.sizes()[l] == 0)) return errc::bad_presence;
+    }
+    if (std::ranges::any_of(padding, [](std::byte each) { return each != std::byte{0}; }))
+      return errc::bad_presence;
 
     const auto type = static_cast<payload_type>(header.payload_type);
     std::vector<std::size_t> begins = std::move(out.is_.begins);  // for its memory
-    begins.assign(model.layers() + 1, 0);
+#if LAMINA_HAS_EXCEPTIONS
+    try {
+      begins.assign(model.layers() + 1, 0);
+    } catch (const std::bad_alloc&) {
+      return std::make_error_code(std::errc::not_enough_memory);
+    }
+#else
+    begins.assign(model.layers() + 1, 0);  // without memory the program ends in `new`
+#endif
     std::size_t sent_elements = 0;
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      const std::size_t elements = is_present(bitmap, l) ? model.sizes()[l] : 0;
+      const std::size_t elements = is_present(l) ? model.sizes()[l] : 0;
       if (elements > largest_size / sizeof(T)) return errc::bad_payload_size;
       const std::size_t layer_bytes = payload_bytes<T>(type, elements);
       if (layer_bytes > largest_size - begins[l]) return errc::bad_payload_size;
@@ -239,18 +256,14 @@ struct frame_decoder {
     const auto payload = bytes.subspan(wire_header_bytes + prefix_bytes);
     if (payload.size() < header.payload_bytes) return errc::truncated;
     if (payload.size() > header.payload_bytes) return errc::trailing_bytes;
-    if (const std::error_code bad = check_checksum(header, bytes)) return bad;
-    if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0) {
+    std::uint64_t sum = 0;
+    if ((header.flags & flag_checksum) != 0)
+      sum = checksum().add(bytes.first(checksum_offset)).add(bytes.subspan(wire_header_bytes)).value();
+    if (header.checksum != sum) return errc::checksum_mismatch;
+    if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0)
       return errc::misaligned_buffer;
-    }
 
-    out.is_ = {.kind = static_cast<frame_kind>(header.kind),
-               .payload = type,
-               .sender = header.sender,
-               .run = header.run,
-               .step = header.step,
-               .sequence = header.sequence,
-               .is_last = (header.flags & flag_last) != 0,
+    out.is_ = {.info = info_of(header, bytes.size()),
                .user = user,
                .model = model,
                .sent_elements = sent_elements,
@@ -258,111 +271,19 @@ struct frame_decoder {
                .begins = std::move(begins)};
     return {};
   }
-
-  // Into a view that is used again, which keeps its memory. On an error the view is not to be read.
-  template <element T>
-  static std::error_code decode_into(std::span<const std::byte> bytes, const layout& model,
-                                     frame_view<T>& out) noexcept {
-#if LAMINA_HAS_EXCEPTIONS
-    try {
-      return decode(bytes, model, out);
-    } catch (const std::bad_alloc&) {
-      return std::make_error_code(std::errc::not_enough_memory);
-    }
-#else
-    return decode(bytes, model, out);  // without memory the program ends in `new`
-#endif
-  }
-
-  static std::error_code peek(std::span<const std::byte> bytes, frame_info& out) noexcept {
-    if (bytes.size() < wire_header_bytes) return errc::truncated;
-    const wire_header header = read_header(bytes);
-    const bool is_double = header.element_type == element_code<double>;
-    if (const std::error_code bad =
-            check_fields(header, is_double ? element_code<double> : element_code<float>)) {
-      return bad;
-    }
-    const std::uint64_t prefix_bytes =
-        wire_header_bytes +
-        padded_bitmap_bytes(std::uint64_t{header.layers}, std::uint64_t{header.user_bytes});
-    if (prefix_bytes > largest_size || header.payload_bytes > largest_size - prefix_bytes)
-      return errc::bad_payload_size;
-    out = {.size_bytes = static_cast<std::size_t>(prefix_bytes + header.payload_bytes),
-           .kind = static_cast<frame_kind>(header.kind),
-           .payload = static_cast<payload_type>(header.payload_type),
-           .element_bytes = is_double ? sizeof(double) : sizeof(float),
-           .sender = header.sender,
-           .run = header.run,
-           .step = header.step,
-           .fingerprint = header.fingerprint,
-           .layers = header.layers,
-           .sequence = header.sequence,
-           .is_last = (header.flags & flag_last) != 0};
-    return {};
-  }
-
- private:
-  // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
-  static constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
-
-  static std::error_code check_fields(const wire_header& header, std::uint8_t own_element_type) noexcept {
-    if (header.magic != wire_magic) return errc::bad_magic;
-    if (header.version != wire_version) return errc::unsupported_version;
-    if (header.element_type != own_element_type) return errc::wrong_element_type;
-    if (header.kind != static_cast<std::uint8_t>(frame_kind::gradients) &&
-        header.kind != static_cast<std::uint8_t>(frame_kind::parameters) &&
-        header.kind != static_cast<std::uint8_t>(frame_kind::updates)) {
-      return errc::unknown_kind;
-    }
-    if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4))
-      return errc::unknown_payload_type;
-    if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
-      return errc::nonzero_reserved;
-    return {};
-  }
-
-  static bool is_present(std::span<const std::byte> bitmap, std::size_t layer) noexcept {
-    return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
-  }
-
-  static bool is_canonical(std::span<const std::byte> bitmap, const layout& model) noexcept {
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      if (model.sizes()[l] == 0 && is_present(bitmap, l)) return false;
-    }
-    for (std::size_t l = model.layers(); l < bitmap.size() * 8; ++l) {
-      if (is_present(bitmap, l)) return false;
-    }
-    return true;
-  }
-
-  static bool is_zero(std::span<const std::byte> bytes) noexcept {
-    return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
-  }
-
-  static std::error_code check_checksum(const wire_header& header,
-                                        std::span<const std::byte> bytes) noexcept {
-    if ((header.flags & flag_checksum) == 0) {
-      return header.checksum == 0 ? std::error_code{} : errc::checksum_mismatch;
-    }
-    checksum sum;
-    sum.add(bytes.first(checksum_offset));
-    sum.add(bytes.subspan(wire_header_bytes));
-    return sum.value() == header.checksum ? std::error_code{} : errc::checksum_mismatch;
-  }
 };
 
 }  // namespace detail
 
-/// Bytes to a frame of the model's layout. `error` is set to a errc, or to std::errc::not_enough_memory
-/// if the index of L + 1 positions cannot be allocated, and the view returned then has no layers.
+/// Bytes to a frame of the model's layout. `error` is set to an errc, or to std::errc::not_enough_memory if the index of L + 1 positions
+/// cannot be allocated, and the view returned then has no layers.
 ///
-/// For any bytes whatever: reads only within them, allocates only by the layout, changes nothing. The payload
-/// must be aligned for T, as it is when the bytes begin at a multiple of 64 or of alignof(T). Cost: O(L), and
-/// for the checksum one read of the bytes.
+/// For any bytes whatever: reads only within them, allocates only by the layout, changes nothing. The payload must be aligned for T, as it
+/// is when the bytes begin at a multiple of 64 or of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;
-  error = detail::frame_decoder::decode_into(bytes, model, view);
+  error = detail::frame_decoder::decode(bytes, model, view);
   return view;
 }
 
@@ -376,75 +297,90 @@ template <element T>
 }
 
 /// A frame that is gone when decode returns cannot be viewed: keep the bytes.
-template <element T, std::same_as<std::vector<std::byte>> Gone>
-frame_view<T> decode(Gone&&, const layout&) = delete;
-template <element T, std::same_as<std::vector<std::byte>> Gone>
-frame_view<T> decode(Gone&&, const layout&, std::error_code&) = delete;
+template <element T, std::same_as<std::vector<std::byte>> Gone, class... Rest>
+frame_view<T> decode(Gone&&, const layout&, Rest&&...) = delete;
 
 /// What a frame says of itself, before its layout is known: for who reads frames from a stream, serves several models, or
 /// keeps strangers out before memory is taken for them. Looks at the first peek_bytes, 64, and at nothing behind them.
-/// `error` is set to a errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
+/// `error` is set to an errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
 /// says of the same header, or bad_payload_size, if the frame's size does not fit in std::size_t. Cost: constant, no
 /// allocation.
 ///
 /// The bytes may come from anybody, and no checksum holds yet: take memory for `size_bytes` only up to
 /// largest_frame_bytes() of the layout that has this fingerprint. What decode() accepts has these fields.
-inline frame_info peek(std::span<const std::byte> first_bytes, std::error_code& error) noexcept {
-  frame_info info;
-  error = detail::frame_decoder::peek(first_bytes, info);
-  return info;
+[[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes,
+                                     std::error_code& error) noexcept {
+  error = errc::truncated;
+  if (first_bytes.size() < peek_bytes) return {};
+  const detail::wire_header header = detail::read_header(first_bytes);
+  const bool is_double = header.element_type == detail::element_code<double>;
+  error = detail::check_fields(header, is_double || header.element_type == detail::element_code<float>);
+  if (error) return {};
+  const std::uint64_t prefix_bytes =
+      peek_bytes +
+      detail::padded_bitmap_bytes(std::uint64_t{header.layers}, std::uint64_t{header.user_bytes});
+  if (prefix_bytes > detail::largest_size || header.payload_bytes > detail::largest_size - prefix_bytes) {
+    error = errc::bad_payload_size;
+    return {};
+  }
+  return detail::info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
 }
 
-/// The same; throws decode_error.
-[[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes) {
-  std::error_code error;
-  const frame_info info = peek(first_bytes, error);
-  if (error) detail::raise(decode_error(error));
-  return info;
-}
-
-/// `error` is set to unexpected_kind, other_run or unexpected_step unless the frame is of this kind, run and step, to
-/// unexpected_sequence if its sender sends several in the step, and cleared if it is what is expected: late, early and replayed frames
+/// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames
 /// are refused by it. `run` is that of the sender's options; 0: the frame is of none.
 template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::error_code& error,
-            std::uint32_t run = 0) noexcept {
-  error.clear();
-  if (frame.kind() != kind) {
-    error = errc::unexpected_kind;
-  } else if (frame.run() != run) {
-    error = errc::other_run;
-  } else if (frame.step() != step) {
-    error = errc::unexpected_step;
-  } else if (frame.sequence() != 0 || !frame.is_last()) {
-    error = errc::unexpected_sequence;
-  }
+[[nodiscard]] std::error_code expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
+                                     std::uint32_t run = 0) noexcept {
+  if (frame.kind() != kind) return errc::unexpected_kind;
+  if (frame.run() != run) return errc::other_run;
+  if (frame.step() != step) return errc::unexpected_step;
+  if (frame.sequence() != 0 || !frame.is_last()) return errc::unexpected_sequence;
+  return {};
 }
 
 namespace detail {
 
 template <element T>
-[[nodiscard]] std::string describe(const frame_view<T>& frame) {
-  return "frame of sender " + std::to_string(frame.sender()) + ", step " + std::to_string(frame.step()) +
-         (frame.run() == 0 ? "" : ", run " + std::to_string(frame.run())) +
-         (frame.is_last() ? "" : ", frame " + std::to_string(frame.sequence()));
-}
-
-template <element T>
-[[noreturn]] void refuse(const std::error_code& error, const frame_view<T>& frame, std::uint64_t step,
-                         std::uint32_t run) {
-  raise(decode_error(error, describe(frame) + ", where one of step " + std::to_string(step) +
-                                (run == 0 ? "" : ", run " + std::to_string(run)) + " is expected"));
+void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
+  const std::error_code error = expect(frame, kind, step, run);
+  if (!error) return;
+  raise(decode_error(error, "frame of sender " + std::to_string(frame.sender()) + ", step " +
+                                std::to_string(frame.step()) + ", run " + std::to_string(frame.run()) +
+                                ", where one of step " + std::to_string(step) + ", run " +
+                                std::to_string(run) + " is expected"));
 }
 
 }  // namespace detail
 
-/// The same; throws decode_error.
-template <element T>
-void expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run = 0) {
-  std::error_code error;
-  expect(frame, kind, step, error, run);
-  if (error) detail::refuse(error, frame, step, run);
+/// Writes the server's frame of parameters into a worker's: what was sent is overwritten, what was not is kept.
+///
+/// \param bytes       of one frame, aligned as for decode()
+/// \param cut         the model and what its layers are cut into, as in the server: worker::tiles()
+/// \param step        the step that the frame must be of
+/// \param parameters  a tensor to write for each layer of the model
+/// \param run         the run that the frame must be of; 0: of none
+/// \return            the elements that were overwritten
+/// \throws decode_error           the bytes are no such frame
+/// \throws std::invalid_argument  another number of tensors, or one of another size or type; nothing is written then
+///
+/// Cost: as decode(), and a copy of what was sent.
+template <element T, class Tensors>
+std::size_t apply(std::span<const std::byte> bytes, const tiling& cut, std::uint64_t step,
+                  Tensors&& parameters, std::uint32_t run = 0) {
+  const layout& model = cut.model();
+  const frame_view<T> frame = decode<T>(bytes, cut.fragments());
+  detail::require_expected(frame, frame_kind::parameters, step, run);
+  model.check_count(std::size(parameters), "parameters");
+  const auto elements_of_layer = [&](std::size_t layer) {
+    auto&& tensor = std::begin(parameters)[static_cast<std::ptrdiff_t>(layer)];
+    const std::span<T> elements = writable_elements_of<T>(tensor);
+    model.check_size(layer, elements.size());
+    return elements;
+  };
+  for (std::size_t layer = 0; layer < model.layers(); ++layer) static_cast<void>(elements_of_layer(layer));
+  for (std::size_t f = 0; f < cut.fragments().layers(); ++f)
+    frame.apply_to(f, elements_of_layer(cut.layer_of(f)).subspan(cut.begin(f), cut.fragments().sizes()[f]));
+  return frame.sent_elements();
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,26 +24,6 @@
 
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
-
-namespace detail {
-
-/// base^exponent, of a base in [0, 1] and an exponent in (0, 1]; wrong by less than 1e-14. The same bits on every machine: of products
-/// and square roots, each of which IEEE 754 rounds, where std::pow is as the C library has it.
-inline double root_power(double base, double exponent) {
-  double result = 1;
-  double root = base;
-  while (exponent > 0) {
-    if (exponent >= 1) {
-      result = rounded(result * root);
-      exponent -= 1;
-    }
-    root = std::sqrt(root);
-    exponent *= 2;
-  }
-  return result;
-}
-
-}  // namespace detail
 
 /// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last
 /// sent, and the allowance of a send_budget. A value that is NaN counts as infinity, so that its fragment is sent first; a

@@ -60,21 +60,6 @@ class delivery {
     const std::size_t begin = chunk * chunk_elements_;
     lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - begin);
   }
-  /// What was lost of a frame with some of these layers, an owner's shard, was lost here. Throws std::invalid_argument, changing
-  /// nothing, for chunks of another size, another layout, and a layer that is not sent here.
-  void lose(const delivery& of_some) {
-    const bool fits = of_some.chunk_elements_ == chunk_elements_ &&
-                      of_some.sent_.model().fingerprint() == sent_.model().fingerprint();
-    if (!fits ||
-        std::ranges::any_of(of_some.sent_.sent(), [&](std::size_t l) { return sent_.is_dropped(l); }))
-      detail::raise(std::invalid_argument("lose: a delivery of other layers, or of chunks of another size"));
-    for (const std::size_t layer : of_some.sent_.sent()) {
-      if (of_some.lost_chunks(layer) == 0) continue;
-      for (std::size_t chunk = 0; chunk < chunks(layer); ++chunk) {
-        if (of_some.is_lost(layer, chunk)) lose(layer, chunk);
-      }
-    }
-  }
   /// Throws as lose().
   [[nodiscard]] bool is_lost(std::size_t layer, std::size_t chunk) const {
     const std::size_t bit = bit_of(layer, chunk);
@@ -181,10 +166,7 @@ inline void check_delivery(const char* call, const delivery& arrived, const sele
   const selection& of = arrived.sent();
   if (of.model().fingerprint() != sent.model().fingerprint() ||
       !std::ranges::equal(of.bitmap(), sent.bitmap())) {
-    raise(std::invalid_argument(
-        std::string(call) + ": the delivery is of another frame: " + std::to_string(of.sent_layers()) +
-        " layers of " + std::to_string(of.sent_elements()) + " elements, where the frame has " +
-        std::to_string(sent.sent_layers()) + " of " + std::to_string(sent.sent_elements())));
+    raise(std::invalid_argument(std::string(call) + ": the delivery is of another frame"));
   }
   check_chunks(call, arrived, payload);
 }

@@ -241,7 +241,7 @@ class drift_compressor {
     if (!update.is_of(fragments())) {
       detail::raise(std::invalid_argument("apply: the frame was decoded for another layout than the parts"));
     }
-    expect(update, frame_kind::updates, update.step(), options_.run);
+    detail::require_expected(update, frame_kind::updates, update.step(), options_.run);
     check_may_apply(update.step());
     const detail::flight<T>* sent = flights_.due(update.step());
     if (sent != nullptr && sent->is_lost()) sent = nullptr;

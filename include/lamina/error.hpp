@@ -136,23 +136,17 @@ class LAMINA_VISIBLE decode_error : public std::system_error {
   using std::system_error::system_error;
 };
 
-/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual. The residual
-/// is as it was. Source: the residual must never be poisoned, since it is the only copy of what was not sent
-/// yet.
+/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual, which is as it was: it is the only copy
+/// of what was not sent yet.
 class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
  public:
-  /// \param layer     in the model
-  /// \param fragment  among what is decided on: the same where layers are whole
-  /// \param name      of the layer
-  /// \param reason    what was found
+  /// Of which layer of the model, and which of worker::fragments(), the same where layers are whole; its name, and what was found.
   non_finite_gradient(std::size_t layer, std::size_t fragment, const std::string& name, const char* reason)
       : std::domain_error("layer " + std::to_string(layer) + " '" + name + "': " + reason),
         layer_(layer),
         fragment_(fragment) {}
-  /// Index in the model of the layer whose gradient was refused.
   [[nodiscard]] std::size_t layer() const noexcept { return layer_; }
-  /// Index among worker::fragments() of the fragment in which the first bad element is; the layer's own where layers are
-  /// whole.
+  /// That in which the first bad element is.
   [[nodiscard]] std::size_t fragment() const noexcept { return fragment_; }
 
  private:

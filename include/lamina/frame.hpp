@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,12 +29,11 @@
 /// reads the other; docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
-/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the
-/// segments point into the sender's memory and stay valid until that memory changes or the encoder begins its
-/// next frame.
+/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the segments point into the
+/// sender's memory and stay valid until that memory changes or the encoder begins its next frame.
 class encoded_frame {
  public:
-  /// The pieces in order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
+  /// In order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
   [[nodiscard]] std::span<const std::span<const std::byte>> segments() const noexcept { return segments_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
 
@@ -82,8 +81,8 @@ struct frame_info {
 /// The bytes that peek() looks at.
 inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
-/// The bytes of the largest frame of a layout, in which every layer is sent, without user bytes: what a receiver need not exceed. The
-/// layout is that of the frames, worker::fragments(). The largest std::size_t, if that cannot be counted. Cost: O(L).
+/// The bytes of the largest frame of a layout, worker::fragments(), without user bytes: what a receiver need not exceed. The largest
+/// std::size_t, if that cannot be counted. Cost: O(L).
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
                                               payload_type type = payload_type::as_is) noexcept {
@@ -115,29 +114,29 @@ class frame_view {
  public:
   frame_view() = default;
   frame_view(const frame_view&) = default;
-  frame_view& operator=(const frame_view&) = default;
   frame_view(frame_view&& other) noexcept : is_(std::exchange(other.is_, {})) {}
+  frame_view& operator=(const frame_view&) = default;
   frame_view& operator=(frame_view&& other) noexcept {
     is_ = std::exchange(other.is_, {});
     return *this;
   }
   ~frame_view() = default;
 
-  [[nodiscard]] frame_kind kind() const noexcept { return is_.kind; }
+  [[nodiscard]] frame_kind kind() const noexcept { return is_.info.kind; }
   /// The step the sender was in, counted from 1.
-  [[nodiscard]] std::uint64_t step() const noexcept { return is_.step; }
-  [[nodiscard]] std::uint32_t sender() const noexcept { return is_.sender; }
+  [[nodiscard]] std::uint64_t step() const noexcept { return is_.info.step; }
+  [[nodiscard]] std::uint32_t sender() const noexcept { return is_.info.sender; }
   /// The run that the sender takes part in; 0 if it was told none.
-  [[nodiscard]] std::uint32_t run() const noexcept { return is_.run; }
+  [[nodiscard]] std::uint32_t run() const noexcept { return is_.info.run; }
   /// L, the number of layers, sent or not.
   [[nodiscard]] std::size_t layers() const noexcept { return is_.begins.empty() ? 0 : is_.begins.size() - 1; }
   /// How the elements are written.
-  [[nodiscard]] payload_type payload() const noexcept { return is_.payload; }
+  [[nodiscard]] payload_type payload() const noexcept { return is_.info.payload; }
   /// Elements of the layers that were sent, together.
   [[nodiscard]] std::size_t sent_elements() const noexcept { return is_.sent_elements; }
   /// Its number among the frames of its sender and step: 0, 1, 2, ...; and whether it is the last of them.
-  [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.sequence; }
-  [[nodiscard]] bool is_last() const noexcept { return is_.is_last; }
+  [[nodiscard]] std::uint16_t sequence() const noexcept { return is_.info.sequence; }
+  [[nodiscard]] bool is_last() const noexcept { return is_.info.is_last; }
   /// What the sender has added: up to 64 bytes.
   [[nodiscard]] std::span<const std::byte> user() const noexcept { return is_.user; }
 
@@ -147,14 +146,11 @@ class frame_view {
     return is_.begins[layer] == is_.begins[layer + 1];
   }
   /// The n_l elements of a layer that was sent, where they lie; an empty span for one dropped. Throws
-  /// std::out_of_range, and std::logic_error if the payload is not as_is: copy(), read(), restore() and apply_to() read
-  /// every type.
+  /// std::out_of_range, and std::logic_error if the payload is not as_is: the other calls read every type.
   [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
-    check_layer(layer);
-    if (is_.payload != payload_type::as_is)
-      detail::raise(
-          std::logic_error("the frame's elements are not written as they are: use restore() or apply_to()"));
     const auto bytes = bytes_of(layer);
+    if (is_.info.payload != payload_type::as_is)
+      detail::raise(std::logic_error("layer: the payload is not as_is: use restore() or apply_to()"));
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
   /// The bytes of a layer on the wire; none for one dropped. Throws std::out_of_range.
@@ -162,30 +158,24 @@ class frame_view {
     check_layer(layer);
     return is_.bytes.subspan(is_.begins[layer], is_.begins[layer + 1] - is_.begins[layer]);
   }
-  /// Copies elements [begin, begin + to.size()) of a layer that was sent. Throws std::out_of_range if they are not there,
-  /// and std::invalid_argument if `to` overlaps the frame's payload.
-  ///
-  /// \param layer  index of the layer
-  /// \param begin  in elements; of an int8 or int4 payload a multiple of payload_block_elements
-  /// \param to     as many elements as are wanted
+  /// Copies elements [begin, begin + to.size()) of a layer that was sent; of an int8 or int4 payload `begin` is a multiple of
+  /// payload_block_elements. Throws std::out_of_range if they are not there, and std::invalid_argument if `to` overlaps the payload.
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
     check_elements(layer, begin, to.size());
     check_apart(to);
-    detail::decode_payload<T>(is_.payload, bytes_of(layer).data(), is_.model->sizes()[layer], begin, to);
+    detail::decode_payload<T>(is_.info.payload, bytes_of(layer).data(), is_.model->sizes()[layer], begin, to);
   }
-  /// The same elements without a copy where the payload is as_is; of another payload, `buffer`, into which they were
-  /// copied. Throws as copy().
+  /// The same elements without a copy where the payload is as_is; otherwise `buffer`, into which they were copied. Throws as copy().
   [[nodiscard]] std::span<const T> read(std::size_t layer, std::size_t begin, std::span<T> buffer) const {
-    if (is_.payload != payload_type::as_is) {
+    if (is_.info.payload != payload_type::as_is) {
       copy(layer, begin, buffer);
       return buffer;
     }
     check_elements(layer, begin, buffer.size());
     return this->layer(layer).subspan(begin, buffer.size());
   }
-  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: a std::span<const T> of up
-  /// to 4,096 elements from `begin` on, where they lie if the payload is as_is, and valid during the call otherwise.
-  /// A layer dropped gives no block. Throws std::out_of_range. Allocates nothing.
+  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: read(), up to 4,096 elements from `begin` on,
+  /// valid during the call. A layer dropped gives no block. Throws std::out_of_range. Allocates nothing.
   template <class Consume>
   void for_each_block(std::size_t layer, Consume&& consume) const {
     if (is_dropped(layer)) return;
@@ -196,27 +186,21 @@ class frame_view {
               read(layer, begin, std::span(buffer).first((std::min)(buffer.size(), elements - begin))));
     }
   }
-  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one dropped becomes zeros. Throws
-  /// std::out_of_range, std::logic_error for a frame of parameters, in which dropped means keep, or std::invalid_argument if `out` has another size or overlaps the frame's payload, before anything is written.
+  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one dropped becomes zeros. Throws std::out_of_range,
+  /// std::logic_error for a frame of parameters, in which dropped means keep, and std::invalid_argument if `out` has another size or
+  /// overlaps the payload; before anything is written.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
-    if (is_.kind == frame_kind::parameters) {
+    if (is_.info.kind == frame_kind::parameters)
       detail::raise(
-          std::logic_error("restore: a layer dropped in a frame of parameters is to be kept, not zeros; use "
-                           "apply_to()"));
-    }
+          std::logic_error("restore: what a frame of parameters drops is to be kept: use apply_to()"));
     const std::span<T> to = checked_output(layer, out);
-    if (is_dropped(layer)) {
-      for (T& each : to) each = 0;
-    } else {
-      copy(layer, 0, to);
-    }
+    if (!is_dropped(layer)) return copy(layer, 0, to);
+    std::fill(to.begin(), to.end(), T(0));
   }
-  /// Overwrites `out`, a tensor of n_l elements, with the layer if it was sent; leaves `out` as it is if the layer is held
-  /// back. How a worker takes the server's parameters. Throws std::out_of_range, or std::invalid_argument if `out` has
-  /// another size or overlaps the frame's payload, before anything is written and for every layer, sent or not.
-  /// \return whether the layer was sent
+  /// Overwrites `out`, a tensor of n_l elements, with the layer if it was sent, which it returns; leaves `out` as it is if it was dropped.
+  /// How a worker takes the server's parameters. Throws as restore(), and for every layer, sent or not.
   template <class Tensor>
   bool apply_to(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
@@ -225,12 +209,10 @@ class frame_view {
     copy(layer, 0, to);
     return true;
   }
-  /// What has arrived of a layer into `out`, a tensor of n_l elements to write; what was lost of it, and a layer dropped, leave
-  /// `out` as it is. How a worker takes parameters of which some were lost. In a frame of gradients holes count as zeros: there,
-  /// where they are bytes of 0, restore(layer, out) reads them as such. Throws std::out_of_range, or std::invalid_argument if
-  /// `out` has another size or overlaps the frame's payload, if `arrived` is of another layout or of a frame that differs in
-  /// whether it has the layer, and if a chunk of an int8 or int4 payload is no multiple of payload_block_elements; before anything is
-  /// written.
+  /// What has arrived of a layer into `out`; what was lost of it, and a layer dropped, leave `out` as it is. How a worker takes parameters
+  /// of which some were lost. In a frame of gradients holes count as zeros: there, where they are bytes of 0, restore(layer, out)
+  /// reads them as such. Throws as apply_to(), and std::invalid_argument if `arrived` is of another layout or of a frame that differs in
+  /// whether it has the layer, and if a chunk of an int8 or int4 payload is no multiple of payload_block_elements.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
     check_layer(layer);
@@ -238,7 +220,7 @@ class frame_view {
       detail::raise(std::invalid_argument("restore: the delivery is not of a frame that has sent layer '" +
                                           (*is_.model)[layer].name + "', or has held it back, as this one"));
     }
-    detail::check_chunks("restore", arrived, is_.payload);
+    detail::check_chunks("restore", arrived, is_.info.payload);
     const std::span<T> to = checked_output(layer, out);
     arrived.for_each_delivered(layer, [&](std::size_t begin, std::size_t end) {
       copy(layer, begin, to.subspan(begin, end - begin));
@@ -254,13 +236,7 @@ class frame_view {
 
   // Moved as a whole: what is left behind is a view that was never decoded.
   struct contents {
-    frame_kind kind{};
-    payload_type payload{};
-    std::uint32_t sender = 0;
-    std::uint32_t run = 0;
-    std::uint64_t step = 0;
-    std::uint16_t sequence = 0;
-    bool is_last = true;
+    frame_info info;
     std::span<const std::byte> user;
     std::optional<layout> model;
     std::size_t sent_elements = 0;
@@ -269,23 +245,21 @@ class frame_view {
   };
 
   void check_layer(std::size_t layer) const {
-    if (layer >= layers()) {
-      detail::raise(std::out_of_range("layer index " + std::to_string(layer) +
-                                      " is out of range: the frame has " + std::to_string(layers()) +
-                                      " layers"));
-    }
+    if (layer < layers()) return;
+    detail::raise(std::out_of_range("layer index " + std::to_string(layer) +
+                                    " is out of range: the frame has " + std::to_string(layers()) +
+                                    " layers"));
   }
 
   void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
     // A scale is for a block, so that its elements are read from their first on.
-    const bool splits_a_block = has_blocks(is_.payload) && begin % payload_block_elements != 0;
+    const bool splits_a_block = has_blocks(is_.info.payload) && begin % payload_block_elements != 0;
     if (is_dropped(layer) || splits_a_block || begin > is_.model->sizes()[layer] ||
         count > is_.model->sizes()[layer] - begin) {
       detail::raise(std::out_of_range(
           "elements " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of layer " +
           std::to_string(layer) +
-          (splits_a_block ? " do not begin at a block of the " + detail::name_of(is_.payload) + " payload"
-                          : std::string(" are not in the frame"))));
+          (splits_a_block ? " do not begin at a block of the payload" : " are not in the frame")));
     }
   }
 

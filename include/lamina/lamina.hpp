@@ -3,7 +3,6 @@
 
 /// Everything that needs no optional dependency.
 
-#include "lamina/apply.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/delivery.hpp"
@@ -12,14 +11,12 @@
 #include "lamina/execution.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/merge.hpp"
 #include "lamina/options.hpp"
 #include "lamina/outer_step.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/server.hpp"
 #include "lamina/state.hpp"

@@ -100,6 +100,13 @@ class layout {
     if (count != sizes()[index]) detail::raise(size_error(index, count));
   }
 
+  /// Throws std::invalid_argument unless there is one for each layer; `what` names them in the plural.
+  void check_count(std::size_t count, const char* what) const {
+    if (count == layers()) return;
+    detail::raise(std::invalid_argument("the model has " + std::to_string(layers()) + " layers, got " +
+                                        std::to_string(count) + " " + what));
+  }
+
  private:
   struct table {
     explicit table(std::vector<layer> given) : layers(std::move(given)) {

@@ -103,10 +103,8 @@ constexpr std::uint8_t block_scale(T largest) noexcept {
   // By values: std::clamp takes references, which device code has not to constants of a namespace.
   const int scale_exponent = std::clamp(exponent - integer_bits, int{smallest_scale}, int{largest_scale});
   const auto scale = static_cast<std::uint8_t>(scale_exponent + scale_bias);
-  const bool is_largest = scale_exponent == largest_scale;
-  return !is_largest && largest > T(largest_integer(Type)) * scale_value<T>(scale)
-             ? static_cast<std::uint8_t>(scale + 1)
-             : scale;
+  const bool is_too_small = largest > T(largest_integer(Type)) * scale_value<T>(scale);
+  return static_cast<std::uint8_t>(scale + (is_too_small && scale_exponent != largest_scale));
 }
 
 /// What becomes of what a payload does not say of a number.
@@ -302,23 +300,7 @@ LAMINA_ALWAYS_INLINE std::uint8_t round_block(
   return scale;
 }
 
-// Two integers a byte, the first in the lower half.
-template <std::size_t Count>
-constexpr void pack_pairs(const std::array<std::int8_t, Count>& from,
-                          std::array<std::uint8_t, Count / 2>& to) noexcept {
-  for (std::size_t i = 0; i < Count / 2; ++i)
-    to[i] = static_cast<std::uint8_t>((from[2 * i] & 0x0f) | (from[2 * i + 1] << 4));
-}
-template <std::size_t Count>
-constexpr void unpack_pairs(const std::array<std::uint8_t, Count / 2>& from,
-                            std::array<std::int8_t, Count>& to) noexcept {
-  for (std::size_t i = 0; i < Count / 2; ++i) {
-    to[2 * i] = static_cast<std::int8_t>(((from[i] & 0x0f) ^ 8) - 8);
-    to[2 * i + 1] = static_cast<std::int8_t>(((from[i] >> 4) ^ 8) - 8);
-  }
-}
-
-// The scales of all blocks come first, then the integers.
+// The scales of all blocks come first, then the integers; of int4 two a byte, the first in the lower half.
 template <payload_type Type, element T, rest Rest>
 void encode_integers(std::span<const T> from, std::byte* to) noexcept {
   std::byte* integers_to = to + payload_blocks(from.size());
@@ -328,7 +310,8 @@ void encode_integers(std::span<const T> from, std::byte* to) noexcept {
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs;
-      pack_pairs(integers, pairs);
+      for (std::size_t i = 0; i < pairs.size(); ++i)
+        pairs[i] = static_cast<std::uint8_t>((integers[2 * i] & 0x0f) | (integers[2 * i + 1] << 4));
       std::memcpy(integers_to, pairs.data(), bytes);
     } else {
       std::memcpy(integers_to, integers.data(), bytes);
@@ -351,7 +334,10 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs = {};
       std::memcpy(pairs.data(), integers, bytes);
-      unpack_pairs(pairs, each);
+      for (std::size_t i = 0; i < pairs.size(); ++i) {
+        each[2 * i] = static_cast<std::int8_t>(((pairs[i] & 0x0f) ^ 8) - 8);
+        each[2 * i + 1] = static_cast<std::int8_t>(((pairs[i] >> 4) ^ 8) - 8);
+      }
     } else {
       std::memcpy(each.data(), integers, bytes);
     }

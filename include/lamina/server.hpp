@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,7 +16,8 @@
 #include "lamina/codec.hpp"
 #include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/mean_of_frames.hpp"
+#include "lamina/detail/block.hpp"
+#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -34,12 +35,12 @@ namespace lamina::inline LAMINA_ABI {
 class server_reply {
  public:
   /// Header and layers, where they lie: valid until this worker's next reply, or the next update.
+  [[nodiscard]] const encoded_frame& frame() const noexcept { return *frame_; }
   [[nodiscard]] std::span<const std::span<const std::byte>> segments() const noexcept {
     return frame_->segments();
   }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return frame_->size_bytes(); }
   [[nodiscard]] std::vector<std::byte> to_bytes() const { return frame_->to_bytes(); }
-  [[nodiscard]] const encoded_frame& frame() const noexcept { return *frame_; }
   /// The fragments in it.
   [[nodiscard]] const selection& sent() const noexcept { return *sent_; }
   /// For server::commit().
@@ -85,14 +86,11 @@ class server {
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
       if (options_.nodes[s] == 0)
         detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
+      to_reply_.push_back(s);
     }
     senders_.resize(options_.nodes.size());
-    to_reply_.resize(senders_.size());
-    std::iota(to_reply_.begin(), to_reply_.end(), std::size_t{0});
   }
 
-  server(const server&) = delete;
-  server& operator=(const server&) = delete;
   server(server&&) noexcept = default;
   server& operator=(server&&) noexcept = default;
 
@@ -100,22 +98,16 @@ class server {
   /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved from
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
-    std::unique_ptr<frame> to = unused_frame();
-    to->bytes = std::move(bytes);
-    const std::span<const std::byte> owned = to->bytes;
-    return take(std::move(to), owned);
+    const std::span<const std::byte> all = bytes;
+    return take(all, std::move(bytes));
   }
-  /// The same of bytes that stay the caller's, who leaves them as they are until update() has returned. A receive buffer that is
-  /// used again before goes to add().
-  [[nodiscard]] std::error_code add_view(std::span<const std::byte> bytes) {
-    return take(unused_frame(), bytes);
-  }
+  /// The same of bytes that stay the caller's, who leaves them as they are until update() has returned.
+  [[nodiscard]] std::error_code add_view(std::span<const std::byte> bytes) { return take(bytes, {}); }
 
   /// Whether every sender has come; asynchronous, whether one has.
   [[nodiscard]] bool complete() const noexcept {
-    const auto came = [](const sender& each) { return each.came; };
-    return options_.asynchronous ? std::any_of(senders_.begin(), senders_.end(), came)
-                                 : std::all_of(senders_.begin(), senders_.end(), came);
+    return options_.asynchronous ? std::ranges::any_of(senders_, &sender::came)
+                                 : std::ranges::all_of(senders_, &sender::came);
   }
   /// The senders whose frames of this step are not there yet.
   [[nodiscard]] std::vector<std::size_t> missing() const {
@@ -129,34 +121,30 @@ class server {
   [[nodiscard]] const selection& arrived() const noexcept { return arrived_; }
 
   /// Gives the mean gradient of each layer that arrived, and begins the next step. Layers that did not arrive are to be left as they
-  /// are, optimizer state included.
+  /// are, optimizer state included. Throws std::logic_error if no frame is there.
   ///
   /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
   /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not
-  /// throw.
+  /// throw. What it throws otherwise goes on to the caller, and the step is over all the same: no block is given twice, the blocks that
+  /// were not given are lost, and replies hold every layer that arrived, as the parameters are.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
   /// whatever the order of arrival. Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all
   /// senders. Called before complete(), the mean is over the senders that are there; of the others frames of this step are refused from
   /// then on, they do not commit, and what they hold comes later.
-  ///
-  /// What `consume` throws goes on to the caller, and the step is over all the same: no block is given twice, the blocks that were
-  /// not given are lost, and replies hold every layer that arrived, as the parameters are.
-  ///
-  /// \throws std::logic_error  no frame is there
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
-    if (std::none_of(senders_.begin(), senders_.end(), [](const sender& each) { return each.came; }))
+    if (std::ranges::none_of(senders_, &sender::came))
       detail::raise(std::logic_error("update: no frame of step " + std::to_string(step_) + " is there"));
     const std::size_t workers = begin_update();
-    const detail::frames_to_sum<T> all(summed_);
-    if (options_.asynchronous) {
-      for (std::size_t i = 0; i < all.size(); ++i)
-        detail::mean_of_frames<T>(all.subspan(i, 1), workers, updated_, cut_, consume, execution);
-    } else {
-      detail::mean_of_frames<T>(all, workers, updated_, cut_, consume, execution);
+    const std::span<const frame_view<T>* const> all = summed_;
+    // Asynchronous, each frame alone.
+    const std::size_t together = options_.asynchronous ? 1 : all.size();
+    for (std::size_t i = 0; i < all.size(); i += together) {
+      for (const std::size_t f : updated_.sent())
+        give_mean(f, all.subspan(i, together), static_cast<T>(workers), consume, execution);
     }
-    release(applied_);
+    release();
   }
 
   /// Who waits for a reply: after an update, in the synchronous case everybody.
@@ -165,18 +153,12 @@ class server {
   /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
   /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
   ///
-  /// \param worker      its index among the senders
-  /// \param parameters  a range with a tensor for each layer of the model, the same for all workers and unchanged since the update
-  /// \throws std::out_of_range      for the worker
-  /// \throws std::invalid_argument  a tensor of another size or type; NaN or infinity to be written as int8 or int4
+  /// `parameters` is a range with a tensor for each layer of the model, the same for all workers and unchanged since the update. Throws
+  /// std::out_of_range, and std::invalid_argument for a tensor of another size or type, and for NaN or infinity as int8 or int4.
   template <detail::indexed Parameters>
   [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
     sender& to = senders_.at(worker);
-    if (std::size(parameters) != cut_.model().layers()) {
-      detail::raise(std::invalid_argument("the model has " + std::to_string(cut_.model().layers()) +
-                                          " layers, got " + std::to_string(std::size(parameters)) +
-                                          " parameters"));
-    }
+    cut_.model().check_count(std::size(parameters), "parameters");
     const std::uint64_t step = this->step(worker);
     const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
       return out && out->since == to.seen && out->clock == clock_ && out->step == step;
@@ -205,12 +187,12 @@ class server {
     if (clock < to.forgotten) return;
     if (!to.out || to.out->clock != clock)
       detail::raise(
-          std::invalid_argument("commit: the last reply had another clock than " + std::to_string(clock)));
+          std::invalid_argument("commit: the last reply had not the clock " + std::to_string(clock)));
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
-    lost_.clear();
+    std::vector<element_range> lost;
     for (const std::size_t f : arrived.sent().sent())
-      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost_.push_back({f, begin, end}); });
-    to.pending.swap(lost_);
+      arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) { lost.push_back({f, begin, end}); });
+    to.pending = std::move(lost);
     to.seen = clock;
   }
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does
@@ -229,7 +211,8 @@ class server {
     of.out.reset();
     of.taken = 0;
     of.in_progress = of.came = false;
-    keep_frames([&](const frame& each) { return each.view.sender() != worker; });
+    keep(to_front([&](const frame_view<T>& each) { return each.sender() != worker; }));
+    release();
   }
 
   /// The step whose frames are accepted, counted from 1.
@@ -261,7 +244,6 @@ class server {
   };
   struct sender {
     std::uint64_t taken = 0;      // the step of the last frame that was taken; 0: none
-    std::uint64_t before = 0;     // the same before that step
     std::uint16_t sequence = 0;   // of the next frame of that step
     bool in_progress = false;     // more frames of it are to come
     bool came = false;            // all of it is there and not in an update yet
@@ -271,24 +253,6 @@ class server {
     std::vector<element_range> pending;
     std::shared_ptr<outgoing> out;  // its last reply, which others may share
   };
-
-  std::unique_ptr<frame> unused_frame() {
-    if (unused_.empty()) {
-      unused_.reserve(++frames_made_);  // so that release() allocates nothing
-      return std::make_unique<frame>();
-    }
-    std::unique_ptr<frame> last = std::move(unused_.back());
-    unused_.pop_back();
-    return last;
-  }
-  void release(std::unique_ptr<frame> used) noexcept {
-    used->bytes = {};
-    unused_.push_back(std::move(used));
-  }
-  void release(std::vector<std::unique_ptr<frame>>& used) noexcept {
-    for (auto& each : used) release(std::move(each));
-    used.clear();
-  }
 
   std::error_code refusal_of(const frame_view<T>& view) const noexcept {
     if (view.kind() != options_.kind) return errc::unexpected_kind;
@@ -302,32 +266,31 @@ class server {
     }
     if (from.taken != 0 && view.step() == from.taken) return errc::duplicate_frame;
     const std::uint64_t next = step(view.sender());
-    const bool is_expected = options_.asynchronous ? view.step() >= next : view.step() == next;
-    if (!is_expected || from.in_progress) return errc::unexpected_step;
+    const bool is_later = options_.asynchronous && view.step() > next;
+    if (from.in_progress || (view.step() != next && !is_later)) return errc::unexpected_step;
     if (view.sequence() != 0) return errc::unexpected_sequence;
     return {};
   }
   bool repeats_a_layer(const frame_view<T>& view) const noexcept {
-    for (const auto& each : frames_) {
-      if (each->view.sender() != view.sender() || each->view.step() != view.step()) continue;
-      for (std::size_t f = 0; f < updated_at_.size(); ++f) {
-        if (!view.is_dropped(f) && !each->view.is_dropped(f)) return true;
+    for (std::size_t i = 0; i < count_; ++i) {
+      const frame_view<T>& other = frames_[i].view;
+      if (other.sender() != view.sender() || other.step() != view.step()) continue;
+      for (std::size_t f = 0; f < view.layers(); ++f) {
+        if (!view.is_dropped(f) && !other.is_dropped(f)) return true;
       }
     }
     return false;
   }
 
-  std::error_code take(std::unique_ptr<frame> given, std::span<const std::byte> bytes) {
-    std::error_code error = detail::frame_decoder::decode_into(bytes, fragments(), given->view);
-    if (!error) error = refusal_of(given->view);
-    if (error) {
-      release(std::move(given));
-      return error;
-    }
-    const frame_view<T>& view = given->view;
+  std::error_code take(std::span<const std::byte> bytes, std::vector<std::byte> owned) {
+    if (count_ == frames_.size()) frames_.emplace_back();
+    frame_view<T>& view = frames_[count_].view;
+    std::error_code error = detail::frame_decoder::decode(bytes, fragments(), view);
+    if (!error) error = refusal_of(view);
+    if (error) return error;
+    frames_[count_++].bytes = std::move(owned);
     sender& from = senders_[view.sender()];
     if (!from.in_progress) {
-      from.before = from.taken;
       from.taken = view.step();
       from.sequence = 0;
     }
@@ -335,7 +298,6 @@ class server {
     from.in_progress = !view.is_last();
     from.came = from.came || view.is_last();
     send_layers_of(view, arrived_);
-    frames_.push_back(std::move(given));
     return {};
   }
 
@@ -345,44 +307,52 @@ class server {
     }
   }
 
-  // The others are gone.
+  // Puts the frames of which it holds before the others, both in the order of arrival, and counts them.
   template <class Predicate>
-  void keep_frames(const Predicate& is_kept) {
-    std::size_t kept = 0;
-    arrived_.clear();
-    for (auto& each : frames_) {
-      if (!each) continue;
-      if (is_kept(*each)) {
-        send_layers_of(each->view, arrived_);
-        std::swap(frames_[kept++], each);
-      } else {
-        release(std::move(each));
-      }
+  std::size_t to_front(const Predicate& holds) {
+    std::size_t front = 0;
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (!holds(frames_[i].view)) continue;
+      const auto at = frames_.begin() + static_cast<std::ptrdiff_t>(i);
+      std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(front++), at, at + 1);
     }
-    frames_.resize(kept);
+    return front;
+  }
+  // What lies beyond is gone, and stays where it is until release() or the next frame.
+  void keep(std::size_t count) {
+    count_ = count;
+    arrived_.clear();
+    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i].view, arrived_);
+  }
+  void release() noexcept {
+    for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i].bytes = {};
   }
 
-  // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `applied_`: frames of steps that
-  // are complete. Others stay where each step stands alone, and go where the step is over for all. Gives W.
+  // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `summed_`: frames of steps that
+  // are complete. Others stay where each step stands alone, and go where the step is over for all. What is summed lies beyond those
+  // that stay. Gives W.
   std::size_t begin_update() {
-    release(applied_);
+    const auto is_complete = [&](const frame_view<T>& each) {
+      const sender& from = senders_[each.sender()];
+      return !from.in_progress || each.step() != from.taken;
+    };
+    const std::size_t came = count_;
+    const std::size_t front =
+        to_front([&](const frame_view<T>& each) { return is_complete(each) != options_.asynchronous; });
+    keep(options_.asynchronous ? front : 0);
     summed_.clear();
     updated_.clear();
-    for (auto& each : frames_) {
-      const sender& from = senders_[each->view.sender()];
-      if (from.in_progress && each->view.step() == from.taken) continue;
-      summed_.push_back(&each->view);
-      send_layers_of(each->view, updated_);
-      applied_.push_back(std::move(each));
+    for (std::size_t i = count_; i < (options_.asynchronous ? came : front); ++i) {
+      summed_.push_back(&frames_[i].view);
+      send_layers_of(frames_[i].view, updated_);
     }
-    keep_frames([&](const frame&) { return options_.asynchronous; });
     to_reply_.clear();
     std::size_t workers = 0;
     for (std::size_t s = 0; s < senders_.size(); ++s) {
       sender& each = senders_[s];
       if (each.came || options_.asynchronous) workers += options_.nodes[s];
       if (std::exchange(each.came, false) || !options_.asynchronous) to_reply_.push_back(s);
-      if (!options_.asynchronous && std::exchange(each.in_progress, false)) each.taken = each.before;
+      if (!options_.asynchronous && std::exchange(each.in_progress, false)) each.taken = 0;
     }
     ++clock_;
     for (const std::size_t f : updated_.sent()) updated_at_[f] = clock_;
@@ -393,11 +363,45 @@ class server {
     return workers;
   }
 
+  // The mean of what these frames have of a fragment, summed in their order. In tasks of enough blocks to be worth handing to a thread,
+  // and block by block, so that a sum stays in cache until it is consumed.
+  template <class Consume, class Execution>
+  void give_mean(std::size_t fragment, std::span<const frame_view<T>* const> frames, T workers,
+                 Consume& consume, const Execution& execution) const {
+    constexpr std::size_t task_elements = 16 * detail::block_elements;
+    const std::size_t elements = fragments().sizes()[fragment];
+    const std::size_t layer = cut_.layer_of(fragment);
+    const std::size_t offset = cut_.begin(fragment);
+    const auto task = [&](std::size_t index) {
+      std::array<T, detail::block_elements> sum;
+      std::array<T, detail::block_elements> buffer;
+      std::size_t begin = index * task_elements;
+      const std::size_t end = begin + (std::min)(task_elements, elements - begin);
+      for (; begin < end; begin += sum.size()) {
+        const std::span<T> block = std::span(sum).first((std::min)(sum.size(), end - begin));
+        bool is_first = true;
+        for (const frame_view<T>* each : frames) {
+          if (each->is_dropped(fragment)) continue;
+          if (std::exchange(is_first, false)) {
+            each->copy(fragment, begin, block);
+          } else {
+            const auto addend = each->read(fragment, begin, std::span(buffer).first(block.size()));
+            detail::add_elements(block.data(), addend.data(), block.size());
+          }
+        }
+        if (is_first) return;  // asynchronous, another frame has it
+        detail::divide_elements(block.data(), workers, block.size());
+        consume(layer, offset + begin, std::span<const T>(block));
+      }
+    };
+    if (elements <= task_elements) return task(0);
+    execution(elements / task_elements + (elements % task_elements != 0), task);
+  }
+
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
     sender& to = senders_.at(worker);
     if (clock == 0 || clock > to.replied)
-      detail::raise(
-          std::invalid_argument("commit: no reply to this worker had the clock " + std::to_string(clock)));
+      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
     return to;
   }
 
@@ -432,14 +436,11 @@ class server {
   tiling cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
-  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival
-  std::vector<std::unique_ptr<frame>> applied_;     // by an update
-  std::vector<std::unique_ptr<frame>> unused_;      // for their memory
-  std::size_t frames_made_ = 0;
-  selection arrived_;                         // of frames_
-  selection updated_;                         // of applied_
-  std::vector<const frame_view<T>*> summed_;  // applied_ in the order of the sum
-  std::vector<element_range> lost_;           // by a commit
+  std::vector<frame> frames_;                       // in the order of arrival,
+  std::size_t count_ = 0;                           // as many of them; the others lend their memory
+  selection arrived_;                               // of what is there
+  selection updated_;                               // of summed_
+  std::vector<const frame_view<T>*> summed_;        // by the last update, in the order of the sum
   std::vector<std::size_t> to_reply_;
   std::uint64_t clock_ = 1;                // of updates; 1: the parameters as they were at first
   std::vector<std::uint64_t> updated_at_;  // of each fragment, its clock

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -14,6 +18,7 @@
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
+#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
@@ -22,9 +27,10 @@
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
+#include "lamina/threshold.hpp"
 
 /// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. worker::save() and
-/// load() call this; merge.hpp makes one state of several.
+/// load() call this. And the states of many workers as one: elastic restarts.
 namespace lamina::inline LAMINA_ABI::detail {
 
 inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
@@ -69,13 +75,15 @@ std::vector<Value> values_of(std::span<const std::byte> bytes) {
   return values;
 }
 
+template <element T>
+bool are_finite(std::span<const T> numbers) {
+  return is_finite_magnitude(largest_magnitude<T>(numbers.size(), read_only<T>{numbers.data()}));
+}
+
 // The header's own checksum field counts as zero.
 inline std::uint64_t state_checksum(state_header header, std::span<const std::byte> body) {
   header.checksum = 0;
-  checksum sum;
-  sum.add(std::as_bytes(std::span(&header, 1)));
-  sum.add(body);
-  return sum.value();
+  return checksum().add(std::as_bytes(std::span(&header, 1))).add(body).value();
 }
 
 // Writes the header into the first bytes: what it does not say yet, and a checksum over all that follows.
@@ -93,24 +101,6 @@ void seal_state(std::vector<std::byte>& bytes, state_header header, const layout
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
-template <element T>
-std::vector<std::byte> write_state(const layout& model, const selector::memory& memory,
-                                   std::span<const T> elements, std::span<const T> velocity,
-                                   std::uint64_t step, std::span<const double> expected) {
-  std::vector<std::byte> bytes(sizeof(state_header));
-  append(bytes, std::span<const std::uint64_t>(memory.sent_in));
-  append(bytes, expected);
-  append(bytes, elements);
-  append(bytes, velocity);
-
-  state_header header;
-  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : state_flag_velocity) |
-                                           (expected.empty() ? 0 : state_flag_expected));
-  header.elements = model.elements();
-  seal_state<T>(bytes, header, model, memory, step);
-  return bytes;
-}
-
 // The parts of a state that was checked, in its bytes, where they need not be aligned.
 struct state_view {
   state_header header;
@@ -125,82 +115,68 @@ struct state_view {
   }
 };
 
-inline std::string state_name(std::size_t index) {
-  return "saved state " + std::to_string(index);
+// `name` stands in the errors.
+inline void refuse_if(bool is_bad, errc code, const std::string& name) {
+  if (is_bad) raise(decode_error(make_error_code(code), name));
 }
 
-// The header of such bytes, if its fields are those of `model`; its flags are for the caller to judge. `refuse_if(bad, code)`
-// throws.
-template <class RefuseIf>
-state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
-                               std::uint8_t element_type, const layout& model, const RefuseIf& refuse_if) {
+// The header of such bytes, if its fields are those of `model` and its flags are known.
+inline state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
+                                      std::uint8_t element_type, unsigned allowed_flags, const layout& model,
+                                      const std::string& name) {
   state_header header;
-  refuse_if(bytes.size() < sizeof header, errc::truncated);
+  refuse_if(bytes.size() < sizeof header, errc::truncated, name);
   std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != magic, errc::bad_magic);
-  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version);
-  refuse_if(header.element_type != element_type, errc::wrong_element_type);
-  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout);
+  refuse_if(header.magic != magic, errc::bad_magic, name);
+  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version, name);
+  refuse_if(header.element_type != element_type, errc::wrong_element_type, name);
+  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout,
+            name);
+  refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved, name);
   return header;
 }
 
-template <class RefuseIf>
-void check_state_checksum(const state_header& header, std::span<const std::byte> body,
-                          const RefuseIf& refuse_if) {
+inline void check_state(const state_header& header, std::span<const std::byte> body,
+                        const std::string& name) {
   const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch);
-}
-
-inline void check_selector_numbers(const state_header& header, const std::string& name) {
+  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch,
+            name);
   if (is_nan(header.threshold) || !is_finite(header.allowance))
     raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
 }
 
-// `has_velocity` says whether the state must hold velocity, or must not; `name` stands in the errors.
+// The next numbers of a body, of which `rest` is what comes behind them. By their count: their bytes may not fit in std::size_t.
+template <class Value>
+std::span<const std::byte> take_bytes(std::span<const std::byte>& rest, std::uint64_t count,
+                                      const std::string& name) {
+  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated, name);
+  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
+  rest = rest.subspan(taken.size());
+  return taken;
+}
+
+// `has_velocity` says whether the state must hold velocity, or must not.
 template <element T>
 state_view read_state(std::span<const std::byte> bytes, const layout& model, std::optional<bool> has_velocity,
                       const std::string& name) {
-  const auto refuse_if = [&](bool bad, errc code) {
-    if (bad) detail::raise(decode_error(make_error_code(code), name));
-  };
   state_view view;
-  state_header& header = view.header;
-  header = read_state_header(bytes, state_magic, element_code<T>, model, refuse_if);
-  constexpr unsigned known_state_flags = state_flag_checksum | state_flag_velocity | state_flag_expected;
-  refuse_if((header.flags & ~known_state_flags) != 0, errc::nonzero_reserved);
-  refuse_if(header.elements != model.elements(), errc::wrong_layout);
-  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum);
-
-  const auto body = bytes.subspan(sizeof header);
+  view.header =
+      read_state_header(bytes, state_magic, element_code<T>,
+                        state_flag_checksum | state_flag_velocity | state_flag_expected, model, name);
+  const state_header& header = view.header;
+  refuse_if(header.elements != model.elements(), errc::wrong_layout, name);
+  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum, name);
   const bool has_expected = (header.flags & state_flag_expected) != 0;
-  const std::size_t number_bytes = model.layers() * sizeof(std::uint64_t);
-  const std::size_t ages_bytes = (has_expected ? 2 : 1) * number_bytes;
-  const std::size_t elements_bytes = model.elements() * sizeof(T);
-  const std::size_t body_bytes = ages_bytes + (view.has_velocity() ? 2 : 1) * elements_bytes;
-  // First by elements: the bytes of a model that fits in no memory may not fit in std::size_t.
-  refuse_if(body.size() / sizeof(T) < model.elements() || body.size() < body_bytes, errc::truncated);
-  refuse_if(body.size() > body_bytes, errc::trailing_bytes);
-  check_state_checksum(header, body, refuse_if);
-  check_selector_numbers(header, name);
-  view.sent_in = body.first(number_bytes);
-  view.expected = body.subspan(number_bytes, ages_bytes - number_bytes);
+  std::span<const std::byte> rest = bytes.subspan(sizeof header);
+  view.sent_in = take_bytes<std::uint64_t>(rest, model.layers(), name);
+  view.expected = take_bytes<double>(rest, has_expected ? model.layers() : 0, name);
+  view.elements = take_bytes<T>(rest, model.elements(), name);
+  view.velocity = take_bytes<T>(rest, view.has_velocity() ? model.elements() : 0, name);
+  refuse_if(!rest.empty(), errc::trailing_bytes, name);
+  check_state(header, bytes.subspan(sizeof header), name);
   for (std::size_t l = 0; l < model.layers(); ++l)
-    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age);
-  view.elements = body.subspan(ages_bytes, elements_bytes);
-  view.velocity = body.subspan(ages_bytes + elements_bytes);
+    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age, name);
   return view;
-}
-
-// A residual that holds NaN or infinity must not become bytes that nothing loads.
-template <element T>
-void check_savable(const layout& model, std::span<const T> numbers, const char* what) {
-  if (numbers.empty()) return;
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    const std::span<const T> layer = numbers.subspan(model.offset(l), model.sizes()[l]);
-    if (is_finite_magnitude(largest_magnitude<T>(layer.size(), read_only<T>{layer.data()}))) continue;
-    detail::raise(std::domain_error("save: the " + std::string(what) + " of layer '" + model[l].name +
-                                    "' holds NaN or infinity"));
-  }
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail
@@ -209,12 +185,10 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 or 16 a fragment, and the residual and velocity in T.
 ///
-/// \param fragments  what the worker decides on
-/// \param memory     of its selector
-/// \param residual   flat, fragments.elements() elements
-/// \param velocity   as many, or none
-/// \param step       the last that was committed, counted from 1; 0: none
-/// \param expected   the values to plan the next step by, one a fragment, or none
+/// \param memory    of the worker's selector
+/// \param residual  flat, fragments.elements() elements; velocity as many, or none
+/// \param step      the last that was committed, counted from 1; 0: none
+/// \param expected  the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
 template <element T>
@@ -226,14 +200,29 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
       memory.sent_in.size() != fragments.layers() ||
       (!expected.empty() && expected.size() != fragments.layers())) {
     detail::raise(std::invalid_argument(
-        "save_state: a residual of " + std::to_string(residual.size()) + " elements, a velocity of " +
-        std::to_string(velocity.size()) + " and ages of " + std::to_string(memory.sent_in.size()) +
-        " fragments, where the model has " + std::to_string(fragments.elements()) + " elements in " +
-        std::to_string(fragments.layers()) + " fragments"));
+        "save_state: the residual, the velocity or the numbers are of another model than one of " +
+        std::to_string(fragments.elements()) + " elements in " + std::to_string(fragments.layers()) +
+        " fragments"));
   }
-  detail::check_savable(fragments, residual, "residual");
-  detail::check_savable(fragments, velocity, "velocity");
-  return detail::write_state<T>(fragments, memory, residual, velocity, step, expected);
+  for (const std::span<const T> numbers : {residual, velocity}) {
+    for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
+      if (detail::are_finite<T>(numbers.subspan(fragments.offset(f), fragments.sizes()[f]))) continue;
+      detail::raise(std::domain_error(
+          "save: the " + std::string(numbers.data() == residual.data() ? "residual" : "velocity") +
+          " of layer '" + fragments[f].name + "' holds NaN or infinity"));
+    }
+  }
+  std::vector<std::byte> bytes(sizeof(detail::state_header));
+  detail::append(bytes, std::span<const std::uint64_t>(memory.sent_in));
+  detail::append(bytes, expected);
+  detail::append(bytes, residual);
+  detail::append(bytes, velocity);
+  detail::state_header header;
+  header.flags = static_cast<std::uint8_t>((velocity.empty() ? 0 : detail::state_flag_velocity) |
+                                           (expected.empty() ? 0 : detail::state_flag_expected));
+  header.elements = fragments.elements();
+  detail::seal_state<T>(bytes, header, fragments, memory, step);
+  return bytes;
 }
 
 /// What such bytes hold.
@@ -255,12 +244,104 @@ template <element T>
   saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
                        detail::values_of<T>(state.velocity), state.header.step,
                        detail::values_of<double>(state.expected)};
-  for (const std::vector<T>* numbers : {&saved.residual, &saved.velocity}) {
-    if (!detail::is_finite_magnitude(
-            detail::largest_magnitude<T>(numbers->size(), detail::read_only<T>{numbers->data()})))
-      detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
-  }
+  if (!detail::are_finite<T>(saved.residual) || !detail::are_finite<T>(saved.velocity))
+    detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
   return saved;
+}
+
+namespace detail {
+
+// The mean of value_of(state) over the states. Where all agree it is that value, which the sum over W, rounded, need not give back.
+template <class Value>
+auto mean_over(std::span<const state_view> states, const Value& value_of) {
+  const auto first = value_of(states[0]);
+  auto sum = first;
+  using bits = bits_of<decltype(sum)>;
+  bool all_agree = true;
+  for (const state_view& state : states.subspan(1)) {
+    const auto value = value_of(state);
+    sum += value;
+    // Bits, since NaN equals everything under -ffast-math.
+    all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
+  }
+  return all_agree ? first : sum / static_cast<decltype(sum)>(states.size());
+}
+
+// The same for each number of one part of the states.
+template <class T>
+std::vector<T> means_of(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
+  std::vector<T> means((states[0].*part).size() / sizeof(T));
+  for (std::size_t i = 0; i < means.size(); ++i)
+    means[i] = mean_over(states, [&](const state_view& each) { return value_at<T>(each.*part, i); });
+  return means;
+}
+
+// Ranges of bytes that outlive the loop over them.
+template <class States>
+concept saved_states = std::ranges::input_range<const States> &&
+    std::ranges::borrowed_range<std::ranges::range_reference_t<const States>> &&
+    std::convertible_to<std::ranges::range_reference_t<const States>, std::span<const std::byte>>;
+
+}  // namespace detail
+
+/// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W
+/// that were saved, what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
+///
+/// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T. What
+/// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
+/// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
+///
+/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
+///                std::vector<std::vector<std::byte>>
+/// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
+///                                for one with velocity where state 0 has none, or the other way round
+/// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
+///
+/// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of
+/// the states, two with checksums, and twice the memory of one.
+template <element T, detail::saved_states States>
+std::vector<std::byte> merge_states(const States& states, const layout& fragments) {
+  std::vector<detail::state_view> views;
+  const auto name_of = [](std::size_t index) { return "saved state " + std::to_string(index); };
+  for (const std::span<const std::byte> bytes : states) {
+    std::optional<bool> as_first;
+    if (!views.empty()) as_first = views[0].has_velocity();
+    views.push_back(detail::read_state<T>(bytes, fragments, as_first, name_of(views.size())));
+    if (views.back().header.step != views[0].header.step) {
+      detail::raise(std::invalid_argument(name_of(0) + " is of step " + std::to_string(views[0].header.step) +
+                                          ", " + name_of(views.size() - 1) + " of step " +
+                                          std::to_string(views.back().header.step)));
+    }
+  }
+  if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
+  const auto mean_of = [&](std::span<const std::byte> detail::state_view::*part) {
+    std::vector<T> means = detail::means_of<T>(views, part);
+    if (detail::are_finite<T>(means)) return means;
+    for (std::size_t w = 0; w < views.size(); ++w) {
+      if (!detail::are_finite<T>(detail::values_of<T>(views[w].*part)))
+        detail::raise(std::invalid_argument(name_of(w) + " holds NaN or infinity"));
+    }
+    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  };
+  // How the next decide() of a resumed run finds its threshold, ages and allowance.
+  selector::memory memory = views[0].memory();
+  memory.threshold = detail::mean_over(views, [](const auto& each) { return each.header.threshold; });
+  memory.allowance = detail::mean_over(views, [](const auto& each) { return each.header.allowance; });
+  for (const detail::state_view& view : views) {
+    if (view.header.threshold == invalid_threshold) memory.threshold = invalid_threshold;
+    for (std::size_t f = 0; f < memory.sent_in.size(); ++f)
+      memory.sent_in[f] = (std::min)(memory.sent_in[f], detail::value_at<std::uint64_t>(view.sent_in, f));
+  }
+  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
+  if (detail::is_nan(memory.threshold)) memory.threshold = detail::infinite_value;
+  if (!detail::is_finite(memory.allowance))
+    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  // Infinite ones, of workers before their first step, stay so.
+  std::vector<double> expected;
+  const bool all_have = std::ranges::none_of(views, [](const auto& each) { return each.expected.empty(); });
+  if (all_have) expected = detail::means_of<double>(views, &detail::state_view::expected);
+  return save_state<T>(fragments, memory, mean_of(&detail::state_view::elements),
+                       mean_of(&detail::state_view::velocity), views[0].header.step, expected);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -33,7 +33,6 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/scatter.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
@@ -306,12 +305,15 @@ class worker<T, Representative>::step {
     state_->leave(false);
     return all;
   }
-  /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. `gradients` has a
-  /// tensor to write for each layer. Also after commit().
+  /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. Also after commit().
+  ///
+  /// \param packed     sent().sent_elements() elements
+  /// \param gradients  a tensor to write for each layer of the model, also for those without a gradient in this step, since another
+  ///                   worker may have sent them; of T, float16 or bfloat16: into half-width ones numbers are rounded to the nearest,
+  ///                   and those beyond their range to the largest. One that does not fit throws before anything is written
   template <class Tensors>
   void unpack(std::span<const T> packed, Tensors&& gradients) const {
-    const state& s = selected("unpack");
-    scatter<T>(s.decisions.sent(), s.cut, packed, gradients);
+    selected("unpack").unpack(packed, gradients);
   }
 
   /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. Throws

@@ -24,10 +24,7 @@ namespace lamina_python {
 /// Calls visitor(layer, span) for each layer that has a gradient, once the sizes of all were checked.
 template <class Visitor>
 void visit_all(const lamina::layout& model, std::span<const any_tensor> gradients, const Visitor& visitor) {
-  if (gradients.size() != model.layers()) {
-    throw std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
-                                std::to_string(gradients.size()) + " gradients");
-  }
+  model.check_count(gradients.size(), "gradients");
   for (const bool is_check : {true, false}) {
     for (std::size_t layer = 0; layer < model.layers(); ++layer) {
       if (!gradients[layer].has_value()) continue;

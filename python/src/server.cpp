@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <lamina/codec.hpp>
-#include <lamina/merge.hpp>
 #include <lamina/server.hpp>
+#include <lamina/state.hpp>
 
 #include "arrays.hpp"
 #include "options.hpp"

@@ -163,13 +163,12 @@ class group {
     }
     return true;
   }
-  // Fragment f is of owner f mod W.
   selection shard(std::size_t owner) const {
-    selection shard(chosen().model());
+    selection owned(fragments_);
     for (const std::size_t f : chosen().sent()) {
-      if (f % workers == owner) shard.send(f);
+      if (f % workers == owner) owned.send(f);
     }
-    return shard;
+    return owned;
   }
   const selection& chosen() const { return workers_[0]->step->sent(); }
   const std::vector<std::vector<T>>& replica(std::size_t w) const { return workers_[w]->replica; }
@@ -219,7 +218,7 @@ class group {
                        sent, [&](std::size_t f) { return workers_[from]->of_model.residual()[f]; });
     std::vector<std::byte> bytes = frame.to_bytes();
     if (from != owner && below(random_, 16) < of_.outages_of_16) {
-      arrived.lose(nothing_of(sent));
+      lose_all(sent, arrived);
       bytes = empty_frame(from);
     } else if (from != owner) {
       way<T>& over = *up_[workers * from + owner];
@@ -231,13 +230,11 @@ class group {
     return bytes;
   }
 
-  // A transfer that did not take place: what its sender commits, and what its owner has of it.
-  static delivery nothing_of(const selection& sent) {
-    delivery lost(sent, chunk_elements);
+  // A transfer that did not take place.
+  static void lose_all(const selection& sent, delivery& arrived) {
     for (const std::size_t part : sent.sent()) {
-      for (std::size_t c = 0; c < lost.chunks(part); ++c) lost.lose(part, c);
+      for (std::size_t c = 0; c < arrived.chunks(part); ++c) arrived.lose(part, c);
     }
-    return lost;
   }
   std::vector<std::byte> empty_frame(std::size_t from) const {
     lamina::frame_encoder<T> encoder(fragments_);
@@ -248,7 +245,14 @@ class group {
   }
 
   void say_lost(std::size_t owner, const delivery& has_arrived, delivery& arrived) const {
-    if (of_.wrong != fault::of_another_shard) return arrived.lose(has_arrived);
+    if (of_.wrong != fault::of_another_shard) {
+      for (const std::size_t f : has_arrived.sent().sent()) {
+        for (std::size_t c = 0; c < has_arrived.chunks(f); ++c) {
+          if (has_arrived.is_lost(f, c)) arrived.lose(f, c);
+        }
+      }
+      return;
+    }
     const std::size_t other = (owner + 1) % workers;
     const selection others = shard(other);
     const auto lost = has_arrived.sent().sent();

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <span>
@@ -190,12 +192,17 @@ void refuses_what_is_not_finite(const Execution& execution) {
     require(contains(message, "layer1") && contains(message, has_velocity ? "velocity" : "residual"),
             "the message is: " + message);
     // With a checksum that is right.
-    auto elements = std::vector<float>(model.elements(), 1.0F);
-    elements.back() = std::numeric_limits<float>::infinity();
+    const std::vector<float> elements(model.elements(), 1.0F);
     const std::vector<float> velocity(has_velocity ? model.elements() : 0);
-    const auto bytes =
-        lamina::detail::write_state<float>(model, {.sent_in = {0, 0}}, std::span<const float>(elements),
-                                           std::span<const float>(velocity), 1, {});
+    auto bytes = lamina::save_state<float>(model, {.sent_in = {0, 0}}, elements, velocity, 1);
+    lamina::detail::state_header header;
+    const float infinity = std::numeric_limits<float>::infinity();
+    std::memcpy(
+        bytes.data() + sizeof header + 2 * sizeof(std::uint64_t) + (elements.size() - 1) * sizeof(float),
+        &infinity, sizeof infinity);
+    std::memcpy(&header, bytes.data(), sizeof header);
+    header.checksum = lamina::detail::state_checksum(header, std::span(bytes).subspan(sizeof header));
+    std::memcpy(bytes.data(), &header, sizeof header);
     require(contains(message_of<std::invalid_argument>([&] { device.load(execution, bytes); }), "NaN"),
             "infinity was loaded");
     *thrust::device_ptr<float>(last) = 0.0F;

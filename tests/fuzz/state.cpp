@@ -5,7 +5,6 @@
 
 #include "fuzz.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/merge.hpp"
 #include "lamina/worker.hpp"
 
 namespace lamina_fuzz {

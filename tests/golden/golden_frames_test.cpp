@@ -158,7 +158,9 @@ void check_decoded(const golden_frame& row) {
   CHECK(view.run() == row.run);
   CHECK(view.payload() == row.payload);
   CHECK(view.layers() == model.layers());
-  const lamina::frame_info info = lamina::peek(std::span(frame).first(lamina::peek_bytes));
+  std::error_code error;
+  const lamina::frame_info info = lamina::peek(std::span(frame).first(lamina::peek_bytes), error);
+  CHECK_FALSE(error);
   CHECK(info.size_bytes == row.bytes);
   CHECK(info.kind == row.kind);
   CHECK(info.payload == row.payload);

@@ -49,7 +49,6 @@ void work(lamina::worker<float>& worker) {
   step.add(gradients);
   step.skip(1);
   lamina::delivery arrived(step.sent(), 4);
-  arrived.lose(lamina::delivery(step.sent(), 4));
   arrived.lose(0, 0);
   step.commit(arrived);
   worker.load(worker.save());
@@ -67,7 +66,7 @@ void serve(lamina::server<float>& server, std::vector<std::byte> bytes, std::vec
     const auto reply = server.reply(w, parameters);
     const std::vector<std::byte> sent = reply.to_bytes();
     const auto frame = lamina::decode<float>(sent, server.model());
-    frame.apply_to(0, parameters[0]);
+    lamina::apply<float>(sent, lamina::tiling(server.model()), server.step(), parameters);
     const lamina::delivery arrived(reply.sent(), 4);
     frame.restore(0, parameters[0], arrived);
     server.commit(w, reply.clock(), arrived);

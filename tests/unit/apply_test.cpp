@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include <lamina/apply.hpp>
+#include <lamina/codec.hpp>
 
 #include "catch.hpp"
 #include "support.hpp"
@@ -40,13 +40,6 @@ TEST_CASE("apply: what was sent is written, what was not is kept") {
   REQUIRE(lamina::apply<float>(of.bytes(2), of.cut, 2, mine) == 4096);
   REQUIRE(mine[0] == std::vector<float>(3, 1));
   for (std::size_t i = 0; i < 10'000; ++i) REQUIRE(mine[1][i] == (i >= 4096 && i < 8192 ? 9 : 2));
-}
-
-TEST_CASE("apply: whole layers need no tiling") {
-  parameters_of_a_server of(0);
-  tensors mine{std::vector<float>(3), std::vector<float>(10'000), {}, std::vector<float>(5)};
-  lamina::apply<float>(of.bytes(1), of.cut.model(), 1, mine);
-  REQUIRE(mine == of.values);
 }
 
 TEST_CASE("apply: what does not fit is refused before anything is written") {

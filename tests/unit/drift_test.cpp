@@ -1240,7 +1240,8 @@ TEST_CASE("drift: frames of updates are taken where they belong and nowhere else
   const auto bytes = compressor.encode(x, y).to_bytes();
   const auto view = lamina::decode<float>(bytes, three_layers);
   CHECK(view.kind() == lamina::frame_kind::updates);
-  CHECK(lamina::peek(bytes).kind == lamina::frame_kind::updates);
+  std::error_code error;
+  CHECK(lamina::peek(bytes, error).kind == lamina::frame_kind::updates);
   lamina::server<float> of_gradients(three_layers);
   CHECK(of_gradients.add(bytes) == lamina::errc::unexpected_kind);
   lamina::server<float> of_updates(three_layers, {.kind = lamina::frame_kind::updates});

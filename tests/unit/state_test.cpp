@@ -15,7 +15,6 @@
 
 #include "catch.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/merge.hpp"
 #include "lamina/tiling.hpp"
 #include "lamina/worker.hpp"
 #include "steps.hpp"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/scatter.hpp"
 #include "steps.hpp"
 
 using namespace lamina_test;

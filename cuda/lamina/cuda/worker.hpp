@@ -292,10 +292,8 @@ inline std::span<std::byte> finish_frame(std::span<std::byte> buffer) {
   const auto frame = buffer.first(prefix_bytes + header.payload_bytes);
   header.flags |= flag_checksum;
   std::memcpy(frame.data(), &header, sizeof header);
-  checksum sum;
-  sum.add(frame.first(checksum_offset));
-  sum.add(frame.subspan(wire_header_bytes));
-  header.checksum = sum.value();
+  header.checksum =
+      checksum().add(frame.first(checksum_offset)).add(frame.subspan(wire_header_bytes)).value();
   std::memcpy(frame.data(), &header, sizeof header);
   return frame;
 }

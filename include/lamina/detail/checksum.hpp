@@ -24,8 +24,9 @@ namespace lamina::inline LAMINA_ABI::detail {
 class checksum {
  public:
   checksum() noexcept { XXH3_64bits_reset(&state_); }
-  void add(std::span<const std::byte> bytes) noexcept {
+  checksum& add(std::span<const std::byte> bytes) noexcept {
     if (!bytes.empty()) XXH3_64bits_update(&state_, bytes.data(), bytes.size());
+    return *this;
   }
   [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(&state_); }
 

@@ -15,13 +15,12 @@
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/gradient.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/execution.hpp"
 #include "lamina/frame.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
@@ -48,27 +47,25 @@ struct worker_state {
         in_next(cut.fragments()),
         values(cut.fragments().layers()),
         decision_values(cut.fragments().layers()),
-        expected(cut.fragments().layers(), detail::infinite_value),
+        expected(cut.fragments().layers(), infinite_value),
         marks(cut.fragments().layers()),
         is_stale(cut.fragments().layers(), char{1}) {
-    if (model.layers() == 0)
-      detail::raise(std::invalid_argument("a model without layers has nothing to compress"));
-    detail::check_payload_type(given.payload);
+    if (model.layers() == 0) raise(std::invalid_argument("a model without layers has nothing to compress"));
+    check_payload_type(given.payload);
   }
 
   enum class mark : char { none, skipped, gradient };
 
   void require_closed(const char* call) const {
     if (!is_open) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
-                                   " is open: commit() it, or let its handle go"));
+    raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
+                           " is open: commit() it, or let its handle go"));
   }
   void require_gradient(const char* call, std::size_t f) const {
     cut.fragments().check_layer(f);
     if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
-    detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
-                                   "' has no gradient in step " + std::to_string(number) +
-                                   "; add() or skip() it"));
+    raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
+                           "' has no gradient in step " + std::to_string(number) + "; add() or skip() it"));
   }
   // A frame points into the residual, which must not change under it.
   void require_here(const char* call, std::size_t layer) const {
@@ -76,8 +73,8 @@ struct worker_state {
     if (!has_left) return;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
       if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
-      detail::raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
-                                     "' was in a frame of step " + std::to_string(number) + " already"));
+      raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
+                             "' was in a frame of step " + std::to_string(number) + " already"));
     }
   }
   void require_all(const char* call) const {
@@ -128,8 +125,8 @@ struct worker_state {
   const encoded_frame& encode_some(const selection& fragments, bool is_last,
                                    std::span<const std::byte> user) {
     if (fragments.model().fingerprint() != cut.fragments().fingerprint())
-      detail::raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
-    if (sequence == 0xffff) detail::raise(std::length_error("frame: a step has at most 65,535 frames"));
+      raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
+    if (sequence == 0xffff) raise(std::length_error("frame: a step has at most 65,535 frames"));
     if (sequence == 0) in_frames.clear();
     if (is_last) require_all("frame");
     in_next.clear();
@@ -137,8 +134,8 @@ struct worker_state {
       if (!decisions.sent().is_sent(f)) continue;
       require_gradient("frame", f);
       if (in_frames.is_sent(f)) {
-        detail::raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
-                                       std::to_string(number) + " already"));
+        raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
+                               std::to_string(number) + " already"));
       }
       in_next.send(f);
     }
@@ -150,16 +147,12 @@ struct worker_state {
 
   template <class Tensors, class Execution>
   std::optional<std::size_t> add_all(const Tensors& gradients, double scale, const Execution& execution) {
-    if (std::size(gradients) != cut.model().layers()) {
-      detail::raise(std::invalid_argument("the model has " + std::to_string(cut.model().layers()) +
-                                          " layers, got " + std::to_string(std::size(gradients)) +
-                                          " gradients"));
-    }
+    cut.model().check_count(std::size(gradients), "gradients");
     return add(
         0, cut.model().layers(),
         [&](std::size_t layer, const auto& visitor) {
           const auto& tensor = std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)];
-          if (detail::has_value(tensor)) detail::visit_gradient<T>(tensor, visitor);
+          if (has_value(tensor)) visit_gradient<T>(tensor, visitor);
         },
         scale, execution);
   }
@@ -167,14 +160,13 @@ struct worker_state {
   std::optional<std::size_t> add_one(std::size_t layer, const Tensor& gradient, double scale,
                                      const Execution& execution) {
     cut.model().check_layer(layer);
-    if (!detail::has_value(gradient)) {
-      detail::raise(std::invalid_argument("layer '" + cut.model()[layer].name +
-                                          "': there is no tensor to add; skip() it"));
+    if (!has_value(gradient)) {
+      raise(std::invalid_argument("layer '" + cut.model()[layer].name +
+                                  "': there is no tensor to add; skip() it"));
     }
     return add(
-        layer, layer + 1,
-        [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); }, scale,
-        execution);
+        layer, layer + 1, [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor); },
+        scale, execution);
   }
   template <class Gradients, class Execution>
   std::optional<std::size_t> add(std::size_t first, std::size_t last, const Gradients& gradients,
@@ -230,13 +222,45 @@ struct worker_state {
   void refresh(std::size_t f) {
     if (is_stale[f] == 0) return;
     is_stale[f] = 0;
-    values[f] = residual.is_clear(f) ? detail::value_of_zeros<T>(functor, cut.fragments().sizes()[f])
+    values[f] = residual.is_clear(f) ? value_of_zeros<T>(functor, cut.fragments().sizes()[f])
                                      : representative_value(functor, residual[f]);
   }
   void use_own_values() {
     if (has_decision_values) return;
     std::copy(values.begin(), values.end(), decision_values.begin());
     has_decision_values = true;
+  }
+  // What was not sent becomes zeros. Halves get the nearest number, and the largest where it is beyond their range.
+  template <class Tensors>
+  void unpack(std::span<const T> packed, Tensors& gradients) const {
+    const selection& sent = decisions.sent();
+    if (packed.size() != sent.sent_elements()) {
+      raise(std::invalid_argument("unpack: " + std::to_string(packed.size()) + " elements where " +
+                                  std::to_string(sent.sent_elements()) + " were sent"));
+    }
+    cut.model().check_count(std::size(gradients), "gradients");
+    const auto visit = [&](std::size_t layer, const auto& visitor) {
+      visit_writable<T>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
+        cut.model().check_size(layer, to.size());
+        visitor(to);
+      });
+    };
+    for (std::size_t layer = 0; layer < cut.model().layers(); ++layer) visit(layer, [](auto) {});
+    const T* from = packed.data();
+    for (std::size_t f = 0; f < cut.fragments().layers(); ++f) {
+      visit(cut.layer_of(f), [&]<class G>(std::span<G> all) {
+        const std::span<G> to = all.subspan(cut.begin(f), cut.fragments().sizes()[f]);
+        if (sent.is_dropped(f)) return std::fill(to.begin(), to.end(), G{});
+        for (std::size_t i = 0; i < to.size(); ++i) {
+          if constexpr (half_element<G>) {
+            to[i] = to_nearest<G>(from[i]);
+          } else {
+            to[i] = from[i];
+          }
+        }
+        from += to.size();
+      });
+    }
   }
   // What was lost is in the residual again: as much of the value, if elements are alike.
   void expect_lost(const delivery& arrived) {
@@ -282,7 +306,7 @@ struct worker_state {
     residual.restore(saved.residual, saved.velocity);
     decisions.restore(std::move(saved.memory));
     number = saved.step;
-    if (saved.expected.empty()) saved.expected.assign(expected.size(), detail::infinite_value);
+    if (saved.expected.empty()) saved.expected.assign(expected.size(), infinite_value);
     expected = std::move(saved.expected);
     std::fill(is_stale.begin(), is_stale.end(), char{1});
     is_selected = has_decision_values = false;

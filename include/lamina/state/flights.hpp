@@ -4,18 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/state.hpp"
@@ -75,14 +70,13 @@ class flights {
   std::size_t count() const noexcept { return count_; }
   const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
   bool has(std::size_t part) const {
-    return std::any_of(flights_.begin(), flights_.begin() + static_cast<std::ptrdiff_t>(count_),
-                       [part](const flight<T>& each) {
-                         return std::binary_search(each.parts.begin(), each.parts.end(), part);
-                       });
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (std::ranges::binary_search(flights_[i].parts, part)) return true;
+    }
+    return false;
   }
   /// The last step whose update was applied; 0: none.
   std::uint64_t landed() const noexcept { return landed_; }
-  void set_landed(std::uint64_t step) noexcept { landed_ = step; }
 
  private:
   std::size_t index_of(std::uint64_t step, const char* call) const {
@@ -135,61 +129,47 @@ struct saved_flights {
   std::uint64_t step = 0;
 };
 
-// The next numbers of a body, of which `rest` is what comes behind them.
-template <class Value, class RefuseIf>
-std::vector<Value> take_numbers(std::span<const std::byte>& rest, std::uint64_t count,
-                                const RefuseIf& refuse_if) {
-  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated);
-  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
-  rest = rest.subspan(taken.size());
-  return values_of<Value>(taken);
-}
-
 /// Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
 saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
-  const auto refuse_if = [](bool bad, errc code) {
-    if (bad) raise(decode_error(make_error_code(code), "saved drift"));
-  };
-  const state_header header = read_state_header(bytes, flights_magic, element_code<T>, parts, refuse_if);
-  refuse_if((header.flags & ~state_flag_checksum) != 0, errc::nonzero_reserved);
+  const std::string name = "saved drift";
+  const state_header header =
+      read_state_header(bytes, flights_magic, element_code<T>, state_flag_checksum, parts, name);
   std::span<const std::byte> rest = bytes.subspan(sizeof header);
-  check_state_checksum(header, rest, refuse_if);
-  check_selector_numbers(header, "saved drift");
-  saved_flights<T> saved{
-      {header.threshold, header.allowance, take_numbers<std::uint64_t>(rest, parts.layers(), refuse_if)},
-      {},
-      header.step};
+  check_state(header, rest, name);
+  const auto take_numbers = [&](std::uint64_t count) {
+    return values_of<std::uint64_t>(take_bytes<std::uint64_t>(rest, count, name));
+  };
+  saved_flights<T> saved{{header.threshold, header.allowance, take_numbers(parts.layers())}, {}, header.step};
   for (const std::uint64_t sent_in : saved.memory.sent_in)
-    refuse_if(sent_in > header.step, errc::impossible_age);
-  const std::vector<std::uint64_t> counts = take_numbers<std::uint64_t>(rest, 2, refuse_if);
-  refuse_if(counts[0] > header.step, errc::impossible_age);
-  saved.all.set_landed(counts[0]);
+    refuse_if(sent_in > header.step, errc::impossible_age, name);
+  const std::vector<std::uint64_t> counts = take_numbers(2);
+  refuse_if(counts[0] > header.step, errc::impossible_age, name);
+  saved.all.land(counts[0]);
   std::uint64_t last_step = counts[0];
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
-    const std::vector<std::uint64_t> begin = take_numbers<std::uint64_t>(rest, 3, refuse_if);
-    refuse_if(begin[0] <= last_step || begin[0] > header.step, errc::impossible_age);
+    const std::vector<std::uint64_t> begin = take_numbers(3);
+    refuse_if(begin[0] <= last_step || begin[0] > header.step, errc::impossible_age, name);
     last_step = begin[0];
     std::size_t elements = 0;
     flight<T>& next = saved.all.next();
     next.step = begin[0];
-    for (const std::uint64_t part : take_numbers<std::uint64_t>(rest, begin[1], refuse_if)) {
+    for (const std::uint64_t part : take_numbers(begin[1])) {
       refuse_if(part >= parts.layers() || (!next.parts.empty() && part <= next.parts.back()),
-                errc::wrong_layout);
+                errc::wrong_layout, name);
       next.parts.push_back(static_cast<std::size_t>(part));
       elements += parts.sizes()[next.parts.back()];
     }
-    refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout);
+    refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout, name);
     elements = static_cast<std::size_t>(begin[2]);
-    next.elements = take_numbers<T>(rest, elements, refuse_if);
+    next.elements = values_of<T>(take_bytes<T>(rest, elements, name));
     elements_under_way += elements;
-    if (!is_finite_magnitude(largest_magnitude<T>(elements, read_only<T>{next.elements.data()})))
-      raise(std::invalid_argument("the saved drift holds NaN or infinity"));
+    if (!are_finite<T>(next.elements)) raise(std::invalid_argument("the saved drift holds NaN or infinity"));
     saved.all.launch();
   }
-  refuse_if(!rest.empty(), errc::trailing_bytes);
-  refuse_if(elements_under_way != header.elements, errc::wrong_layout);
+  refuse_if(!rest.empty(), errc::trailing_bytes, name);
+  refuse_if(elements_under_way != header.elements, errc::wrong_layout, name);
   return saved;
 }
 

@@ -68,10 +68,7 @@ class bindings {
     execution.require_no_capture("bind");
     const layout& model = cut_.model();
     const auto count = static_cast<std::size_t>(std::ranges::size(tensors));
-    if (count != model.layers()) {
-      throw std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
-                                  std::to_string(count) + " tensors");
-    }
+    model.check_count(count, "tensors");
     std::vector<tensor_view> views;
     bool are_writable = true;
     for (auto&& given : tensors) {
