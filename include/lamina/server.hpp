@@ -273,7 +273,7 @@ class server {
   }
   bool repeats_a_layer(const frame_view<T>& view) const noexcept {
     for (std::size_t i = 0; i < count_; ++i) {
-      const frame_view<T>& other = frames_[i].view;
+      const frame_view<T>& other = frames_[i]->view;
       if (other.sender() != view.sender() || other.step() != view.step()) continue;
       for (std::size_t f = 0; f < view.layers(); ++f) {
         if (!view.is_dropped(f) && !other.is_dropped(f)) return true;
@@ -283,12 +283,12 @@ class server {
   }
 
   std::error_code take(std::span<const std::byte> bytes, std::vector<std::byte> owned) {
-    if (count_ == frames_.size()) frames_.emplace_back();
-    frame_view<T>& view = frames_[count_].view;
+    if (count_ == frames_.size()) frames_.push_back(std::make_unique<frame>());
+    frame_view<T>& view = frames_[count_]->view;
     std::error_code error = detail::frame_decoder::decode(bytes, fragments(), view);
     if (!error) error = refusal_of(view);
     if (error) return error;
-    frames_[count_++].bytes = std::move(owned);
+    frames_[count_++]->bytes = std::move(owned);
     sender& from = senders_[view.sender()];
     if (!from.in_progress) {
       from.taken = view.step();
@@ -312,7 +312,7 @@ class server {
   std::size_t to_front(const Predicate& holds) {
     std::size_t front = 0;
     for (std::size_t i = 0; i < count_; ++i) {
-      if (!holds(frames_[i].view)) continue;
+      if (!holds(frames_[i]->view)) continue;
       const auto at = frames_.begin() + static_cast<std::ptrdiff_t>(i);
       std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(front++), at, at + 1);
     }
@@ -322,10 +322,10 @@ class server {
   void keep(std::size_t count) {
     count_ = count;
     arrived_.clear();
-    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i].view, arrived_);
+    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i]->view, arrived_);
   }
   void release() noexcept {
-    for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i].bytes = {};
+    for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i]->bytes = {};
   }
 
   // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `summed_`: frames of steps that
@@ -343,8 +343,8 @@ class server {
     summed_.clear();
     updated_.clear();
     for (std::size_t i = count_; i < (options_.asynchronous ? came : front); ++i) {
-      summed_.push_back(&frames_[i].view);
-      send_layers_of(frames_[i].view, updated_);
+      summed_.push_back(&frames_[i]->view);
+      send_layers_of(frames_[i]->view, updated_);
     }
     to_reply_.clear();
     std::size_t workers = 0;
@@ -436,7 +436,7 @@ class server {
   tiling cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
-  std::vector<frame> frames_;                       // in the order of arrival,
+  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival,
   std::size_t count_ = 0;                           // as many of them; the others lend their memory
   selection arrived_;                               // of what is there
   selection updated_;                               // of summed_
