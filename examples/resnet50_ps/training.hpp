@@ -28,8 +28,7 @@ struct run {
 
   bool agrees() const { return !with.local && !with.async; }
   bool tests_before(std::uint64_t step) const {
-    const bool is_due = with.evaluate_every > 0 && step > 1 && (step - 1) % with.evaluate_every == 0;
-    return step > with.steps || (is_due && !with.async);
+    return step > with.steps || (with.evaluate_every > 0 && !with.async && step > 1 && (step - 1) % with.evaluate_every == 0);
   }
   bool saves_after(std::uint64_t step) const { return with.checkpoint_every > 0 && step % with.checkpoint_every == 0; }
   /// The learning rate of a step: grows from zero in --warm-up steps.
@@ -102,9 +101,8 @@ struct replica {
 inline std::vector<torch::Tensor> fragments_of(const std::vector<torch::Tensor>& parameters, std::size_t m) {
   std::vector<torch::Tensor> fragments;
   for (const torch::Tensor& parameter : parameters) {
-    const torch::Tensor flat = parameter.detach().view({-1});
-    for (const auto& each : flat.split(m == 0 ? std::max<std::int64_t>(1, flat.numel()) : static_cast<std::int64_t>(m)))
-      fragments.push_back(each);
+    const std::int64_t elements = m == 0 ? std::max<std::int64_t>(1, parameter.numel()) : static_cast<std::int64_t>(m);
+    for (const auto& each : parameter.detach().view({-1}).split(elements)) fragments.push_back(each);
   }
   return fragments;
 }
