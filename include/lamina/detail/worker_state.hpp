@@ -277,12 +277,12 @@ struct worker_state {
   // says of a fragment is computed anew, so that a frame need not live until commit().
   void take_out(const delivery* arrived) {
     // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
-    if (is_rounded()) {
-      for (const std::size_t f : decisions.sent().sent()) {
-        const std::size_t bytes = payload_bytes<T>(options.payload, cut.fragments().sizes()[f]);
-        if (written.size() < bytes) written.resize(bytes);
-      }
+    std::size_t most = written.size();
+    for (const std::size_t f : decisions.sent().sent()) {
+      if (is_rounded())
+        most = (std::max)(most, payload_bytes<T>(options.payload, cut.fragments().sizes()[f]));
     }
+    written.resize(most);
     for (const std::size_t f : decisions.sent().sent()) {
       if (arrived != nullptr && arrived->lost_chunks(f) == arrived->chunks(f)) continue;
       if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
