@@ -234,14 +234,13 @@ def table(results: list[Result]) -> str:
 
 def parse() -> argparse.Namespace:
     names = list(dict.fromkeys(row.name for row in ROWS))
-    parser = argparse.ArgumentParser(prog="./benchmarks/lab/incast", description=__doc__)
+    parser = common.parser("incast", __doc__)
     parser.add_argument("--quick", action="store_true", help="three rows of small frames at 200 Mb/s with four transports, 100 steps each")
     parser.add_argument("--rates", nargs="+", choices=("200 Mb/s", "1 Gb/s"), default=["200 Mb/s", "1 Gb/s"], help="of every link, each way")
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help='of "' + '", "'.join(names).replace("%", "%%") + '"')
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, metavar="TRANSPORT", help='of "' + '", "'.join(TRANSPORTS) + '"')
     parser.add_argument("--steps", type=int, default=1000, help="measured of each transport in each row; large frames take fewer")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/incast"), help="directory for the results")
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.chosen = QUICK_ROWS if given.quick else [row for row in ROWS if row.rate in given.rates and row.name in given.rows]
     if given.quick:
@@ -265,7 +264,7 @@ def main() -> None:
         results = common.with_results(results, new)
         done |= {each.key for each in new}
         common.write(given.output, results, common.environment("incast"), table(results))
-    print("\n" + table([each for each in results if each.key in done]) + f"\nWritten to {given.output}: results.json, table.md")
+    common.finish(given.output, table([each for each in results if each.key in done]))
 
 
 if __name__ == "__main__":
