@@ -84,7 +84,7 @@ class Transport:
     def options_in(self, row: Row) -> list[str]:
         if not self.is_udp:
             return list(self.options)
-        interfaces = ",".join(Cluster.network(path) for path in range(len(row.path_shares)))
+        interfaces = ",".join(f"eth{path}" for path in range(len(row.path_shares)))
         return [*self.options, "--link-rate", f"{sum(row.rates):.0f}", "--interface", interfaces]
 
 
@@ -101,7 +101,7 @@ TRANSPORTS = {each.name: each for each in (
     Transport("MPI, cubic, 2.5 times the queue", MPI, queue_times=2.5),
     _udp("p = 0"),
     *(_udp(f"p = {bound}", "--loss-bound", bound) for bound in ("0.05", "0.1", "0.2")),
-    _udp("p = 0.1, on-probe", "--loss-bound", "0.1", "--stop", "on-probe"),
+    _udp("p = 0.1, on-probe", "--loss-bound", "0.1", "--stop-on-probe"),
     _udp("p = 0.1, no tags", "--loss-bound", "0.1", "--loss-tags", "off", tags=False),
     _udp("p = 0.1, no rate control", "--loss-bound", "0.1", "--rate-control", "off"),
 )}

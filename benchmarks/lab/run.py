@@ -9,7 +9,6 @@ import pathlib
 import statistics
 
 import common
-from cluster import Cluster
 from common import GOODPUT_SHARE, RATES
 
 UDP_GOODPUT_SHARE = 1408 / (42 + 56 + 1408)  # of a packet of lamina/bounded: Ethernet, IP, UDP, its own header
@@ -119,7 +118,7 @@ def run_row(program: str, row: Row, name: str, rate: str, steps: int, work: list
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--classes", str(common.MODEL_CLASSES), *work]
     if row.is_udp:
-        options += ["--interface", Cluster.network(), *(() if bits is None else ("--link-rate", f"{bits:.0f}"))]
+        options += ["--interface", "eth0", *(() if bits is None else ("--link-rate", f"{bits:.0f}"))]
     with common.cluster_of(1 + max(ranks), rate) as cluster:
         said = cluster.mpirun(ranks, [program, *options], common.LONGEST_RUN_SECONDS).stdout
     measured = [line for line in common.lines_of(said) if "step" in line][WARM_UP_STEPS:]
