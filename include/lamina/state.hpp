@@ -185,10 +185,12 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 or 16 a fragment, and the residual and velocity in T.
 ///
-/// \param memory    of the worker's selector
-/// \param residual  flat, fragments.elements() elements; velocity as many, or none
-/// \param step      the last that was committed, counted from 1; 0: none
-/// \param expected  the values to plan the next step by, one a fragment, or none
+/// \param fragments  worker::fragments()
+/// \param memory     of the worker's selector
+/// \param residual   flat, fragments.elements() elements
+/// \param velocity   as many, or none
+/// \param step       the last that was committed, counted from 1; 0: none
+/// \param expected   the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
 template <element T>
@@ -291,8 +293,9 @@ concept saved_states = std::ranges::input_range<const States> &&
 /// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
 /// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
-/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
-///                std::vector<std::vector<std::byte>>
+/// \param states     what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
+///                   std::vector<std::vector<std::byte>>
+/// \param fragments  of these workers: worker::fragments()
 /// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
 ///                                for one with velocity where state 0 has none, or the other way round
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
