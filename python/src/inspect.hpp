@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/gradient.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
-#include "lamina/detail/gradient.hpp"
 #include "lamina/tensor.hpp"
 
 #include "any_tensor.hpp"
