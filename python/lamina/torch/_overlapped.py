@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from lamina.torch import _step
+from lamina.torch._foreach import joined
 
 if TYPE_CHECKING:
     from lamina.torch._state import LayerDropping
@@ -47,20 +48,14 @@ class OverlappedStep:
     def add(self, bucket: _step.Bucket) -> None:
         """Adds the gradients of a bucket, and starts the all-reduce of what is sent of them, if there is something."""
         state = self._state
-        wire = getattr(torch, state.wire)
+        layers, gradients = _flat_gradients(bucket)
         with self._watch.time("add"):
-            for layer, flat in _flat_gradients(bucket):
-                state.backend.add(layer, flat, 1 / self._scale)
-        layers = [layer for layer in bucket.layers if self._places[layer][1]]
+            state.backend.add(layers, gradients, 1 / self._scale)
+        layers = [layer for layer in layers if self._places[layer][1]]
         if not layers:
             return
         with self._watch.time("pack"):
-            packed = torch.empty(sum(self._places[layer][1] for layer in layers), dtype=wire, device=bucket.buffer.device)
-            begin = 0
-            for layer in layers:
-                elements = self._places[layer][1]
-                state.backend.pack_layer(layer, packed[begin:begin + elements], 1 / state.world_size if wire is torch.float32 else 1)
-                begin += elements
+            packed = state.backend.pack_layers(layers, 1 / state.world_size)
         with self._watch.time("agree"):
             self._require_one_past()
         self.works.append((self._start(packed), layers))
@@ -73,30 +68,44 @@ class OverlappedStep:
         with watch.time("allreduce"):
             for (work, _), _ in self.works:
                 work.wait()
-        if state.nonfinite != "leave_out":
-            is_bad, flag_bytes = _step.refuse_non_finite(state, buckets, watch)
-            self._sent_bytes += flag_bytes
-            if is_bad:
-                _step.finish_skipped(state, buckets, self._sent_bytes, watch)
-                return
+        observed = None
+        if backend.looks_first:
+            if state.nonfinite != "leave_out":
+                is_bad, flag_bytes = _step.refuse_non_finite(state, buckets, watch)
+                self._sent_bytes += flag_bytes
+        else:
+            with watch.time("agree"):
+                observed = _step.sum_observed(state, buckets, self._scale, torch.zeros(2, dtype=torch.float64))
+                self._sent_bytes += observed.sent_bytes
+                is_bad = observed.has_bad_gradient
+                if is_bad and state.nonfinite != "leave_out":
+                    _step.give_up_step(state, buckets, observed.own_bad_gradient)
+                else:
+                    expected = backend.forecast(observed.values / state.world_size)
+        if state.nonfinite != "leave_out" and is_bad:
+            _step.finish_skipped(state, buckets, self._sent_bytes, watch)
+            return
         with watch.time("pack"):
-            packed = torch.empty(backend.sent_elements, dtype=getattr(torch, state.wire), device=buckets[0].buffer.device)
-            for (_, delivered), layers in self.works:
-                begin = 0
-                for layer in layers:
-                    where, elements = self._places[layer]
-                    packed[where:where + elements] = delivered[begin:begin + elements]
-                    begin += elements
+            delivered: Dict[int, torch.Tensor] = {}
+            for (_, sums), layers in self.works:
+                delivered.update(zip(layers, torch.split(sums, [self._places[layer][1] for layer in layers])))
+            packed = joined([delivered[layer] for layer in sorted(delivered)], buckets[0].buffer).to(getattr(torch, state.wire))
+        if observed is not None:
+            _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes, watch, observed.may_overflow,
+                          observed.may_be_cut)
+            state.plan = backend.plan(expected)
+            return
         value_bytes = 8 * len(backend.fragments)
-        _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes + value_bytes, watch)
+        _step.deliver(state, buckets, packed, self._sent, self._scale, self._sent_bytes + value_bytes, watch,
+                      state.wire == "bfloat16", any(bucket.buffer.dtype is torch.float16 for bucket in buckets))
         with watch.time("agree"):
-            sums = backend.expected_values().to(buckets[0].buffer.device)
+            sums = backend.expected_values()
             dist.all_reduce(sums, group=state.process_group)
-            state.plan = backend.plan(sums.cpu() / state.world_size)
+            state.plan = backend.plan(sums / state.world_size)
 
 
-def _flat_gradients(bucket: _step.Bucket) -> List[Tuple[int, torch.Tensor]]:
-    """Each layer's gradient as it lies in memory."""
+def _flat_gradients(bucket: _step.Bucket) -> Tuple[List[int], List[torch.Tensor]]:
+    """The layers of a bucket, and their gradients as they lie in memory."""
     begin, width = bucket.buffer.data_ptr(), bucket.buffer.element_size()
-    return [(layer, bucket.buffer.narrow(0, (gradient.data_ptr() - begin) // width if gradient.numel() else 0, gradient.numel()))
-            for layer, gradient in zip(bucket.layers, bucket.gradients)]
+    return bucket.layers, [bucket.buffer.narrow(0, (gradient.data_ptr() - begin) // width if gradient.numel() else 0, gradient.numel())
+                           for gradient in bucket.gradients]
