@@ -514,7 +514,7 @@ def test_what_is_sent_lacks_what_is_left_out(kind):
         assert backend.begin(sent) == [[0, 1], [1], [0]][step - 1]
         packed = {}
         for layer, (begin, end) in enumerate(((0, 4), (4, 10))):
-            backend.add([layer], [buffer[begin:end]], 1.0)
+            backend.add([layer], buffer[begin:end], 1.0)
             if sent is None or layer in sent:
                 packed[layer] = backend.pack_layers([layer], 1.0)
                 assert torch.equal(packed[layer], backend.residual(layer))

@@ -78,8 +78,8 @@ class CpuBackend:
         self._open = self._worker.begin(list(range(len(self.fragments))) if sent is None else sent)
         return self._selected(self._step.sent)
 
-    def add(self, layers: Sequence[int], gradients: Sequence[torch.Tensor], scale: Union[float, torch.Tensor]) -> None:
-        for layer, gradient in zip(layers, gradients):
+    def add(self, layers: Sequence[int], gradients: torch.Tensor, scale: Union[float, torch.Tensor]) -> None:
+        for layer, gradient in zip(layers, torch.split(gradients, [self._layout.sizes[layer] for layer in layers])):
             self._step.add(layer, gradient, float(scale))
 
     def pack_layers(self, layers: Sequence[int], scale: float) -> torch.Tensor:

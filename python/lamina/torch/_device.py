@@ -42,7 +42,10 @@ class TorchBackend:
         self._sent: List[int] = []
         self._values: Optional[torch.Tensor] = None  # of this rank, on the host
         self._expected = torch.full((len(self.fragments),), torch.inf, dtype=torch.float64)
-        self._left_out = torch.zeros((), dtype=torch.float64, device=device)
+        finite = torch.finfo(torch.float64).max
+        self._limits = torch.tensor([finite, finite, torch.finfo(self._wire).max if self._wire is not torch.float32 else torch.inf,
+                                     torch.finfo(torch.float16).max], dtype=torch.float64, device=device)
+        self._looked_at, self._found_good = 0, torch.zeros(1, dtype=torch.float64, device=device)
         self.left_out_elements = 0
         self._is_open = False
         self.step = 0
@@ -59,8 +62,8 @@ class TorchBackend:
         for elements, found in zip(buffer_sizes, in_bucket):
             at, pieces = 0, []
             for begin, layer in sorted(found):
-                pieces += [(None, begin - at), (layer, self._sizes[layer])]
-                at = begin + self._sizes[layer]
+                pieces += [(None, max(begin - at, 0)), (layer, self._sizes[layer])]  # an empty one lies anywhere
+                at = max(at, begin + self._sizes[layer])
             pieces.append((None, elements - at))
             layers.append(pieces)
             fragments.append([each for layer, size in pieces for each in (
@@ -116,8 +119,12 @@ class TorchBackend:
     def leave_out(self) -> None:
         """What is not finite of the step does not come into the residual, which is the only copy of what was not sent. Waits."""
         self._take_over()
-        self.left_out_elements += int(self._left_out)
-        self._left_out.zero_()
+        self._count_left_out(float(self._found_good))
+
+    def _count_left_out(self, good: float) -> None:
+        self.left_out_elements += self._looked_at - int(good)
+        self._looked_at = 0
+        self._found_good.zero_()
 
     def _take_over(self) -> None:
         if self._after is None:
@@ -129,30 +136,27 @@ class TorchBackend:
         self._after = self._moved = None
 
     def _guarded(self, before: Sequence[torch.Tensor], after: Sequence[Any]) -> List[torch.Tensor]:
-        is_good = torch.isfinite(after[0])
-        for each in after[1:]:
-            is_good &= torch.isfinite(each)
-        self._left_out += is_good.numel() - is_good.sum()
+        is_good = after[0].abs() < torch.inf  # where a velocity is not finite the residual is not, either
+        self._looked_at += is_good.numel()
+        self._found_good += is_good.sum()
         return [torch.where(is_good, *each) for each in zip(after, before)]
 
     def begin(self, sent: Optional[List[int]]) -> List[int]:
         """Begins a step that sends these fragments, or everything."""
         self.step += 1
         self._is_open, self._values = True, None
-        self._sent = list(range(len(self.fragments))) if sent is None else sent
+        self._sent = [fragment for fragment, size in enumerate(self.fragments.sizes) if size] if sent is None else sent
         self._selector.take(self.step, self._sent)
         return self._sent
 
-    def add(self, layers: Sequence[int], gradients: Sequence[torch.Tensor], scale: Union[float, torch.Tensor]) -> None:
-        """Adds the gradients of some layers of a step that has begun, but for what is not finite."""
+    def add(self, layers: Sequence[int], gradients: torch.Tensor, scale: Union[float, torch.Tensor]) -> None:
+        """Adds the gradients of some layers, one behind the other, of a step that has begun, but for what is not finite."""
         flats = (self._residual, self._velocity)[:2 if self._momentum else 1]
         views = [[of[layer] for layer in layers] for of in map(self._layers_in, flats)]
         before = [torch.cat(each) for each in views]
-        added = _scaled(torch.cat(list(gradients)), scale).float()
-        after = [before[0] + added]
-        if self._momentum:
-            moved = before[1] * self._momentum + added
-            after = [before[0] + moved, moved]
+        added = _scaled(gradients, scale)
+        moved = [before[1] * self._momentum + added] if self._momentum else []
+        after = [before[0] + (moved[0] if moved else added), *moved]
         sizes = [self._sizes[layer] for layer in layers]
         for to, each in zip(views, self._guarded(before, after)):
             copy_all(to, torch.split(each, sizes))
@@ -177,24 +181,21 @@ class TorchBackend:
         residual = self._residual if self._after is None else self._after
         gradients = self._layers.norms(self._buffers, 1)
         norms = self._fragments.norms(self._split(residual), self._norm)
-        # A norm is as large as its largest element, or larger.
-        most_sent = torch.finfo(self._wire).max / world_size if self._wire is not torch.float32 else torch.inf
-        flags = [~torch.isfinite(gradients).all(), ~torch.isfinite(norms).all(), (norms > most_sent).any(), self._may_be_cut(residual, scale)]
-        return torch.cat([norms / self._divisors, torch.cat([gradients != 0, torch.stack(flags)]).double()])
+        # NaN is the largest of all. A norm is as large as its largest element, or larger.
+        largest = torch.stack([gradients.max(), norms.max(), norms.max() * world_size, self._largest_mean(residual, scale)])
+        return torch.cat([norms / self._divisors, (gradients != 0).double(), (~(largest <= self._limits)).double()])
 
-    def _may_be_cut(self, residual: torch.Tensor, scale: Union[float, torch.Tensor]) -> torch.Tensor:
-        largest = [torch.linalg.vector_norm(of, torch.inf) for of, buffer in zip(self._split(residual), self._buffers)
-                   if buffer.dtype is torch.float16 and buffer.numel()]
-        if not largest:
-            return torch.zeros((), dtype=torch.bool, device=residual.device)
-        return (torch.stack(largest).double() * scale > torch.finfo(torch.float16).max).any()
+    def _largest_mean(self, residual: torch.Tensor, scale: Union[float, torch.Tensor]) -> torch.Tensor:
+        """At most, of float16 gradients."""
+        largest = [torch.linalg.vector_norm(of, torch.inf, dtype=torch.float64) for of, buffer in
+                   zip(self._split(residual), self._buffers) if buffer.dtype is torch.float16 and buffer.numel()]
+        return torch.stack(largest).max() * scale if largest else self._limits[3]
 
     def fetch(self, sums: torch.Tensor, own: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Both on the host, which waits for them."""
-        host = torch.cat([sums, own, self._left_out.view(1)]).cpu()
+        host = torch.cat([sums, own, self._found_good]).cpu()
         self._values = host[len(sums):][:len(self.fragments)].clone()
-        self.left_out_elements += int(host[-1])
-        self._left_out.zero_()
+        self._count_left_out(float(host[-1]))
         return host[:len(sums)], host[len(sums):-1]
 
     def first_non_finite(self) -> Optional[int]:

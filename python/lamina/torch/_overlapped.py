@@ -48,10 +48,9 @@ class OverlappedStep:
     def add(self, bucket: _step.Bucket) -> None:
         """Adds the gradients of a bucket, and starts the all-reduce of what is sent of them, if there is something."""
         state = self._state
-        layers, gradients = _flat_gradients(bucket)
         with self._watch.time("add"):
-            state.backend.add(layers, gradients, 1 / self._scale)
-        layers = [layer for layer in layers if self._places[layer][1]]
+            state.backend.add(bucket.layers, _flat_gradients(bucket), 1 / self._scale)
+        layers = [layer for layer in bucket.layers if self._places[layer][1]]
         if not layers:
             return
         with self._watch.time("pack"):
@@ -104,8 +103,12 @@ class OverlappedStep:
             state.plan = backend.plan(sums / state.world_size)
 
 
-def _flat_gradients(bucket: _step.Bucket) -> Tuple[List[int], List[torch.Tensor]]:
-    """The layers of a bucket, and their gradients as they lie in memory."""
+def _flat_gradients(bucket: _step.Bucket) -> torch.Tensor:
+    """The gradients of a bucket's layers, one behind the other: the buffer itself where they lie so."""
     begin, width = bucket.buffer.data_ptr(), bucket.buffer.element_size()
-    return bucket.layers, [bucket.buffer.narrow(0, (gradient.data_ptr() - begin) // width if gradient.numel() else 0, gradient.numel())
-                           for gradient in bucket.gradients]
+    sizes = [gradient.numel() for gradient in bucket.gradients]
+    places = [(gradient.data_ptr() - begin) // width if size else 0 for gradient, size in zip(bucket.gradients, sizes)]
+    if sum(sizes) == len(bucket.buffer) and all(not size or place == sum(sizes[:number])
+                                                for number, (place, size) in enumerate(zip(places, sizes))):
+        return bucket.buffer
+    return torch.cat([bucket.buffer[place:place + size] for place, size in zip(places, sizes)])
