@@ -149,7 +149,7 @@ def all_equal(state: Past, sums: torch.Tensor) -> bool:
 def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
     """Raises the same on all ranks if they would select different fragments, or differ in `more`."""
     if not all_equal(state, sums):
-        raise RuntimeError(_parted(state, more or {}))
+        raise RuntimeError(parted(state, more or {}))
 
 
 def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stopwatch) -> "tuple[bool, int]":
@@ -225,7 +225,7 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
     return cut
 
 
-def _parted(state: Past, more: Dict[str, Any]) -> str:
+def parted(state: Past, more: Dict[str, Any]) -> str:
     """Why the ranks would select different fragments. All of them have seen that they would, so they can talk about it."""
     own = {**more, "step": state.backend.step, "threshold": state.backend.threshold}
     theirs: List[Dict[str, Any]] = [{}] * state.world_size
