@@ -35,6 +35,14 @@ class Tensor(torch.Tensor):
         made.inner = inner
         return made
 
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, other):
+        self.inner = other.inner
+
     def data_ptr(self):
         return self.inner.data_ptr()
 
@@ -73,11 +81,13 @@ def _called(operator, arguments, named):
     inner = tree_map(lambda each: each.inner if isinstance(each, Tensor) else each, (arguments, options))
     if name == "aten::_to_copy" and to is not None:
         result = inner[0][0].to(inner[1].get("dtype") or inner[0][0].dtype, copy=True)
-    elif name == "aten::copy_":
-        result = operator(*inner[0], **inner[1])
-        return arguments[0]
     else:
-        result = operator(*inner[0], **inner[1])
+        try:
+            result = operator(*inner[0], **inner[1])
+        except RuntimeError as error:
+            if "instead found type" not in str(error):
+                raise
+            result = operator.overloadpacket(*inner[0], **inner[1])  # PyTorch 1.13 gives a number where its own operator takes a tensor
 
     def wrapped(each):
         if not isinstance(each, torch.Tensor) or isinstance(each, Tensor):

@@ -15,8 +15,9 @@ NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_m
 
 class TorchBackend:
     """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
-    everything is enqueued on the current stream, in some fifty launches whatever the number of layers, and the host waits for what
-    observe() gives, once it is summed over the ranks.
+    everything is enqueued on the current stream, in few launches, and the host waits once a step: for what observe() gives, summed
+    over the ranks. It waits again where a gradient or a sum is not finite, or may be beyond the range of a 16-bit type, and with
+    overlap for what says that the ranks have not parted.
 
     The residual lies in memory as the gradients do in DDP's buckets, so that one operation adds a bucket. A step writes it anew: the
     old one stays until the ranks know that all gradients are finite. Memory: two tensors as large as the model, four with momentum,
@@ -71,8 +72,8 @@ class TorchBackend:
                 [(fragment, self.fragments.sizes[fragment]) for fragment in range(*self.fragments_of(layer))])])
         self._layers, self._fragments = Pieces(layers), Pieces(fragments)
 
-    def _split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        return torch.split(flat, self._buffer_sizes)
+    def _split(self, flat: torch.Tensor) -> List[torch.Tensor]:
+        return list(torch.split(flat, self._buffer_sizes))
 
     def _fragments_in(self, flat: torch.Tensor, which: Sequence[int]) -> List[torch.Tensor]:
         views = self._fragments.of(self._split(flat))

@@ -57,25 +57,24 @@ class Later:
     def numbers(self) -> List[float]:
         if self._event is not None:
             self._event.synchronize()
-        return self._host.tolist()  # type: ignore[no-any-return]
+        numbers: List[float] = self._host.tolist()
+        return numbers
 
 
 @dataclasses.dataclass
 class Status:
     """Of one exchange, on all ranks alike."""
 
-    refused: bool  # a rank's parameters are not finite, and nothing was sent
-    parted: bool  # the ranks differ in what they do, and nothing was sent
-    equal_steps: int  # one after the other, in which all ranks had the same local deltas
-    sent_fragments: int
-    sent_elements: int
-    threshold: float
+    has_deltas: bool  # not all values are zero
+    is_finite: bool  # else a rank's parameters are not, and nothing was sent
+    is_one: bool  # else the ranks differ in what they do, and nothing was sent
+    has_equal_deltas: bool  # all ranks the same
     overflowed: bool  # an update was not finite, and nothing of it was applied
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> "Status":
-        refused, parted, equal_steps, fragments, elements, threshold, overflowed = numbers
-        return cls(bool(refused), bool(parted), int(equal_steps), int(fragments), int(elements), threshold, bool(overflowed))
+        largest, is_finite, is_one, has_equal_deltas, overflowed = numbers
+        return cls(largest > 0, bool(is_finite), bool(is_one), bool(has_equal_deltas), bool(overflowed))
 
 
 class DeviceExchange:
@@ -94,7 +93,7 @@ class DeviceExchange:
                  delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
         kept = {name: value for name, value in dataclasses.asdict(options).items() if name != "momentum"}
         self.fragments = lamina.DriftCompressor(layout, by_score=by_score, payload=payload, **kept).fragments  # names what is wrong
-        lamina.OuterStep(lamina.Layout({"all": (1,)}), payload=payload, **outer)  # likewise
+        lamina.OuterStep(lamina.Layout({"all": (1,)}), payload=payload, rate=outer["rate"], momentum=outer["momentum"])  # likewise
         for name, usual in (("at_least_every", 0), ("warm_up_steps", 0), ("search_every", 1)):
             if kept[name] != usual:
                 raise ValueError(f"{name} needs the parameters on the CPU: on {device} all steps send one size, and it would not fit")
@@ -105,9 +104,9 @@ class DeviceExchange:
         self._lay_out()
         self.step, self.applied = 0, 0
         self._sent_in, self._going = self._per_fragment(0), torch.zeros(len(self._sizes), dtype=torch.bool, device=device)
-        self._allowance, self._last_choice = (torch.zeros(1, dtype=torch.float64, device=device) for _ in range(2))
-        self._overflowed, self._equal_steps = (torch.zeros(1, dtype=torch.float64, device=device) for _ in range(2))
-        kept_elements = sum(self._shards) + _ROW
+        self._allowance = torch.zeros((), dtype=torch.float64, device=device)
+        self._overflowed = self._no = torch.zeros((), dtype=torch.bool, device=device)
+        kept_elements = sum(self._shards) + self._slots
         self.momentum = torch.zeros(kept_elements if outer["momentum"] else 0, dtype=torch.float32, device=device)
         self.rounding = torch.zeros(0 if payload == "as_is" else kept_elements, dtype=torch.float32, device=device)
         self.under_way: Deque[Sent] = collections.deque()
@@ -124,10 +123,13 @@ class DeviceExchange:
         assert len(begins) == len(self._sizes)
         unit = BLOCK * self._world
         self._shards = [-(-size // unit) * BLOCK for size in self._sizes]  # elements of a fragment that each rank owns, padded
-        self._begins, self._sizes_here, self._shards_here = (self._per_fragment(each, torch.int64) for each in (begins, self._sizes, self._shards))
-        self._kept_begins = self._per_fragment([0, *itertools.accumulate(self._shards)][:-1], torch.int64)
-        self._weights = torch.arange(1, 2 * len(self._sizes), 2, dtype=torch.int64, device=self._device).remainder_(_BITS)
-        self._elements = self._sizes_here.double()
+        kept_begins = list(itertools.accumulate(self._shards, initial=0))
+        # Of the fragments, and of one without elements, which what is not used belongs to.
+        self._table = torch.tensor([*zip(self._shards, self._sizes, begins, kept_begins), (0, 0, 0, kept_begins[-1])], dtype=torch.int64,
+                                   device=self._device)
+        self._weights = torch.tensor([((2 * fragment + 1) * 0x9E3779B97F4A7C15 + 2 ** 63) % 2 ** 64 - 2 ** 63 for fragment in
+                                      range(len(self._sizes))], dtype=torch.int64, device=self._device)
+        self._elements = self._table[:-1, 1].double()
         self._order, self._power = NORMS[self._options.value]
         self._divisors = self._elements.clamp(min=1).pow(self._power)
         self._rows = None if all(each <= 1 for each in rows) and 0 not in rows else self._per_fragment(rows, torch.int64)
@@ -137,6 +139,7 @@ class DeviceExchange:
         elements = min(math.floor(self._most), self.fragments.elements) + padding
         self._slots = -(-elements // unit) * BLOCK  # of a rank, in what a step sends
         self._slot = torch.arange(self._slots, dtype=torch.int64, device=self._device)
+        self._in_trash = self._slot.remainder(_ROW) + self._trash
         self._owner = torch.arange(self._world, dtype=torch.int64, device=self._device).view(-1, 1)
 
     def _per_fragment(self, what: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -172,16 +175,15 @@ class DeviceExchange:
         """`past`: the fingerprint of what all ranks do alike. Returns what has happened, for Status.of()."""
         self._arrive(self.step + 1 - self.delay)
         self.step += 1
-        sums, own = self.sum(past)
-        self._send(sums, own)
+        found = self._send(self.sum(past))
         self._hand_on(self.step - self.delay // 2)
         self._arrive(self.step - self.delay)
-        overflowed, self._overflowed = self._overflowed, torch.zeros_like(self._overflowed)
-        return Later(torch.cat([each.double() for each in (*self._found, overflowed)]))
+        overflowed, self._overflowed = self._overflowed, self._no
+        return Later(torch.cat([each.view(1) for each in (*found, overflowed)]))
 
     def wire_bytes(self) -> int:
         """That a rank gives to the collectives of an exchange, the replies apart."""
-        return self._world * self._payload.bytes_of(self._slots) + 8 * (len(self._sizes) + 7)
+        return int(self._world * self._payload.bytes_of(self._slots) + 8 * (len(self._sizes) + 6))
 
     def _values(self) -> torch.Tensor:
         deltas = (self.shared - self.local)[:self._trash].view(-1, _ROW)
@@ -194,24 +196,23 @@ class DeviceExchange:
                 norms.sqrt_()
         return norms.div_(self._divisors) if self._power else norms
 
-    def sum(self, past: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """The sums over the ranks of the values, of whether they are not finite, and of the fingerprints of the values, of the last
-        choice, and of `past`; and the own values."""
+    def sum(self, past: torch.Tensor) -> torch.Tensor:
+        """The sums over the ranks of the values, of the fingerprints of the values and of when each fragment was sent, of the first number
+        of `past`, and of their squares. A value is not finite where a rank's parameters are not."""
         values = self._values()
-        bits = values.view(torch.int64)
-        bits = ((((bits >> 40) ^ (bits >> 20) ^ bits) & _BITS) * self._weights).sum().bitwise_and_(_BITS)
-        prints = torch.stack([bits.double(), self._last_choice[0]])
-        refused = ~(values.max() < torch.inf)
-        sums = torch.cat([values, refused.double().view(1), prints, prints.square(), past.to(self._device)])
+        prints = ((torch.stack([values, self._sent_in]).view(torch.int64) * self._weights).sum(1) >> 40 & _BITS).double()
+        past = past.to(self._device)
+        sums = torch.cat([values, prints, past[:1], prints.square(), past[1:]])
         dist.all_reduce(sums, group=self._group)
-        return sums, values
+        return sums
 
-    def _chosen(self, sums: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Which fragments are sent, by the rule of lamina::selector."""
-        values, refused, prints, squares, past = torch.split(sums, [len(self._sizes), 1, 2, 2, 2])
-        equal, same_choice = (squares * self._world == prints.square()).unbind()
-        parted = ~(same_choice & (past[1] * self._world == past[0].square()))
-        may_send = (refused == 0) & ~parted
+    def _send(self, sums: torch.Tensor) -> List[torch.Tensor]:
+        """Chooses by the rule of lamina::selector, and begins the way to the owners. Returns the numbers of a Status but for the last."""
+        values, prints, squares = torch.split(sums, [len(self._sizes), 3, 3])
+        has_equal_deltas, one_choice, one_past = (squares * self._world == prints.square()).unbind()
+        largest, is_one = values.max(), one_choice & one_past
+        is_finite = largest < torch.inf
+        may_send = is_finite & is_one
         scores = values / self._world
         if self._by_score:
             scores = scores * (self.step - self._sent_in)
@@ -219,47 +220,44 @@ class DeviceExchange:
             scores = scores.masked_fill(self._going, -1.0)
         ordered, order = torch.sort(scores, descending=True, stable=True)
         sizes = self._elements[order]
-        before = sizes.cumsum(0) - sizes  # elements of the fragments with larger scores
+        through = sizes.cumsum(0)
         if self._options.send_budget is not None:
             self._allowance = torch.where(may_send, (self._allowance + self._share).clamp(max=self._most), self._allowance)
-            fits = (before + sizes <= self._allowance) & (ordered > 0)
+            fits = (through <= self._allowance) & (ordered > 0)
         elif self._options.drop_ratio == 0:
             fits = (ordered >= 0) & (sizes > 0)
         else:
-            is_within = self.fragments.elements - before > self._options.drop_ratio * self.fragments.elements
-            least = ordered.masked_fill(~is_within, torch.inf).amin()
-            fits = (ordered >= least) & (ordered > 0) & (before + sizes <= self._most)
+            is_beyond = self.fragments.elements - (through - sizes) > self._options.drop_ratio * self.fragments.elements
+            least = ordered.masked_fill(~is_beyond, torch.inf).amin()
+            fits = (ordered >= least) & (ordered > 0) & (through <= self._most)
         fits = fits & may_send
-        chosen = torch.empty_like(self._going).scatter_(0, order, fits)
         elements = (sizes * fits).sum()
-        if self._options.send_budget is not None:
-            self._allowance = self._allowance - elements
-        self._equal_steps = (self._equal_steps + 1) * (equal & (own.max() > 0) & may_send)
-        threshold = ordered.masked_fill(~fits, torch.inf).amin()
-        self._found = [refused, parted.view(1), self._equal_steps, fits.sum().view(1), elements.view(1), threshold.view(1)]
-        self._sent_in = self._sent_in.masked_fill(chosen, self.step)
-        self._last_choice = ((chosen * self._weights).sum().view(1) & _BITS).double()
-        return chosen
-
-    def _send(self, sums: torch.Tensor, own: torch.Tensor) -> None:
-        chosen = self._chosen(sums, own)
-        ends = (self._shards_here * chosen).cumsum(0)
-        fragment = torch.searchsorted(ends, self._slot, right=True).clamp_(max=len(self._sizes) - 1)
-        is_used = self._slot < ends[-1]
-        shards = self._shards_here[fragment]
-        within = self._slot - (ends[fragment] - shards)  # of the shard that an owner has of the fragment
-        offset = self._owner * shards + within
-        trash = self._slot.remainder(_ROW)
-        places = torch.where(is_used & (offset < self._sizes_here[fragment]), offset + self._begins[fragment], trash + self._trash)
-        kept_at = torch.where(is_used, within + self._kept_begins[fragment], trash + sum(self._shards))
-        deltas = self.shared[places] - self.local[places]
-        payload = self._payload.encode(deltas)
-        going = Sent(self.step, chosen, places, kept_at, self._payload.decode(payload))
+        self._allowance = self._allowance - elements
+        self._sent = ordered, fits, elements
+        chosen = torch.zeros(len(self._sizes) + 1, dtype=torch.bool, device=self._device).scatter_(0, order, fits)
+        self._sent_in = self._sent_in.masked_fill(chosen[:-1], self.step)
         if self.delay:
-            self._going = self._going | chosen
+            self._going = self._going | chosen[:-1]
+        self._begin(chosen)
+        return [largest, is_finite, is_one, has_equal_deltas]
+
+    def _begin(self, chosen: torch.Tensor) -> None:
+        ends = (self._table[:, 0] * chosen).cumsum(0)
+        fragment = torch.searchsorted(ends[:-1], self._slot, right=True)
+        shards, sizes, begins, kept_begins = self._table[fragment].unbind(1)
+        within = self._slot - ends[fragment] + shards  # of the shard that an owner has of the fragment
+        offset = self._owner * shards + within
+        places = torch.where(offset < sizes, offset + begins, self._in_trash)
+        payload, elements = self._payload.encode(self.shared[places] - self.local[places])
+        going = Sent(self.step, chosen[:-1], places, within + kept_begins, elements)
         going.received = torch.empty_like(payload)
         going.work = dist.all_to_all_single(going.received, payload, group=self._group, async_op=True)
         self.under_way.append(going)
+
+    def last_sent(self) -> Tuple[int, int, float]:
+        """Fragments, elements, and the smallest score that was sent, of the last exchange. Waits."""
+        ordered, fits, elements = self._sent
+        return int(fits.sum()), int(elements), float(ordered.masked_fill(~fits, torch.inf).amin())
 
     def _received(self, going: Sent) -> torch.Tensor:
         going.work.wait()
@@ -277,16 +275,15 @@ class DeviceExchange:
         mean = mean / self._world if self._world > 1 else mean
         if len(self.momentum):
             mu = self._outer["momentum"]
-            going.momentum = self.momentum[going.kept_at].mul_(mu).add_(mean)
+            going.momentum = (self.momentum[going.kept_at] * mu).add_(mean)
             mean = mean + going.momentum * mu
         if self._outer["rate"] != 1:
             mean = mean * self._outer["rate"]
         if len(self.rounding):
             mean = mean + self.rounding[going.kept_at]
-            going.reply = self._payload.encode(mean)
-            going.rounding = mean - self._payload.decode(going.reply)
-        else:
-            going.reply = self._payload.encode(mean)
+        going.reply, said = self._payload.encode(mean)
+        if len(self.rounding):
+            going.rounding = mean - said
 
     def _hand_on(self, last: int) -> None:
         for going in self.under_way:
@@ -314,17 +311,17 @@ class DeviceExchange:
             going = self.under_way.popleft()
             update = going.update
             assert update is not None
-            is_finite = update.abs().amax() < torch.inf
-            update, sent = (each.masked_fill(~is_finite, 0.0) for each in (update, going.elements))
+            is_bad = ~(torch.linalg.vector_norm(update, torch.inf) < torch.inf)
+            update, sent = update.masked_fill(is_bad, 0.0), going.elements.masked_fill(is_bad, 0.0)
             # In this order, as lamina::drift_compressor rounds.
             self.local.index_put_((going.places,), self.local[going.places] + sent - update)
             self.shared.index_put_((going.places,), self.shared[going.places] - update)
             for kept, each in ((self.momentum, going.momentum), (self.rounding, going.rounding)):
                 if each is not None:
-                    kept.index_put_((going.kept_at,), torch.where(is_finite, each, kept[going.kept_at]))
+                    kept.index_put_((going.kept_at,), torch.where(is_bad, kept[going.kept_at], each))
             if self.delay:
                 self._going = self._going & ~going.chosen
-            self._overflowed = self._overflowed + ~is_finite
+            self._overflowed = is_bad
             self.applied = going.step
 
     @property
@@ -360,17 +357,18 @@ class DeviceExchange:
 
     def _shard_places(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Of the elements that a rank owns: where they are in the flat parameters, and in what it keeps of its shards."""
-        fragment = torch.repeat_interleave(torch.arange(len(self._sizes), device=self._device), self._shards_here)
+        shards, sizes, begins, kept_begins = self._table[:-1].unbind(1)
+        fragment = torch.repeat_interleave(torch.arange(len(self._sizes), device=self._device), shards)
         kept_at = torch.arange(len(fragment), device=self._device)
-        offset = kept_at - self._kept_begins[fragment] + self._shards_here[fragment] * self._rank
-        is_one = offset < self._sizes_here[fragment]
-        return (offset + self._begins[fragment])[is_one], kept_at[is_one]
+        offset = kept_at - kept_begins[fragment] + shards[fragment] * self._rank
+        is_one = offset < sizes[fragment]
+        return (offset + begins[fragment])[is_one], kept_at[is_one]
 
     def save(self) -> Dict[str, Any]:
         """Once all that is under way is settled."""
         names = [field.name for field in dataclasses.fields(Sent) if field.name not in ("work", "received")]
         return {"step": self.step, "applied": self.applied, "sent_in": self._sent_in.clone(), "allowance": self._allowance.clone(),
-                "last_choice": self._last_choice.clone(), "momentum": self.momentum.clone(), "rounding": self.rounding.clone(),
+                "momentum": self.momentum.clone(), "rounding": self.rounding.clone(),
                 "shared": [each.clone() for each in self.layers(self.shared)], "local": [each.clone() for each in self.layers(self.local)],
                 "under_way": [{name: _cloned(getattr(going, name)) for name in names} for going in self.under_way]}
 
@@ -378,7 +376,7 @@ class DeviceExchange:
         """ValueError for what is not of this model."""
         now = self.save()
         for name, is_one in (("shared", self.layout.sizes), ("local", self.layout.sizes), ("sent_in", None), ("momentum", None),
-                             ("rounding", None), ("allowance", None), ("last_choice", None)):
+                             ("rounding", None), ("allowance", None)):
             given, own = saved.get(name), now[name]
             if is_one is not None:
                 fits = isinstance(given, list) and [_shape_of(each) for each in given] == [_shape_of(each) for each in own]
@@ -404,12 +402,12 @@ class DeviceExchange:
             to.copy_(each)
         self.momentum.copy_(saved["momentum"])
         self.rounding.copy_(saved["rounding"])
-        self._sent_in, self._allowance, self._last_choice = (here(saved[name]) for name in ("sent_in", "allowance", "last_choice"))
+        self._sent_in, self._allowance = (here(saved[name]) for name in ("sent_in", "allowance"))
         self.step, self.applied, self.under_way = saved["step"], saved["applied"], under_way
         self._going.zero_()
         for going in self.under_way:
             self._going |= going.chosen
-        self._equal_steps.zero_()
+        self._overflowed = self._no
 
 
 def _cloned(what: Any) -> Any:

@@ -3,7 +3,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, Union, cast
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -91,7 +91,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
         kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
         self._device: Optional[DeviceExchange] = None  # of the torch backend
-        self._last: Union[StepReport, Later, None] = None
+        self._found: Optional[Later] = None  # by the last exchange on a device
+        self._report: Optional[StepReport] = None
         if self._uses_cpu:
             self.backend: Any = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
             self._owned = ShardOwners(self.backend.fragments, process_group, payload, self._outer_options)
@@ -272,7 +273,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _exchange_on_device(self, device: DeviceExchange) -> None:
         self._raise_what_was_found()
         with torch.no_grad(), self._or_abandoned():
-            self._last = device.exchange(_step.past_of(self, self._alike("exchange")))
+            self._found = device.exchange(_step.past_of(self, self._alike("exchange")))
         sent_bytes, dense_bytes = device.wire_bytes(), 4 * self._parts.elements
         self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + sent_bytes,
                                           dense_bytes=self.totals.dense_bytes + dense_bytes)
@@ -283,35 +284,31 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _raise_what_was_found(self) -> None:
         """By the last exchange on a device. Its numbers are the same on all ranks, which all raise here."""
-        if not isinstance(self._last, Later):
+        if self._found is None:
             return
-        status = Status.of(self._last.numbers())
-        self._last = self._report_of(status)
-        if status.parted:
+        status = Status.of(self._found.numbers())
+        self._found = None
+        if not status.is_one:
             raise RuntimeError(_step.parted(self, self._alike("exchange")))
-        if status.refused:
+        if not status.is_finite:
             raise self._not_finite(self._first_not_finite())
         if status.overflowed:
-            raise OverflowError(f"LocalUpdates: the sum of what was sent before step {self.backend.step} is not finite; it is in the "
-                                "local deltas again")
-        if status.equal_steps == 2:
-            self._warn_of_equal_deltas()
-
-    def _report_of(self, status: Status) -> StepReport:
-        assert self._device is not None
-        return StepReport(self._device.step, False, status.threshold, len(self._sizes), status.sent_fragments, self._parts.elements,
-                          status.sent_elements, 4 * self._parts.elements, self._device.wire_bytes(), 0, {})
+            raise OverflowError(f"LocalUpdates: the sum of what was sent up to step {self.backend.step} is not finite; it is in the local "
+                                "deltas again")
+        self._count_equal_deltas(status.has_deltas and status.has_equal_deltas)
 
     @property
     def last(self) -> Optional[StepReport]:
         """The last exchange. On a device it waits for it."""
-        if isinstance(self._last, Later):
-            return self._report_of(Status.of(self._last.numbers()))
-        return self._last
+        if self._device is None or self._report is not None or not self._device.step:
+            return self._report
+        fragments, elements, threshold = self._device.last_sent()
+        return StepReport(self._device.step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
+                          4 * self._parts.elements, self._device.wire_bytes(), 0, {})
 
     @last.setter
     def last(self, report: Optional[StepReport]) -> None:
-        self._last = report
+        self._report = report
 
     def finish(self) -> None:
         """Ends training, or a phase of it, on all ranks together. Applies the updates that are under way, then averages all local
@@ -384,10 +381,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             refused = self._not_finite(problem)
             core.abandon()
             return _bytes_of(sums), refused
-        are_equal = bool(values.any()) and self.world_size > 1 and _step.all_equal(self, sums[-4:-2])
-        self._equal_steps = self._equal_steps + 1 if are_equal else 0
-        if self._equal_steps == 2:
-            self._warn_of_equal_deltas()
+        self._count_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
         core.select(sums[:-5] / self.world_size)
         return _bytes_of(sums), None
 
@@ -396,8 +390,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         summing what does not fit. Sums the values, whether they are none, and the fingerprints of the values and of what must be alike."""
         alike = self._alike(call)
         if self._device is not None:
-            sums, _ = self._device.sum(_step.past_of(self, alike))
-            _step.require_one_past(self, sums[-2:].cpu(), alike)
+            sums = self._device.sum(_step.past_of(self, alike))
+            _step.require_one_past(self, sums.cpu()[[-4, -1]], alike)
             return sums
         values = torch.zeros(len(self._sizes), dtype=torch.float64) if values is None else values
         sums = torch.cat([values, torch.tensor([is_refused], dtype=torch.float64), _step.fingerprint(values.numpy()),
@@ -409,9 +403,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _alike(self, call: str) -> Dict[str, Any]:
         return {"the call": call, "step": self.backend.step, **self._past()}
 
-    def _warn_of_equal_deltas(self) -> None:
-        """Once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
-        if self.world_size > 1 and self.rank == 0:
+    def _count_equal_deltas(self, are_equal: bool) -> None:
+        """Warns once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
+        self._equal_steps = self._equal_steps + 1 if are_equal and self.world_size > 1 else 0
+        if self._equal_steps == 2 and self.rank == 0:
             _report.logger.warning(
                 "LocalUpdates: the local deltas of all %d ranks are bitwise equal. Either the model is wrapped in "
                 "DistributedDataParallel, as accelerate, Lightning and the Hugging Face Trainer do by themselves: then all gradients "
@@ -643,7 +638,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             raise ValueError(f"load_state_dict: {error}") from error
         require_unmixed("load_state_dict", saved, state_dict)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
-        self.totals, self.last = totals, None
+        self.totals, self.last, self._found = totals, None, None
         if self._device is not None:
             self._device.load(saved)
             return
