@@ -79,7 +79,7 @@ class Status:
 
 class DeviceExchange:
     """The numbers of local updates by torch's operators, on any device: what lamina.DriftCompressor and ShardOwners do on the CPU, of
-    which it is bitwise equal with payload='as_is'. An exchange is about 150 launches whatever the number of layers, and the host waits
+    which it is bitwise equal up to magnitudes of 2^120. An exchange is at most 150 launches whatever the number of layers, and the host waits
     for none of them: shapes do not depend on data, and what a step has found is looked at in the next.
 
     The parameters live in one flat tensor from now on, layers padded to rows of 4,096 elements. Each rank owns a slice of every
