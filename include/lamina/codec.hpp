@@ -23,7 +23,6 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
@@ -61,7 +60,7 @@ class frame_encoder {
         prefix_(detail::wire_header_bytes +
                 detail::padded_bitmap_bytes(model.layers(), detail::most_user_bytes)) {
     if (model.layers() > (std::numeric_limits<std::uint32_t>::max)())
-      detail::raise(std::length_error("a frame has fewer than 2^32 layers"));
+      detail::refuse<std::length_error>("a frame has fewer than 2^32 layers");
     frame_.segments_.reserve(model.layers() + 1);
   }
 
@@ -88,11 +87,9 @@ class frame_encoder {
     std::vector<std::span<const std::byte>> segments = std::move(frame_.segments_);
     forget();
     if (sent.model().fingerprint() != model_.fingerprint())
-      detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
-    if (says.user.size() > detail::most_user_bytes) {
-      detail::raise(std::invalid_argument("a frame takes up to 64 user bytes, got " +
-                                          std::to_string(says.user.size())));
-    }
+      detail::refuse<std::invalid_argument>("the selection is of another layout than the frame");
+    if (says.user.size() > detail::most_user_bytes)
+      detail::refuse<std::invalid_argument>("a frame takes up to 64 user bytes, got ", says.user.size());
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
@@ -159,10 +156,9 @@ class frame_encoder {
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
-    if (has_blocks(type) && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
-                                elements.size(), detail::read_only<T>{elements.data()}))) {
-      detail::raise(std::invalid_argument("layer '" + model_[layer].name + "' holds NaN or infinity, which " +
-                                          detail::name_of(type) + " cannot say"));
+    if (has_blocks(type) && !detail::are_finite<T>(elements)) {
+      detail::refuse<std::invalid_argument>("layer '", model_[layer].name, "' holds NaN or infinity, which ",
+                                            detail::name_of(type), " cannot say");
     }
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }

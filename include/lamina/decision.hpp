@@ -6,16 +6,13 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
@@ -38,19 +35,17 @@ class selector {
         sent_in_(cut.fragments().layers()) {
     check_drop_ratio(options.drop_ratio);
     if (options.search_every == 0)
-      detail::raise(std::invalid_argument("search_every must be at least 1 step"));
+      detail::refuse<std::invalid_argument>("search_every must be at least 1 step");
     if (options.threshold && detail::is_nan(*options.threshold))
-      detail::raise(std::invalid_argument("threshold must not be NaN"));
+      detail::refuse<std::invalid_argument>("threshold must not be NaN");
     if (options.send_budget &&
-        (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1))) {
-      detail::raise(std::invalid_argument("send_budget must lie in (0, 1], got " +
-                                          std::to_string(*options.send_budget)));
-    }
+        (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1)))
+      detail::refuse<std::invalid_argument>("send_budget must lie in (0, 1], got ", *options.send_budget);
     search_.reserve(fragments().layers());
     for (const std::size_t layer : options.always_sent) {
       if (layer >= cut.model().layers()) {
-        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
-                                            " of a model that has " + std::to_string(cut.model().layers())));
+        detail::refuse<std::invalid_argument>("always_sent names layer ", layer, " of a model that has ",
+                                              cut.model().layers());
       }
       is_always_sent_.resize(fragments().layers());
       for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) is_always_sent_[f] = 1;
@@ -93,7 +88,7 @@ class selector {
   /// Takes a decision that was made elsewhere, or before the step. Throws std::invalid_argument for one of another layout.
   const selection& take(std::uint64_t step, const selection& sent) {
     if (sent.model().fingerprint() != fragments().fingerprint())
-      detail::raise(std::invalid_argument("begin: the selection is of another layout than the worker's"));
+      detail::refuse<std::invalid_argument>("begin: the selection is of another layout than the worker's");
     if (before_.step != step) {
       begin(step);
       if (options_.send_budget) allowance_ = grown_allowance();
@@ -166,8 +161,8 @@ class selector {
 
   void check_count(const char* call, std::size_t count, const char* what) const {
     if (count == sent_in_.size()) return;
-    detail::raise(std::invalid_argument(std::string(call) + ": " + std::to_string(count) + " " + what +
-                                        " for " + std::to_string(sent_in_.size()) + " fragments"));
+    detail::refuse<std::invalid_argument>(call, ": ", count, " ", what, " for ", sent_in_.size(),
+                                          " fragments");
   }
 
   // Fragments that are always sent come first in a budget: those that leave nothing would drop all others for ever.
@@ -178,9 +173,9 @@ class selector {
       elements += is_always_sent_[f] != 0 ? fragments().sizes()[f] : 0;
     const double share = static_cast<double>(elements) / static_cast<double>(fragments().elements());
     if (elements == 0 || share < *options_.send_budget) return;
-    detail::raise(std::invalid_argument(
-        "always_sent holds " + std::to_string(share) + " of the elements, and send_budget is " +
-        std::to_string(*options_.send_budget) + ": nothing is left for other layers"));
+    detail::refuse<std::invalid_argument>("always_sent holds ", share,
+                                          " of the elements, and send_budget is ", *options_.send_budget,
+                                          ": nothing is left for other layers");
   }
 
   void begin(std::uint64_t step) {

@@ -12,7 +12,6 @@
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,15 +12,11 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
@@ -28,6 +26,68 @@
 /// What goes over the wire: its first 64 bytes, a frame that is ready to send, and one that has come. codec.hpp makes the one and
 /// reads the other; docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
+
+namespace detail {
+
+static_assert(
+    std::endian::native == std::endian::little,
+    "lamina: frames are little-endian and sent out of memory as they are; this machine is big-endian");
+
+inline constexpr std::size_t wire_header_bytes = 64;
+inline constexpr std::size_t checksum_offset = 56;
+inline constexpr std::size_t payload_alignment_bytes = 64;
+inline constexpr std::size_t most_user_bytes = 64;
+inline constexpr std::uint32_t wire_magic = 0x4d414cf4;  // the bytes F4 'L' 'A' 'M'
+inline constexpr std::uint16_t wire_version = 2;
+inline constexpr std::uint32_t flag_checksum = 1;
+inline constexpr std::uint32_t flag_last = 2;  // of its sender's step
+inline constexpr std::uint32_t known_flags = flag_checksum | flag_last;
+
+template <element T>
+inline constexpr std::uint8_t element_code = sizeof(T) == 4 ? 1 : 2;
+
+struct wire_header {
+  std::uint32_t magic = wire_magic;
+  std::uint16_t version = wire_version;
+  std::uint8_t element_type = 0;
+  std::uint8_t kind = 0;
+  std::uint32_t flags = 0;
+  std::uint32_t sender = 0;
+  std::uint64_t step = 0;
+  std::uint64_t fingerprint = 0;
+  std::uint32_t layers = 0;
+  std::uint16_t sequence = 0;  // within its step and sender
+  std::uint8_t payload_type = 0;
+  std::uint8_t user_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint32_t run = 0;  // 0: none
+  std::uint32_t reserved = 0;
+  std::uint64_t checksum = 0;
+};
+static_assert(sizeof(wire_header) == wire_header_bytes && offsetof(wire_header, layers) == 32 &&
+              offsetof(wire_header, payload_bytes) == 40 &&
+              offsetof(wire_header, checksum) == checksum_offset);
+
+/// A bit a layer.
+template <std::unsigned_integral Number>
+[[nodiscard]] constexpr Number bitmap_bytes(Number layers) noexcept {
+  return layers / 8 + (layers % 8 != 0);
+}
+/// Presence bitmap, the user's bytes, and the zeros that bring the payload to its alignment.
+template <std::unsigned_integral Number>
+[[nodiscard]] constexpr Number padded_bitmap_bytes(Number layers, Number user_bytes = 0) noexcept {
+  const Number bytes = bitmap_bytes(layers) + user_bytes;
+  const Number rest = bytes % payload_alignment_bytes;
+  return rest == 0 ? bytes : bytes + (payload_alignment_bytes - rest);
+}
+
+[[nodiscard]] inline wire_header read_header(std::span<const std::byte> bytes) noexcept {
+  wire_header header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  return header;
+}
+
+}  // namespace detail
 
 /// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the segments point into the
 /// sender's memory and stay valid until that memory changes or the encoder begins its next frame.
@@ -39,10 +99,8 @@ class encoded_frame {
 
   /// Writes the frame in one piece. Throws std::invalid_argument unless `to` has size_bytes() bytes.
   void copy_to(std::span<std::byte> to) const {
-    if (to.size() != size_bytes_) {
-      detail::raise(std::invalid_argument("the frame has " + std::to_string(size_bytes_) +
-                                          " bytes, the buffer " + std::to_string(to.size())));
-    }
+    if (to.size() != size_bytes_)
+      detail::refuse<std::invalid_argument>("the frame has ", size_bytes_, " bytes, the buffer ", to.size());
     for (const auto segment : segments_) {
       std::memcpy(to.data(), segment.data(), segment.size());
       to = to.subspan(segment.size());
@@ -98,8 +156,28 @@ template <element T>
 }
 
 namespace detail {
+
 struct frame_decoder;
+
+/// Throws std::invalid_argument, naming the call, if a chunk of integers could arrive without its scale.
+inline void check_chunks(const char* call, const delivery& arrived, payload_type payload) {
+  if (!has_blocks(payload) || arrived.chunk_elements() % payload_block_elements == 0) return;
+  refuse<std::invalid_argument>(call, ": chunks of an ", name_of(payload), " payload have a multiple of ",
+                                payload_block_elements, " elements, these have ", arrived.chunk_elements());
 }
+
+/// Throws std::invalid_argument, naming the call, unless `arrived` is of what `sent` selects and its chunks are whole blocks
+/// of the payload.
+inline void check_delivery(const char* call, const delivery& arrived, const selection& sent,
+                           payload_type payload) {
+  const selection& of = arrived.sent();
+  if (of.model().fingerprint() != sent.model().fingerprint() ||
+      !std::ranges::equal(of.bitmap(), sent.bitmap()))
+    refuse<std::invalid_argument>(call, ": the delivery is of another frame");
+  check_chunks(call, arrived, payload);
+}
+
+}  // namespace detail
 
 /// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and
 /// after a failed decode, it has no layers and is of no layout.
@@ -150,7 +228,7 @@ class frame_view {
   [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
     const auto bytes = bytes_of(layer);
     if (is_.info.payload != payload_type::as_is)
-      detail::raise(std::logic_error("layer: the payload is not as_is: use restore() or apply_to()"));
+      detail::refuse<std::logic_error>("layer: the payload is not as_is: use restore() or apply_to()");
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
   /// The bytes of a layer on the wire; none for one dropped. Throws std::out_of_range.
@@ -193,8 +271,8 @@ class frame_view {
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
     if (is_.info.kind == frame_kind::parameters)
-      detail::raise(
-          std::logic_error("restore: what a frame of parameters drops is to be kept: use apply_to()"));
+      detail::refuse<std::logic_error>(
+          "restore: what a frame of parameters drops is to be kept: use apply_to()");
     const std::span<T> to = checked_output(layer, out);
     if (!is_dropped(layer)) return copy(layer, 0, to);
     std::fill(to.begin(), to.end(), T(0));
@@ -217,8 +295,8 @@ class frame_view {
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
     check_layer(layer);
     if (!is_of(arrived.sent().model()) || arrived.sent().is_dropped(layer) != is_dropped(layer)) {
-      detail::raise(std::invalid_argument("restore: the delivery is not of a frame that has sent layer '" +
-                                          (*is_.model)[layer].name + "', or has held it back, as this one"));
+      detail::refuse<std::invalid_argument>("restore: the delivery is not of a frame that has sent layer '",
+                                            (*is_.model)[layer].name, "', or has held it back, as this one");
     }
     detail::check_chunks("restore", arrived, is_.info.payload);
     const std::span<T> to = checked_output(layer, out);
@@ -246,9 +324,8 @@ class frame_view {
 
   void check_layer(std::size_t layer) const {
     if (layer < layers()) return;
-    detail::raise(std::out_of_range("layer index " + std::to_string(layer) +
-                                    " is out of range: the frame has " + std::to_string(layers()) +
-                                    " layers"));
+    detail::refuse<std::out_of_range>("layer index ", layer, " is out of range: the frame has ", layers(),
+                                      " layers");
   }
 
   void check_elements(std::size_t layer, std::size_t begin, std::size_t count) const {
@@ -256,10 +333,9 @@ class frame_view {
     const bool splits_a_block = has_blocks(is_.info.payload) && begin % payload_block_elements != 0;
     if (is_dropped(layer) || splits_a_block || begin > is_.model->sizes()[layer] ||
         count > is_.model->sizes()[layer] - begin) {
-      detail::raise(std::out_of_range(
-          "elements " + std::to_string(begin) + " to " + std::to_string(begin + count) + " of layer " +
-          std::to_string(layer) +
-          (splits_a_block ? " do not begin at a block of the payload" : " are not in the frame")));
+      detail::refuse<std::out_of_range>(
+          "elements ", begin, " to ", begin + count, " of layer ", layer,
+          (splits_a_block ? " do not begin at a block of the payload" : " are not in the frame"));
     }
   }
 
@@ -276,9 +352,8 @@ class frame_view {
     // As numbers, since < of two pointers into different arrays would be undefined.
     const auto out = reinterpret_cast<std::uintptr_t>(to.data());
     const auto payload = reinterpret_cast<std::uintptr_t>(is_.bytes.data());
-    if (!to.empty() && out < payload + is_.bytes.size() && payload < out + to.size_bytes()) {
-      detail::raise(std::invalid_argument("the tensor to write overlaps the frame's payload"));
-    }
+    if (!to.empty() && out < payload + is_.bytes.size() && payload < out + to.size_bytes())
+      detail::refuse<std::invalid_argument>("the tensor to write overlaps the frame's payload");
   }
 
   contents is_;

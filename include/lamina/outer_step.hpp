@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"

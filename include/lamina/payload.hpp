@@ -64,8 +64,7 @@ namespace detail {
 /// Throws std::invalid_argument for what is none of the types.
 inline void check_payload_type(payload_type type) {
   if (type <= payload_type::int4) return;
-  raise(std::invalid_argument("payload " + std::to_string(static_cast<int>(type)) +
-                              " is none of payload_type"));
+  refuse<std::invalid_argument>("payload ", static_cast<int>(type), " is none of payload_type");
 }
 
 /// As errors name a type with blocks.

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -106,6 +108,133 @@ class selection {
   std::vector<std::uint8_t> bits_;
   std::size_t sent_layers_ = 0;
   std::size_t sent_elements_ = 0;
+};
+
+/// Elements [begin, end) of one layer.
+struct element_range {
+  std::size_t layer = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  friend bool operator==(const element_range&, const element_range&) = default;
+};
+
+/// Which elements of the layers of a frame have reached its receiver. Layers are counted in chunks of `chunk_elements`, of which
+/// the last of a layer may be shorter, and a chunk arrives whole or is lost: of one layout, one selection and one chunk size.
+/// A layer that was not sent has no chunks. Memory: one bit a chunk, 16 bytes a layer. Allocates when it is made or copied.
+class delivery {
+ public:
+  /// Everything that `sent` selects has arrived. Throws std::invalid_argument for a chunk size of 0.
+  delivery(const selection& sent, std::size_t chunk_elements) : sent_(sent), chunk_elements_(chunk_elements) {
+    if (chunk_elements == 0) detail::refuse<std::invalid_argument>("a chunk must have at least one element");
+    const std::span<const std::size_t> sizes = sent.model().sizes();
+    layers_.reserve(sizes.size() + 1);
+    std::size_t chunks = 0;
+    for (std::size_t l = 0; l < sizes.size(); ++l) {
+      layers_.push_back({.first_chunk = chunks});
+      if (sent.is_sent(l)) chunks += sizes[l] / chunk_elements + (sizes[l] % chunk_elements != 0);
+    }
+    layers_.push_back({.first_chunk = chunks});
+    is_lost_.resize(chunks / 64 + (chunks % 64 != 0));
+  }
+
+  /// One chunk of a layer has not arrived; said twice, it is lost once. Throws std::out_of_range, and std::invalid_argument for a
+  /// layer that is not sent.
+  void lose(std::size_t layer, std::size_t chunk) {
+    const std::size_t bit = bit_of(layer, chunk);
+    const std::uint64_t mask = std::uint64_t{1} << (bit % 64);
+    if ((is_lost_[bit / 64] & mask) != 0) return;
+    is_lost_[bit / 64] |= mask;
+    ++layers_[layer].lost_chunks;
+    ++lost_chunks_;
+    const std::size_t begin = chunk * chunk_elements_;
+    lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - begin);
+  }
+  /// Throws as lose().
+  [[nodiscard]] bool is_lost(std::size_t layer, std::size_t chunk) const {
+    const std::size_t bit = bit_of(layer, chunk);
+    return ((is_lost_[bit / 64] >> (bit % 64)) & 1) != 0;
+  }
+  /// Whether nothing was lost.
+  [[nodiscard]] bool is_complete() const noexcept { return lost_chunks_ == 0; }
+
+  [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
+  /// The chunks that a layer was sent in; 0 for one that was dropped. Throws std::out_of_range.
+  [[nodiscard]] std::size_t chunks(std::size_t layer) const {
+    sent_.model().check_layer(layer);
+    return layers_[layer + 1].first_chunk - layers_[layer].first_chunk;
+  }
+  /// Of them, those that are lost. Throws std::out_of_range.
+  [[nodiscard]] std::size_t lost_chunks(std::size_t layer) const {
+    sent_.model().check_layer(layer);
+    return layers_[layer].lost_chunks;
+  }
+  /// The same of all layers together, and the elements in them.
+  [[nodiscard]] std::size_t lost_chunks() const noexcept { return lost_chunks_; }
+  [[nodiscard]] std::size_t lost_elements() const noexcept { return lost_elements_; }
+
+  /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending.
+  /// A layer that was dropped gives none. Throws std::out_of_range. Cost: a step for each range and each 64 chunks; allocates nothing.
+  template <class Consume>
+  void for_each_delivered(std::size_t layer, Consume&& consume) const {
+    for_each_run(layer, false, consume);
+  }
+  /// The same of those that are lost.
+  template <class Consume>
+  void for_each_lost(std::size_t layer, Consume&& consume) const {
+    for_each_run(layer, true, consume);
+  }
+
+  /// What the frame held.
+  [[nodiscard]] const selection& sent() const noexcept { return sent_; }
+
+ private:
+  struct layer_chunks {
+    std::size_t first_chunk = 0;  // counted through all layers sent
+    std::size_t lost_chunks = 0;
+  };
+
+  std::size_t bit_of(std::size_t layer, std::size_t chunk) const {
+    const std::size_t in_layer = chunks(layer);
+    if (sent_.is_dropped(layer))
+      detail::refuse<std::invalid_argument>("layer '", sent_.model()[layer].name, "' was not sent");
+    if (chunk >= in_layer) {
+      detail::refuse<std::out_of_range>("chunk ", chunk, " is out of range: layer '",
+                                        sent_.model()[layer].name, "' was sent in ", in_layer);
+    }
+    return layers_[layer].first_chunk + chunk;
+  }
+
+  template <class Consume>
+  void for_each_run(std::size_t layer, bool lost, Consume& consume) const {
+    const std::size_t in_layer = chunks(layer);
+    const std::size_t elements = sent_.model().sizes()[layer];
+    const std::size_t first = layers_[layer].first_chunk;
+    const std::size_t last = first + in_layer;
+    for (std::size_t begin = find(first, last, lost); begin < last;) {
+      const std::size_t end = find(begin, last, !lost);
+      consume((begin - first) * chunk_elements_, end == last ? elements : (end - first) * chunk_elements_);
+      begin = find(end, last, lost);
+    }
+  }
+
+  // The first of the chunks [chunk, end) that is lost, or that is not; `end` if there is none.
+  std::size_t find(std::size_t chunk, std::size_t end, bool lost) const noexcept {
+    while (chunk < end) {
+      const std::uint64_t wanted = lost ? is_lost_[chunk / 64] : ~is_lost_[chunk / 64];
+      const std::uint64_t rest = wanted >> (chunk % 64);
+      if (rest != 0) return (std::min)(chunk + static_cast<std::size_t>(std::countr_zero(rest)), end);
+      chunk = (chunk / 64 + 1) * 64;
+    }
+    return end;
+  }
+
+  selection sent_;
+  std::size_t chunk_elements_;
+  std::vector<layer_chunks> layers_;    // L + 1
+  std::vector<std::uint64_t> is_lost_;  // one bit a chunk
+  std::size_t lost_chunks_ = 0;
+  std::size_t lost_elements_ = 0;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

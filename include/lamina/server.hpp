@@ -8,15 +8,12 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
@@ -82,10 +79,10 @@ class server {
         updated_at_(fragments().layers(), 1),
         step_(options_.first_step) {
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
-    if (options_.nodes.empty()) detail::raise(std::invalid_argument("a server needs at least one worker"));
+    if (options_.nodes.empty()) detail::refuse<std::invalid_argument>("a server needs at least one worker");
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
       if (options_.nodes[s] == 0)
-        detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
+        detail::refuse<std::invalid_argument>("nodes: sender ", s, " stands for no worker");
       to_reply_.push_back(s);
     }
     senders_.resize(options_.nodes.size());
@@ -135,7 +132,7 @@ class server {
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (std::ranges::none_of(senders_, &sender::came))
-      detail::raise(std::logic_error("update: no frame of step " + std::to_string(step_) + " is there"));
+      detail::refuse<std::logic_error>("update: no frame of step ", step_, " is there");
     const std::size_t workers = begin_update();
     const std::span<const frame_view<T>* const> all = summed_;
     // Asynchronous, each frame alone.
@@ -186,8 +183,7 @@ class server {
     sender& to = replied_to(worker, clock);
     if (clock < to.forgotten) return;
     if (!to.out || to.out->clock != clock)
-      detail::raise(
-          std::invalid_argument("commit: the last reply had not the clock " + std::to_string(clock)));
+      detail::refuse<std::invalid_argument>("commit: the last reply had not the clock ", clock);
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
     std::vector<element_range> lost;
     for (const std::size_t f : arrived.sent().sent())
@@ -401,7 +397,7 @@ class server {
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
     sender& to = senders_.at(worker);
     if (clock == 0 || clock > to.replied)
-      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
+      detail::refuse<std::invalid_argument>("commit: no reply had the clock ", clock);
     return to;
   }
 

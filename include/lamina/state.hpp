@@ -23,8 +23,8 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
@@ -54,11 +54,10 @@ struct state_header {
 };
 static_assert(sizeof(state_header) == 64 && std::is_trivially_copyable_v<state_header>);
 
-template <class Value>
-void append(std::vector<std::byte>& bytes, std::span<const Value> values) {
-  const std::size_t end = bytes.size();
-  bytes.resize(end + values.size_bytes());
-  if (!values.empty()) std::memcpy(bytes.data() + end, values.data(), values.size_bytes());
+template <class Numbers>
+void append(std::vector<std::byte>& bytes, const Numbers& numbers) {
+  const auto values = std::as_bytes(std::span(numbers));
+  bytes.insert(bytes.end(), values.begin(), values.end());
 }
 
 template <class Value>
@@ -73,11 +72,6 @@ std::vector<Value> values_of(std::span<const std::byte> bytes) {
   std::vector<Value> values(bytes.size() / sizeof(Value));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
-}
-
-template <element T>
-bool are_finite(std::span<const T> numbers) {
-  return is_finite_magnitude(largest_magnitude<T>(numbers.size(), read_only<T>{numbers.data()}));
 }
 
 // The header's own checksum field counts as zero.
@@ -101,6 +95,55 @@ void seal_state(std::vector<std::byte>& bytes, state_header header, const layout
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
+// Of any bytes. `name` stands in the errors.
+class state_reader {
+ public:
+  // Refuses a header whose fields are not those of `model`, and flags that are not allowed.
+  state_reader(std::span<const std::byte> bytes, std::uint32_t magic, std::uint8_t element_type,
+               unsigned allowed_flags, const layout& model, std::string name)
+      : name_(std::move(name)) {
+    refuse_if(bytes.size() < sizeof header, errc::truncated);
+    std::memcpy(&header, bytes.data(), sizeof header);
+    rest_ = body_ = bytes.subspan(sizeof header);
+    refuse_if(header.magic != magic, errc::bad_magic);
+    refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version);
+    refuse_if(header.element_type != element_type, errc::wrong_element_type);
+    refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(),
+              errc::wrong_layout);
+    refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved);
+  }
+
+  void refuse_if(bool is_bad, errc code) const {
+    if (is_bad) raise(decode_error(make_error_code(code), name_));
+  }
+  // The next numbers. By their count, as their bytes may not fit in std::size_t.
+  template <class Value>
+  std::span<const std::byte> take(std::uint64_t count) {
+    refuse_if(rest_.size() / sizeof(Value) < count, errc::truncated);
+    const auto taken = rest_.first(static_cast<std::size_t>(count) * sizeof(Value));
+    rest_ = rest_.subspan(taken.size());
+    return taken;
+  }
+  template <class Value>
+  std::vector<Value> numbers(std::uint64_t count) {
+    return values_of<Value>(take<Value>(count));
+  }
+  void check_sum() const {
+    const bool has_checksum = (header.flags & state_flag_checksum) != 0;
+    refuse_if(header.checksum != (has_checksum ? state_checksum(header, body_) : 0), errc::checksum_mismatch);
+    if (is_nan(header.threshold) || !is_finite(header.allowance))
+      refuse<std::invalid_argument>(name_, ": the threshold or the allowance is not a number");
+  }
+  void check_end() const { refuse_if(!rest_.empty(), errc::trailing_bytes); }
+
+  state_header header;
+
+ private:
+  std::string name_;
+  std::span<const std::byte> body_;
+  std::span<const std::byte> rest_;
+};
+
 // The parts of a state that was checked, in its bytes, where they need not be aligned.
 struct state_view {
   state_header header;
@@ -115,67 +158,25 @@ struct state_view {
   }
 };
 
-// `name` stands in the errors.
-inline void refuse_if(bool is_bad, errc code, const std::string& name) {
-  if (is_bad) raise(decode_error(make_error_code(code), name));
-}
-
-// The header of such bytes, if its fields are those of `model` and its flags are known.
-inline state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
-                                      std::uint8_t element_type, unsigned allowed_flags, const layout& model,
-                                      const std::string& name) {
-  state_header header;
-  refuse_if(bytes.size() < sizeof header, errc::truncated, name);
-  std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != magic, errc::bad_magic, name);
-  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version, name);
-  refuse_if(header.element_type != element_type, errc::wrong_element_type, name);
-  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout,
-            name);
-  refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved, name);
-  return header;
-}
-
-inline void check_state(const state_header& header, std::span<const std::byte> body,
-                        const std::string& name) {
-  const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch,
-            name);
-  if (is_nan(header.threshold) || !is_finite(header.allowance))
-    raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
-}
-
-// The next numbers of a body, of which `rest` is what comes behind them. By their count: their bytes may not fit in std::size_t.
-template <class Value>
-std::span<const std::byte> take_bytes(std::span<const std::byte>& rest, std::uint64_t count,
-                                      const std::string& name) {
-  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated, name);
-  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
-  rest = rest.subspan(taken.size());
-  return taken;
-}
-
 // `has_velocity` says whether the state must hold velocity, or must not.
 template <element T>
 state_view read_state(std::span<const std::byte> bytes, const layout& model, std::optional<bool> has_velocity,
                       const std::string& name) {
+  state_reader from(bytes, state_magic, element_code<T>,
+                    state_flag_checksum | state_flag_velocity | state_flag_expected, model, name);
   state_view view;
-  view.header =
-      read_state_header(bytes, state_magic, element_code<T>,
-                        state_flag_checksum | state_flag_velocity | state_flag_expected, model, name);
-  const state_header& header = view.header;
-  refuse_if(header.elements != model.elements(), errc::wrong_layout, name);
-  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum, name);
-  const bool has_expected = (header.flags & state_flag_expected) != 0;
-  std::span<const std::byte> rest = bytes.subspan(sizeof header);
-  view.sent_in = take_bytes<std::uint64_t>(rest, model.layers(), name);
-  view.expected = take_bytes<double>(rest, has_expected ? model.layers() : 0, name);
-  view.elements = take_bytes<T>(rest, model.elements(), name);
-  view.velocity = take_bytes<T>(rest, view.has_velocity() ? model.elements() : 0, name);
-  refuse_if(!rest.empty(), errc::trailing_bytes, name);
-  check_state(header, bytes.subspan(sizeof header), name);
+  view.header = from.header;
+  from.refuse_if(view.header.elements != model.elements(), errc::wrong_layout);
+  from.refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum);
+  const bool has_expected = (view.header.flags & state_flag_expected) != 0;
+  view.sent_in = from.take<std::uint64_t>(model.layers());
+  view.expected = from.take<double>(has_expected ? model.layers() : 0);
+  view.elements = from.take<T>(model.elements());
+  view.velocity = from.take<T>(view.has_velocity() ? model.elements() : 0);
+  from.check_end();
+  from.check_sum();
   for (std::size_t l = 0; l < model.layers(); ++l)
-    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age, name);
+    from.refuse_if(value_at<std::uint64_t>(view.sent_in, l) > view.header.step, errc::impossible_age);
   return view;
 }
 
@@ -199,21 +200,20 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
       (!velocity.empty() && velocity.size() != fragments.elements()) ||
       memory.sent_in.size() != fragments.layers() ||
       (!expected.empty() && expected.size() != fragments.layers())) {
-    detail::raise(std::invalid_argument(
-        "save_state: the residual, the velocity or the numbers are of another model than one of " +
-        std::to_string(fragments.elements()) + " elements in " + std::to_string(fragments.layers()) +
-        " fragments"));
+    detail::refuse<std::invalid_argument>(
+        "save_state: the residual, the velocity or the numbers are of another model than one of ",
+        fragments.elements(), " elements in ", fragments.layers(), " fragments");
   }
   for (const std::span<const T> numbers : {residual, velocity}) {
     for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
       if (detail::are_finite<T>(numbers.subspan(fragments.offset(f), fragments.sizes()[f]))) continue;
-      detail::raise(std::domain_error(
-          "save: the " + std::string(numbers.data() == residual.data() ? "residual" : "velocity") +
-          " of layer '" + fragments[f].name + "' holds NaN or infinity"));
+      detail::refuse<std::domain_error>("save: the ",
+                                        numbers.data() == residual.data() ? "residual" : "velocity",
+                                        " of layer '", fragments[f].name, "' holds NaN or infinity");
     }
   }
   std::vector<std::byte> bytes(sizeof(detail::state_header));
-  detail::append(bytes, std::span<const std::uint64_t>(memory.sent_in));
+  detail::append(bytes, memory.sent_in);
   detail::append(bytes, expected);
   detail::append(bytes, residual);
   detail::append(bytes, velocity);
@@ -245,7 +245,7 @@ template <element T>
                        detail::values_of<T>(state.velocity), state.header.step,
                        detail::values_of<double>(state.expected)};
   if (!detail::are_finite<T>(saved.residual) || !detail::are_finite<T>(saved.velocity))
-    detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
+    detail::refuse<std::invalid_argument>("the saved residual holds NaN or infinity");
   return saved;
 }
 
@@ -308,20 +308,19 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
     if (!views.empty()) as_first = views[0].has_velocity();
     views.push_back(detail::read_state<T>(bytes, fragments, as_first, name_of(views.size())));
     if (views.back().header.step != views[0].header.step) {
-      detail::raise(std::invalid_argument(name_of(0) + " is of step " + std::to_string(views[0].header.step) +
-                                          ", " + name_of(views.size() - 1) + " of step " +
-                                          std::to_string(views.back().header.step)));
+      detail::refuse<std::invalid_argument>(name_of(0), " is of step ", views[0].header.step, ", ",
+                                            name_of(views.size() - 1), " of step ", views.back().header.step);
     }
   }
-  if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
+  if (views.empty()) detail::refuse<std::invalid_argument>("there is no saved state to merge");
   const auto mean_of = [&](std::span<const std::byte> detail::state_view::*part) {
     std::vector<T> means = detail::means_of<T>(views, part);
     if (detail::are_finite<T>(means)) return means;
     for (std::size_t w = 0; w < views.size(); ++w) {
       if (!detail::are_finite<T>(detail::values_of<T>(views[w].*part)))
-        detail::raise(std::invalid_argument(name_of(w) + " holds NaN or infinity"));
+        detail::refuse<std::invalid_argument>(name_of(w), " holds NaN or infinity");
     }
-    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+    detail::refuse<std::invalid_argument>("saved states: their sum overflows");
   };
   // How the next decide() of a resumed run finds its threshold, ages and allowance.
   selector::memory memory = views[0].memory();
@@ -335,7 +334,7 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
   // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
   if (detail::is_nan(memory.threshold)) memory.threshold = detail::infinite_value;
   if (!detail::is_finite(memory.allowance))
-    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+    detail::refuse<std::invalid_argument>("saved states: their sum overflows");
   // Infinite ones, of workers before their first step, stay so.
   std::vector<double> expected;
   const bool all_have = std::ranges::none_of(views, [](const auto& each) { return each.expected.empty(); });

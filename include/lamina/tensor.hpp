@@ -54,7 +54,7 @@ concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
 };
 
 [[noreturn]] inline void refuse_tensor(const std::string& sentence) {
-  raise(std::invalid_argument(sentence));
+  refuse<std::invalid_argument>(sentence);
 }
 
 // Whether the strides are those of a tensor without gaps whose last of `rank` dimensions is the innermost one. A dimension of 1 may

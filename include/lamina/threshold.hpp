@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -23,9 +22,8 @@ inline constexpr double invalid_threshold = -1.0;
 
 /// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
 inline void check_drop_ratio(double drop_ratio) {
-  if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
-    detail::raise(std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio)));
-  }
+  if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0))
+    detail::refuse<std::invalid_argument>("drop ratio must lie in [0, 1], got ", drop_ratio);
 }
 
 /// Algorithm 1, and its counterpart for a budget, with the working memory kept between calls, so that it allocates only
@@ -90,19 +88,16 @@ class threshold_search {
   // Fills entries_ with the layers that are not empty; returns N.
   std::size_t gather(std::span<const double> values, std::span<const std::size_t> sizes) {
     if (values.size() != sizes.size()) {
-      detail::raise(std::invalid_argument("threshold search: " + std::to_string(values.size()) +
-                                          " values but " + std::to_string(sizes.size()) + " layer sizes"));
+      detail::refuse<std::invalid_argument>("threshold search: ", values.size(), " values but ", sizes.size(),
+                                            " layer sizes");
     }
     std::size_t elements = 0;
     entries_.clear();
     for (std::size_t l = 0; l < sizes.size(); ++l) {
-      if (detail::is_nan(values[l])) {
-        detail::raise(
-            std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN"));
-      }
-      if (sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements) {
-        detail::raise(std::invalid_argument("threshold search: the sum of the layer sizes overflows"));
-      }
+      if (detail::is_nan(values[l]))
+        detail::refuse<std::invalid_argument>("threshold search: the value of layer ", l, " is NaN");
+      if (sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements)
+        detail::refuse<std::invalid_argument>("threshold search: the sum of the layer sizes overflows");
       elements += sizes[l];
       if (sizes[l] > 0) add(values[l], sizes[l]);
     }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
@@ -52,9 +51,8 @@ class tiling {
  private:
   static layout cut(const layout& model, std::size_t fragment_elements, std::vector<std::size_t>& first) {
     if (fragment_elements % detail::block_elements != 0) {
-      detail::raise(std::invalid_argument("fragment_elements must be a multiple of " +
-                                          std::to_string(detail::block_elements) + ", got " +
-                                          std::to_string(fragment_elements)));
+      detail::refuse<std::invalid_argument>("fragment_elements must be a multiple of ",
+                                            detail::block_elements, ", got ", fragment_elements);
     }
     std::string opening = "[";
     std::string closing = "]";

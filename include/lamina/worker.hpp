@@ -5,19 +5,16 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/elementwise.hpp"
@@ -59,7 +56,7 @@ template <element T, class Representative>
 class worker {
   static_assert(
       representative<Representative>,
-      "lamina: the functor of a worker must have map, combine and finish as lamina/reduction.hpp says");
+      "lamina: the functor of a worker must have map, combine and finish as lamina/representative.hpp says");
   using state = detail::worker_state<T, Representative>;
 
  public:
@@ -82,9 +79,8 @@ class worker {
   template <detail::indexed Tensors, execution Execution = sequential>
   [[nodiscard]] step add(const Tensors& gradients, double scale = 1, const Execution& execution = {}) {
     state_->require_closed("add");
-    const std::optional<std::size_t> refused = state_->add_all(gradients, scale, execution);
-    step begun(*state_, refused);
-    state_->rethrow();
+    step begun(*state_, state_->add_all(gradients, scale, execution));
+    state_->residual.rethrow();
     return begun;
   }
   /// The same of tensors of several types: worker.add({xt::xarray<float>{...}, Eigen::MatrixXf{...}, torch_tensor}).
@@ -144,8 +140,8 @@ class worker {
   void skip_to(std::uint64_t next) {
     state_->require_closed("skip_to");
     if (next <= state_->number) {
-      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) +
-                                          " is over: the last was " + std::to_string(state_->number)));
+      detail::refuse<std::invalid_argument>("skip_to: step ", next, " is over: the last was ",
+                                            state_->number);
     }
     state_->number = next - 1;
   }
@@ -173,27 +169,11 @@ class worker {
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
-  step(step&& other) noexcept
-      : state_(std::exchange(other.state_, nullptr)),
-        number_(other.number_),
-        opening_(other.opening_),
-        refused_(other.refused_) {}
-  step& operator=(step&& other) noexcept {
-    if (this == &other) return *this;
-    end();
-    state_ = std::exchange(other.state_, nullptr);
-    number_ = other.number_;
-    opening_ = other.opening_;
-    refused_ = other.refused_;
-    return *this;
-  }
-  ~step() { end(); }
-
   /// False where the last add() was refused.
   [[nodiscard]] explicit operator bool() const noexcept { return !refused_; }
   /// The layer whose gradient the last add() refused. Throws std::logic_error if it was taken.
   [[nodiscard]] std::size_t refused_layer() const {
-    if (!refused_) detail::raise(std::logic_error("refused_layer: no gradient was refused"));
+    if (!refused_) detail::refuse<std::logic_error>("refused_layer: no gradient was refused");
     return *refused_;
   }
   /// t, counted from 1.
@@ -205,7 +185,7 @@ class worker<T, Representative>::step {
     state& s = open_to_gradients("add");
     s.require_here("add", layer);
     refused_ = s.add_one(layer, gradient, scale, execution);
-    s.rethrow();
+    s.residual.rethrow();
     return !refused_;
   }
   /// The same of all layers: worker::add.
@@ -214,7 +194,7 @@ class worker<T, Representative>::step {
     state& s = open_to_gradients("add");
     for (std::size_t layer = 0; layer < s.cut.model().layers(); ++layer) s.require_here("add", layer);
     refused_ = s.add_all(gradients, scale, execution);
-    s.rethrow();
+    s.residual.rethrow();
     return !refused_;
   }
   /// A layer has no gradient in this step: an expert without input. It may be sent all the same.
@@ -222,24 +202,17 @@ class worker<T, Representative>::step {
 
   /// The representative value of each fragment. Writable: agreed values, the mean over the workers, take the place of this
   /// worker's own, and all workers then select the same. Throws std::logic_error, naming the layer, before all layers have a gradient.
-  [[nodiscard]] std::span<double> values() {
-    state& s = open("values");
-    s.require_all("values");
-    s.use_own_values();
-    return s.decision_values;
-  }
+  [[nodiscard]] std::span<double> values() { return open_with_values("values").decision_values; }
   /// Decides by values() what is sent; again, or with the selection given, changes nothing.
   ///
   /// \param held  a flag for each fragment, or none: those of which it is not 0 are not sent
   const selection& select(std::span<const char> held = {}) {
-    state& s = open("select");
-    if (!s.is_selected) {
-      s.require_all("select");
-      s.use_own_values();
+    if (!open("select").is_selected) {
+      state& s = open_with_values("select");
       s.decisions.decide(number_, s.decision_values, held);
       s.is_selected = true;
     }
-    return s.decisions.sent();
+    return state_->decisions.sent();
   }
   /// What the step sends. Throws std::logic_error before it is selected.
   [[nodiscard]] const selection& sent() const { return selected("sent").decisions.sent(); }
@@ -267,9 +240,8 @@ class worker<T, Representative>::step {
   /// before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends. Throws
   /// std::logic_error before the step is selected, and for a fragment that was in a frame.
   const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
-    state& s = selected("frame");
-    require_open("frame");
-    return s.encode_some(fragments, is_last, user);
+    open("frame");
+    return selected("frame").encode_some(fragments, is_last, user);
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
@@ -278,13 +250,13 @@ class worker<T, Representative>::step {
   template <class Elements>
   requires std::convertible_to<Elements&, std::span<T>> std::span<T> pack(Elements&& to, T scale = T(1)) {
     if (!detail::is_finite(static_cast<double>(scale)))
-      detail::raise(std::invalid_argument("pack: the scale must be finite"));
+      detail::refuse<std::invalid_argument>("pack: the scale must be finite");
     const std::span<T> all = packable(to);
     T* out = all.data();
     for (const std::size_t f : sent().sent()) {
       for (const T each : state_->residual[f]) *out++ = scale == T(1) ? each : each * scale;
     }
-    state_->leave(true);
+    state_->has_left = state::left::exact;
     return all;
   }
   /// The same in half the bytes, to lamina::float16 or bfloat16, rounded as options.payload says, which must be that type; commit() leaves
@@ -295,14 +267,14 @@ class worker<T, Representative>::step {
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
     const std::span<Half> all = packable(to);
     if (state_->options.payload != written)
-      detail::raise(
-          std::invalid_argument("pack: options.payload is another type than the elements to write"));
+      detail::refuse<std::invalid_argument>(
+          "pack: options.payload is another type than the elements to write");
     auto* out = reinterpret_cast<std::byte*>(all.data());
     for (const std::size_t f : sent().sent()) {
       detail::encode_payload<T>(written, state_->residual[f], out);
       out += state_->residual[f].size() * sizeof(Half);
     }
-    state_->leave(false);
+    state_->has_left = state::left::rounded;
     return all;
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. Also after commit().
@@ -326,61 +298,67 @@ class worker<T, Representative>::step {
 
  private:
   friend class worker;
+  // The end of a handle: a step that was not committed is abandoned.
+  struct end {
+    std::uint64_t opening;
+    void operator()(state* of) const noexcept {
+      if (of->is_open && of->opening == opening) of->abandon();
+    }
+  };
+  // One whose first gradients are refused has not begun.
   step(state& of, std::optional<std::size_t> refused) noexcept
-      : state_(&of), number_(of.number), opening_(of.opening), refused_(refused) {
-    if (refused && !of.is_open) state_ = nullptr;  // it has not begun
-  }
+      : state_(refused && !of.is_open ? nullptr : &of, {of.opening}), number_(of.number), refused_(refused) {}
 
-  void end() noexcept {
-    if (state_ != nullptr && state_->is_open && state_->opening == opening_) state_->abandon();
-    state_ = nullptr;
+  bool is_latest() const noexcept {
+    return state_ != nullptr && state_->opening == state_.get_deleter().opening;
   }
   state& open(const char* call) const {
-    if (state_ == nullptr) detail::raise(std::logic_error(std::string(call) + ": this handle has no step"));
-    require_open(call);
+    if (state_ == nullptr) detail::refuse<std::logic_error>(call, ": this handle has no step");
+    if (!is_latest() || !state_->is_open)
+      detail::refuse<std::logic_error>(call, ": step ", number_, " is over");
     return *state_;
   }
-  void require_open(const char* call) const {
-    if (state_->is_open && state_->opening == opening_) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) + " is over"));
+  state& open_with_values(const char* call) const {
+    state& s = open(call);
+    s.require_all(call);
+    s.use_own_values();
+    return s;
   }
   state& open_to_gradients(const char* call) const {
     state& s = open(call);
     if (s.is_selected && !s.is_given) {
-      detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
-                                     " is selected already: its gradients come before"));
+      detail::refuse<std::logic_error>(call, ": step ", number_,
+                                       " is selected already: its gradients come before");
     }
     return s;
   }
   state& selected(const char* call) const {
-    if (state_ == nullptr || state_->opening != opening_ || !state_->is_selected) {
-      detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
-                                     " is not selected, or is over: call select() first"));
-    }
-    return *state_;
+    if (is_latest() && state_->is_selected) return *state_;
+    detail::refuse<std::logic_error>(call, ": step ", number_,
+                                     " is not selected, or is over: call select() first");
   }
   template <class Elements>
   auto packable(Elements& to) const {
+    open("pack");
     const state& s = selected("pack");
-    require_open("pack");
     s.require_all("pack");
     const std::size_t elements = s.decisions.sent().sent_elements();
     if constexpr (requires { to.resize(elements); }) to.resize(elements);
     const std::span all(to);
     if (all.size() != elements) {
-      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(all.size()) +
-                                          " elements, and " + std::to_string(elements) + " are sent"));
+      detail::refuse<std::invalid_argument>("pack: there is room for ", all.size(), " elements, and ",
+                                            elements, " are sent");
     }
     return all;
   }
   void commit_what_arrived(const delivery* arrived) {
-    state& s = open("commit");
-    const selection& sent = selected("commit").decisions.sent();
+    open("commit");
+    state& s = selected("commit");
     s.require_all("commit");
-    if (s.options.payload != payload_type::as_is && !s.has_left && !s.is_given)
-      detail::raise(std::logic_error("commit: nothing was written yet: call frame() or pack() first"));
+    if (s.options.payload != payload_type::as_is && s.has_left == state::left::nothing && !s.is_given)
+      detail::refuse<std::logic_error>("commit: nothing was written yet: call frame() or pack() first");
     if (arrived != nullptr)
-      detail::check_delivery("commit", *arrived, sent,
+      detail::check_delivery("commit", *arrived, s.decisions.sent(),
                              s.is_rounded() ? s.options.payload : payload_type::as_is);
     s.take_out(arrived);
     s.decisions.forecast(number_, s.values, s.expected);
@@ -389,9 +367,8 @@ class worker<T, Representative>::step {
     s.close();
   }
 
-  state* state_;
+  std::unique_ptr<state, end> state_;
   std::uint64_t number_;
-  std::uint64_t opening_;
   std::optional<std::size_t> refused_;
 };
 

@@ -17,7 +17,7 @@
 #include "lamina/detail/reduce.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/sources.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "support.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/detail/buffer.hpp"
+#include "lamina/detail/residual_memory.hpp"
 
 #include <algorithm>
 #include <array>

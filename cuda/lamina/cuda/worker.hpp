@@ -25,7 +25,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
 #include "lamina/detail/decision.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"

@@ -24,7 +24,7 @@
 #include "lamina/collectives/staging.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/fnv.hpp"
+#include "lamina/layout.hpp"
 
 /// \file
 /// The sums of a plan, made beside the computation: what a program uses. Read it after executor.hpp and staging.hpp.

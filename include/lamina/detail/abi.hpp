@@ -8,6 +8,7 @@
 #endif
 
 #include <cfloat>
+#include <cstddef>
 
 #include "lamina/version.hpp"
 
@@ -92,3 +93,12 @@ namespace lamina {
 inline namespace LAMINA_ABI __attribute__((__abi_tag__)) {}
 }  // namespace lamina
 #endif
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What reduction.hpp cuts a tensor into, how many sums a block has, and how many totals are combined one after the other.
+inline constexpr std::size_t block_elements = 4096;
+inline constexpr std::size_t lanes = 64;
+inline constexpr std::size_t totals_per_run = 64;
+
+}  // namespace lamina::inline LAMINA_ABI::detail

@@ -6,8 +6,7 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/rounding.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/detail/sources.hpp"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -35,6 +36,32 @@ LAMINA_HOST_DEVICE constexpr T larger_magnitude(T a, T b) {
 template <class T>
 constexpr bool is_finite_magnitude(T magnitude) {
   return std::bit_cast<bits_of<T>>(magnitude) < std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
+}
+
+/// The value as memory would round it: a compiler may otherwise fuse a product with the sum that follows into one rounding
+/// where the machine has FMA, and machines would decide differently.
+template <class T>
+T rounded(T value) {
+#if defined(__GNUC__)
+  asm volatile("" : "+m"(value));
+#endif
+  return value;
+}
+
+/// base^exponent, of a base in [0, 1] and an exponent in (0, 1]; wrong by less than 1e-14. Of products and square roots, each of which
+/// IEEE 754 rounds, where std::pow is as the C library has it.
+inline double root_power(double base, double exponent) {
+  double result = 1;
+  double root = base;
+  while (exponent > 0) {
+    if (exponent >= 1) {
+      result = rounded(result * root);
+      exponent -= 1;
+    }
+    root = std::sqrt(root);
+    exponent *= 2;
+  }
+  return result;
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail

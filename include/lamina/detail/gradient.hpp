@@ -47,8 +47,8 @@ void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
       static_assert(is_variant<seen>,
                     "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
                     "lamina::bfloat16");
-      raise(std::invalid_argument(
-          "the gradient holds another element type at run time than the residual: pass a converted copy"));
+      refuse<std::invalid_argument>(
+          "the gradient holds another element type at run time than the residual: pass a converted copy");
     }
   };
   visit_span(visit_one, elements);
@@ -68,8 +68,8 @@ void visit_writable(Tensor&& tensor, const Visitor& visitor) {
           is_variant<seen>,
           "lamina: the tensor to write is const, or its element type is neither the one that is written, "
           "nor lamina::float16 or lamina::bfloat16");
-      raise(std::invalid_argument(
-          "the tensor to write holds another element type at run time than can be written"));
+      refuse<std::invalid_argument>(
+          "the tensor to write holds another element type at run time than can be written");
     }
   };
   visit_span(visit_one, elements);

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
 

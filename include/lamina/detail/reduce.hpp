@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/screen.hpp"
 #include "lamina/detail/simd.hpp"

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/reduce.hpp"

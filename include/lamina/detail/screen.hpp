@@ -11,7 +11,6 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/simd.hpp"
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/layer_blocks.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/reduce.hpp"

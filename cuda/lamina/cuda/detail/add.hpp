@@ -12,7 +12,7 @@
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 

@@ -8,12 +8,10 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/half.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 
 /// LAMINA_CALLED stands before what is too long for a copy at each of its calls.
 /// LAMINA_UNROLLED stands before a loop over an array that is to stay in a GPU's registers: where nvcc leaves the loop, it puts the

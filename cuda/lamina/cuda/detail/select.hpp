@@ -11,7 +11,7 @@
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
-#include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/threshold.hpp"
