@@ -22,9 +22,9 @@
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
-/// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last
-/// sent, and the allowance of a send_budget. A value that is NaN counts as infinity, so that its fragment is sent first; a
-/// fragment of value 0 is sent only by always_sent, by at_least_every, or where everything is sent.
+/// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last sent, and the
+/// allowance of a send_budget. A value that is NaN counts as infinity; a fragment of value 0 is sent only by always_sent, by at_least_every,
+/// or where everything is sent. Throws std::invalid_argument for another number of values or flags than there are fragments.
 class selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range.
@@ -57,9 +57,8 @@ class selector {
   ///
   /// \param step    counted from 1
   /// \param values  the representative value of each fragment; with options.by_score it is multiplied by the fragment's age
-  /// \param held    a flag for each fragment, or none: those of which it is not 0 are dropped, whatever the options say. They
-  ///                count as the first to be dropped within R, take nothing from a budget, and their values are not looked at
-  /// \throws std::invalid_argument  another number of values or flags than there are fragments
+  /// \param held    a flag for each fragment, or none: those of which it is not 0 are dropped, whatever the options say. They count as the
+  ///                first to be dropped within R, take nothing from a budget, and their values are not looked at
   ///
   /// Cost: O(fragments) on average; allocates nothing.
   const selection& decide(std::uint64_t step, std::span<const double> values,
@@ -97,19 +96,17 @@ class selector {
     return sent_;
   }
 
-  /// What values to expect in the next step, to select by before its first gradient: of what the last decision has left in the
-  /// residual, and of a gradient like the mean of those since a fragment was last sent. `expected` is written. Before commit().
+  /// Before commit(): writes the values to expect in the next step, to select by before its first gradient: of what the last decision has
+  /// left in the residual, and of a gradient like the mean of those since a fragment was last sent.
   void forecast(std::uint64_t step, std::span<const double> values, std::span<double> expected) const {
-    check_count("forecast", values.size(), "values");
-    check_count("forecast", expected.size(), "values to write");
     for (std::size_t f = 0; f < values.size(); ++f) {
       const double of_a_gradient = values[f] / static_cast<double>(step - sent_in_[f]);
       expected[f] = (sent_.is_sent(f) ? 0.0 : values[f]) + of_a_gradient;
     }
   }
 
-  /// What the last decision selects was sent in `step`, of which something may have been lost: a fragment of which nothing has arrived
-  /// keeps its age. The budget is charged for all that was selected, since it has used the network.
+  /// What the last decision selects was sent in `step`: a fragment of which nothing has arrived keeps its age. The budget is charged for all
+  /// that was selected, since it has used the network.
   void commit(std::uint64_t step, const delivery* arrived = nullptr) {
     if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
     for (const std::size_t f : sent_.sent()) {
@@ -146,8 +143,7 @@ class selector {
     const bool is_ahead = before_.step > step;
     return {is_ahead ? before_.threshold : threshold_, is_ahead ? before_.allowance : allowance_, sent_in_};
   }
-  /// Throws std::invalid_argument, and changes nothing, for ages of another number of fragments. A threshold that the options
-  /// fix is that of the options.
+  /// Throws for ages of another number of fragments. A threshold that the options fix is that of the options.
   void restore(memory saved) {
     check_count("load", saved.sent_in.size(), "ages");
     threshold_ = options_.send_budget ? saved.threshold : options_.threshold.value_or(saved.threshold);
@@ -183,8 +179,8 @@ class selector {
     before_ = {step, threshold_, allowance_};
   }
 
-  // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that
-  // was to search was let go undecided.
+  // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that was to
+  // search was let go undecided.
   bool searches_in(std::uint64_t step, double ratio) const {
     if (!(ratio > 0) || options_.threshold) return false;
     return (step - 1) % options_.search_every == 0 || step <= options_.warm_up_steps ||

@@ -23,8 +23,8 @@
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
-/// What goes over the wire: its first 64 bytes, a frame that is ready to send, and one that has come. codec.hpp makes the one and
-/// reads the other; docs/wire-format/index.md has every byte.
+/// What goes over the wire: a frame that is ready to send, and one that has come. codec.hpp makes the one and reads the other;
+/// docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -89,8 +89,8 @@ template <std::unsigned_integral Number>
 
 }  // namespace detail
 
-/// A frame ready to send: header and bitmap, then the layers where they already lie. Nothing is copied; the segments point into the
-/// sender's memory and stay valid until that memory changes or the encoder begins its next frame.
+/// A frame ready to send: header and bitmap, then the layers where they already lie. The segments point into the sender's memory, and are
+/// valid until that changes or the encoder begins its next frame.
 class encoded_frame {
  public:
   /// In order, for writev, MPI datatypes or NCCL; the first is the header with the bitmap.
@@ -139,8 +139,7 @@ struct frame_info {
 /// The bytes that peek() looks at.
 inline constexpr std::size_t peek_bytes = detail::wire_header_bytes;
 
-/// The bytes of the largest frame of a layout, worker::fragments(), without user bytes: what a receiver need not exceed. The largest
-/// std::size_t, if that cannot be counted. Cost: O(L).
+/// The bytes of the largest frame of a layout, worker::fragments(), without user bytes; the largest std::size_t, if that cannot be counted.
 template <element T>
 [[nodiscard]] std::size_t largest_frame_bytes(const layout& model,
                                               payload_type type = payload_type::as_is) noexcept {
@@ -166,8 +165,7 @@ inline void check_chunks(const char* call, const delivery& arrived, payload_type
                                 payload_block_elements, " elements, these have ", arrived.chunk_elements());
 }
 
-/// Throws std::invalid_argument, naming the call, unless `arrived` is of what `sent` selects and its chunks are whole blocks
-/// of the payload.
+/// The same, unless `arrived` is of what `sent` selects.
 inline void check_delivery(const char* call, const delivery& arrived, const selection& sent,
                            payload_type payload) {
   const selection& of = arrived.sent();
@@ -179,14 +177,12 @@ inline void check_delivery(const char* call, const delivery& arrived, const sele
 
 }  // namespace detail
 
-/// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and
-/// after a failed decode, it has no layers and is of no layout.
+/// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and after a failed
+/// decode, it has no layers and is of no layout. What takes a layer throws std::out_of_range from layers() on.
 ///
 /// A layer that is not in the frame is *dropped*. In a frame of gradients it counts as zeros: restore() writes them. In a frame of
-/// parameters it means that the receiver keeps what it has: apply_to() does.
-///
-/// A sender may send several frames in a step, the last of them flagged; a layer is in one of them at most, and one that is in none is
-/// dropped.
+/// parameters it means that the receiver keeps what it has: apply_to() does. Of several frames in a step the last is flagged; a layer is in
+/// one of them at most.
 template <element T>
 class frame_view {
  public:
@@ -204,7 +200,7 @@ class frame_view {
   /// The step the sender was in, counted from 1.
   [[nodiscard]] std::uint64_t step() const noexcept { return is_.info.step; }
   [[nodiscard]] std::uint32_t sender() const noexcept { return is_.info.sender; }
-  /// The run that the sender takes part in; 0 if it was told none.
+  /// 0: none.
   [[nodiscard]] std::uint32_t run() const noexcept { return is_.info.run; }
   /// L, the number of layers, sent or not.
   [[nodiscard]] std::size_t layers() const noexcept { return is_.begins.empty() ? 0 : is_.begins.size() - 1; }
@@ -218,20 +214,20 @@ class frame_view {
   /// What the sender has added: up to 64 bytes.
   [[nodiscard]] std::span<const std::byte> user() const noexcept { return is_.user; }
 
-  /// True for a layer that is not in the frame. Throws std::out_of_range.
+  /// True for a layer that is not in the frame.
   [[nodiscard]] bool is_dropped(std::size_t layer) const {
     check_layer(layer);
     return is_.begins[layer] == is_.begins[layer + 1];
   }
-  /// The n_l elements of a layer that was sent, where they lie; an empty span for one dropped. Throws
-  /// std::out_of_range, and std::logic_error if the payload is not as_is: the other calls read every type.
+  /// The n_l elements of a layer that was sent, where they lie; an empty span for one dropped. Throws std::logic_error if the payload is
+  /// not as_is: the other calls read every type.
   [[nodiscard]] std::span<const T> layer(std::size_t layer) const {
     const auto bytes = bytes_of(layer);
     if (is_.info.payload != payload_type::as_is)
       detail::refuse<std::logic_error>("layer: the payload is not as_is: use restore() or apply_to()");
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
-  /// The bytes of a layer on the wire; none for one dropped. Throws std::out_of_range.
+  /// The bytes of a layer on the wire; none for one dropped.
   [[nodiscard]] std::span<const std::byte> bytes_of(std::size_t layer) const {
     check_layer(layer);
     return is_.bytes.subspan(is_.begins[layer], is_.begins[layer + 1] - is_.begins[layer]);
@@ -252,8 +248,8 @@ class frame_view {
     check_elements(layer, begin, buffer.size());
     return this->layer(layer).subspan(begin, buffer.size());
   }
-  /// Calls `consume(begin, block)` with consecutive blocks of a layer, whatever its payload: read(), up to 4,096 elements from `begin` on,
-  /// valid during the call. A layer dropped gives no block. Throws std::out_of_range. Allocates nothing.
+  /// Calls `consume(begin, block)` with consecutive blocks of a layer, of up to 4,096 elements, as read() gives them, valid during the call.
+  /// A layer dropped gives no block.
   template <class Consume>
   void for_each_block(std::size_t layer, Consume&& consume) const {
     if (is_dropped(layer)) return;
@@ -264,9 +260,8 @@ class frame_view {
               read(layer, begin, std::span(buffer).first((std::min)(buffer.size(), elements - begin))));
     }
   }
-  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one dropped becomes zeros. Throws std::out_of_range,
-  /// std::logic_error for a frame of parameters, in which dropped means keep, and std::invalid_argument if `out` has another size or
-  /// overlaps the payload; before anything is written.
+  /// A layer of a frame of gradients into `out`, a tensor of n_l elements to write; one dropped becomes zeros. Throws, before anything is
+  /// written, std::logic_error for a frame of parameters, and std::invalid_argument if `out` has another size or overlaps the payload.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
@@ -278,7 +273,7 @@ class frame_view {
     std::fill(to.begin(), to.end(), T(0));
   }
   /// Overwrites `out`, a tensor of n_l elements, with the layer if it was sent, which it returns; leaves `out` as it is if it was dropped.
-  /// How a worker takes the server's parameters. Throws as restore(), and for every layer, sent or not.
+  /// How a worker takes the server's parameters. Throws as restore(), sent or not.
   template <class Tensor>
   bool apply_to(std::size_t layer, Tensor&& out) const {
     check_layer(layer);
@@ -287,10 +282,9 @@ class frame_view {
     copy(layer, 0, to);
     return true;
   }
-  /// What has arrived of a layer into `out`; what was lost of it, and a layer dropped, leave `out` as it is. How a worker takes parameters
-  /// of which some were lost. In a frame of gradients holes count as zeros: there, where they are bytes of 0, restore(layer, out)
-  /// reads them as such. Throws as apply_to(), and std::invalid_argument if `arrived` is of another layout or of a frame that differs in
-  /// whether it has the layer, and if a chunk of an int8 or int4 payload is no multiple of payload_block_elements.
+  /// What has arrived of a layer into `out`; what was lost of it, and a layer dropped, leave `out` as it is. In a frame of gradients, holes
+  /// that are bytes of 0 count as zeros: restore(layer, out) reads them as such. Throws as apply_to(), and std::invalid_argument if
+  /// `arrived` is of another layout, or of a frame that differs in whether it has the layer, and for chunks that split a block of the payload.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
     check_layer(layer);

@@ -5,12 +5,9 @@
 #include <cstdint>
 #include <memory_resource>
 #include <optional>
-#include <stdexcept>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 
 /// What a worker and a server can be told. Nothing here computes.
 namespace lamina::inline LAMINA_ABI {

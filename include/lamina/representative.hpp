@@ -13,28 +13,25 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/reduce.hpp"
-#include "lamina/detail/screen.hpp"
+#include "lamina/detail/loops.hpp"
+#include "lamina/detail/simd.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold. Each functor is called with a tensor and
-/// gives a double; an empty tensor gives 0. Your own functor has map, combine and finish (see reduction.hpp) and gets the same fused pass.
-///
-/// The one summation order that every backend follows, so that workers on different machines decide alike:
+/// gives a double; an empty tensor gives 0. The one summation order that every backend follows, so that all machines decide alike:
 ///
 ///  - a tensor is cut into blocks of 4,096 elements (the last may be shorter);
 ///  - within a block, element i goes to lane i mod 64, in order, in the type that the functor's map gives;
 ///  - the lanes fold as lane[j] = combine(lane[j], lane[j + h]) for h = 32, 16, 8, 4, 2, 1;
-///  - the block totals are combined in runs of 64, each from 0 and in order, in double; so are the totals of the runs,
-///    and theirs, until one is left.
+///  - the block totals are combined in runs of 64, each from 0 and in order, in double; so are the totals of the runs, until one is left.
 ///
 /// All instruction sets give bitwise the same since each lane is one sequence of operations that none of them may reorder.
 namespace lamina::inline LAMINA_ABI {
 
-/// A representative functor is three functions, const or static, that do not throw and depend on nothing but their operands:
+/// A functor of your own gets the same fused pass. It is three functions, const or static, that depend on nothing but their operands:
 ///
 ///     float map(float x);                  // for elements of float or half width; may give double, or a class of your own
 ///     double map(double x);                // for elements of double
@@ -42,9 +39,9 @@ namespace lamina::inline LAMINA_ABI {
 ///     double combine(double a, double b);  // of the totals of blocks
 ///     double finish(double total, std::size_t elements);
 ///
-/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says
-/// `using is_simd = void;` is also applied to whole SIMD registers of the elements' type: map(V) and combine(V, V) then give a V, bitwise
-/// as with single elements. Templates over the operand, of + - * / and lamina::abs and max, are such functions:
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says `using is_simd = void;`
+/// is also applied to whole SIMD registers: map(V) and combine(V, V) then give a V, bitwise as with single elements. Templates over the
+/// operand, of + - * / and lamina::abs and max, are such functions:
 ///
 ///     struct largest {
 ///       using is_simd = void;
@@ -59,7 +56,7 @@ concept representative = requires(const F& functor, float x, double total, std::
   { functor.finish(total, elements) } -> std::convertible_to<double>;
 };
 
-/// A SIMD register of floats or doubles; none with a compiler that has no vectors of GNU, and none with LAMINA_NO_SIMD.
+/// A SIMD register of floats or doubles; none with LAMINA_NO_SIMD, and with a compiler that has no vectors of GNU.
 template <class V>
 concept simd_register = detail::is_register<V>;
 
@@ -86,8 +83,7 @@ detail::simd<T>(max)(const detail::simd<T>& a, const detail::simd<T>& b) {
 
 namespace detail {
 
-/// The value of a layer from the totals of its blocks, which come one after the other: the order above, for all that
-/// runs on the host. Keeps one run of each level, in constant memory.
+/// The value of a layer from the totals of its blocks, which come one after the other, in constant memory: one run of each level.
 template <representative F>
 class totals_in_runs {
  public:
@@ -110,8 +106,7 @@ class totals_in_runs {
   // 64^9 totals are more than 2^64 elements have.
   static constexpr std::size_t levels = 9;
 
-  // The next total of a level that has had `before` of them. A run that is complete goes up only when another one begins: the last
-  // one of all goes nowhere.
+  // The next total of a level that has had `before` of them. A run that is complete goes up only when another one begins.
   void add_at(std::size_t level, double total, std::size_t before) {
     std::size_t top = level;
     for (; before != 0 && before % totals_per_run == 0; before = before / totals_per_run - 1) ++top;
@@ -127,22 +122,6 @@ class totals_in_runs {
   std::size_t count_ = 0;
 };
 
-/// The value of so many zeros, which lie nowhere.
-template <element T, representative F>
-double value_of_zeros(const F& functor, std::size_t elements) {
-  const std::array<T, block_elements> zeros{};
-  const auto total_of = [&](std::size_t count) {
-    return reduce_block<T>(functor, count, read_only<T>(zeros.data())).total;
-  };
-  const double of_whole_block = total_of((std::min)(block_elements, elements));
-  totals_in_runs totals(functor);
-  for (std::size_t begin = 0; begin < elements; begin += block_elements) {
-    const std::size_t rest = elements - begin;
-    totals.add(rest < block_elements ? total_of(rest) : of_whole_block);
-  }
-  return totals.value(elements);
-}
-
 /// The value of a layer from the totals of its blocks, where they lie in memory.
 template <representative F>
 double finished_value(const F& functor, std::span<const double> block_totals, std::size_t elements) {
@@ -151,10 +130,31 @@ double finished_value(const F& functor, std::span<const double> block_totals, st
   return totals.value(elements);
 }
 
+/// The same, where total_of(begin, count) gives the totals.
+template <representative F, class TotalOf>
+double value_of_blocks(const F& functor, std::size_t elements, const TotalOf& total_of) {
+  totals_in_runs totals(functor);
+  for (std::size_t begin = 0; begin < elements; begin += block_elements)
+    totals.add(total_of(begin, (std::min)(block_elements, elements - begin)));
+  return totals.value(elements);
+}
+
+/// The value of so many zeros, which lie nowhere.
+template <element T, representative F>
+double value_of_zeros(const F& functor, std::size_t elements) {
+  const std::array<T, block_elements> zeros{};
+  const auto total_of = [&](std::size_t count) {
+    return reduce_block<T>(functor, count, read_only<T>(zeros.data())).total;
+  };
+  const double of_whole_block = total_of((std::min)(block_elements, elements));
+  return value_of_blocks(functor, elements, [&](std::size_t, std::size_t count) {
+    return count < block_elements ? total_of(count) : of_whole_block;
+  });
+}
+
 }  // namespace detail
 
-/// The representative value of a tensor, in the order above: 0 if it has no elements. NaN and infinity give an unspecified value. Cost: one
-/// pass, no allocation.
+/// The representative value of a tensor: 0 if it has no elements. NaN and infinity give an unspecified value. Cost: one pass.
 template <representative F, class Tensor>
 double representative_value(const F& functor, const Tensor& tensor) {
   if constexpr (lamina::tensor<const Tensor>) {
@@ -166,13 +166,10 @@ double representative_value(const F& functor, const Tensor& tensor) {
       static_assert(element<G> || half_element<G>,
                     "lamina: the element type must be float, double, lamina::float16 or lamina::bfloat16");
       using T = std::conditional_t<element<G>, G, float>;
-      detail::totals_in_runs totals(functor);
-      for (std::size_t begin = 0; begin < elements.size(); begin += detail::block_elements) {
-        const std::size_t count = (std::min)(detail::block_elements, elements.size() - begin);
-        const detail::read_only<T, G> from{elements.data() + begin};
-        totals.add(detail::reduce_block<T>(functor, count, from).total);
-      }
-      return totals.value(elements.size());
+      return detail::value_of_blocks(functor, elements.size(), [&](std::size_t begin, std::size_t count) {
+        return detail::reduce_block<T>(functor, count, detail::read_only<T, G>(elements.data() + begin))
+            .total;
+      });
     }
   } else {
     detail::require_tensor<const Tensor>();
@@ -278,5 +275,15 @@ struct max_abs : detail::callable_representative<max_abs>, detail::magnitude {
   }
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t) { return detail::ordered_value(total); }
 };
+
+namespace detail {
+
+/// Whether no element is NaN or infinite.
+template <class G>
+bool are_finite(std::span<const G> elements) {
+  return is_finite(max_abs()(elements));
+}
+
+}  // namespace detail
 
 }  // namespace lamina::inline LAMINA_ABI

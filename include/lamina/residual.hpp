@@ -16,15 +16,11 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/gradient.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/reduce.hpp"
 #include "lamina/detail/residual_block.hpp"
-#include "lamina/detail/residual_memory.hpp"
-#include "lamina/detail/screen.hpp"
+#include "lamina/detail/simd.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -85,7 +81,6 @@ class residual_accumulator {
     const auto only = [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); };
     if (accumulate_layers(layer, layer + 1, only, std::span(&value, 1), representative, execution, scale))
       raise_refused(layer, only);
-    rethrow();
     return value;
   }
 
@@ -95,21 +90,23 @@ class residual_accumulator {
   /// \param gradients  called with a layer and a visitor, calls visitor(std::span<const G>) with the gradient of that layer; more
   ///                   than once, and from several threads. A layer of which it does not stays as it is: was_given()
   /// \param values     gets q_l of these layers
-  /// \param execution  if it throws itself, what it has not run is run by the calling thread, and the exception is kept: rethrow()
+  /// \param execution  if it throws itself, what it has not run is run by the calling thread, all layers are added, and the
+  ///                   exception goes on to the caller, or into `kept`
   /// \return the first layer whose gradient is refused
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
   std::optional<std::size_t> accumulate_layers(std::size_t first, std::size_t last,
                                                const Gradients& gradients, std::span<double> values,
                                                const Representative& representative = {},
-                                               const Execution& execution = {}, double factor = 1) {
+                                               const Execution& execution = {}, double factor = 1,
+                                               std::exception_ptr* kept = nullptr) {
     look_at(first, last, gradients, values, factor);
     const T scale = static_cast<T>(factor);
-    thrown_ = nullptr;
+    std::exception_ptr thrown;
     std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
               block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
     // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
     const auto run = [&](const auto& is_due, const auto& work) {
-      run_all(first, last, execution, [&](std::size_t layer, std::size_t index, std::size_t end) {
+      run_all(first, last, execution, thrown, [&](std::size_t layer, std::size_t index, std::size_t end) {
         gradients(layer, [&](auto from) {
           for (; index < end; ++index) {
             const detail::residual_block<T> block = block_of(layer, index, scale);
@@ -154,7 +151,6 @@ class residual_accumulator {
         for (std::size_t layer = first; layer < last; ++layer) {
           if (is_clear(layer)) clear(layer);  // its memory is anything again
         }
-        thrown_ = nullptr;
         return refused.load();
       }
       run(is_in_part, [&](std::size_t, std::size_t index, const auto& block, auto from) {
@@ -165,13 +161,11 @@ class residual_accumulator {
     for (std::size_t layer = first; layer < last; ++layer) {
       if (layers_[layer].is_given) values[layer - first] = finished(layer, representative);
     }
-    return std::nullopt;
-  }
-  /// Throws what the execution of the last call threw, all being added.
-  void rethrow() {
 #if LAMINA_HAS_EXCEPTIONS
-    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+    if (thrown && kept == nullptr) std::rethrow_exception(thrown);
 #endif
+    if (kept != nullptr) *kept = thrown;
+    return std::nullopt;
   }
   /// Whether the last call had a gradient for it.
   [[nodiscard]] bool was_given(std::size_t layer) const noexcept {
@@ -298,12 +292,13 @@ class residual_accumulator {
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
   template <class Execution, class Work>
-  void run_all(std::size_t first, std::size_t last, const Execution& execution, const Work& work) {
+  void run_all(std::size_t first, std::size_t last, const Execution& execution, std::exception_ptr& thrown,
+               const Work& work) const {
 #if LAMINA_HAS_EXCEPTIONS
     try {
       return blocks_.for_each_run(first, last, execution, work);
     } catch (...) {
-      thrown_ = std::current_exception();
+      thrown = std::current_exception();
     }
     blocks_.for_each_run(first, last, sequential(), work);
 #else
@@ -329,10 +324,7 @@ class residual_accumulator {
   template <class Gradients>
   void raise_refused(std::size_t layer, const Gradients& gradients) const {
     bool overflows = false;
-    gradients(layer, [&]<class G>(std::span<const G> from) {
-      overflows = detail::is_finite_magnitude(
-          detail::largest_magnitude<T>(from.size(), detail::read_only<T, G>(from.data())));
-    });
+    gradients(layer, [&]<class G>(std::span<const G> from) { overflows = detail::are_finite(from); });
     detail::raise(non_finite_gradient(layer, layer, model_[layer].name,
                                       overflows ? "adding the gradient would overflow the residual"
                                                 : "the gradient holds NaN or infinity"));
@@ -383,7 +375,6 @@ class residual_accumulator {
   // Of each block in the pass under way: the elements from its first on that were added; with non_finite::skip the elements that were
   // left out; or not_added.
   std::vector<std::uint16_t> block_notes_;
-  std::exception_ptr thrown_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -13,12 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/codec.hpp"
-#include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/gradient.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/worker_state.hpp"
 #include "lamina/execution.hpp"
@@ -50,8 +45,8 @@ namespace lamina::inline LAMINA_ABI {
 /// Layers larger than options.fragment_elements are cut into fragments; values, selections and frames are of fragments().
 /// One thread at a time. Allocates nothing after the first step with payload_type::as_is.
 ///
-/// Mistakes throw, and then nothing has changed: std::out_of_range for an index, std::invalid_argument for a tensor of another
-/// size, type or device and for a number outside its range, std::logic_error for a call whose step is over.
+/// Mistakes throw, and then nothing has changed: std::out_of_range for an index, std::invalid_argument for a tensor of another size, type
+/// or device and for a number outside its range, std::logic_error for a call that comes too early, or too late.
 template <element T, class Representative>
 class worker {
   static_assert(
@@ -66,9 +61,8 @@ class worker {
   explicit worker(const layout& model, const worker_options& options = {}, Representative functor = {})
       : state_(std::make_unique<state>(model, options, std::move(functor))) {}
 
-  /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity
-  /// or would overflow the residual, none: the step is then empty and names the layer. The gradients are read once, so that what
-  /// was added of a refused batch is subtracted again: non_finite::refuse says how little of it is left.
+  /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity or would
+  /// overflow the residual, none: the step is then empty and names the layer. non_finite::refuse says what a refusal may leave.
   ///
   /// \param gradients  a range with a tensor for each layer, of T, float16 or bfloat16. An empty std::optional, or a framework's
   ///                   tensor that is not defined, is a layer without a gradient
@@ -80,7 +74,7 @@ class worker {
   [[nodiscard]] step add(const Tensors& gradients, double scale = 1, const Execution& execution = {}) {
     state_->require_closed("add");
     step begun(*state_, state_->add_all(gradients, scale, execution));
-    state_->residual.rethrow();
+    state_->rethrow();
     return begun;
   }
   /// The same of tensors of several types: worker.add({xt::xarray<float>{...}, Eigen::MatrixXf{...}, torch_tensor}).
@@ -107,22 +101,20 @@ class worker {
     return step(*state_, std::nullopt);
   }
 
-  /// Between steps: the representative values to expect in the next step, as selector::forecast() has them after a commit; infinite
-  /// before the first. Writable: agreed values, the mean over the workers, take the place of a worker's own, and plan() decides by them.
+  /// Between steps: the values to expect in the next step, as selector::forecast() has them; infinite before the first. Writable: agreed
+  /// values, the mean over the workers, take the place of a worker's own, and plan() decides by them.
   [[nodiscard]] std::span<double> values() {
     state_->require_closed("values");
     return state_->expected;
   }
-  /// Between steps: selects what the next step sends, by values(). Before the first step everything is sent. The selection is valid until
-  /// the worker decides again.
+  /// Between steps: selects what the next step sends, by values(). The selection is valid until the worker decides again.
   [[nodiscard]] const selection& plan() {
     state_->require_closed("plan");
     state_->is_selected = false;
     return state_->decisions.decide(state_->number + 1, state_->expected);
   }
 
-  /// Everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values(). Throws
-  /// std::logic_error while a step is open.
+  /// Between steps: everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values().
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");
     const state& s = *state_;
@@ -162,16 +154,16 @@ class worker {
   std::unique_ptr<state> state_;  // so that a step outlives a move of its worker
 };
 
-/// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
-/// uncommitted, with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which
-/// has got a frame of it after all refuses a second one. After commit() what was selected can be read, and
-/// unpack() called, until the next step begins or is planned. Must not outlive the worker.
+/// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or, uncommitted,
+/// with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which has got a
+/// frame of it after all refuses a second one. After commit() what was selected can be read, and unpack() called, until the next step
+/// begins or is planned. Must not outlive the worker. Layers without a gradient, of which a call needs one, are named by its error.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
   /// False where the last add() was refused.
   [[nodiscard]] explicit operator bool() const noexcept { return !refused_; }
-  /// The layer whose gradient the last add() refused. Throws std::logic_error if it was taken.
+  /// The layer whose gradient the last add() refused.
   [[nodiscard]] std::size_t refused_layer() const {
     if (!refused_) detail::refuse<std::logic_error>("refused_layer: no gradient was refused");
     return *refused_;
@@ -185,7 +177,7 @@ class worker<T, Representative>::step {
     state& s = open_to_gradients("add");
     s.require_here("add", layer);
     refused_ = s.add_one(layer, gradient, scale, execution);
-    s.residual.rethrow();
+    s.rethrow();
     return !refused_;
   }
   /// The same of all layers: worker::add.
@@ -194,14 +186,14 @@ class worker<T, Representative>::step {
     state& s = open_to_gradients("add");
     for (std::size_t layer = 0; layer < s.cut.model().layers(); ++layer) s.require_here("add", layer);
     refused_ = s.add_all(gradients, scale, execution);
-    s.residual.rethrow();
+    s.rethrow();
     return !refused_;
   }
   /// A layer has no gradient in this step: an expert without input. It may be sent all the same.
   void skip(std::size_t layer) { open_to_gradients("skip").skip(layer); }
 
-  /// The representative value of each fragment. Writable: agreed values, the mean over the workers, take the place of this
-  /// worker's own, and all workers then select the same. Throws std::logic_error, naming the layer, before all layers have a gradient.
+  /// The representative value of each fragment, once all layers have a gradient. Writable: agreed values, the mean over the workers, take
+  /// the place of this worker's own, and all workers then select the same.
   [[nodiscard]] std::span<double> values() { return open_with_values("values").decision_values; }
   /// Decides by values() what is sent; again, or with the selection given, changes nothing.
   ///
@@ -214,7 +206,7 @@ class worker<T, Representative>::step {
     }
     return state_->decisions.sent();
   }
-  /// What the step sends. Throws std::logic_error before it is selected.
+  /// What the step sends, once it is selected.
   [[nodiscard]] const selection& sent() const { return selected("sent").decisions.sent(); }
   [[nodiscard]] bool is_sent(std::size_t fragment) const { return sent().is_sent(fragment); }
 
@@ -225,8 +217,8 @@ class worker<T, Representative>::step {
     return s.residual[fragment];
   }
 
-  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
-  /// called again, for a send that is tried again, gives the same bytes.
+  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends; called
+  /// again gives the same bytes.
   ///
   /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
   const encoded_frame& frame(std::span<const std::byte> user = {}) {
@@ -236,17 +228,15 @@ class worker<T, Representative>::step {
     s.sequence = 0;
     return s.encode(s.decisions.sent(), true, user);
   }
-  /// One of several frames of the step: those of `fragments` that are selected, all of which have their gradient and were in no frame
-  /// before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends. Throws
-  /// std::logic_error before the step is selected, and for a fragment that was in a frame.
+  /// One of several frames of a step that is selected: those of `fragments` that are sent, all of which have their gradient and were in no
+  /// frame before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends.
   const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
     open("frame");
     return selected("frame").encode_some(fragments, is_last, user);
   }
 
-  /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
-  /// agreed on the selection; returns the span. Throws std::logic_error before the step is selected, and std::invalid_argument unless
-  /// `to`, a span of T or a std::vector<T>, which is resized, has sent().sent_elements() elements.
+  /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have agreed on
+  /// the selection; returns the span. `to` is a span of sent().sent_elements() elements of T, or a std::vector<T>, which is resized.
   template <class Elements>
   requires std::convertible_to<Elements&, std::span<T>> std::span<T> pack(Elements&& to, T scale = T(1)) {
     if (!detail::is_finite(static_cast<double>(scale)))
@@ -259,8 +249,8 @@ class worker<T, Representative>::step {
     state_->has_left = state::left::exact;
     return all;
   }
-  /// The same in half the bytes, to lamina::float16 or bfloat16, rounded as options.payload says, which must be that type; commit() leaves
-  /// in the residual what this rounding took away. Divide by the number of workers after the sum.
+  /// The same in half the bytes, to lamina::float16 or bfloat16, which options.payload must be; commit() leaves in the residual what this
+  /// rounding took away. Divide by the number of workers after the sum.
   template <class Elements, half_element Half = typename std::remove_cvref_t<Elements>::value_type>
   std::span<Half> pack(Elements&& to) {
     constexpr payload_type written =
@@ -288,12 +278,11 @@ class worker<T, Representative>::step {
     selected("unpack").unpack(packed, gradients);
   }
 
-  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. Throws
-  /// std::logic_error before it is selected, and with a rounded payload before frame() or pack(), unless the selection was given to
-  /// begin(): what fragment() gave is then taken for written in that payload.
+  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. With a rounded payload
+  /// frame() or pack() comes before, unless the selection was given to begin(): what fragment() gave is then taken for written so.
   void commit() { commit_what_arrived(nullptr); }
-  /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
-  /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
+  /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws std::invalid_argument for the
+  /// delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
   void commit(const delivery& arrived) { commit_what_arrived(&arrived); }
 
  private:

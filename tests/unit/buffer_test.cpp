@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/detail/residual_memory.hpp"
+#include "lamina/detail/residual_block.hpp"
 
 #include <algorithm>
 #include <array>

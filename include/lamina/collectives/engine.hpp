@@ -23,7 +23,7 @@
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/staging.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/layout.hpp"
 
 /// \file

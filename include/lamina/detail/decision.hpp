@@ -20,8 +20,7 @@ enum class layer_rule : std::uint8_t {
 
 inline constexpr double infinite_value = std::numeric_limits<double>::infinity();
 
-/// A value as the threshold sees it: NaN counts as infinity, so that a layer whose value is NaN goes out first and does not
-/// wait for ever.
+/// A value as the threshold sees it: NaN counts as infinity, so that its layer goes out first and does not wait for ever.
 LAMINA_HOST_DEVICE constexpr double ordered_value(double value) {
   // By bits, for -ffast-math, and by a builtin, since functions of the standard library are the host's alone.
   const auto bits = __builtin_bit_cast(std::uint64_t, value);
@@ -44,16 +43,15 @@ LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
   return magnitude != 0 && magnitude < infinity_bits;
 }
 
-/// Elements that a budget allows in a step: what was left over and this step's share, and no more than one step's share and
-/// the largest layer.
+/// Elements that a budget allows in a step: what was left over and this step's share, at most one step's share and the largest layer.
 LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
                                                     std::size_t largest_layer) {
   const double most = share + static_cast<double>(largest_layer);
   return allowance + share < most ? allowance + share : most;
 }
 
-/// What is left of an allowance for layers that their values decide on: those that are always sent come first, and layers
-/// that max_age forced out may have left less than nothing.
+/// What is left of an allowance for layers that their values decide on: those that are always sent come first, and layers that max_age
+/// forced out may have left less than nothing.
 LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::size_t always_sent_elements) {
   const double left = allowance - static_cast<double>(always_sent_elements);
   return left > 0 ? left : 0;
@@ -73,8 +71,8 @@ struct step_decision {
   bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
   std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
 
-  /// Whether layer l goes out: q, its elements, and the step in which it was sent last. A value of 0 sends nothing, whatever
-  /// the threshold: it would be 0 where such layers hold more than R, and everything would go out.
+  /// Whether a layer goes out. A value of 0 sends nothing, whatever the threshold: it would be 0 where such layers hold more than R, and
+  /// everything would go out.
   LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
                                           std::uint64_t cleared_in, layer_rule rule) const {
     if (elements == 0 || rule == layer_rule::held) return false;

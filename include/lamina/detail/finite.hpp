@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
@@ -31,11 +30,6 @@ using bits_of = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 template <class T>
 LAMINA_HOST_DEVICE constexpr T larger_magnitude(T a, T b) {
   return __builtin_bit_cast(bits_of<T>, a) < __builtin_bit_cast(bits_of<T>, b) ? b : a;
-}
-
-template <class T>
-constexpr bool is_finite_magnitude(T magnitude) {
-  return std::bit_cast<bits_of<T>>(magnitude) < std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
 }
 
 /// The value as memory would round it: a compiler may otherwise fuse a product with the sum that follows into one rounding

@@ -5,11 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/screen.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/half.hpp"
 
@@ -73,12 +71,6 @@ struct read_only {
     return operand[0];
   }
 };
-
-/// Whether none of these numbers is NaN or infinite.
-template <class T>
-bool are_finite(std::span<const T> numbers) {
-  return is_finite_magnitude(largest_magnitude<T>(numbers.size(), read_only<T>(numbers.data())));
-}
 
 /// Sources that refuse end a block before the first operands of which one is not below `carry`: see carry_from().
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,7 +16,6 @@
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/decision.hpp"
-#include "lamina/detail/gradient.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/half.hpp"
@@ -174,8 +174,9 @@ struct worker_state {
     const std::size_t begin = cut.first(first);
     const std::size_t end = cut.first(last);
     if (!is_open) residual.begin_step();
-    const std::optional<std::size_t> refused = residual.accumulate_layers(
-        begin, end, by_fragment, std::span(values).subspan(begin, end - begin), functor, execution, scale);
+    const std::optional<std::size_t> refused =
+        residual.accumulate_layers(begin, end, by_fragment, std::span(values).subspan(begin, end - begin),
+                                   functor, execution, scale, &thrown);
     if (refused) {
       // What rounding leaves of a refused gradient is of the residual, and so of its value.
       for (std::size_t f = begin; f < end; ++f) {
@@ -195,6 +196,12 @@ struct worker_state {
       }
     }
     return std::nullopt;
+  }
+  // What an execution of the caller's threw, all being added.
+  void rethrow() {
+#if LAMINA_HAS_EXCEPTIONS
+    if (thrown) std::rethrow_exception(std::exchange(thrown, nullptr));
+#endif
   }
   void skip(std::size_t layer) {
     cut.model().check_layer(layer);
@@ -309,6 +316,7 @@ struct worker_state {
   bool is_given = false;  // selected before the first gradient
   bool has_decision_values = false;
   left has_left = left::nothing;  // as a frame, or packed
+  std::exception_ptr thrown;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::detail

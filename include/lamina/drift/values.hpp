@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/reduce.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"

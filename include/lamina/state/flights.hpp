@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -24,7 +24,7 @@ template <element T>
 struct flight {
   std::uint64_t step = 0;
   std::vector<std::uint64_t> parts;  // ascending
-  std::vector<T> elements;         // of the parts, one behind the other; none if it was lost
+  std::vector<T> elements;           // of the parts, one behind the other; none if it was lost
 
   bool is_lost() const noexcept { return elements.empty(); }
 };

@@ -58,7 +58,7 @@ LAMINA_HOST_DEVICE bool is_finite(T x) {
   // Not of NaN; of the magnitude, which the value needs as well.
   return std::abs(x) <= (std::numeric_limits<T>::max)();
 #else
-  return lamina::detail::is_finite_magnitude(std::abs(x));
+  return lamina::detail::is_finite(static_cast<double>(x));
 #endif
 }
 

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/simd.hpp"
+#include "lamina/detail/sources.hpp"
+#include "lamina/execution.hpp"
+#include "lamina/layout.hpp"
+
+/// The loops over elements: the blocks of a model, what reduces one of them, and what writes element by element. Written once over an
+/// operand V that is either one element or a SIMD register of them; both give the same bits (see representative.hpp).
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// The blocks of representative.hpp in all layers of a model, numbered through, and how they are cut into tasks for threads.
+class layer_blocks {
+ public:
+  explicit layer_blocks(const layout& model) : model_(model) {
+    first_.reserve(model.layers() + 1);
+    first_.push_back(0);
+    for (const std::size_t elements : model.sizes()) {
+      first_.push_back(first_.back() + elements / block_elements + (elements % block_elements != 0));
+    }
+  }
+
+  std::size_t count() const noexcept { return first_.back(); }
+  /// The blocks of `layer` are [first(layer), first(layer + 1)).
+  std::size_t first(std::size_t layer) const noexcept { return first_[layer]; }
+  /// Where a block begins in its layer, and its elements.
+  std::pair<std::size_t, std::size_t> extent_of(std::size_t layer, std::size_t block) const noexcept {
+    const std::size_t begin = (block - first_[layer]) * block_elements;
+    return {begin, (std::min)(block_elements, model_.sizes()[layer] - begin)};
+  }
+
+  /// Cuts the blocks of layers [first, last) into pieces that cross layers, so that small layers share a piece and a large
+  /// one is shared: one for each thread where the execution says how many it has, of 131,072 elements otherwise. Calls
+  /// work(layer, block, end) for each run of blocks of one layer.
+  template <class Execution, class Work>
+  void for_each_run(std::size_t first, std::size_t last, const Execution& execution, const Work& work) const {
+    const auto bounds = std::span(first_).subspan(first, last - first + 1);
+    const std::size_t blocks = bounds.back() - bounds.front();
+    const std::size_t pieces = pieces_of(blocks, threads_of(execution));
+    const auto piece = [&](std::size_t index) {
+      std::size_t block = bounds.front() + share_of(blocks, pieces, index);
+      const std::size_t stop = bounds.front() + share_of(blocks, pieces, index + 1);
+      std::size_t layer =
+          first +
+          static_cast<std::size_t>(std::upper_bound(bounds.begin(), bounds.end(), block) - bounds.begin()) -
+          1;
+      for (; block < stop; ++layer) {
+        const std::size_t end = (std::min)(stop, first_[layer + 1]);
+        if (block < end) work(layer, block, end);
+        block = end;
+      }
+    };
+    if (pieces == 1) {
+      piece(0);
+    } else if (pieces > 1) {
+      execution(pieces, piece);
+    }
+  }
+
+ private:
+  // Enough blocks to be worth handing to a thread.
+  static constexpr std::size_t blocks_per_piece = 32;
+
+  static std::size_t pieces_of(std::size_t blocks, std::size_t threads) noexcept {
+    const std::size_t most = blocks / blocks_per_piece + (blocks % blocks_per_piece != 0);
+    return threads == 0 ? most : (std::min)(most, threads);
+  }
+  // The blocks before piece `index` of equal ones; without a product that might overflow.
+  static std::size_t share_of(std::size_t blocks, std::size_t pieces, std::size_t index) noexcept {
+    return blocks / pieces * index + (std::min)(index, blocks % pieces);
+  }
+
+  layout model_;
+  std::vector<std::size_t> first_;  // L + 1
+};
+
+template <class F, class V>
+concept maps_to_itself = requires(const F& functor, const V& x) {
+  { functor.map(x) } -> std::same_as<V>;
+  { functor.combine(x, x) } -> std::same_as<V>;
+};
+
+/// Whole registers where the functor says that it takes them, one element otherwise.
+template <class F, class T>
+concept takes_registers = requires {
+  typename F::is_simd;
+}
+&&maps_to_itself<F, native_register<T>>;
+template <class F, class T>
+using operand = std::conditional_t<takes_registers<F, T>, native_register<T>, T>;
+
+/// A map without a product, of which nothing can be fused with the sum.
+template <class F>
+concept maps_without_product = requires {
+  typename F::is_without_product;
+};
+
+/// What is combined of an operand. It may come with a velocity, which must be below the limit, too.
+template <class V>
+LAMINA_ALWAYS_INLINE const V& sum_of(const V& operand) {
+  return operand;
+}
+template <class V>
+LAMINA_ALWAYS_INLINE const V& sum_of(const corrected<V>& operand) {
+  return operand.sum;
+}
+template <class T, class Operand, std::size_t Count>
+LAMINA_ALWAYS_INLINE bool may_take(const std::array<Operand, Count>& operands, pattern_of<T> carry) {
+  if constexpr (requires { operands[0].velocity; }) {
+    using V = std::remove_cvref_t<decltype(operands[0].velocity)>;
+    std::array<V, Count> sums;
+    std::array<V, Count> velocities;
+    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA {
+      sums[i] = operands[i].sum;
+      velocities[i] = operands[i].velocity;
+    });
+    return all_below<T>(sums, carry) && all_below<T>(velocities, carry);
+  } else {
+    return all_below<T>(operands, carry);
+  }
+}
+
+/// What became of a block: its total, and how many operands were taken. Fewer than asked for: the source refuses one of the
+/// next few; from there on nothing was written, and the total is of no use.
+struct block_result {
+  double total;
+  std::size_t taken;
+};
+
+/// Combines `count` <= block_elements operands in the shared order.
+template <class T, class V, class F, class Source>
+block_result reduce_block_over(const F& functor, std::size_t count, const Source source) {
+  using Lane = std::remove_cvref_t<decltype(functor.map(T{}))>;
+  using Sum = std::conditional_t<std::same_as<V, T>, Lane, V>;
+  constexpr std::size_t step = width<V, T>;
+  constexpr std::size_t registers = lanes / step;
+  static_assert(lanes % step == 0, "lamina: a register has more elements than a block has lanes");
+  constexpr std::size_t group = group_of<V, T, lanes>;
+  static_assert(registers % group == 0);
+  // So many groups are written out together; more than sixteen registers went slower.
+  constexpr std::size_t groups = is_register<V> ? std::min<std::size_t>(4, registers / group) : 1;
+  static_assert(registers % (group * groups) == 0);
+  std::array<Sum, registers> sums;
+  sums.fill(Sum(0));
+
+  const std::size_t whole = count - count % lanes;
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    source.prefetch(i, lanes);
+    // Takes the group that begins with register k; false if the source refuses it. Each is written after all of it is
+    // loaded, which lets the loads start early.
+    const auto take = [&](std::size_t k) LAMINA_INLINED_LAMBDA {
+      std::array<decltype(source.template at<V>(0)), group> operands;
+      repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
+        operands[r] = source.template at<V>(i + (k + r) * step);
+      });
+      if constexpr (Source::refuses) {
+        if (!may_take<T>(operands, source.carry)) [[unlikely]]
+          return false;
+      }
+      if constexpr (Source::writes) {
+        repeat<V, group>([&](std::size_t r)
+                             LAMINA_INLINED_LAMBDA { source.put(i + (k + r) * step, operands[r]); });
+      }
+      std::array<Sum, group> mapped;
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED_LAMBDA { mapped[r] = functor.map(sum_of(operands[r])); });
+      if constexpr (!maps_without_product<F>) round_by_itself(mapped);
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED_LAMBDA { sums[k + r] = functor.combine(sums[k + r], mapped[r]); });
+      return true;
+    };
+    for (std::size_t k = 0; k < registers; k += group * groups) {
+      std::size_t taken = k;
+      const bool all = all_of_written_out<groups>([&](std::size_t index) LAMINA_INLINED_LAMBDA {
+        taken = k + index * group;
+        return take(taken);
+      });
+      if (!all) [[unlikely]]
+        return {0, i + taken * step};
+    }
+  }
+
+  std::array<Lane, lanes> lane;
+  const auto to_lanes = [&](std::size_t first) {
+    for (std::size_t r = 0; r < first; ++r) detail::store(lane.data() + r * step, sums[r]);
+  };
+  if (whole < count) {
+    to_lanes(sums.size());
+    for (std::size_t i = whole; i < count; ++i) {
+      const std::array operand = {source.at(i)};
+      if constexpr (Source::refuses) {
+        if (!may_take<T>(operand, source.carry)) [[unlikely]]
+          return {0, i};
+      }
+      if constexpr (Source::writes) source.put(i, operand[0]);
+      std::array<Lane, 1> mapped = {functor.map(sum_of(operand[0]))};
+      round_by_itself(mapped);
+      lane[i - whole] = functor.combine(lane[i - whole], mapped[0]);
+    }
+    for (std::size_t r = 0; r < sums.size(); ++r) sums[r] = load<Sum>(lane.data() + r * step);
+  }
+
+  std::size_t half = lanes / 2;
+  for (; half >= step; half /= 2) {
+    for (std::size_t r = 0; r < half / step; ++r) sums[r] = functor.combine(sums[r], sums[r + half / step]);
+  }
+  to_lanes(1);
+  for (; half > 0; half /= 2) {
+    for (std::size_t j = 0; j < half; ++j) lane[j] = functor.combine(lane[j], lane[j + half]);
+  }
+  return {static_cast<double>(lane[0]), count};
+}
+
+/// A functor that stands for one of several, which is chosen at run time: visit(visitor) calls the visitor with that one, and
+/// is_common() tells whether it is the type `common`.
+template <class F>
+concept chosen_at_run_time = requires {
+  typename F::is_chosen_at_run_time;
+};
+
+/// Over registers where the functor takes them, over elements otherwise. A choice made at run time is looked at once a block.
+template <class T, class F, class Source>
+block_result reduce_block(const F& functor, std::size_t count, const Source& source) {
+  if constexpr (chosen_at_run_time<F>) {
+    return functor.visit([&](const auto& chosen) { return reduce_block<T>(chosen, count, source); });
+  } else {
+    return reduce_block_over<T, operand<F, T>>(functor, count, source);
+  }
+}
+
+/// to[i] <- operation(to[i], from[i]); the operation takes single elements and registers.
+template <class T, class Operation>
+LAMINA_ALWAYS_INLINE void combine_elements(T* to, const T* from, std::size_t count,
+                                           const Operation& operation) {
+  using V = native_register<T>;
+  constexpr std::size_t step = width<V, T>;
+  constexpr std::size_t group = group_of<V, T, lanes>;
+  std::size_t i = 0;
+  for (const std::size_t whole = count - count % (group * step); i < whole; i += group * step) {
+    std::array<V, group> a;
+    std::array<V, group> b;
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
+      a[r] = load<V>(to + i + r * step);
+      b[r] = load<V>(from + i + r * step);
+    });
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA { a[r] = operation(a[r], b[r]); });
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA { detail::store(to + i + r * step, a[r]); });
+  }
+  for (; i < count; ++i) to[i] = operation(to[i], from[i]);
+}
+
+/// to[i] += from[i].
+template <class T>
+void add_elements(T* to, const T* from, std::size_t count) {
+  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED_LAMBDA { return a + b; });
+}
+
+/// to[i] -= from[i].
+template <class T>
+void subtract_elements(T* to, const T* from, std::size_t count) {
+  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED_LAMBDA { return a - b; });
+}
+
+/// a / b, rounded once. With -ffast-math a compiler would multiply by the reciprocal of a divisor that stays the same, or by an estimate
+/// of it, which has other bits: where it has that, it is given the instruction, and elsewhere the divisor is hidden from it.
+template <class V>
+LAMINA_ALWAYS_INLINE V divided_by_itself(const V& a, const V& b) {
+#if LAMINA_HAS_SIMD && defined(__SSE2__)
+  if constexpr (is_register<V>) {
+    V quotient = a;
+    if constexpr (sizeof(typename V::value_type) == sizeof(float)) {
+#if defined(__AVX512F__)
+      asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
+#elif defined(__AVX__)
+      asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
+#else
+      asm("divps {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
+#endif
+    } else {
+#if defined(__AVX512F__)
+      asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
+#elif defined(__AVX__)
+      asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
+#else
+      asm("divpd {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
+#endif
+    }
+    return quotient;
+  }
+#endif
+  std::array<V, 1> by = {b};
+  round_by_itself(by);
+  return a / by[0];
+}
+
+/// to[i] /= divisor.
+template <class T>
+void divide_elements(T* to, T divisor, std::size_t count) {
+  combine_elements(to, to, count, [divisor](const auto& a, const auto&) LAMINA_INLINED_LAMBDA {
+    return divided_by_itself(a, std::remove_cvref_t<decltype(a)>(divisor));
+  });
+}
+
+/// to[i] <- what the source has at i, its products rounded by themselves: a half-width type widened, a gradient times its
+/// scale, or a velocity times the momentum. `to` may be where the source reads, but not overlap it otherwise.
+template <class T, class Source>
+void copy_elements(T* to, std::size_t count, const Source source) {
+  using V = native_register<T>;
+  constexpr std::size_t step = width<V, T>;
+  constexpr std::size_t group = group_of<V, T, lanes>;
+  std::size_t i = 0;
+  for (const std::size_t whole = count - count % lanes; i < whole; i += lanes) {
+    source.prefetch(i, lanes);
+    for (std::size_t k = i; k < i + lanes; k += group * step) {
+      std::array<V, group> operands;
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED_LAMBDA { operands[r] = source.template at<V>(k + r * step); });
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED_LAMBDA { detail::store(to + k + r * step, operands[r]); });
+    }
+  }
+  for (; i < count; ++i) to[i] = source.at(i);
+}
+
+}  // namespace lamina::inline LAMINA_ABI::detail
