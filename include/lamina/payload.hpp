@@ -72,8 +72,7 @@ inline std::string name_of(payload_type type) {
   return type == payload_type::int4 ? "int4" : "int8";
 }
 
-// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is
-// what is left over.
+// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is what is left over.
 inline constexpr int scale_bias = 127;
 inline constexpr int smallest_scale = -120;  // products stay clear of denormals
 inline constexpr int largest_scale = 120;
@@ -180,9 +179,8 @@ constexpr Half to_half(T x) noexcept {
   return {static_cast<std::uint16_t>((sign & is_number) | (number & is_finite) | (not_finite & ~is_finite))};
 }
 
-/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is
-/// filled up with zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2
-/// vectorises it.
+/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is filled up with
+/// zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2 vectorises it.
 template <element T, class Body>
 LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
   std::size_t begin = 0;

@@ -60,8 +60,7 @@ concept representative = requires(const F& functor, float x, double total, std::
 template <class V>
 concept simd_register = detail::is_register<V>;
 
-/// For functors: of elements and of whole registers, the same bits. The larger of two is `a` where they are equal,
-/// or where one is NaN.
+/// For functors: of elements and of whole registers, the same bits. The larger of two is `a` where they are equal, or where one is NaN.
 template <element T>
 LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);

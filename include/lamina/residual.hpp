@@ -127,7 +127,7 @@ class residual_accumulator {
     run(is_not_added, [&](std::size_t, std::size_t index, const auto& block, auto from) {
       const T limit = skips_ ? std::numeric_limits<T>::infinity() : limits_[index];
       auto sums = block.add(from, representative, limit);
-      block_notes_[index] = skips_ ? std::uint16_t{0} : sums.taken;
+      block_notes_[index] = static_cast<std::uint16_t>(skips_ ? 0 : sums.taken);
       if (sums.taken < block.count) {
         if (!skips_) return has_rest.store(true, std::memory_order_relaxed);
         std::tie(sums.total, block_notes_[index]) = block.add_rest(from, sums.taken, representative);
@@ -189,9 +189,8 @@ class residual_accumulator {
     if (has_velocity()) velocity_.clear(layer, begin, end);
   }
 
-  /// a_l <- a_l − what a payload says of it: it was sent, and what rounding took away stays. Exact. Of elements
-  /// [begin, end) alone as clear(); throws std::invalid_argument for an int8 or int4 payload unless `begin` is a multiple of
-  /// payload_block_elements.
+  /// a_l <- a_l − what a payload says of it: it was sent, and what rounding took away stays. Exact. Of elements [begin, end) alone as
+  /// clear(); throws std::invalid_argument for an int8 or int4 payload unless `begin` is a multiple of payload_block_elements.
   void subtract(std::size_t layer, payload_type type, std::size_t begin = 0, std::size_t end = to_the_end) {
     check_range(layer, begin, end);
     if (has_blocks(type) && begin % payload_block_elements != 0) {

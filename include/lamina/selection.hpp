@@ -31,7 +31,7 @@ class selection {
   [[nodiscard]] std::size_t sent_layers() const noexcept { return sent_layers_; }
   [[nodiscard]] std::size_t sent_elements() const noexcept { return sent_elements_; }
 
-  /// A std::forward_iterator by what it can do.
+  /// A std::forward_iterator by what it can do, and the range from it on.
   class sent_iterator {
    public:
     using value_type = std::size_t;
@@ -54,6 +54,8 @@ class selection {
       return before;
     }
     bool operator==(const sent_iterator& other) const noexcept { return layer_ == other.layer_; }
+    [[nodiscard]] sent_iterator begin() const noexcept { return *this; }
+    [[nodiscard]] sent_iterator end() const noexcept { return {bits_, layers_, layers_}; }
 
    private:
     void skip() noexcept {
@@ -71,18 +73,9 @@ class selection {
     std::size_t layer_ = 0;
     std::size_t layers_ = 0;
   };
-  struct sent_range {
-    [[nodiscard]] sent_iterator begin() const noexcept { return first; }
-    [[nodiscard]] sent_iterator end() const noexcept { return last; }
-
-    sent_iterator first;
-    sent_iterator last;
-  };
   /// The indices of the layers sent, ascending, for range-for and the standard algorithms. Valid until the selection changes. Cost of a
   /// walk: O(L / 8) and a step for each layer sent.
-  [[nodiscard]] sent_range sent() const noexcept {
-    return {{bits_.data(), 0, model_.layers()}, {bits_.data(), model_.layers(), model_.layers()}};
-  }
+  [[nodiscard]] sent_iterator sent() const noexcept { return {bits_.data(), 0, model_.layers()}; }
 
   /// The presence bitmap of the wire format: ceil(L / 8) bytes.
   [[nodiscard]] std::span<const std::uint8_t> bitmap() const noexcept { return bits_; }
@@ -119,9 +112,9 @@ struct element_range {
   friend bool operator==(const element_range&, const element_range&) = default;
 };
 
-/// Which elements of the layers of a frame have reached its receiver. Layers are counted in chunks of `chunk_elements`, of which
-/// the last of a layer may be shorter, and a chunk arrives whole or is lost: of one layout, one selection and one chunk size.
-/// A layer that was not sent has no chunks. Memory: one bit a chunk, 16 bytes a layer. Allocates when it is made or copied.
+/// Which elements of the layers of a frame have reached its receiver. A layer that was sent is counted in chunks of `chunk_elements`, of
+/// which its last may be shorter, and a chunk arrives whole or is lost. Memory: one bit a chunk, 16 bytes a layer. What takes a layer or a
+/// chunk throws std::out_of_range for one that is not there.
 class delivery {
  public:
   /// Everything that `sent` selects has arrived. Throws std::invalid_argument for a chunk size of 0.
@@ -135,51 +128,45 @@ class delivery {
       if (sent.is_sent(l)) chunks += sizes[l] / chunk_elements + (sizes[l] % chunk_elements != 0);
     }
     layers_.push_back({.first_chunk = chunks});
-    is_lost_.resize(chunks / 64 + (chunks % 64 != 0));
+    is_lost_.resize(chunks);
   }
 
-  /// One chunk of a layer has not arrived; said twice, it is lost once. Throws std::out_of_range, and std::invalid_argument for a
-  /// layer that is not sent.
+  /// One chunk of a layer has not arrived; said twice, it is lost once. Throws std::invalid_argument for a layer that is not sent.
   void lose(std::size_t layer, std::size_t chunk) {
-    const std::size_t bit = bit_of(layer, chunk);
-    const std::uint64_t mask = std::uint64_t{1} << (bit % 64);
-    if ((is_lost_[bit / 64] & mask) != 0) return;
-    is_lost_[bit / 64] |= mask;
+    const std::size_t place = place_of(layer, chunk);
+    if (is_lost_[place]) return;
+    is_lost_[place] = true;
     ++layers_[layer].lost_chunks;
     ++lost_chunks_;
-    const std::size_t begin = chunk * chunk_elements_;
-    lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - begin);
+    lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - chunk * chunk_elements_);
   }
   /// Throws as lose().
   [[nodiscard]] bool is_lost(std::size_t layer, std::size_t chunk) const {
-    const std::size_t bit = bit_of(layer, chunk);
-    return ((is_lost_[bit / 64] >> (bit % 64)) & 1) != 0;
+    return is_lost_[place_of(layer, chunk)];
   }
   /// Whether nothing was lost.
   [[nodiscard]] bool is_complete() const noexcept { return lost_chunks_ == 0; }
 
   [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
-  /// The chunks that a layer was sent in; 0 for one that was dropped. Throws std::out_of_range.
+  /// The chunks that a layer was sent in, 0 for one that was dropped; and of them, those that are lost.
   [[nodiscard]] std::size_t chunks(std::size_t layer) const {
     sent_.model().check_layer(layer);
     return layers_[layer + 1].first_chunk - layers_[layer].first_chunk;
   }
-  /// Of them, those that are lost. Throws std::out_of_range.
   [[nodiscard]] std::size_t lost_chunks(std::size_t layer) const {
     sent_.model().check_layer(layer);
     return layers_[layer].lost_chunks;
   }
-  /// The same of all layers together, and the elements in them.
+  /// Those of all layers together, and the elements in them.
   [[nodiscard]] std::size_t lost_chunks() const noexcept { return lost_chunks_; }
   [[nodiscard]] std::size_t lost_elements() const noexcept { return lost_elements_; }
 
-  /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending.
-  /// A layer that was dropped gives none. Throws std::out_of_range. Cost: a step for each range and each 64 chunks; allocates nothing.
+  /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending; and with
+  /// those that are lost. A layer that was dropped gives none of either. Cost: a step for each chunk.
   template <class Consume>
   void for_each_delivered(std::size_t layer, Consume&& consume) const {
     for_each_run(layer, false, consume);
   }
-  /// The same of those that are lost.
   template <class Consume>
   void for_each_lost(std::size_t layer, Consume&& consume) const {
     for_each_run(layer, true, consume);
@@ -194,7 +181,7 @@ class delivery {
     std::size_t lost_chunks = 0;
   };
 
-  std::size_t bit_of(std::size_t layer, std::size_t chunk) const {
+  std::size_t place_of(std::size_t layer, std::size_t chunk) const {
     const std::size_t in_layer = chunks(layer);
     if (sent_.is_dropped(layer))
       detail::refuse<std::invalid_argument>("layer '", sent_.model()[layer].name, "' was not sent");
@@ -208,31 +195,23 @@ class delivery {
   template <class Consume>
   void for_each_run(std::size_t layer, bool lost, Consume& consume) const {
     const std::size_t in_layer = chunks(layer);
-    const std::size_t elements = sent_.model().sizes()[layer];
-    const std::size_t first = layers_[layer].first_chunk;
-    const std::size_t last = first + in_layer;
-    for (std::size_t begin = find(first, last, lost); begin < last;) {
-      const std::size_t end = find(begin, last, !lost);
-      consume((begin - first) * chunk_elements_, end == last ? elements : (end - first) * chunk_elements_);
-      begin = find(end, last, lost);
+    const auto first = is_lost_.begin() + static_cast<std::ptrdiff_t>(layers_[layer].first_chunk);
+    const auto last = first + static_cast<std::ptrdiff_t>(in_layer);
+    const auto element = [&](auto chunk) {
+      return (std::min)(static_cast<std::size_t>(chunk - first) * chunk_elements_,
+                        sent_.model().sizes()[layer]);
+    };
+    for (auto begin = std::find(first, last, lost); begin != last;) {
+      const auto end = std::find(begin, last, !lost);
+      consume(element(begin), element(end));
+      begin = std::find(end, last, lost);
     }
-  }
-
-  // The first of the chunks [chunk, end) that is lost, or that is not; `end` if there is none.
-  std::size_t find(std::size_t chunk, std::size_t end, bool lost) const noexcept {
-    while (chunk < end) {
-      const std::uint64_t wanted = lost ? is_lost_[chunk / 64] : ~is_lost_[chunk / 64];
-      const std::uint64_t rest = wanted >> (chunk % 64);
-      if (rest != 0) return (std::min)(chunk + static_cast<std::size_t>(std::countr_zero(rest)), end);
-      chunk = (chunk / 64 + 1) * 64;
-    }
-    return end;
   }
 
   selection sent_;
   std::size_t chunk_elements_;
-  std::vector<layer_chunks> layers_;    // L + 1
-  std::vector<std::uint64_t> is_lost_;  // one bit a chunk
+  std::vector<layer_chunks> layers_;  // L + 1
+  std::vector<bool> is_lost_;         // of each chunk
   std::size_t lost_chunks_ = 0;
   std::size_t lost_elements_ = 0;
 };

@@ -22,9 +22,8 @@
 
 /// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
 ///
-/// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by
-/// `lamina::view(pointer, shape)`. xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is
-/// taught by one short specialisation of tensor_traits:
+/// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by `lamina::view(pointer, shape)`.
+/// xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is taught by one short specialisation of tensor_traits:
 ///
 ///     struct my_tensor {
 ///       float* data;

@@ -20,7 +20,7 @@
 /// operand V that is either one element or a SIMD register of them; both give the same bits (see representative.hpp).
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// The blocks of representative.hpp in all layers of a model, numbered through, and how they are cut into tasks for threads.
+/// The blocks of all layers of a model, numbered through, and how they are cut into tasks for threads.
 class layer_blocks {
  public:
   explicit layer_blocks(const layout& model) : model_(model) {
@@ -40,17 +40,22 @@ class layer_blocks {
     return {begin, (std::min)(block_elements, model_.sizes()[layer] - begin)};
   }
 
-  /// Cuts the blocks of layers [first, last) into pieces that cross layers, so that small layers share a piece and a large
-  /// one is shared: one for each thread where the execution says how many it has, of 131,072 elements otherwise. Calls
-  /// work(layer, block, end) for each run of blocks of one layer.
+  /// Calls work(layer, block, end) for each run of blocks of one layer of [first, last), in tasks that cross layers: one for each thread where
+  /// the execution says how many it has, of 131,072 elements otherwise.
   template <class Execution, class Work>
   void for_each_run(std::size_t first, std::size_t last, const Execution& execution, const Work& work) const {
     const auto bounds = std::span(first_).subspan(first, last - first + 1);
     const std::size_t blocks = bounds.back() - bounds.front();
-    const std::size_t pieces = pieces_of(blocks, threads_of(execution));
-    const auto piece = [&](std::size_t index) {
-      std::size_t block = bounds.front() + share_of(blocks, pieces, index);
-      const std::size_t stop = bounds.front() + share_of(blocks, pieces, index + 1);
+    const std::size_t most = blocks / blocks_per_task + (blocks % blocks_per_task != 0);
+    const std::size_t threads = threads_of(execution);
+    const std::size_t tasks = threads == 0 ? most : (std::min)(most, threads);
+    // The blocks before a task of equal ones; without a product that might overflow.
+    const auto before = [&](std::size_t task) {
+      return bounds.front() + blocks / tasks * task + (std::min)(task, blocks % tasks);
+    };
+    const auto run = [&](std::size_t task) {
+      std::size_t block = before(task);
+      const std::size_t stop = before(task + 1);
       std::size_t layer =
           first +
           static_cast<std::size_t>(std::upper_bound(bounds.begin(), bounds.end(), block) - bounds.begin()) -
@@ -61,25 +66,15 @@ class layer_blocks {
         block = end;
       }
     };
-    if (pieces == 1) {
-      piece(0);
-    } else if (pieces > 1) {
-      execution(pieces, piece);
+    if (tasks == 1) {
+      run(0);
+    } else if (tasks > 1) {
+      execution(tasks, run);
     }
   }
 
  private:
-  // Enough blocks to be worth handing to a thread.
-  static constexpr std::size_t blocks_per_piece = 32;
-
-  static std::size_t pieces_of(std::size_t blocks, std::size_t threads) noexcept {
-    const std::size_t most = blocks / blocks_per_piece + (blocks % blocks_per_piece != 0);
-    return threads == 0 ? most : (std::min)(most, threads);
-  }
-  // The blocks before piece `index` of equal ones; without a product that might overflow.
-  static std::size_t share_of(std::size_t blocks, std::size_t pieces, std::size_t index) noexcept {
-    return blocks / pieces * index + (std::min)(index, blocks % pieces);
-  }
+  static constexpr std::size_t blocks_per_task = 32;  // enough to be worth handing to a thread
 
   layout model_;
   std::vector<std::size_t> first_;  // L + 1
@@ -146,7 +141,7 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
   constexpr std::size_t step = width<V, T>;
   constexpr std::size_t registers = lanes / step;
   static_assert(lanes % step == 0, "lamina: a register has more elements than a block has lanes");
-  constexpr std::size_t group = group_of<V, T, lanes>;
+  constexpr std::size_t group = group_of<V, T>;
   static_assert(registers % group == 0);
   // So many groups are written out together; more than sixteen registers went slower.
   constexpr std::size_t groups = is_register<V> ? std::min<std::size_t>(4, registers / group) : 1;
@@ -245,7 +240,7 @@ LAMINA_ALWAYS_INLINE void combine_elements(T* to, const T* from, std::size_t cou
                                            const Operation& operation) {
   using V = native_register<T>;
   constexpr std::size_t step = width<V, T>;
-  constexpr std::size_t group = group_of<V, T, lanes>;
+  constexpr std::size_t group = group_of<V, T>;
   std::size_t i = 0;
   for (const std::size_t whole = count - count % (group * step); i < whole; i += group * step) {
     std::array<V, group> a;
@@ -280,17 +275,13 @@ LAMINA_ALWAYS_INLINE V divided_by_itself(const V& a, const V& b) {
   if constexpr (is_register<V>) {
     V quotient = a;
     if constexpr (sizeof(typename V::value_type) == sizeof(float)) {
-#if defined(__AVX512F__)
-      asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
-#elif defined(__AVX__)
+#if defined(__AVX__)
       asm("vdivps {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
 #else
       asm("divps {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
 #endif
     } else {
-#if defined(__AVX512F__)
-      asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=v"(quotient.data) : "v"(a.data), "v"(b.data));
-#elif defined(__AVX__)
+#if defined(__AVX__)
       asm("vdivpd {%2, %1, %0|%0, %1, %2}" : "=x"(quotient.data) : "x"(a.data), "x"(b.data));
 #else
       asm("divpd {%1, %0|%0, %1}" : "+x"(quotient.data) : "x"(b.data));
@@ -318,7 +309,7 @@ template <class T, class Source>
 void copy_elements(T* to, std::size_t count, const Source source) {
   using V = native_register<T>;
   constexpr std::size_t step = width<V, T>;
-  constexpr std::size_t group = group_of<V, T, lanes>;
+  constexpr std::size_t group = group_of<V, T>;
   std::size_t i = 0;
   for (const std::size_t whole = count - count % lanes; i < whole; i += lanes) {
     source.prefetch(i, lanes);

@@ -27,7 +27,7 @@
 /// The memory of a residual, and how gradients are added to a block of it.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// Leaves elements that are given no value uninitialised, and lets memory begin at a cache line.
+/// Leaves elements uninitialised that are given no value, and lets memory begin at a cache line.
 template <class T>
 class uninitialized_allocator {
  public:
@@ -147,20 +147,16 @@ struct residual_block {
   T momentum;
   T scale;
 
-  struct result {
-    double total;         // of the residual, once the whole block was added
-    std::uint16_t taken;  // elements from the first on that were added
-  };
-
-  /// Adds up to the first element whose sum, or velocity, is not below `limit`. `gradient` is that of the layer.
+  /// Adds up to the first element whose sum, or velocity, is not below `limit`. `gradient` is that of the layer. Gives the total of the
+  /// residual, once the whole block was added, and the elements from the first on that were.
   template <class G, class Representative>
-  result add(std::span<const G> gradient, const Representative& representative, T limit) const {
+  block_result add(std::span<const G> gradient, const Representative& representative, T limit) const {
     if constexpr (chosen_at_run_time<Representative>) {
       if (representative.is_common()) return add(gradient, typename Representative::common(), limit);
     }
     if constexpr (chosen_at_run_time<Representative> || !takes_registers<Representative, T>) {
       // There is one loop that adds, over registers. What it has added is read once more, from cache.
-      result sums = add(gradient, sum_of_magnitudes(), limit);
+      block_result sums = add(gradient, sum_of_magnitudes(), limit);
       if (sums.taken == count) sums.total = total_of(representative, count);
       return sums;
     } else {
@@ -171,8 +167,8 @@ struct residual_block {
     }
   }
 
-  /// Adds the rest where the first elements were added, but for elements whose sum, or velocity, would not be finite; gives the
-  /// block's total, and how many these are.
+  /// Adds the rest where the first elements were added, but for elements whose sum, or velocity, would not be finite; gives the block's
+  /// total, and how many these are.
   template <class G, class Representative>
   std::pair<double, std::uint16_t> add_rest(std::span<const G> gradient, std::size_t taken,
                                             const Representative& representative) const {
@@ -285,17 +281,17 @@ struct residual_block {
   }
 
   template <class Representative, class Source>
-  result add_below(const Representative& representative, const Source& source) const {
-    const block_result sums = reduce_block<T>(representative, count, source);
-    std::size_t taken = sums.taken;
-    if (taken < count) [[unlikely]] {
+  block_result add_below(const Representative& representative, const Source& source) const {
+    block_result sums = reduce_block<T>(representative, count, source);
+    if (sums.taken < count) [[unlikely]] {
       // To the very element, so that what was added does not depend on the instruction set.
-      for (std::array sum{source.at(taken)}; may_take<T>(sum, source.carry); sum = {source.at(taken)}) {
-        source.put(taken, sum[0]);
-        if (++taken == count) break;
+      for (std::array sum{source.at(sums.taken)}; may_take<T>(sum, source.carry);
+           sum = {source.at(sums.taken)}) {
+        source.put(sums.taken, sum[0]);
+        if (++sums.taken == count) break;
       }
     }
-    return {sums.total, static_cast<std::uint16_t>(taken)};
+    return sums;
   }
 };
 

@@ -21,8 +21,7 @@
 #define LAMINA_HAS_SIMD 0
 #endif
 
-/// What is inlined however large its caller is: pieces of the loops over elements, which would otherwise pass registers
-/// through memory.
+/// What is inlined however large its caller is: pieces of the loops over elements, which would otherwise pass registers through memory.
 #if defined(__GNUC__)
 #define LAMINA_INLINED_LAMBDA __attribute__((always_inline))
 #define LAMINA_ALWAYS_INLINE LAMINA_INLINED_LAMBDA inline
@@ -62,9 +61,8 @@ integers64 vector_like(std::int64_t);
 template <class T>
 using vector_of = decltype(vector_like(T()));
 
-/// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM,
-/// whose operators are those of single elements, rounded as these are. docs/decisions/0014-registers-of-the-compiler.md has
-/// why not a library's.
+/// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM, whose
+/// operators are those of single elements, rounded as these are. docs/decisions/0014-registers-of-the-compiler.md has why not a library's.
 template <class T>
 struct simd {
   using value_type = T;
@@ -121,15 +119,14 @@ LAMINA_ALWAYS_INLINE void store(T* to, const V& value) {
   }
 }
 
-/// How many operands are loaded, looked at and written together, of `Most` elements: four registers, few enough for every
-/// machine, or, where V is one element, all of them, a group for the compiler to vectorise.
-template <class V, class T, std::size_t Most>
-inline constexpr std::size_t group_of = std::same_as<V, T> ? Most
-                                                           : std::min<std::size_t>(4, Most / width<V, T>);
+/// How many operands of the 64 lanes are loaded, looked at and written together: four registers, few enough for every machine, or, where V
+/// is one element, all of them, a group for the compiler to vectorise.
+template <class V, class T>
+inline constexpr std::size_t group_of = std::same_as<V, T> ? lanes
+                                                           : std::min<std::size_t>(4, lanes / width<V, T>);
 
-/// Calls body(0) to body(Count - 1). Written out where V is a register, since g++ -O2 leaves such a loop a loop, and its
-/// registers in memory; a loop where V is one element, which that vectorises.
-/// docs/decisions/0012-loops-at-o2-and-halves.md has what both cost.
+/// Calls body(0) to body(Count - 1). Written out where V is a register, since g++ -O2 leaves such a loop a loop, and its registers in
+/// memory; a loop where V is one element, which that vectorises. docs/decisions/0012-loops-at-o2-and-halves.md has what both cost.
 template <class V, std::size_t Count, class Body>
 LAMINA_ALWAYS_INLINE void repeat(const Body& body) {
   if constexpr (is_register<V>) {
@@ -201,20 +198,13 @@ using signs_of_floats [[gnu::vector_size(16)]] = float;
 using signs_of_doubles [[gnu::vector_size(16)]] = double;
 #endif
 
-/// The sign bits of a register of 4 or 8 byte patterns, gathered by the instruction that does that; of one of 64 bytes, of
-/// both halves together.
+/// The sign bits of a register of 4 or 8 byte patterns, by the instruction for that; of one of 64 bytes, of both halves together.
 template <class Pattern>
 LAMINA_ALWAYS_INLINE int gathered_signs(const simd<Pattern>& seen) {
 #if defined(__AVX512F__)
   const auto words = std::bit_cast<simd<std::uint64_t>>(seen).data;
-#if defined(__clang__) || __GNUC__ >= 12
   const auto folded =
       __builtin_shufflevector(words, words, 0, 1, 2, 3) | __builtin_shufflevector(words, words, 4, 5, 6, 7);
-#else
-  using half [[gnu::vector_size(32)]] = std::uint64_t;
-  const auto halves = std::bit_cast<std::array<half, 2>>(words);
-  const half folded = halves[0] | halves[1];
-#endif
 #else
   const auto folded = seen.data;
 #endif

@@ -95,9 +95,8 @@ class flights {
 
 inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
 
-/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the
-/// steps under way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a
-/// lost one has none.
+/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the steps under
+/// way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a lost one has none.
 template <element T>
 std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory, std::uint64_t step,
                                      const flights<T>& all) {
