@@ -3,7 +3,7 @@
 
 #include <chrono>
 #include <lamina/adapt/torch.hpp>
-#include <lamina/tiling.hpp>
+#include <lamina/layout.hpp>
 #include <numeric>
 
 #include "data.hpp"

@@ -27,7 +27,6 @@
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
@@ -266,8 +265,8 @@ struct frame_decoder {
 /// Bytes to a frame of the model's layout. `error` is set to an errc, or to std::errc::not_enough_memory if the index of L + 1 positions
 /// cannot be allocated, and the view returned then has no layers.
 ///
-/// Of any bytes it reads nothing outside, and allocates only by the layout. The payload must be aligned for T, as it is when the bytes begin
-/// at a multiple of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
+/// Of any bytes it reads nothing outside, and allocates only by the layout. The payload must be aligned for T, as it is when the bytes
+/// begin at a multiple of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;

@@ -10,21 +10,88 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
-#include "lamina/tiling.hpp"
 
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
+/// What decides whether a layer goes out: one text, which host and device both run.
+namespace detail {
+
+/// What the caller says of a layer, whatever its value.
+enum class layer_rule : std::uint8_t {
+  by_value,
+  always,  ///< sent in every step: worker_options::always_sent
+  held,    ///< not sent in this step: select(agreed, held)
+};
+
+/// The same in the search for R: a layer that is held is the first to be dropped, one that is always sent the last.
+LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) {
+  if (rule == layer_rule::held) return -infinite_value;
+  if (rule == layer_rule::always) return infinite_value;
+  return ordered_value(value);
+}
+
+/// Whether a threshold that was searched may serve a later step, which does not search. One of infinity may not: layers that are held, or
+/// always sent, were more than the search could part, and it would drop, or send, everything from then on. One of 0 may not: more
+/// than R of the elements were 0, as gradients of a network that begins with zeros are, and once they are not it would send everything.
+LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
+  return magnitude_bits(threshold) != 0 && is_finite(threshold);
+}
+
+/// Elements that a budget allows in a step: what was left over and this step's share, at most one step's share and the largest layer.
+LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
+                                                    std::size_t largest_layer) {
+  const double most = share + static_cast<double>(largest_layer);
+  return allowance + share < most ? allowance + share : most;
+}
+
+/// What is left of an allowance for layers that their values decide on: those that are always sent come first, and layers that max_age
+/// forced out may have left less than nothing.
+LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::size_t always_sent_elements) {
+  const double left = allowance - static_cast<double>(always_sent_elements);
+  return left > 0 ? left : 0;
+}
+
+/// Whether a layer goes out for its age alone, `cleared_in` being the step in which it was sent last.
+LAMINA_HOST_DEVICE constexpr bool is_overdue(std::uint64_t step, std::uint64_t cleared_in,
+                                             std::uint64_t max_age) {
+  return max_age > 0 && step - cleared_in >= max_age;
+}
+
+/// The decision of one step, once its threshold is known.
+struct step_decision {
+  std::uint64_t step = 0;                                 // counted from 1
+  double threshold = 0;                                   // λ
+  std::uint64_t max_age = 0;                              // 0: none
+  bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
+  std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
+
+  /// Whether a layer goes out. A value of 0 sends nothing, whatever the threshold: it would be 0 where such layers hold more than R, and
+  /// everything would go out.
+  LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
+                                          std::uint64_t cleared_in, layer_rule rule) const {
+    if (elements == 0 || rule == layer_rule::held) return false;
+    if (sends_all || rule == layer_rule::always) return true;
+    if (is_overdue(step, cleared_in, max_age)) return true;
+    // By bits: -ffast-math takes NaN for 0.
+    if (magnitude_bits(value) == 0) return false;
+    const double ordered = ordered_value(value);
+    return ordered > threshold || (ordered == threshold && layer < equals_end);
+  }
+};
+
+}  // namespace detail
+
 /// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last sent, and the
-/// allowance of a send_budget. A value that is NaN counts as infinity; a fragment of value 0 is sent only by always_sent, by at_least_every,
-/// or where everything is sent. Throws std::invalid_argument for another number of values or flags than there are fragments.
+/// allowance of a send_budget. A value that is NaN counts as infinity; a fragment of value 0 is sent only by always_sent, by
+/// at_least_every, or where everything is sent. Throws std::invalid_argument for another number of values or flags than there are
+/// fragments.
 class selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range.
@@ -105,8 +172,8 @@ class selector {
     }
   }
 
-  /// What the last decision selects was sent in `step`: a fragment of which nothing has arrived keeps its age. The budget is charged for all
-  /// that was selected, since it has used the network.
+  /// What the last decision selects was sent in `step`: a fragment of which nothing has arrived keeps its age. The budget is charged for
+  /// all that was selected, since it has used the network.
   void commit(std::uint64_t step, const delivery* arrived = nullptr) {
     if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
     for (const std::size_t f : sent_.sent()) {

@@ -16,6 +16,7 @@
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/sources.hpp"
+#include "lamina/drift/flights.hpp"
 #include "lamina/drift/values.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -26,9 +27,7 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/state/flights.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI {
 

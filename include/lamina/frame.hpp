@@ -248,8 +248,8 @@ class frame_view {
     check_elements(layer, begin, buffer.size());
     return this->layer(layer).subspan(begin, buffer.size());
   }
-  /// Calls `consume(begin, block)` with consecutive blocks of a layer, of up to 4,096 elements, as read() gives them, valid during the call.
-  /// A layer dropped gives no block.
+  /// Calls `consume(begin, block)` with consecutive blocks of a layer, of up to 4,096 elements, as read() gives them, valid during the
+  /// call. A layer dropped gives no block.
   template <class Consume>
   void for_each_block(std::size_t layer, Consume&& consume) const {
     if (is_dropped(layer)) return;
@@ -284,7 +284,8 @@ class frame_view {
   }
   /// What has arrived of a layer into `out`; what was lost of it, and a layer dropped, leave `out` as it is. In a frame of gradients, holes
   /// that are bytes of 0 count as zeros: restore(layer, out) reads them as such. Throws as apply_to(), and std::invalid_argument if
-  /// `arrived` is of another layout, or of a frame that differs in whether it has the layer, and for chunks that split a block of the payload.
+  /// `arrived` is of another layout, or of a frame that differs in whether it has the layer, and for chunks that split a block of the
+  /// payload.
   template <class Tensor>
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
     check_layer(layer);

@@ -20,6 +20,5 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/version.hpp"
 #include "lamina/worker.hpp"

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/simd.hpp"
@@ -39,9 +38,9 @@ namespace lamina::inline LAMINA_ABI {
 ///     double combine(double a, double b);  // of the totals of blocks
 ///     double finish(double total, std::size_t elements);
 ///
-/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says `using is_simd = void;`
-/// is also applied to whole SIMD registers: map(V) and combine(V, V) then give a V, bitwise as with single elements. Templates over the
-/// operand, of + - * / and lamina::abs and max, are such functions:
+/// One function that takes `double`, or `auto`, may stand for two of these, if the totals stay double. One that says `using is_simd =
+/// void;` is also applied to whole SIMD registers: map(V) and combine(V, V) then give a V, bitwise as with single elements. Templates over
+/// the operand, of + - * / and lamina::abs and max, are such functions:
 ///
 ///     struct largest {
 ///       using is_simd = void;

@@ -23,7 +23,6 @@
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
 namespace lamina::inline LAMINA_ABI {
@@ -120,14 +119,14 @@ class server {
   /// Gives the mean gradient of each layer that arrived, and begins the next step. Layers that did not arrive are to be left as they are,
   /// optimizer state included. Throws std::logic_error if no frame is there.
   ///
-  /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a fragment
-  /// are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not throw. What it
-  /// throws otherwise goes on to the caller, and the step is over all the same: the blocks that were not given are lost, and replies hold
-  /// every layer that arrived, as the parameters are.
+  /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
+  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not throw.
+  /// What it throws otherwise goes on to the caller, and the step is over all the same: the blocks that were not given are lost, and
+  /// replies hold every layer that arrived, as the parameters are.
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders.
-  /// Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all senders. Called before complete(), frames
-  /// of this step from the other senders are refused from then on; they do not commit, and what they hold comes later.
+  /// Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all senders. Called before complete(),
+  /// frames of this step from the other senders are refused from then on; they do not commit, and what they hold comes later.
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (std::ranges::none_of(senders_, &sender::came))
@@ -268,7 +267,7 @@ class server {
   }
   bool repeats_a_layer(const frame_view<T>& view) const noexcept {
     for (std::size_t i = 0; i < count_; ++i) {
-      const frame_view<T>& other = frames_[i].view;
+      const frame_view<T>& other = frames_[i]->view;
       if (other.sender() != view.sender() || other.step() != view.step()) continue;
       for (std::size_t f = 0; f < view.layers(); ++f) {
         if (!view.is_dropped(f) && !other.is_dropped(f)) return true;
@@ -278,12 +277,12 @@ class server {
   }
 
   std::error_code take(std::span<const std::byte> bytes, std::vector<std::byte> owned) {
-    if (count_ == frames_.size()) frames_.emplace_back();
-    frame_view<T>& view = frames_[count_].view;
+    if (count_ == frames_.size()) frames_.push_back(std::make_unique<frame>());
+    frame_view<T>& view = frames_[count_]->view;
     std::error_code error = detail::frame_decoder::decode(bytes, fragments(), view);
     if (!error) error = refusal_of(view);
     if (error) return error;
-    frames_[count_++].bytes = std::move(owned);
+    frames_[count_++]->bytes = std::move(owned);
     sender& from = senders_[view.sender()];
     if (!from.in_progress) {
       from.taken = view.step();
@@ -307,7 +306,7 @@ class server {
   std::size_t to_front(const Predicate& holds) {
     std::size_t front = 0;
     for (std::size_t i = 0; i < count_; ++i) {
-      if (!holds(frames_[i].view)) continue;
+      if (!holds(frames_[i]->view)) continue;
       const auto at = frames_.begin() + static_cast<std::ptrdiff_t>(i);
       std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(front++), at, at + 1);
     }
@@ -317,10 +316,10 @@ class server {
   void keep(std::size_t count) {
     count_ = count;
     arrived_.clear();
-    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i].view, arrived_);
+    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i]->view, arrived_);
   }
   void release() noexcept {
-    for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i].bytes = {};
+    for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i]->bytes = {};
   }
 
   // Begins the next step, so that it has begun whatever the caller throws, with what is to be summed in `summed_`: frames of steps that
@@ -332,14 +331,13 @@ class server {
       return !from.in_progress || each.step() != from.taken;
     };
     const std::size_t came = count_;
-    const std::size_t front =
-        to_front([&](const frame_view<T>& each) { return is_complete(each) != options_.asynchronous; });
-    keep(options_.asynchronous ? front : 0);
+    keep(to_front([&](const frame_view<T>& each) { return options_.asynchronous && !is_complete(each); }));
     summed_.clear();
     updated_.clear();
-    for (std::size_t i = count_; i < (options_.asynchronous ? came : front); ++i) {
-      summed_.push_back(&frames_[i].view);
-      send_layers_of(frames_[i].view, updated_);
+    for (std::size_t i = count_; i < came; ++i) {
+      if (!is_complete(frames_[i]->view)) continue;
+      summed_.push_back(&frames_[i]->view);
+      send_layers_of(frames_[i]->view, updated_);
     }
     to_reply_.clear();
     std::size_t workers = 0;
@@ -431,7 +429,7 @@ class server {
   tiling cut_;
   std::vector<sender> senders_;
   std::vector<std::shared_ptr<outgoing>> replies_;  // all that were ever needed at a time
-  std::vector<frame> frames_;                       // in the order of arrival,
+  std::vector<std::unique_ptr<frame>> frames_;      // in the order of arrival,
   std::size_t count_ = 0;                           // as many of them; the others lend their memory
   selection arrived_;                               // of what is there
   selection updated_;                               // of summed_

@@ -20,7 +20,6 @@
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/checksum.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
@@ -255,8 +254,8 @@ template <element T>
 /// what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
 ///
 /// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T; what
-/// all states agree on stays as it is. If one threshold is the invalid one, so is this one. For each layer the earliest of the steps in which
-/// it was last sent counts, so that none is dropped for longer than at_least_every.
+/// all states agree on stays as it is. If one threshold is the invalid one, so is this one. For each layer the earliest of the steps in
+/// which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
 /// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes
 /// \throws decode_error           for the first state that is refused, named by its index

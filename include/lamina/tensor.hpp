@@ -35,9 +35,9 @@
 ///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
-/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without elements, as the gradient of a parameter that took no part in the step, has
-/// `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one without a
-/// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
+/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without
+/// elements, as a std::optional, has `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one
+/// without a gradient in this step, and everything else throws as `elements` does.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -55,8 +55,9 @@ concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
   std::begin(tensors)[index];
 };
 
-[[noreturn]] inline void refuse_tensor(const std::string& sentence) {
-  refuse<std::invalid_argument>(sentence);
+template <class... Words>
+[[noreturn]] void refuse_tensor(const Words&... words) {
+  refuse<std::invalid_argument>(words...);
 }
 
 // Whether the strides are those of a tensor without gaps whose last of `rank` dimensions is the innermost one. A dimension of 1 may
@@ -75,8 +76,9 @@ constexpr bool is_dense(std::size_t rank, const ExtentOf& extent_of, const Strid
 }  // namespace detail
 
 /// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the elements, without a copy. This
-/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may have,
-/// instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
+/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may
+/// have, instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see
+/// adapt/eigen.hpp).
 template <class Tensor>
 struct tensor_traits {
   // Told by what std::span takes, since <ranges> costs more than the rest of this header. From begin() and not from data(): that of an
@@ -181,8 +183,8 @@ std::span<T> narrow_to(const Elements& elements) {
             refuse_tensor("the tensor is const, or a view of const elements, and would be written to");
           } else {
             refuse_tensor(
-                std::string("the tensor holds another element type at run time than the ") +
-                (sizeof(T) == 4 ? "float" : "double") +
+                "the tensor holds another element type at run time than the ",
+                sizeof(T) == 4 ? "float" : "double",
                 " asked for: pass a converted copy; to write into it, write into one and copy that");
           }
         },
@@ -224,7 +226,7 @@ requires std::integral<std::remove_cvref_t<decltype(*std::begin(std::declval<con
   if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T))
     detail::refuse_tensor("the number of bytes of the shape overflows");
   if (pointer == nullptr && count > 0)
-    detail::refuse_tensor("a null pointer where the shape has " + std::to_string(count) + " elements");
+    detail::refuse_tensor("a null pointer where the shape has ", count, " elements");
   return {pointer, count};
 }
 template <class T>

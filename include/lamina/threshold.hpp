@@ -140,13 +140,11 @@ class threshold_search {
   std::vector<entry> entries_;
 };
 
-/// Algorithm 1: order the L layers by value, add up their sizes from the smallest value on until the sum is
-/// greater than R·N; that layer's value is the threshold. Layers below the threshold then hold at most R·N
-/// elements, and less than that by fewer elements than are tied at the threshold.
+/// Algorithm 1: order the L layers by value, add up their sizes from the smallest value on until the sum is greater than R·N; that layer's
+/// value is the threshold. Layers below it then hold at most R·N elements, and less than that by fewer than are tied at the threshold.
 ///
-/// \param representative_values  q_l, L values
-/// \param layer_sizes            n_l in elements, L sizes
-/// \param drop_ratio             R in [0, 1], the share of the elements to drop
+/// \param representative_values, layer_sizes  q_l, and n_l in elements, L each
+/// \param drop_ratio                          R in [0, 1], the share of the elements to drop
 /// \return the threshold, or invalid_threshold if the sum never exceeds R·N (only when R = 1 or N = 0)
 /// \throws std::invalid_argument  the two differ in length, a value is NaN, R is outside [0, 1], N overflows
 ///

@@ -28,7 +28,6 @@
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// A worker and its step: gradients in, a frame out, the rest in the residual. Read residual.hpp and decision.hpp before.
 namespace lamina::inline LAMINA_ABI {
@@ -232,7 +231,7 @@ class worker<T, Representative>::step {
   /// frame before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends.
   const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
     open("frame");
-    return selected("frame").encode_some(fragments, is_last, user);
+    return selected("frame").encode(fragments, is_last, user);
   }
 
   /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have agreed on
@@ -246,7 +245,7 @@ class worker<T, Representative>::step {
     for (const std::size_t f : sent().sent()) {
       for (const T each : state_->residual[f]) *out++ = scale == T(1) ? each : each * scale;
     }
-    state_->has_left = state::left::exact;
+    state_->leave_packed(state::left::exact);
     return all;
   }
   /// The same in half the bytes, to lamina::float16 or bfloat16, which options.payload must be; commit() leaves in the residual what this
@@ -264,7 +263,7 @@ class worker<T, Representative>::step {
       detail::encode_payload<T>(written, state_->residual[f], out);
       out += state_->residual[f].size() * sizeof(Half);
     }
-    state_->has_left = state::left::rounded;
+    state_->leave_packed(state::left::rounded);
     return all;
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. Also after commit().
@@ -278,8 +277,8 @@ class worker<T, Representative>::step {
     selected("unpack").unpack(packed, gradients);
   }
 
-  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. With a rounded payload
-  /// frame() or pack() comes before, unless the selection was given to begin(): what fragment() gave is then taken for written so.
+  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. With a rounded
+  /// payload frame() or pack() comes before, unless the selection was given to begin(): what fragment() gave is then taken for written so.
   void commit() { commit_what_arrived(nullptr); }
   /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws std::invalid_argument for the
   /// delivery of another selection. Cost: one write of what has arrived of a damaged fragment.

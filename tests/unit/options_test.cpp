@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a worker can be told of its decisions: decision.hpp, and tiling.hpp.
+// What a worker can be told of its decisions: decision.hpp, and the tiling.
 #include "lamina/options.hpp"
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "catch.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/tiling.hpp"
+#include "lamina/layout.hpp"
 #include "oracle.hpp"
 #include "steps.hpp"
 

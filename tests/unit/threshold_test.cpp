@@ -2,8 +2,8 @@
 #include "lamina/threshold.hpp"
 
 #include "lamina/decision.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 
 #include <cmath>
 #include <limits>

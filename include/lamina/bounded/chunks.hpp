@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"

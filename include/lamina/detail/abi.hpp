@@ -14,9 +14,7 @@
 
 /// All of lamina lies in an inline namespace, LAMINA_ABI, whose name carries what changes the code of a function: the version,
 /// LAMINA_NO_SIMD, exceptions, -ffast-math and the level of the instruction set. One program may then hold several configurations, and two
-/// versions: their functions have different names, so that the linker cannot put one in the place of the other. An object of one
-/// configuration that is passed to another is an error of the linker, and no crash.
-///
+/// versions: their functions have different names, and an object of one that is passed to another is an error of the linker, and no crash.
 /// LAMINA_ABI_TAG, defined before the first header of lamina, is one more piece of the name: for what is not in it, such as two versions of
 /// xxHash, two standard libraries, or two sets of flags within one level.
 
@@ -74,8 +72,8 @@
 #define LAMINA_ANY_CALLER
 #endif
 
-/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one thrown
-/// in a shared object is caught in another, and the categories of error codes, which are compared by address.
+/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one
+/// thrown in a shared object is caught in another, and the categories of error codes, which are compared by address.
 #if defined(__GNUC__) && !defined(_WIN32)
 #define LAMINA_VISIBLE __attribute__((visibility("default")))
 #else

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
@@ -11,15 +11,16 @@
 /// What <cmath> tells too, but by bits: with -ffast-math a compiler takes NaN and infinity for impossible.
 namespace lamina::inline LAMINA_ABI::detail {
 
-constexpr std::uint64_t magnitude_bits(double x) noexcept {
-  return std::bit_cast<std::uint64_t>(x) & 0x7fff'ffff'ffff'ffffU;
+// By a builtin, since functions of the standard library are the host's alone.
+LAMINA_HOST_DEVICE constexpr std::uint64_t magnitude_bits(double x) noexcept {
+  return __builtin_bit_cast(std::uint64_t, x) & 0x7fff'ffff'ffff'ffffU;
 }
 inline constexpr std::uint64_t infinity_bits = 0x7ff0'0000'0000'0000U;
 
-constexpr bool is_nan(double x) noexcept {
+LAMINA_HOST_DEVICE constexpr bool is_nan(double x) noexcept {
   return magnitude_bits(x) > infinity_bits;
 }
-constexpr bool is_finite(double x) noexcept {
+LAMINA_HOST_DEVICE constexpr bool is_finite(double x) noexcept {
   return magnitude_bits(x) < infinity_bits;
 }
 
@@ -30,6 +31,13 @@ using bits_of = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
 template <class T>
 LAMINA_HOST_DEVICE constexpr T larger_magnitude(T a, T b) {
   return __builtin_bit_cast(bits_of<T>, a) < __builtin_bit_cast(bits_of<T>, b) ? b : a;
+}
+
+inline constexpr double infinite_value = std::numeric_limits<double>::infinity();
+
+/// A value as the threshold sees it: NaN counts as infinity, so that its layer goes out first and does not wait for ever.
+LAMINA_HOST_DEVICE constexpr double ordered_value(double value) {
+  return is_nan(value) ? infinite_value : value;  // NOLINT: clang-tidy 14 takes infinity for narrowed
 }
 
 /// The value as memory would round it: a compiler may otherwise fuse a product with the sum that follows into one rounding

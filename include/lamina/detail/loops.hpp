@@ -40,8 +40,8 @@ class layer_blocks {
     return {begin, (std::min)(block_elements, model_.sizes()[layer] - begin)};
   }
 
-  /// Calls work(layer, block, end) for each run of blocks of one layer of [first, last), in tasks that cross layers: one for each thread where
-  /// the execution says how many it has, of 131,072 elements otherwise.
+  /// Calls work(layer, block, end) for each run of blocks of one layer of [first, last), in tasks that cross layers: one for each thread
+  /// where the execution says how many it has, of 131,072 elements otherwise.
   template <class Execution, class Work>
   void for_each_run(std::size_t first, std::size_t last, const Execution& execution, const Work& work) const {
     const auto bounds = std::span(first_).subspan(first, last - first + 1);

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory_resource>
 #include <span>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/loops.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
@@ -27,45 +29,36 @@
 /// The memory of a residual, and how gradients are added to a block of it.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// Leaves elements uninitialised that are given no value, and lets memory begin at a cache line.
-template <class T>
-class uninitialized_allocator {
- public:
-  using value_type = T;
-  using propagate_on_container_copy_assignment = std::true_type;
-  using propagate_on_container_move_assignment = std::true_type;
-  using propagate_on_container_swap = std::true_type;
-  static constexpr std::size_t alignment_bytes = alignof(T) > 64 ? alignof(T) : 64;
-
-  uninitialized_allocator(std::pmr::memory_resource* resource = nullptr) noexcept
-      : resource_(resource != nullptr ? resource : std::pmr::new_delete_resource()) {}
-
-  template <class U>
-  uninitialized_allocator(const uninitialized_allocator<U>& other) noexcept : resource_(other.resource()) {}
-  std::pmr::memory_resource* resource() const noexcept { return resource_; }
-
-  T* allocate(std::size_t count) {
-    return static_cast<T*>(resource_->allocate(count * sizeof(T), alignment_bytes));
-  }
-  void deallocate(T* memory, std::size_t count) noexcept {
-    resource_->deallocate(memory, count * sizeof(T), alignment_bytes);
-  }
-  template <class... From>
-  void construct(T* element, From&&... from) noexcept {
-    if constexpr (sizeof...(From) > 0) ::new (static_cast<void*>(element)) T(std::forward<From>(from)...);
-  }
-  bool operator==(const uninitialized_allocator&) const = default;
-
- private:
-  std::pmr::memory_resource* resource_;
-};
-
-/// A page of it is touched first by the thread that first writes to it, and lies in that thread's part of the memory. Blocks do not share
-/// cache lines, and registers load aligned. Made of a number of elements, and a resource that outlives it and its copies, or nullptr for
-/// operator new. Throws std::length_error for more bytes than there are addresses, std::bad_alloc, or what the resource throws.
+/// Elements that are not initialised, from a cache line on: a page is touched first by the thread that first writes to it, and lies in that
+/// thread's part of the memory; blocks share no lines, and registers load aligned. The resource outlives it; null: operator new. Throws
+/// std::length_error for more bytes than there are addresses, std::bad_alloc, or what the resource throws.
 template <class T>
 requires std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>
-using buffer = std::vector<T, uninitialized_allocator<T>>;
+class buffer {
+ public:
+  explicit buffer(std::size_t count, std::pmr::memory_resource* resource = nullptr)
+      : resource_(resource != nullptr ? resource : std::pmr::new_delete_resource()), count_(count) {
+    if (count > static_cast<std::size_t>(-1) / sizeof(T))
+      refuse<std::length_error>("no room for ", count, " elements");
+    if (count > 0) elements_ = static_cast<T*>(resource_->allocate(count * sizeof(T), alignment_bytes));
+  }
+  buffer(const buffer&) = delete;
+  buffer& operator=(const buffer&) = delete;
+  ~buffer() {
+    if (count_ > 0) resource_->deallocate(elements_, count_ * sizeof(T), alignment_bytes);
+  }
+  T* data() const noexcept { return elements_; }
+  std::size_t size() const noexcept { return count_; }
+  T* begin() const noexcept { return elements_; }
+  T* end() const noexcept { return elements_ + count_; }
+
+ private:
+  static constexpr std::size_t alignment_bytes = alignof(T) > 64 ? alignof(T) : 64;
+
+  std::pmr::memory_resource* resource_;
+  std::size_t count_;
+  T* elements_ = nullptr;
+};
 
 /// Elements of all layers, zero at first, in one flat buffer.
 ///
@@ -130,7 +123,7 @@ class residual_memory {
   };
 
   layout model_;
-  mutable buffer<T> all_;
+  buffer<T> all_;
   mutable std::vector<std::atomic<content>> holds_;
 };
 

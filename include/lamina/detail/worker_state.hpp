@@ -15,7 +15,6 @@
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/half.hpp"
@@ -26,7 +25,6 @@
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {
 
@@ -66,9 +64,8 @@ struct worker_state {
   // A frame points into the residual, which must not change under it.
   void require_here(const char* call, std::size_t layer) const {
     cut.model().check_layer(layer);
-    if (has_left == left::nothing) return;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
-      if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
+      if (!in_frames.is_sent(f)) continue;
       refuse<std::logic_error>(call, ": layer '", cut.model()[layer].name, "' was in a frame of step ",
                                number, " already");
     }
@@ -89,6 +86,7 @@ struct worker_state {
     is_open = true;
     is_selected = is_given = has_decision_values = false;
     has_left = left::nothing;
+    in_frames.clear();
     sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
@@ -99,24 +97,7 @@ struct worker_state {
     decisions.undo(number--);
   }
 
-  const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
-    if (sequence == encoders.size())
-      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.fragments(), options.run));
-    const encoded_frame& frame =
-        encoders[sequence]->encode({.kind = frame_kind::gradients,
-                                    .step = number,
-                                    .sender = options.sender,
-                                    .payload = options.payload,
-                                    .checksum = options.frame_checksum,
-                                    .sequence = sequence,
-                                    .is_last = is_last,
-                                    .user = user},
-                                   sent, [this](std::size_t f) { return residual[f]; });
-    has_left = options.payload == payload_type::as_is ? left::exact : left::rounded;
-    return frame;
-  }
-  const encoded_frame& encode_some(const selection& fragments, bool is_last,
-                                   std::span<const std::byte> user) {
+  const encoded_frame& encode(const selection& fragments, bool is_last, std::span<const std::byte> user) {
     if (fragments.model().fingerprint() != cut.fragments().fingerprint())
       refuse<std::invalid_argument>("frame: the selection is of another layout than the worker's");
     if (sequence == 0xffff) refuse<std::length_error>("frame: a step has at most 65,535 frames");
@@ -132,7 +113,19 @@ struct worker_state {
       }
       in_next.send(f);
     }
-    const encoded_frame& frame = encode(in_next, is_last, user);
+    if (sequence == encoders.size())
+      encoders.push_back(std::make_unique<frame_encoder<T>>(cut.fragments(), options.run));
+    const encoded_frame& frame =
+        encoders[sequence]->encode({.kind = frame_kind::gradients,
+                                    .step = number,
+                                    .sender = options.sender,
+                                    .payload = options.payload,
+                                    .checksum = options.frame_checksum,
+                                    .sequence = sequence,
+                                    .is_last = is_last,
+                                    .user = user},
+                                   in_next, [this](std::size_t f) { return residual[f]; });
+    has_left = options.payload == payload_type::as_is ? left::exact : left::rounded;
     for (const std::size_t f : in_next.sent()) in_frames.send(f);
     ++sequence;
     return frame;
@@ -264,6 +257,10 @@ struct worker_state {
     }
   }
 
+  void leave_packed(left how) {
+    has_left = how;
+    in_frames = decisions.sent();
+  }
   bool is_rounded() const noexcept {
     return has_left != left::exact && options.payload != payload_type::as_is;
   }
@@ -301,7 +298,7 @@ struct worker_state {
   residual_accumulator<T> residual;
   selector decisions;
   std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step
-  selection in_frames;  // what has left in frames of which the last is to come
+  selection in_frames;                                      // what has left, in frames or packed
   selection in_next;
   std::uint16_t sequence = 0;           // of the next frame
   std::vector<double> values;           // of the residual, where it is not stale

@@ -17,7 +17,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// The parameters that a drift is between, and the values of its parts.
 namespace lamina::inline LAMINA_ABI::detail {

@@ -31,7 +31,6 @@
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/state.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 
