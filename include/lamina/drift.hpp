@@ -15,7 +15,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/drift/flights.hpp"
 #include "lamina/drift/values.hpp"
 #include "lamina/error.hpp"

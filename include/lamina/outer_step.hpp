@@ -14,7 +14,6 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"

@@ -14,7 +14,6 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"

@@ -20,8 +20,6 @@
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/residual_block.hpp"
-#include "lamina/detail/simd.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"

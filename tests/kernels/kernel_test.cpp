@@ -15,7 +15,6 @@
 #include "kernel_cases.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "support.hpp"
@@ -149,8 +148,9 @@ TEMPLATE_TEST_CASE(
         const placed<TestType> first_gradient(first, (7 * offset + length) % 64);
         const placed<TestType> second_gradient(second, (5 * offset + length) % 64);
         const lamina::layout model = model_of({offset, length, 7});
-        std::array residuals{lamina::residual_accumulator<T>(model, {.non_finite = lamina::non_finite::refuse}),
-                             lamina::residual_accumulator<T>(model, {.non_finite = lamina::non_finite::skip})};
+        std::array residuals{
+            lamina::residual_accumulator<T>(model, {.non_finite = lamina::non_finite::refuse}),
+            lamina::residual_accumulator<T>(model, {.non_finite = lamina::non_finite::skip})};
         for_each_kernel([&](std::size_t f, const auto& functor) {
           const auto where = [&] { return described(functor_names[f], length, of, offset); };
           auto& residual = residuals[(f + offset + length / 16) % 2];

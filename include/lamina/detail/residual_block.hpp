@@ -21,7 +21,6 @@
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/simd.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"

@@ -12,7 +12,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
