@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"

@@ -166,6 +166,8 @@ class selector {
   /// Before commit(): writes the values to expect in the next step, to select by before its first gradient: of what the last decision has
   /// left in the residual, and of a gradient like the mean of those since a fragment was last sent.
   void forecast(std::uint64_t step, std::span<const double> values, std::span<double> expected) const {
+    check_count("forecast", values.size(), "values");
+    check_count("forecast", expected.size(), "values to write");
     for (std::size_t f = 0; f < values.size(); ++f) {
       const double of_a_gradient = values[f] / static_cast<double>(step - sent_in_[f]);
       expected[f] = (sent_.is_sent(f) ? 0.0 : values[f]) + of_a_gradient;

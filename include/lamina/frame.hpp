@@ -23,6 +23,17 @@
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
+// Inlined, so that nothing is to be linked. What this header cannot undo: xxHash's own macros stay, and where a file includes
+// <xxhash.h> after it, the functions there are the inlined ones as well. They do the same; a file that wants those of
+// libxxhash, or other settings of xxHash, leaves lamina to another file.
+#if defined(XXH_INLINE_ALL)
+#include <xxhash.h>  // of the package libxxhash-dev, xxhash or xxHash
+#else
+#define XXH_INLINE_ALL
+#include <xxhash.h>  // of the package libxxhash-dev, xxhash or xxHash
+#undef XXH_INLINE_ALL
+#endif
+
 /// What goes over the wire: a frame that is ready to send, and one that has come. codec.hpp makes the one and reads the other;
 /// docs/wire-format/index.md has every byte.
 namespace lamina::inline LAMINA_ABI {
@@ -86,6 +97,20 @@ template <std::unsigned_integral Number>
   std::memcpy(&header, bytes.data(), sizeof header);
   return header;
 }
+
+/// XXH3 (64 bits, seed 0) over bytes that come in several spans.
+class checksum {
+ public:
+  checksum() noexcept { XXH3_64bits_reset(&state_); }
+  checksum& add(std::span<const std::byte> bytes) noexcept {
+    if (!bytes.empty()) XXH3_64bits_update(&state_, bytes.data(), bytes.size());
+    return *this;
+  }
+  [[nodiscard]] std::uint64_t value() const noexcept { return XXH3_64bits_digest(&state_); }
+
+ private:
+  XXH3_state_t state_;
+};
 
 }  // namespace detail
 

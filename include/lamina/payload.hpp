@@ -229,7 +229,7 @@ LAMINA_ALWAYS_INLINE void narrow_row(const T* row,
 template <half_element Half, element T, rest Rest>
 void encode_half(std::span<const T> from, std::byte* to) noexcept {
   constexpr T most = std::same_as<Half, lamina::float16> ? T(65504) : T(0x1.fep127);
-  for_each_row(from, [&](const T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+  for_each_row(from, [&](const T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
     std::array<Half, payload_block_elements> halves;
     if (is_row_within(row, most)) [[likely]] {
       narrow_row(row, halves);
@@ -254,7 +254,7 @@ LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
 
 template <half_element Half, element T>
 void decode_half(const std::byte* from, std::span<T> to) noexcept {
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
     std::array<Half, payload_block_elements> halves = {};
     std::memcpy(halves.data(), from + begin * sizeof(Half), count * sizeof(Half));
     widen_all<payload_block_elements>(halves.data(), row);
@@ -301,7 +301,7 @@ LAMINA_ALWAYS_INLINE std::uint8_t round_block(
 template <payload_type Type, element T, rest Rest>
 void encode_integers(std::span<const T> from, std::byte* to) noexcept {
   std::byte* integers_to = to + payload_blocks(from.size());
-  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
+  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED {
     std::array<std::int8_t, payload_block_elements> integers;
     *to++ = std::byte{round_block<Type, T, Rest>(block, integers)};
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
@@ -324,7 +324,7 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
   const std::byte* scales = layer + begin / payload_block_elements;
   const std::byte* integers =
       layer + payload_blocks(layer_elements) + (Type == payload_type::int4 ? begin / 2 : begin);
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
     std::array<std::int8_t, payload_block_elements> each = {};
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;

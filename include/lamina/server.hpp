@@ -205,7 +205,7 @@ class server {
     of.out.reset();
     of.taken = 0;
     of.in_progress = of.came = false;
-    keep(to_front([&](const frame_view<T>& each) { return each.sender() != worker; }));
+    keep([&](const frame_view<T>& each) { return each.sender() != worker; });
     release();
   }
 
@@ -301,22 +301,19 @@ class server {
     }
   }
 
-  // Puts the frames of which it holds before the others, both in the order of arrival, and counts them.
+  // Of the frames that are there those of which it holds stay. The others lie behind them until release() or the next frame; both in the
+  // order of arrival.
   template <class Predicate>
-  std::size_t to_front(const Predicate& holds) {
-    std::size_t front = 0;
+  void keep(const Predicate& holds) {
+    std::size_t kept = 0;
+    arrived_.clear();
     for (std::size_t i = 0; i < count_; ++i) {
       if (!holds(frames_[i]->view)) continue;
+      send_layers_of(frames_[i]->view, arrived_);
       const auto at = frames_.begin() + static_cast<std::ptrdiff_t>(i);
-      std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(front++), at, at + 1);
+      std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(kept++), at, at + 1);
     }
-    return front;
-  }
-  // What lies beyond is gone, and stays where it is until release() or the next frame.
-  void keep(std::size_t count) {
-    count_ = count;
-    arrived_.clear();
-    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i]->view, arrived_);
+    count_ = kept;
   }
   void release() noexcept {
     for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i]->bytes = {};
@@ -331,7 +328,7 @@ class server {
       return !from.in_progress || each.step() != from.taken;
     };
     const std::size_t came = count_;
-    keep(to_front([&](const frame_view<T>& each) { return options_.asynchronous && !is_complete(each); }));
+    keep([&](const frame_view<T>& each) { return options_.asynchronous && !is_complete(each); });
     summed_.clear();
     updated_.clear();
     for (std::size_t i = count_; i < came; ++i) {

@@ -23,7 +23,6 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"

@@ -201,19 +201,21 @@ template <class V>
 LAMINA_ALWAYS_INLINE const V& sum_of(const corrected<V>& operand) {
   return operand.sum;
 }
-template <class T, class Operand, std::size_t Count>
-LAMINA_ALWAYS_INLINE bool may_take(const std::array<Operand, Count>& operands, pattern_of<T> carry) {
-  if constexpr (requires { operands[0].velocity; }) {
+template <class T, class Operand, std::size_t Count, class Source>
+LAMINA_ALWAYS_INLINE bool may_take(const std::array<Operand, Count>& operands, const Source& source) {
+  if constexpr (!Source::refuses) {
+    return true;
+  } else if constexpr (requires { operands[0].velocity; }) {
     using V = std::remove_cvref_t<decltype(operands[0].velocity)>;
     std::array<V, Count> sums;
     std::array<V, Count> velocities;
-    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA {
+    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED {
       sums[i] = operands[i].sum;
       velocities[i] = operands[i].velocity;
     });
-    return all_below<T>(sums, carry) && all_below<T>(velocities, carry);
+    return all_below<T>(sums, source.carry) && all_below<T>(velocities, source.carry);
   } else {
-    return all_below<T>(operands, carry);
+    return all_below<T>(operands, source.carry);
   }
 }
 
@@ -245,30 +247,25 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
     source.prefetch(i, lanes);
     // Takes the group that begins with register k; false if the source refuses it. Each is written after all of it is
     // loaded, which lets the loads start early.
-    const auto take = [&](std::size_t k) LAMINA_INLINED_LAMBDA {
+    const auto take = [&](std::size_t k) LAMINA_INLINED {
       std::array<decltype(source.template at<V>(0)), group> operands;
-      repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
-        operands[r] = source.template at<V>(i + (k + r) * step);
-      });
-      if constexpr (Source::refuses) {
-        if (!may_take<T>(operands, source.carry)) [[unlikely]]
-          return false;
-      }
+      repeat<V, group>([&](std::size_t r)
+                           LAMINA_INLINED { operands[r] = source.template at<V>(i + (k + r) * step); });
+      if (!may_take<T>(operands, source)) [[unlikely]]
+        return false;
       if constexpr (Source::writes) {
-        repeat<V, group>([&](std::size_t r)
-                             LAMINA_INLINED_LAMBDA { source.put(i + (k + r) * step, operands[r]); });
+        repeat<V, group>([&](std::size_t r) LAMINA_INLINED { source.put(i + (k + r) * step, operands[r]); });
       }
       std::array<Sum, group> mapped;
-      repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { mapped[r] = functor.map(sum_of(operands[r])); });
+      repeat<V, group>([&](std::size_t r) LAMINA_INLINED { mapped[r] = functor.map(sum_of(operands[r])); });
       if constexpr (!maps_without_product<F>) round_by_itself(mapped);
       repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { sums[k + r] = functor.combine(sums[k + r], mapped[r]); });
+                           LAMINA_INLINED { sums[k + r] = functor.combine(sums[k + r], mapped[r]); });
       return true;
     };
     for (std::size_t k = 0; k < registers; k += group * groups) {
       std::size_t taken = k;
-      const bool all = all_of_written_out<groups>([&](std::size_t index) LAMINA_INLINED_LAMBDA {
+      const bool all = all_of_written_out<groups>([&](std::size_t index) LAMINA_INLINED {
         taken = k + index * group;
         return take(taken);
       });
@@ -285,10 +282,8 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
     to_lanes(sums.size());
     for (std::size_t i = whole; i < count; ++i) {
       const std::array operand = {source.at(i)};
-      if constexpr (Source::refuses) {
-        if (!may_take<T>(operand, source.carry)) [[unlikely]]
-          return {0, i};
-      }
+      if (!may_take<T>(operand, source)) [[unlikely]]
+        return {0, i};
       if constexpr (Source::writes) source.put(i, operand[0]);
       std::array<Lane, 1> mapped = {functor.map(sum_of(operand[0]))};
       round_by_itself(mapped);
@@ -336,12 +331,12 @@ LAMINA_ALWAYS_INLINE void combine_elements(T* to, const T* from, std::size_t cou
   for (const std::size_t whole = count - count % (group * step); i < whole; i += group * step) {
     std::array<V, group> a;
     std::array<V, group> b;
-    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA {
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED {
       a[r] = load<V>(to + i + r * step);
       b[r] = load<V>(from + i + r * step);
     });
-    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA { a[r] = operation(a[r], b[r]); });
-    repeat<V, group>([&](std::size_t r) LAMINA_INLINED_LAMBDA { detail::store(to + i + r * step, a[r]); });
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED { a[r] = operation(a[r], b[r]); });
+    repeat<V, group>([&](std::size_t r) LAMINA_INLINED { detail::store(to + i + r * step, a[r]); });
   }
   for (; i < count; ++i) to[i] = operation(to[i], from[i]);
 }
@@ -349,13 +344,13 @@ LAMINA_ALWAYS_INLINE void combine_elements(T* to, const T* from, std::size_t cou
 /// to[i] += from[i].
 template <class T>
 void add_elements(T* to, const T* from, std::size_t count) {
-  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED_LAMBDA { return a + b; });
+  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED { return a + b; });
 }
 
 /// to[i] -= from[i].
 template <class T>
 void subtract_elements(T* to, const T* from, std::size_t count) {
-  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED_LAMBDA { return a - b; });
+  combine_elements(to, from, count, [](const auto& a, const auto& b) LAMINA_INLINED { return a - b; });
 }
 
 /// a / b, rounded once. With -ffast-math a compiler would multiply by the reciprocal of a divisor that stays the same, or by an estimate
@@ -389,7 +384,7 @@ LAMINA_ALWAYS_INLINE V divided_by_itself(const V& a, const V& b) {
 /// to[i] /= divisor.
 template <class T>
 void divide_elements(T* to, T divisor, std::size_t count) {
-  combine_elements(to, to, count, [divisor](const auto& a, const auto&) LAMINA_INLINED_LAMBDA {
+  combine_elements(to, to, count, [divisor](const auto& a, const auto&) LAMINA_INLINED {
     return divided_by_itself(a, std::remove_cvref_t<decltype(a)>(divisor));
   });
 }
@@ -407,9 +402,8 @@ void copy_elements(T* to, std::size_t count, const Source source) {
     for (std::size_t k = i; k < i + lanes; k += group * step) {
       std::array<V, group> operands;
       repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { operands[r] = source.template at<V>(k + r * step); });
-      repeat<V, group>([&](std::size_t r)
-                           LAMINA_INLINED_LAMBDA { detail::store(to + k + r * step, operands[r]); });
+                           LAMINA_INLINED { operands[r] = source.template at<V>(k + r * step); });
+      repeat<V, group>([&](std::size_t r) LAMINA_INLINED { detail::store(to + k + r * step, operands[r]); });
     }
   }
   for (; i < count; ++i) to[i] = source.at(i);

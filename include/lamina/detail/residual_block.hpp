@@ -168,7 +168,7 @@ struct residual_block {
     with_source(gradient, no_limit, [&](const auto& source) {
       for (std::size_t i = taken; i < count; ++i) {
         const std::array sum{source.at(i)};
-        if (may_take<T>(sum, source.carry)) {
+        if (may_take<T>(sum, source)) {
           source.put(i, sum[0]);
         } else {
           source.leave(i);
@@ -183,7 +183,7 @@ struct residual_block {
   template <class G>
   bool rest_is_finite(std::span<const G> gradient, std::size_t taken) const {
     return with_source(gradient, no_limit, [&](const auto& source) {
-      while (taken < count && may_take<T>(std::array{source.at(taken)}, source.carry)) ++taken;
+      while (taken < count && may_take<T>(std::array{source.at(taken)}, source)) ++taken;
       return taken == count;
     });
   }
@@ -277,8 +277,7 @@ struct residual_block {
     block_result sums = reduce_block<T>(representative, count, source);
     if (sums.taken < count) [[unlikely]] {
       // To the very element, so that what was added does not depend on the instruction set.
-      for (std::array sum{source.at(sums.taken)}; may_take<T>(sum, source.carry);
-           sum = {source.at(sums.taken)}) {
+      for (std::array sum{source.at(sums.taken)}; may_take<T>(sum, source); sum = {source.at(sums.taken)}) {
         source.put(sums.taken, sum[0]);
         if (++sums.taken == count) break;
       }

@@ -23,10 +23,10 @@
 
 /// What is inlined however large its caller is: pieces of the loops over elements, which would otherwise pass registers through memory.
 #if defined(__GNUC__)
-#define LAMINA_INLINED_LAMBDA __attribute__((always_inline))
-#define LAMINA_ALWAYS_INLINE LAMINA_INLINED_LAMBDA inline
+#define LAMINA_INLINED __attribute__((always_inline))
+#define LAMINA_ALWAYS_INLINE LAMINA_INLINED inline
 #else
-#define LAMINA_INLINED_LAMBDA
+#define LAMINA_INLINED
 #define LAMINA_ALWAYS_INLINE inline
 #endif
 
@@ -130,7 +130,7 @@ inline constexpr std::size_t group_of = std::same_as<V, T> ? lanes
 template <class V, std::size_t Count, class Body>
 LAMINA_ALWAYS_INLINE void repeat(const Body& body) {
   if constexpr (is_register<V>) {
-    [&]<std::size_t... Index>(std::index_sequence<Index...>) LAMINA_INLINED_LAMBDA {
+    [&]<std::size_t... Index>(std::index_sequence<Index...>) LAMINA_INLINED {
       (body(Index), ...);
     }
     (std::make_index_sequence<Count>{});
@@ -143,7 +143,7 @@ LAMINA_ALWAYS_INLINE void repeat(const Body& body) {
 template <std::size_t Count, class Body>
 LAMINA_ALWAYS_INLINE bool all_of_written_out(const Body& body) {
   bool all = true;
-  [&]<std::size_t... Index>(std::index_sequence<Index...>) LAMINA_INLINED_LAMBDA {
+  [&]<std::size_t... Index>(std::index_sequence<Index...>) LAMINA_INLINED {
     all = (body(Index) && ...);
   }
   (std::make_index_sequence<Count>{});
@@ -159,11 +159,11 @@ LAMINA_ALWAYS_INLINE void round_by_itself([[maybe_unused]] std::array<T, Count>&
     asm volatile("" : "+m"(values));
   } else {
 #if defined(__AVX512F__)
-    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA { asm volatile("" : "+v"(values[i].data)); });
+    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED { asm volatile("" : "+v"(values[i].data)); });
 #elif defined(__SSE2__)
-    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA { asm volatile("" : "+x"(values[i].data)); });
+    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED { asm volatile("" : "+x"(values[i].data)); });
 #elif defined(__ARM_NEON)
-    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA { asm volatile("" : "+w"(values[i].data)); });
+    repeat<T, Count>([&](std::size_t i) LAMINA_INLINED { asm volatile("" : "+w"(values[i].data)); });
 #else
     asm volatile("" : "+m"(values));
 #endif
@@ -272,7 +272,7 @@ LAMINA_ALWAYS_INLINE bool all_below(const std::array<V, Count>& operands, patter
     using patterns = native_register<pattern>;
     const patterns carries(carry);
     patterns seen(0);
-    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED_LAMBDA {
+    repeat<V, Count>([&](std::size_t i) LAMINA_INLINED {
       // The magnitude as the functors take it, so that both share one instruction.
       seen = seen | (std::bit_cast<patterns>(magnitudes<T>(operands[i])) + carries);
     });
