@@ -289,8 +289,8 @@ class residual_accumulator {
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
   template <class Execution, class Work>
-  void run_all(std::size_t first, std::size_t last, const Execution& execution, std::exception_ptr& thrown,
-               const Work& work) const {
+  void run_all(std::size_t first, std::size_t last, const Execution& execution,
+               [[maybe_unused]] std::exception_ptr& thrown, const Work& work) const {
 #if LAMINA_HAS_EXCEPTIONS
     try {
       return blocks_.for_each_run(first, last, execution, work);
