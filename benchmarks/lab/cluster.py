@@ -2,10 +2,8 @@
 """A cluster of machines on one: a network namespace a machine, linked by a bridge, with limited rates both ways."""
 
 import contextlib
-import dataclasses
 import fcntl
 import io
-import json
 import os
 import pathlib
 import shutil
@@ -24,19 +22,6 @@ PREFIX = "lamina-m"
 SWITCH = "lamina-switch"
 MOST_PATHS = 256
 LOCK = pathlib.Path("/run/lamina-cluster.lock")
-
-
-@dataclasses.dataclass(frozen=True)
-class Counters:
-    """What the machine's interface has sent and received, headers included."""
-
-    sent_bytes: int
-    received_bytes: int
-    sent_packets: int
-    received_packets: int
-
-    def since(self, before: "Counters") -> "Counters":
-        return Counters(*(now - then for now, then in zip(dataclasses.astuple(self), dataclasses.astuple(before))))
 
 
 class Cluster:
@@ -164,12 +149,6 @@ class Cluster:
     def port(machine: int, path: int = 0) -> str:
         """The switch's end of the link."""
         return f"port{machine}-{path}"
-
-    @staticmethod
-    def counters(machine: int, path: int = 0) -> Counters:
-        link = json.loads(sh("ip", "-n", PREFIX + str(machine), "-s", "-j", "link", "show", "dev", f"eth{path}"))[0]
-        sent, received = link["stats64"]["tx"], link["stats64"]["rx"]
-        return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
     def dropped_packets(self, machine: int) -> int:
         """By the queues of the switch's ports towards the machine, since they were configured."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the studies of this directory share: links, records, how they end."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -13,11 +14,10 @@ import sys
 from collections.abc import Callable, Iterable
 
 from cluster import Cluster
-from links import QUEUE_MS
+from links import PACKET_BYTES, QUEUE_MS
 
 RATES = {"100 Mb/s": 1e8, "200 Mb/s": 2e8, "1 Gb/s": 1e9, "10 Gb/s": 1e10, "unlimited": None}
 MODEL_CLASSES = 1000  # as in the papers: ResNet-50 has 25,557,032 parameters
-PACKET_BYTES = 1514  # a full one, as the limit of the rate counts it
 GOODPUT_SHARE = (PACKET_BYTES - 14 - 20 - 32) / PACKET_BYTES  # without Ethernet, IP, and TCP with timestamps
 LONGEST_RUN_SECONDS = 24 * 3600
 
@@ -32,9 +32,24 @@ def cluster_of(machines: int, rate: str) -> Cluster:
     return Cluster(machines, bits, queue_bytes=queue, congestion="cubic", offload=True)
 
 
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog=f"./benchmarks/lab/{name}", description=description)
+    made.add_argument("--program", help=argparse.SUPPRESS)
+    return made
+
+
 def mpirun_here(ranks: int) -> list[str]:
     """Without an emulated network."""
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--quiet", "-n", str(ranks)]
+
+
+def record(program: str, directory: pathlib.Path, file: str, ranks: int, *options: str) -> None:
+    """Gradients and the profile of a real run into the directory, where this file shows that they are not there already."""
+    if (directory / file).exists():
+        return
+    print("Recording a training run ...", flush=True)
+    subprocess.run([*mpirun_here(ranks), program, *options, "--classes", str(MODEL_CLASSES), "--no-evaluation", "--record", str(directory)],
+                   check=True, stdout=subprocess.DEVNULL)
 
 
 def lines_of(text: str) -> list[dict]:
@@ -83,6 +98,10 @@ def with_results(results: list, more: Iterable) -> list:
     """A new result takes the place of an older one of the same key, or comes last."""
     by_key = {each.key: each for each in results}
     return list((by_key | {each.key: each for each in more}).values())
+
+
+def finish(output: pathlib.Path, table: str) -> None:
+    print(f"\n{table}\nWritten to {output}: results.json, table.md")
 
 
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -91,7 +91,7 @@ def table(results: list[Result]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="./benchmarks/lab/converge", description=__doc__)
+    parser = common.parser("converge", __doc__)
     parser.add_argument("--data", default="synthetic", help="cifar10:DIR, imagefolder:DIR or synthetic")
     parser.add_argument("--steps", type=int, default=200, help="of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -100,7 +100,6 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="SETTING",
                         help="of " + ", ".join(SETTINGS).replace("%", "%%"))
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/convergence"))
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     results = common.read(given.output, lambda fields: Result(**fields))
@@ -114,7 +113,7 @@ def main() -> None:
             print(f"seed {seed}, {setting} ...", flush=True)
             results = common.with_results(results, [train(given, setting, seed)])
             common.write(given.output, results, made_by, table(results))
-    print("\n" + table(results) + f"\nWritten to {given.output}: results.json, table.md")
+    common.finish(given.output, table(results))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ ONE_BUCKET_MB = 1000  # with several PowerSGD starts collectives from callbacks,
 HOOKS = ("none", "bf16", "fp16", "powersgd")
 
 
-def register(ddp: DDP, hook: str, rank: int) -> None:
+def register(ddp: DDP, hook: str) -> None:
     if hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWER_SGD_BEGINS)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWER_SGD_BEGINS)
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif hook != "none":
         ddp.register_comm_hook(None, getattr(default_hooks, f"{hook}_compress_hook"))
@@ -65,9 +65,7 @@ def interpreter_seconds(network: PacedNetwork, optimizer: torch.optim.Optimizer,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hook", choices=HOOKS, default="none")
-    parser.add_argument("--power-rank", type=int, default=2)
     parser.add_argument("--bucket-mb", type=float, help="DDP's own choice without it")
-    parser.add_argument("--bucket-view", action="store_true", help="gradient_as_bucket_view")
     parser.add_argument("--model", default="resnet50", help="of benchmarks/models")
     parser.add_argument("--replay", type=pathlib.Path, required=True, help="directory of recorded gradients with their profile")
     parser.add_argument("--compute-seconds", type=float, required=True)
@@ -87,8 +85,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-6)  # so small that what is replayed does not make numbers grow
     network.pace.interpreter_seconds = interpreter_seconds(network, optimizer, recording)
     bucket_mb = ONE_BUCKET_MB if given.hook == "powersgd" else given.bucket_mb
-    ddp = DDP(network, gradient_as_bucket_view=given.bucket_view, **({} if bucket_mb is None else {"bucket_cap_mb": bucket_mb}))
-    register(ddp, given.hook, given.power_rank)
+    ddp = DDP(network, **({} if bucket_mb is None else {"bucket_cap_mb": bucket_mb}))
+    register(ddp, given.hook)
     steps = []
     for step in range(given.warm_up + given.steps):
         sent = sent_bytes(given.interface)

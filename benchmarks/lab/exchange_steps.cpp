@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "exchange_steps.hpp"
 
-#include <time.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <lamina/codec.hpp>
-#include <lamina/server.hpp>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -20,7 +19,6 @@ namespace exchange {
 namespace {
 
 using namespace lab;
-namespace bounded = lamina::bounded;
 
 constexpr float learning_rate = 1e-6F;  // numbers do not grow
 
@@ -28,22 +26,13 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Of this process.
-double processor_seconds() {
-  timespec spent{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
-  return static_cast<double>(spent.tv_sec) + 1e-9 * static_cast<double>(spent.tv_nsec);
-}
-
 // When a rank did what, in a step. A worker hands its own in when all is over, so that they are in nobody's way.
 struct marks {
-  double came = 0;                      // of a worker: the parameters
-  double began = 0;                     // to send
-  double ended = 0;                     // of the server: the last frame has come
-  double cpu = 0;                       // spent until `began`
-  packet_counts packets = {};           // likewise
-  std::uint64_t missing = 0;            // chunks of what was sent then
-  std::uint64_t missing_droppable = 0;  // of these
+  double came = 0;             // of a worker: the parameters
+  double began = 0;            // to send
+  double ended = 0;            // of the server: the last frame has come
+  std::clock_t processor = 0;  // spent by this process until `began`
+  packet_counts packets = {};  // likewise
 };
 
 // The numbers of a replica's parameters, or of a worker's gradients, in layers.
@@ -73,17 +62,16 @@ void fill_with_noise(std::span<float> values) {
 }
 
 marks marks_now(way& over) {
-  return {.began = now_seconds(), .cpu = processor_seconds(), .packets = over.packets()};
+  return {.began = now_seconds(), .processor = std::clock(), .packets = over.packets()};
 }
 
 void add_since(step_seen& to, const marks& before, const marks& after) {
-  to.cpu_seconds += after.cpu - before.cpu;
+  to.cpu_seconds += static_cast<double>(after.processor - before.processor) / CLOCKS_PER_SEC;
   to.packets.sent += after.packets.sent - before.packets.sent;
   to.packets.repeated += after.packets.repeated - before.packets.repeated;
-  to.packets.duplicate += after.packets.duplicate - before.packets.duplicate;
   to.packets.late += after.packets.late - before.packets.late;
-  to.packets.wire_bytes += after.packets.wire_bytes - before.packets.wire_bytes;
-  to.packets.rounds = std::max(to.packets.rounds, after.packets.rounds);
+  to.packets.missing += after.packets.missing - before.packets.missing;
+  to.packets.missing_droppable += after.packets.missing_droppable - before.packets.missing_droppable;
 }
 
 // `all` has the marks of every rank, the server's first: of each one more than `seen`, for the end.
@@ -99,8 +87,6 @@ void join(std::vector<step_seen>& seen, std::span<const marks> all) {
       last_came = std::max(last_came, worker[s].came);
       first_began = std::min(first_began, worker[s].began);
       add_since(seen[s], worker[s], worker[s + 1]);
-      seen[s].missing_chunks += worker[s].missing;
-      seen[s].missing_droppable_chunks += worker[s].missing_droppable;
     }
     seen[s].down_seconds = last_came - server[s].began;
     seen[s].up_seconds = server[s].ended - first_began;
@@ -145,9 +131,8 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
   std::vector<std::size_t> clients(ranks.size() - 1);
   std::iota(clients.begin(), clients.end(), std::size_t{1});
   numbers local(model);
-  lamina::server<float> server(model, {.workers = clients.size(), .frame_checksum = plan.losses.checksum()});
+  lamina::server<float> server(model, {.workers = clients.size(), .frame_checksum = plan.links.checksum()});
   commit_all(server, reply_to_all(server, local.layers));  // all begin with zeros
-  const frame_cutter cutter(plan.losses, model);
   sgd optimizer(model.elements(), 0);
 
   std::vector<step_seen> seen;
@@ -156,16 +141,14 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
     const lamina::server_reply frame = reply_to_all(server, local.layers);
     const std::size_t frame_bytes = frame.size_bytes();
     mine.push_back(marks_now(over));
-    const element_counts down = send_parameters(over, cutter, server, frame, clients);
+    over.send_parameters(clients, frame.frame(), frame.sent());
+    commit_all(server, frame);
     if (step > plan.steps) break;
     const std::vector<arrival> gradients = over.receive(clients);
     mine.back().ended = now_seconds();
-    const element_counts up = take_gradients(
-        server, gradients, [](std::size_t rank) { return "worker " + std::to_string(rank - 1); });
     step_seen& line = seen.emplace_back(step_seen{.step = step,
                                                   .bytes_down = frame_bytes * clients.size(),
-                                                  .missing_down = down.lost_share(),
-                                                  .missing_up = up.lost_share()});
+                                                  .missing_up = add_gradients(server, gradients, name_of)});
     for (const arrival& each : gradients) line.bytes_up += each.bytes.size();
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
       optimizer.update(model.offset(l) + begin, mean, local.layers[l].subspan(begin, mean.size()),
@@ -175,7 +158,7 @@ std::vector<step_seen> serve(way& over, const mpi_ranks& ranks, const exchange_p
   const std::vector<std::uint64_t> hashes = ranks.gather(local.hash());
   for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
     if (hashes[rank] != hashes[0])
-      throw link_error("worker " + std::to_string(rank - 1) + " ends with other parameters than it was sent");
+      throw std::runtime_error(name_of(rank) + " ends with other parameters than it was sent");
   }
   join(seen, ranks.gather_all(std::span<const marks>(mine)));
   return seen;
@@ -188,7 +171,6 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
   numbers gradients(model);
   fill_with_noise(gradients.values);
   lamina::frame_encoder<float> frames(model);
-  gradient_way up(over, plan.losses, model);
   rotation layers(model, plan.share);
   const lamina::tiling whole(model);
   std::vector<marks> mine;
@@ -201,19 +183,12 @@ void work(way& over, const mpi_ranks& ranks, const exchange_plan& plan) {
     const lamina::encoded_frame& frame =
         frames.encode({.step = step,
                        .sender = static_cast<std::uint32_t>(ranks.rank() - 1),
-                       .checksum = plan.losses.checksum()},
+                       .checksum = plan.links.checksum()},
                       chosen, [&](std::size_t l) { return gradients.layers[l]; });
     mine.push_back(marks_now(over));
     mine.back().came = came;
     if (is_over) break;
-    const gradient_way::sent sent = up.send(frame, chosen);
-    if (!sent.arrived) continue;
-    for (const bounded::chunk& each : sent.chunks->in_sending_order()) {
-      const bool is_missing = sent.arrived->is_lost(each.fragment, each.index);
-      const bool is_droppable = (each.tag & bounded::droppable_tag) != 0;
-      mine.back().missing += is_missing ? 1 : 0;
-      mine.back().missing_droppable += is_missing && is_droppable ? 1 : 0;
-    }
+    over.send_gradients(frame, chosen);
   }
   static_cast<void>(ranks.gather(local.hash()));
   static_cast<void>(ranks.gather_all(std::span<const marks>(mine)));

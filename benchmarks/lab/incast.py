@@ -84,7 +84,7 @@ class Transport:
     def options_in(self, row: Row) -> list[str]:
         if not self.is_udp:
             return list(self.options)
-        interfaces = ",".join(Cluster.network(path) for path in range(len(row.path_shares)))
+        interfaces = ",".join(f"eth{path}" for path in range(len(row.path_shares)))
         return [*self.options, "--link-rate", f"{sum(row.rates):.0f}", "--interface", interfaces]
 
 
@@ -101,7 +101,7 @@ TRANSPORTS = {each.name: each for each in (
     Transport("MPI, cubic, 2.5 times the queue", MPI, queue_times=2.5),
     _udp("p = 0"),
     *(_udp(f"p = {bound}", "--loss-bound", bound) for bound in ("0.05", "0.1", "0.2")),
-    _udp("p = 0.1, on-probe", "--loss-bound", "0.1", "--stop", "on-probe"),
+    _udp("p = 0.1, on-probe", "--loss-bound", "0.1", "--stop-on-probe"),
     _udp("p = 0.1, no tags", "--loss-bound", "0.1", "--loss-tags", "off", tags=False),
     _udp("p = 0.1, no rate control", "--loss-bound", "0.1", "--rate-control", "off"),
 )}
@@ -234,14 +234,13 @@ def table(results: list[Result]) -> str:
 
 def parse() -> argparse.Namespace:
     names = list(dict.fromkeys(row.name for row in ROWS))
-    parser = argparse.ArgumentParser(prog="./benchmarks/lab/incast", description=__doc__)
+    parser = common.parser("incast", __doc__)
     parser.add_argument("--quick", action="store_true", help="three rows of small frames at 200 Mb/s with four transports, 100 steps each")
     parser.add_argument("--rates", nargs="+", choices=("200 Mb/s", "1 Gb/s"), default=["200 Mb/s", "1 Gb/s"], help="of every link, each way")
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help='of "' + '", "'.join(names).replace("%", "%%") + '"')
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, metavar="TRANSPORT", help='of "' + '", "'.join(TRANSPORTS) + '"')
     parser.add_argument("--steps", type=int, default=1000, help="measured of each transport in each row; large frames take fewer")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/incast"), help="directory for the results")
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.chosen = QUICK_ROWS if given.quick else [row for row in ROWS if row.rate in given.rates and row.name in given.rows]
     if given.quick:
@@ -265,7 +264,7 @@ def main() -> None:
         results = common.with_results(results, new)
         done |= {each.key for each in new}
         common.write(given.output, results, common.environment("incast"), table(results))
-    print("\n" + table([each for each in results if each.key in done]) + f"\nWritten to {given.output}: results.json, table.md")
+    common.finish(given.output, table([each for each in results if each.key in done]))
 
 
 if __name__ == "__main__":

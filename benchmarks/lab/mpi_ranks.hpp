@@ -3,21 +3,46 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <lamina/adapt/mpi.hpp>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "clock.hpp"
-#include "messages/mpi_session.hpp"
 
 namespace lab {
 
+using lamina::detail::check_mpi;
+
+/// Runs `program()` between MPI_Init_thread and MPI_Finalize, with MPI's errors returned. An exception ends the other ranks too, which may
+/// wait for this one for ever.
+template <class Program>
+int run_ranks(const char* name, int argc, char** argv, int threads, const Program& program) {
+  int provided = 0;  // which channels check
+  int rank = 0;
+  MPI_Init_thread(&argc, &argv, threads, &provided);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  try {
+    program();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: rank %d: %s\n", name, rank, error.what());
+    std::fflush(nullptr);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+  }
+  return MPI_Finalize();
+}
+
 /// Collective operations of a communicator. Each sleeps between looks at MPI, since the ranks share the cores of one machine and MPI's own
-/// waits spin; and the clock stands still meanwhile. link_error where nothing is heard for the timeout.
+/// waits spin; and the clock stands still meanwhile. std::runtime_error where nothing is heard for the timeout.
 class mpi_ranks {
  public:
   mpi_ranks(MPI_Comm communicator, std::chrono::seconds timeout, work_clock& clock)
@@ -113,7 +138,8 @@ class mpi_ranks {
           "MPI_Testall");
       if (is_done != 0) return;
       if (since.seconds() > static_cast<double>(timeout_.count()))
-        throw link_error("nothing heard for " + std::to_string(timeout_.count()) + " s while " + doing);
+        throw std::runtime_error("nothing heard for " + std::to_string(timeout_.count()) + " s while " +
+                                 doing);
       std::this_thread::sleep_for(nap);
     }
   }

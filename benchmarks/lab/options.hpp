@@ -6,9 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace CLI {
-class App;
-}
+#include "ways.hpp"
 
 namespace lab {
 
@@ -25,7 +23,6 @@ struct options {
   float learning_rate = 0.1F;
   std::uint64_t warm_up_steps = 20;
   float momentum = 0;
-  std::uint64_t evaluation_period_steps = 0;  ///< 0: at the end only
   bool no_evaluation = false;
 
   // Layer dropping.
@@ -40,11 +37,7 @@ struct options {
   // Who sends to whom.
   std::string topology = "ps";  ///< ps, allreduce or mpi_allreduce
   std::size_t workers_per_node = 1;
-  std::string transport = "mpi";  ///< mpi or udp
-  double loss_bound = 0;          ///< p of gradients, at most a half
-  double inject_loss = 0;         ///< share of the packets
-  std::string interfaces;         ///< networks, with commas between them; empty: any
-  std::uint64_t link_rate_bits = 0;
+  link_options links;  ///< with ps
 
   // All-reduce.
   std::string overlap = "none";          ///< none, backward or step
@@ -61,17 +54,11 @@ struct options {
   bool by_layer = false;
   double compute_seconds = 0;
   double server_seconds = 0;
-  int threads = 1;  ///< a worker
   std::uint64_t timeout_seconds = 600;
 
   bool drops_layers() const { return send_budget || drop_ratio > 0; }
   bool has_server() const { return topology == "ps"; }
   bool overlaps() const { return overlap != "none"; }
-  bool is_lossy() const { return transport == "udp"; }
 };
-
-void add_options(CLI::App& app, options& into);
-/// Why these options cannot be meant together; empty: they can.
-std::string mistake_in(const options& given);
 
 }  // namespace lab

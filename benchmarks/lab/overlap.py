@@ -125,7 +125,7 @@ class Result:
     row: str
     steps: list[dict]  # that count, of all turns
     load: list[float]  # of the machine before each turn
-    refusal: str | None = None  # why there are no steps
+    refusal: str | None = None  # why there are no steps: a DDP that lacks something
 
     @property
     def key(self) -> tuple[Cell, str]:
@@ -140,15 +140,11 @@ def result_of(fields: dict) -> Result:
 
 
 def record(program: str, directory: pathlib.Path, network: str, steps: int) -> None:
-    """Gradients of two workers of a real run and the profile of a step; of VGG-16, all of whose rows send everything, the profile."""
-    if (directory / "profile.txt").exists():
-        return
-    print("Recording gradients and the profile of a step ...", flush=True)
+    """Gradients of two workers and the profile of a step; of VGG-16, all of whose rows send everything, the profile."""
     ranks, what = 2, ["--steps", str(steps), "--batch", "8", "--record-steps", str(RECORDED_STEPS)]
     if network == "vgg16":
         ranks, what = 1, ["--network", network, "--image-size", "224", "--steps", "2", "--batch", "4", "--record-steps", "0"]
-    subprocess.run([*common.mpirun_here(ranks), program, *PLAIN, *what, "--classes", str(common.MODEL_CLASSES), "--no-evaluation", "--record",
-                    str(directory)], check=True, stdout=subprocess.DEVNULL)
+    common.record(program, directory, "profile.txt", ranks, *PLAIN, *what)
 
 
 def run_lab(program: str, row: Row, cell: Cell, cluster: Cluster, steps: int, recording: pathlib.Path) -> list[dict]:
@@ -217,7 +213,7 @@ def table(results: list[Result]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./benchmarks/lab/overlap", description=__doc__)
+    parser = common.parser("overlap", __doc__)
     parser.add_argument("--quick", action="store_true", help="two workers at 1 Gb/s, some rows, one round: a few minutes")
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rates", nargs="+", choices=RATES, default=["1 Gb/s"], help="of every link, each way")
@@ -232,7 +228,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--recorded-steps", type=int, default=20, help="of the run whose gradients are recorded")
     parser.add_argument("--torch-python", help="a python3 whose PyTorch DDP is run with; the system's without it")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/overlap"))
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
         given.workers, given.rates, given.rounds, given.table = [2], ["1 Gb/s"], 1, "quick"
@@ -263,8 +258,8 @@ def main() -> None:
     results = common.read(given.output, result_of)
     for cell in cells:
         kept = {each.row: each for each in results if each.cell == cell}
-        rounds = [[name for name in names if not kept.get(name, Result(cell, name, [], [])).refusal
-                   and len(kept.get(name, Result(cell, name, [], [])).load) <= turn] for turn in range(given.rounds)]
+        rounds = [[name for name in names if name not in kept or not kept[name].refusal and len(kept[name].load) <= turn]
+                  for turn in range(given.rounds)]
         if not any(rounds):
             continue
         with common.cluster_of(cell.workers, cell.rate) as cluster:
@@ -272,8 +267,8 @@ def main() -> None:
                 row, load = ROWS[name], os.getloadavg()[0]
                 result = kept.setdefault(name, Result(cell, name, [], []))
                 try:
-                    result.steps += (run_ddp(python, row, cell, cluster, given.steps, recording) if row.is_ddp
-                                     else run_lab(given.program, row, cell, cluster, given.steps, recording))
+                    runner, program = (run_ddp, python) if row.is_ddp else (run_lab, given.program)
+                    result.steps += runner(program, row, cell, cluster, given.steps, recording)
                 except RuntimeError as error:
                     if not row.is_ddp:
                         raise
@@ -282,7 +277,7 @@ def main() -> None:
                 results = common.with_results(results, [result])
                 common.write(given.output, results, common.environment("overlap", **common.EMULATION), table(results))
                 print(f"{cell.name}, {name}: {result.refusal or '%.3f s a step' % result.median('total_seconds')}", flush=True)
-    print("\n" + table([each for each in results if each.cell in cells]) + f"\nWritten to {given.output}: results.json, table.md")
+    common.finish(given.output, table([each for each in results if each.cell in cells]))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ import argparse
 import dataclasses
 import pathlib
 import statistics
-import subprocess
 
 import common
-from cluster import Cluster
 from common import GOODPUT_SHARE, RATES
 
 UDP_GOODPUT_SHARE = 1408 / (42 + 56 + 1408)  # of a packet of lamina/bounded: Ethernet, IP, UDP, its own header
@@ -115,21 +113,12 @@ class Result:
         return self.rate, self.topology, self.row
 
 
-def record(program: str, directory: pathlib.Path, steps: int) -> None:
-    """Gradients of two workers of a real run that drops layers, in its last six steps: in its first fifty it sends more than later."""
-    if (directory / "worker-1-5.f32").exists():
-        return
-    print("Recording gradients of a training run ...", flush=True)
-    subprocess.run([*common.mpirun_here(3), program, "--steps", str(steps), "--batch", "32", "--classes", str(common.MODEL_CLASSES),
-                    "--no-evaluation", "--record", str(directory)], check=True, stdout=subprocess.DEVNULL)
-
-
 def run_row(program: str, row: Row, name: str, rate: str, steps: int, work: list[str]) -> Result:
     topology, bits = TOPOLOGIES[name], RATES[rate]
     ranks = topology.machines_of(row)
     options = [*row.options, *topology.options_of(row), "--steps", str(steps), "--classes", str(common.MODEL_CLASSES), *work]
     if row.is_udp:
-        options += ["--interface", Cluster.network(), *(() if bits is None else ("--link-rate", f"{bits:.0f}"))]
+        options += ["--interface", "eth0", *(() if bits is None else ("--link-rate", f"{bits:.0f}"))]
     with common.cluster_of(1 + max(ranks), rate) as cluster:
         said = cluster.mpirun(ranks, [program, *options], common.LONGEST_RUN_SECONDS).stdout
     measured = [line for line in common.lines_of(said) if "step" in line][WARM_UP_STEPS:]
@@ -172,7 +161,7 @@ def table(results: list[Result]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="./benchmarks/lab/run", description=__doc__)
+    parser = common.parser("run", __doc__)
     parser.add_argument("--quick", action="store_true", help="some rows in the first topology at 1 Gb/s only")
     parser.add_argument("--rates", nargs="+", choices=RATES, default=["100 Mb/s", "1 Gb/s", "10 Gb/s", "unlimited"], help="of every link, each way")
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=["first", "second"],
@@ -182,7 +171,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="of each row; of those that send everything a fifth")
     parser.add_argument("--recorded-steps", type=int, default=100, help="of the run whose last gradients are recorded")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("build/network"))
-    parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.quick:
         given.rates, given.topologies, given.steps = ["1 Gb/s"], ["first"], min(given.steps, 12)
@@ -194,7 +182,8 @@ def main() -> None:
     given = parse()
     given.output.mkdir(parents=True, exist_ok=True)
     recording = given.output / "gradients"
-    record(given.program, recording, given.recorded_steps)
+    # Of two workers that drop layers, in the last six steps: in its first fifty such a run sends more than later.
+    common.record(given.program, recording, "worker-1-5.f32", 3, "--steps", str(given.recorded_steps), "--batch", "32")
     results, done = common.read(given.output, lambda fields: Result(**fields)), set()
     for rate in given.rates:
         for name in given.topologies:
@@ -211,7 +200,7 @@ def main() -> None:
                 done.add(result.key)
                 common.write(given.output, results, common.environment("run", **common.EMULATION), table(results))
                 print(f"{rate}, {result.topology}, {row.name}: {result.total_seconds:.3f} s a step", flush=True)
-    print("\n" + table([each for each in results if each.key in done]) + f"\nWritten to {given.output}: results.json, table.md")
+    common.finish(given.output, table([each for each in results if each.key in done]))
 
 
 if __name__ == "__main__":

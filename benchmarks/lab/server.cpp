@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The loops of a synchronous parameter server and of its workers.
 #include <lamina/codec.hpp>
-#include <lamina/server.hpp>
 #include <numeric>
 #include <thread>
 
@@ -30,32 +29,30 @@ std::span<const std::byte> receive_parameters(training& run, way* server, std::v
 void serve(training& run, way& over) {
   replica& local = run.local;
   const lamina::layout& model = local.tiling().model();
-  const loss_plan losses = run.losses();
   const std::size_t count = run.clients();
   std::vector<std::size_t> clients(count);
   std::iota(clients.begin(), clients.end(), std::size_t{1});
   lamina::server<float> server(model, {.nodes = std::vector<std::size_t>(count, run.how.workers_per_node),
                                        .fragment_elements = run.how.fragment_elements,
-                                       .frame_checksum = losses.checksum()});
-  const frame_cutter cutter(losses, server.fragments());
+                                       .frame_checksum = run.how.links.checksum()});
   sgd optimizer(model.elements(), run.how.momentum);
   for (std::uint64_t step = 1;; ++step) {
     const lamina::server_reply parameters = reply_to_all(server, local.parameters());
     const std::size_t frame_bytes = parameters.size_bytes();
     {
       const work_clock::pause sending(run.clock);
-      send_parameters(over, cutter, server, parameters, clients);
+      over.send_parameters(clients, parameters.frame(), parameters.sent());
+      commit_all(server, parameters);
     }
-    run.examine(step);
-    if (run.is_over(step)) return;
+    if (run.is_over(step)) return run.examine();
 
     std::vector<arrival> arrived;
     {
       const work_clock::pause waiting(run.clock);
       arrived = over.receive(clients);
     }
-    const element_counts up =
-        take_gradients(server, arrived, [&](std::size_t rank) { return run.name_of_caller(rank); });
+    const double lost_up =
+        add_gradients(server, arrived, [&](std::size_t rank) { return run.name_of_caller(rank); });
     server.update([&](std::size_t layer, std::size_t begin, std::span<const float> mean) {
       const auto x = lamina::writable_elements_of<float>(local.parameters()[layer]);
       optimizer.update(model.offset(layer) + begin, mean, x.subspan(begin, mean.size()),
@@ -65,22 +62,19 @@ void serve(training& run, way& over) {
     run.log(step, {},
             {.bytes_down = frame_bytes * count,
              .receivers = count,
-             .lost_up = losses.is_lossy ? std::optional(up.lost_share()) : std::nullopt});
+             .lost_up = run.how.links.is_lossy() ? std::optional(lost_up) : std::nullopt});
   }
 }
 
 void work(training& run, way* server) {
   replica& local = run.local;
   lamina::worker<float> worker(local.tiling().model(), run.compression());
-  std::optional<gradient_way> up;
-  if (server != nullptr) up.emplace(*server, run.losses(), worker.fragments());
   std::vector<std::byte> handed_on;
   for (std::uint64_t number = 1;; ++number) {
     const std::span<const std::byte> parameters = receive_parameters(run, server, handed_on);
     run.clock.take();
     lamina::apply<float>(parameters, local.tiling(), number, local.parameters());
-    run.examine(number);
-    if (run.is_over(number)) return;
+    if (run.is_over(number)) return run.examine();
 
     step_report report;
     run.compute(number, report);
@@ -95,13 +89,11 @@ void work(training& run, way* server) {
       if (!step) refuse_gradient(worker.model(), step.refused_layer());
       if (run.how.selection == "agreed") run.senders->average(step.values());
       const lamina::encoded_frame& frame = step.frame();
-      report.threshold = worker.threshold();
       report.sent_bytes = static_cast<double>(frame.size_bytes());
       report.is_sender = 1;
       report.compute_seconds = run.clock.take();
-      const auto sent = up->send(frame, step.sent());
-      if (sent.arrived) {
-        step.commit(*sent.arrived);
+      if (const auto arrived = server->send_gradients(frame, step.sent())) {
+        step.commit(*arrived);
       } else {
         step.commit();
       }

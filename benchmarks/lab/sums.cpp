@@ -85,10 +85,9 @@ class summed_training {
 
   void train() {
     for (std::uint64_t step = 1;; ++step) {
-      run_.examine(step);
-      if (run_.is_over(step)) return;
+      if (run_.is_over(step)) return run_.examine();
       compute(step);
-      if (!reaches_forward_ || run_.is_examined_before(step + 1)) finish_step();
+      if (!reaches_forward_ || run_.is_over(step + 1)) finish_step();
     }
   }
 
@@ -222,10 +221,7 @@ class summed_training {
       for (std::size_t l = 0; l < is_open_.size(); ++l) take(l);
     }
     auto [step, report] = *std::exchange(open_, std::nullopt);
-    report.threshold = lamina::invalid_threshold;
     if (step_) {
-      // Infinite where a first step is planned, which sends everything.
-      if (std::isfinite(worker_->threshold())) report.threshold = worker_->threshold();
       if (!is_ahead_) step_->frame();  // a rounded payload is committed as it was written
       step_->commit();
       step_.reset();
@@ -282,8 +278,7 @@ void train_plainly(training& run) {
   sgd optimizer(model.elements(), run.how.momentum);
   std::vector<float> gradients(model.elements());
   for (std::uint64_t step = 1;; ++step) {
-    run.examine(step);
-    if (run.is_over(step)) return;
+    if (run.is_over(step)) return run.examine();
     step_report report{.is_sender = 1};
     run.clock.take();
     run.compute(step, report);

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 #include <xxhash.h>
 
-#include <cmath>
+#include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -26,19 +26,13 @@ std::uint64_t hash_of(const replica& local) {
   return XXH3_64bits_digest(&state);
 }
 
-double correct_within(std::int64_t first, const torch::Tensor& logits, const torch::Tensor& classes) {
-  const torch::Tensor best = std::get<1>(logits.topk(std::min(first, logits.size(1)), 1));
-  return best.eq(classes.unsqueeze(1)).sum().item<double>();
-}
-
 void compute_gradients(replica& local, const torch::data::Example<>& images, step_report& report) {
   local.network().ptr()->train();
   local.network().ptr()->zero_grad();
-  const torch::Tensor logits = local.network().forward(images.data);
-  const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, images.target);
+  const torch::Tensor loss =
+      torch::nn::functional::cross_entropy(local.network().forward(images.data), images.target);
   loss.backward();
   report.loss = loss.item<double>();
-  report.correct = correct_within(1, logits, images.target);
   report.images = static_cast<double>(images.target.size(0));
 }
 
@@ -55,7 +49,8 @@ void print(const nlohmann::ordered_json& line) {
 }  // namespace
 
 void refuse_gradient(const lamina::layout& model, std::size_t layer) {
-  throw lamina::non_finite_gradient(layer, layer, model[layer].name, "gradient holds NaN or infinity");
+  throw std::runtime_error("the gradient of '" + model[layer].name +
+                           "' holds NaN or infinity: training has diverged, try a lower --learning-rate");
 }
 
 training::training(const options& given, mpi_ranks& ranks, work_clock& working)
@@ -104,20 +99,6 @@ float training::learning_rate(std::uint64_t step) const {
   return how.learning_rate * static_cast<float>(step) / static_cast<float>(how.warm_up_steps);
 }
 
-socket_options training::sockets() const {
-  return {.interfaces = how.interfaces,
-          .link_rate_bits = how.link_rate_bits,
-          .bound_up_ppm = static_cast<std::uint32_t>(std::llround(how.loss_bound * 1e6)),
-          .inject_loss = how.inject_loss,
-          .seed = how.seed};
-}
-
-loss_plan training::losses() const {
-  return {.is_lossy = how.is_lossy(),
-          .bound_up_ppm = sockets().bound_up_ppm,
-          .packet_data_bytes = sockets().packet_data_bytes()};
-}
-
 lamina::worker_options training::compression() const {
   return {
       .drop_ratio = how.drop_ratio,
@@ -129,12 +110,7 @@ lamina::worker_options training::compression() const {
       // What sums round away of gradients then stays in the residual.
       .payload = how.sum_payload == "bfloat16" ? lamina::payload_type::bfloat16 : lamina::payload_type::as_is,
       .sender = senders ? static_cast<std::uint32_t>(senders->rank()) : 0,
-      .frame_checksum = losses().checksum()};
-}
-
-bool training::is_examined_before(std::uint64_t step) const {
-  const std::uint64_t period = how.evaluation_period_steps;
-  return is_over(step) || (!how.no_evaluation && period > 0 && step > 1 && (step - 1) % period == 0);
+      .frame_checksum = how.links.checksum()};
 }
 
 void training::average_statistics() {
@@ -152,8 +128,8 @@ void training::average_statistics() {
   }
 }
 
-std::array<double, 3> training::evaluate() {
-  std::array<double, 3> seen{};
+double training::evaluate() {
+  std::array<double, 2> seen{};  // images, and those whose class came first
   if (!is_server) {
     average_statistics();
     const torch::NoGradGuard no_gradients;
@@ -164,34 +140,27 @@ std::array<double, 3> training::evaluate() {
       indices.push_back(i);
       if (indices.size() < evaluation_batch_images && i + step < data_.test->size()) continue;
       const torch::data::Example<> images = batch_of(*data_.test, indices, 0);
-      const torch::Tensor logits = local.network().forward(images.data);
+      const torch::Tensor best = local.network().forward(images.data).argmax(1);
       seen[0] += static_cast<double>(indices.size());
-      seen[1] += correct_within(1, logits, images.target);
-      seen[2] += correct_within(5, logits, images.target);
+      seen[1] += best.eq(images.target).sum().item<double>();
       indices.clear();
     }
   }
   all.sum(seen);
-  return seen;
+  return seen[1] / seen[0];
 }
 
-void training::examine(std::uint64_t step) {
-  if (!is_examined_before(step)) return;
+void training::examine() {
   const work_clock::pause examining(clock);
   const std::vector<std::uint64_t> hashes = all.gather(hash_of(local));
   for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
     if (hashes[rank] != hashes[0])
-      throw link_error(name_of(rank) + " began step " + std::to_string(step) +
-                       " with other parameters than " + name_of(0));
+      throw std::runtime_error(name_of(rank) + " ends with other parameters than " + name_of(0));
   }
-  nlohmann::ordered_json line = {{"examined_after_step", step - 1},
-                                 {"parameters", hashes.empty() ? 0 : hashes[0]}};
-  if (!how.no_evaluation) {
-    const std::array<double, 3> seen = evaluate();
-    line.update({{"images", seen[0]}, {"top1", seen[1] / seen[0]}, {"top5", seen[2] / seen[0]}});
-  }
+  nlohmann::ordered_json line = {{"parameters", hashes.empty() ? 0 : hashes[0]}};
+  // What is replayed trains nothing.
+  if (!how.no_evaluation && how.replay.empty()) line["top1"] = evaluate();
   if (all.rank() == 0) print(line);
-  since_last_ = {};
 }
 
 void training::log(std::uint64_t step, const step_report& report, const step_traffic& traffic) {
@@ -201,11 +170,9 @@ void training::log(std::uint64_t step, const step_report& report, const step_tra
   step_report sum;
   for (const step_report& each : reports) {
     sum.loss += each.loss * each.images;
-    sum.correct += each.correct;
     sum.images += each.images;
     sum.compute_seconds = std::max(sum.compute_seconds, each.compute_seconds);
     sum.node_seconds = std::max(sum.node_seconds, each.node_seconds);
-    sum.threshold += each.threshold * each.is_sender;
     sum.sent_bytes += each.sent_bytes;
     sum.is_sender += each.is_sender;
   }
@@ -216,12 +183,10 @@ void training::log(std::uint64_t step, const step_report& report, const step_tra
   nlohmann::ordered_json line = {
       {"step", step},
       {"loss", sum.loss / sum.images},
-      {"accuracy", sum.correct / sum.images},
       {"sent_up", sum.sent_bytes / sum.is_sender / model_bytes},
       {"sent_down", bytes_down / receivers / model_bytes},
       {"bytes_up", sum.sent_bytes},
       {"bytes_down", bytes_down},
-      {"threshold", sum.threshold / sum.is_sender},
       {"worker_seconds", sum.compute_seconds},
       {"server_seconds", server_seconds},
       {"communication_seconds", std::max(0.0, total_seconds - server_seconds - sum.compute_seconds)},

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,7 +11,6 @@
 #include <vector>
 
 #include "clock.hpp"
-#include "losses.hpp"
 #include "mpi_ranks.hpp"
 #include "options.hpp"
 #include "replica.hpp"
@@ -22,13 +20,11 @@ namespace lab {
 
 /// What a worker tells of a step. Goes from rank to rank as it lies.
 struct step_report {
-  double loss = 0;     ///< mean over its batch
-  double correct = 0;  ///< images whose class was predicted
-  double images = 0;   ///< of the batch; 0: of the server
+  double loss = 0;    ///< mean over its batch
+  double images = 0;  ///< of the batch; 0: of the server
   double compute_seconds =
       0;  ///< from the parameters' arrival to the frame that is ready to send, without evaluations
   double node_seconds = 0;  ///< of sums within its node, and of handing parameters on
-  double threshold = 0;     ///< λ of this step
   double sent_bytes = 0;    ///< of gradients; in an all-reduce each way
   double is_sender = 0;     ///< 1; 0 of those whose node sends for them
 };
@@ -42,7 +38,7 @@ struct step_traffic {
   double hidden_seconds = 0;    ///< of collectives during the computation
 };
 
-/// Throws lamina::non_finite_gradient, by which main() tells that training has diverged.
+/// Throws std::runtime_error, which says that training has diverged.
 [[noreturn]] void refuse_gradient(const lamina::layout& model, std::size_t layer);
 
 /// One run as one rank sees it.
@@ -72,28 +68,25 @@ class training {
     return name_of(rank == 0 ? 0 : 1 + (rank - 1) * how.workers_per_node);
   }
   float learning_rate(std::uint64_t step) const;
-  socket_options sockets() const;
-  loss_plan losses() const;
   lamina::worker_options compression() const;
   bool is_over(std::uint64_t step) const { return step > how.steps; }
-  bool is_examined_before(std::uint64_t step) const;
 
-  /// All ranks call it at the beginning of `step`, with its parameters in their replicas. Where it is due: batch-norm statistics become their
-  /// mean over the workers, the replicas are compared and evaluated. Throws link_error, naming the rank, for another replica.
-  void examine(std::uint64_t step);
+  /// All ranks call it after the last step, with the parameters in their replicas, which are compared; batch-norm statistics become their
+  /// mean over the workers, and the network is evaluated. Throws std::runtime_error, naming the rank, for another replica.
+  void examine();
   /// All ranks call it at the end of `step`. Rank 0 writes a line of JSON to standard output.
   void log(std::uint64_t step, const step_report& report, const step_traffic& traffic = {});
 
  private:
   void average_statistics();
-  // Images, those whose class came first, and those whose class came among the first five: of all workers.
-  std::array<double, 3> evaluate();
+  // The share of the test images whose class came first.
+  double evaluate();
 
   data_sets data_;
   stopwatch since_last_;  // step that was logged
 };
 
-/// The loops. Each returns when all steps are done, and throws lamina's and link_error's errors.
+/// The loops. Each returns when all steps are done, and throws std::runtime_error or lamina's errors.
 void serve(training& run, way& clients);
 /// `server` is null where another worker of the node speaks with it.
 void work(training& run, way* server);

@@ -8,6 +8,7 @@ that do not count, and a few that do.
 import argparse
 import copy
 import functools
+import gc
 import json
 import statistics
 import time
@@ -150,6 +151,7 @@ def main():
                        "steps": given.rounds * given.steps, "batch": given.batch, "image size": given.image_size,
                        "medians": medians}, file, indent=1)
     dist.barrier()
+    gc.collect()  # DDP goes before its group
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ On images that the program draws, or on CIFAR-10 where torchvision is installed 
 """
 
 import argparse
+import gc
 import os
 import pathlib
 
@@ -150,6 +151,8 @@ def main():
         print(f"after {given.steps} steps on {world} ranks: loss {loss.item() * given.accumulate:.3f}, "
               f"accuracy {100 * right / total:.1f} %, {share}")
     dist.barrier()
+    del ddp  # before the group: destroyed with it, DDP waits for threads of gloo that wait for this one
+    gc.collect()
     dist.destroy_process_group()
 
 

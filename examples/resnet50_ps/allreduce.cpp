@@ -4,8 +4,7 @@
 
 void work_by_allreduce(const run& of) {
   replica own(of);
-  const lamina::tiling cut(lamina::layout_of(own.network), of.with.fragment);
-  torch::optim::SGD sgd(fragments_of(own.parameters, cut), torch::optim::SGDOptions(0).momentum(of.with.momentum));
+  torch::optim::SGD sgd(fragments_of(own.parameters, of.with.fragment), torch::optim::SGDOptions(0).momentum(of.with.momentum));
   for (std::uint64_t step = 1;; ++step) {
     report told;
     if (of.tests_before(step)) own.test(told);
@@ -21,7 +20,7 @@ void work_by_allreduce(const run& of) {
       MPI_Allreduce(MPI_IN_PLACE, each.data_ptr(), static_cast<int>(each.numel()), MPI_FLOAT, MPI_SUM, of.who.all);
       each.div_(of.who.workers);
     }
-    update(sgd, fragments_of(gradients, cut), of.rate(step));
+    update(sgd, fragments_of(gradients, of.with.fragment), of.rate(step));
   }
 }
 

@@ -15,7 +15,7 @@ class parameter_server {
         network_((torch::manual_seed(of.with.seed), of.data.train->classes())),
         parameters_(network_.parameters()),
         cut_(lamina::layout_of(network_), of.with.fragment),
-        fragments_(fragments_of(parameters_, cut_)),
+        fragments_(fragments_of(parameters_, of.with.fragment)),
         sgd_(fragments_, torch::optim::SGDOptions(0).momentum(of.with.momentum)),
         down_bytes_(of.who.leaders.size()),
         done_(load()),
@@ -138,8 +138,7 @@ class parameter_server {
     const auto begin = clock_type::now();
     std::vector<torch::Tensor> means(memory_.size());  // undefined where nothing has arrived: no gradient, no update
     server_.update([&](std::size_t layer, std::size_t first, std::span<const float> mean) {
-      const std::size_t m = cut_.fragment_elements();
-      const std::size_t f = cut_.first(layer) + (m == 0 ? 0 : first / m);
+      const std::size_t f = cut_.first(layer) + (of_.with.fragment == 0 ? 0 : first / of_.with.fragment);
       means[f] = memory_[f];
       std::ranges::copy(mean, memory_[f].data_ptr<float>() + (first - cut_.begin(f)));
     });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/layout.hpp>
@@ -27,8 +28,7 @@ struct run {
 
   bool agrees() const { return !with.local && !with.async; }
   bool tests_before(std::uint64_t step) const {
-    const bool is_due = with.evaluate_every > 0 && step > 1 && (step - 1) % with.evaluate_every == 0;
-    return step > with.steps || (is_due && !with.async);
+    return step > with.steps || (with.evaluate_every > 0 && !with.async && step > 1 && (step - 1) % with.evaluate_every == 0);
   }
   bool saves_after(std::uint64_t step) const { return with.checkpoint_every > 0 && step % with.checkpoint_every == 0; }
   /// The learning rate of a step: grows from zero in --warm-up steps.
@@ -49,11 +49,8 @@ void work_by_allreduce(const run& of);
 inline std::uint64_t checksum_of(const std::vector<torch::Tensor>& parameters) {
   std::uint64_t sum = 14695981039346656037U;
   for (const torch::Tensor& each : parameters) {
-    for (const float value : lamina::elements_of<float>(each)) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &value, sizeof bits);
-      sum = (sum ^ bits) * 1099511628211U;  // FNV-1a, by 32 bits
-    }
+    for (const float value : lamina::elements_of<float>(each))
+      sum = (sum ^ std::bit_cast<std::uint32_t>(value)) * 1099511628211U;  // FNV-1a, by 32 bits
   }
   return sum;
 }
@@ -100,14 +97,12 @@ struct replica {
   const std::size_t worker_ = static_cast<std::size_t>(of_.who.rank - 1), workers_ = static_cast<std::size_t>(of_.who.workers);
 };
 
-/// A tensor of one dimension for each fragment of the parameters, which shares their memory and is not known to autograd.
-inline std::vector<torch::Tensor> fragments_of(const std::vector<torch::Tensor>& parameters, const lamina::tiling& cut) {
+/// A tensor of one dimension for each fragment of up to m elements, which shares the parameter's memory and is not known to autograd.
+inline std::vector<torch::Tensor> fragments_of(const std::vector<torch::Tensor>& parameters, std::size_t m) {
   std::vector<torch::Tensor> fragments;
-  for (std::size_t layer = 0; layer < parameters.size(); ++layer) {
-    const torch::Tensor flat = parameters[layer].detach().view({-1});
-    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
-      fragments.push_back(flat.narrow(0, static_cast<std::int64_t>(cut.begin(f)), static_cast<std::int64_t>(cut.fragments().sizes()[f])));
-    }
+  for (const torch::Tensor& parameter : parameters) {
+    const std::int64_t elements = m == 0 ? std::max<std::int64_t>(1, parameter.numel()) : static_cast<std::int64_t>(m);
+    for (const auto& each : parameter.detach().view({-1}).split(elements)) fragments.push_back(each);
   }
   return fragments;
 }

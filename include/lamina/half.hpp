@@ -113,22 +113,24 @@ LAMINA_ALWAYS_INLINE V load_widened(const G* from) noexcept {
       half_patterns halves;
       std::memcpy(&halves, from, sizeof halves);
       return std::bit_cast<V>(__builtin_convertvector(halves, vector_of<std::uint32_t>) << 16);
-    }
+    } else
 #if defined(__F16C__)
-    if constexpr (std::same_as<T, float> && std::same_as<G, float16>) {
+        if constexpr (std::same_as<T, float> && std::same_as<G, float16>) {
 #if defined(__AVX512F__)
       return std::bit_cast<V>(
           _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #else
       return std::bit_cast<V>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #endif
+    } else
+#endif
+#endif
+    {
+      // A loop of known length, which g++ -O2 vectorises, too.
+      std::array<T, width<V, T>> operands;
+      for (std::size_t i = 0; i < operands.size(); ++i) operands[i] = widened<T>(from[i]);
+      return load<V>(operands.data());
     }
-#endif
-#endif
-    // A loop of known length, which g++ -O2 vectorises, too.
-    std::array<T, width<V, T>> operands;
-    for (std::size_t i = 0; i < operands.size(); ++i) operands[i] = widened<T>(from[i]);
-    return load<V>(operands.data());
   }
 }
 

@@ -276,7 +276,7 @@ void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
     if constexpr (addable_to<G, T>) {
       visitor(std::span<const G>(span));
     } else {
-      static_assert(is_variant<seen>,
+      static_assert(is_variant<seen> || never<decltype(span)>,
                     "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
                     "lamina::bfloat16");
       refuse<std::invalid_argument>(
@@ -297,7 +297,7 @@ void visit_writable(Tensor&& tensor, const Visitor& visitor) {
       visitor(span);
     } else {
       static_assert(
-          is_variant<seen>,
+          is_variant<seen> || never<decltype(span)>,
           "lamina: the tensor to write is const, or its element type is neither the one that is written, "
           "nor lamina::float16 or lamina::bfloat16");
       refuse<std::invalid_argument>(

@@ -403,7 +403,7 @@ class loss_memory {
   /// A transfer has ended. Chunks of fragments that it did not send stay as they are. Throws std::invalid_argument, and changes nothing, for
   /// a delivery of another layout or chunk size.
   void note(const delivery& arrived) {
-    check(arrived.sent(), arrived.chunk_elements());
+    require_grid(arrived.sent(), arrived.chunk_elements());
     for (const std::size_t fragment : arrived.sent().sent()) {
       for (std::size_t i = 0; i < losses_[fragment].size(); ++i) {
         std::uint8_t& losses = losses_[fragment][i];
@@ -415,7 +415,7 @@ class loss_memory {
   /// The chunks, as they lie in the layout, that were lost in the last `max_losses` transfers of their fragment: the next must bring them.
   /// None for max_losses 0; more than 255 counts as 255. Throws std::invalid_argument for a selection of another layout.
   [[nodiscard]] std::vector<chunk> required(const selection& sent, unsigned max_losses) const {
-    check(sent, grid_.chunk_elements());
+    require_grid(sent, grid_.chunk_elements());
     std::vector<chunk> found;
     for (const std::size_t fragment : sent.sent()) {
       for (std::uint32_t i = 0; max_losses > 0 && i < losses_[fragment].size(); ++i) {
@@ -427,7 +427,7 @@ class loss_memory {
   }
 
  private:
-  void check(const selection& sent, std::size_t chunk_elements) const {
+  void require_grid(const selection& sent, std::size_t chunk_elements) const {
     if (sent.model().fingerprint() != grid_.fragments().fingerprint() ||
         chunk_elements != grid_.chunk_elements())
       lamina::detail::raise(std::invalid_argument("chunks of another layout or size"));
