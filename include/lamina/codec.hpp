@@ -59,6 +59,8 @@ class frame_encoder {
 
   /// A frame with the layers that `sent` selects, valid until the next call; after an exception there is no frame.
   ///
+  /// \param says            what the header says, and the payload type
+  /// \param sent            a selection of the encoder's layout
   /// \param layer_elements  `layer_elements(l)` gives layer l as a std::span<const T> of n_l elements, or as a reference to what one is
   ///                        made of; called for the layers sent, in order
   /// \throws std::invalid_argument  a selection of another layout; a span of another size than its layer; parameters to be written as

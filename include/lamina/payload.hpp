@@ -307,7 +307,7 @@ void encode_integers(std::span<const T> from, std::byte* to) noexcept {
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs;
-      for (std::size_t i = 0; i < pairs.size(); ++i)
+      for (std::size_t i = 0; i < payload_block_elements / 2; ++i)
         pairs[i] = static_cast<std::uint8_t>((integers[2 * i] & 0x0f) | (integers[2 * i + 1] << 4));
       std::memcpy(integers_to, pairs.data(), bytes);
     } else {
@@ -331,7 +331,7 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
     if constexpr (Type == payload_type::int4) {
       std::array<std::uint8_t, payload_block_elements / 2> pairs = {};
       std::memcpy(pairs.data(), integers, bytes);
-      for (std::size_t i = 0; i < pairs.size(); ++i) {
+      for (std::size_t i = 0; i < payload_block_elements / 2; ++i) {
         each[2 * i] = static_cast<std::int8_t>(((pairs[i] & 0x0f) ^ 8) - 8);
         each[2 * i + 1] = static_cast<std::int8_t>(((pairs[i] >> 4) ^ 8) - 8);
       }

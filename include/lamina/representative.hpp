@@ -64,7 +64,7 @@ LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);
 }
 template <element T>
-LAMINA_HOST_DEVICE constexpr T(max)(T a, T b) {
+LAMINA_HOST_DEVICE constexpr auto(max)(T a, T b) -> T {
   return a < b ? b : a;
 }
 #if LAMINA_HAS_SIMD

@@ -85,11 +85,11 @@ class residual_accumulator {
   /// The same for the layers [first, last) at once: all of them are added or, where one holds NaN or infinity or would overflow the
   /// residual, none. Quicker than one by one where an execution starts threads, which it then does once.
   ///
-  /// \param gradients  called with a layer and a visitor, calls visitor(std::span<const G>) with the gradient of that layer; more
-  ///                   than once, and from several threads. A layer of which it does not stays as it is: was_given()
-  /// \param values     gets q_l of these layers
-  /// \param execution  if it throws itself, what it has not run is run by the calling thread, all layers are added, and the
-  ///                   exception goes on to the caller, or into `kept`
+  /// `gradients` is called with a layer and a visitor and calls visitor(std::span<const G>) with the gradient of that layer; more than
+  /// once, and from several threads. A layer of which it does not stays as it is: was_given(). `values` gets q_l of these layers. If
+  /// `execution` throws itself, what it has not run is run by the calling thread, all layers are added, and the exception goes on to the
+  /// caller, or into `kept`.
+  ///
   /// \return the first layer whose gradient is refused
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
   std::optional<std::size_t> accumulate_layers(std::size_t first, std::size_t last,

@@ -276,7 +276,7 @@ class server {
     return false;
   }
 
-  std::error_code take(std::span<const std::byte> bytes, std::vector<std::byte> owned) {
+  std::error_code take(std::span<const std::byte> bytes, std::vector<std::byte>&& owned) {
     if (count_ == frames_.size()) frames_.push_back(std::make_unique<frame>());
     frame_view<T>& view = frames_[count_]->view;
     std::error_code error = detail::frame_decoder::decode(bytes, fragments(), view);

@@ -172,9 +172,12 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The memory of a worker after step `step`, as bytes: 64, 8 or 16 a fragment, and the residual and velocity in T.
 ///
-/// \param residual  flat, fragments.elements() elements; velocity as many, or none
-/// \param step      the last that was committed, counted from 1; 0: none
-/// \param expected  the values to plan the next step by, one a fragment, or none
+/// \param fragments  worker::fragments()
+/// \param memory     of the worker's selector
+/// \param residual   flat, fragments.elements() elements
+/// \param velocity   as many, or none
+/// \param step       the last that was committed, counted from 1; 0: none
+/// \param expected   the values to plan the next step by, one a fragment, or none
 /// \throws std::invalid_argument  other sizes
 /// \throws std::domain_error      NaN or infinity, naming the fragment: nothing would load it
 template <element T>

@@ -512,11 +512,11 @@ def test_what_is_sent_lacks_what_is_left_out(kind):
             buffer[1] = float("inf")
         backend.take([buffer], [(0, 0), (0, 4)])
         assert backend.begin(sent) == [[0, 1], [1], [0]][step - 1]
-        packed = [torch.empty(4), torch.empty(6)]
-        for layer in (0, 1):
-            backend.add(layer, buffer[[0, 4][layer]:[4, 10][layer]], 1.0)
+        packed = {}
+        for layer, (begin, end) in enumerate(((0, 4), (4, 10))):
+            backend.add([layer], buffer[begin:end], 1.0)
             if sent is None or layer in sent:
-                backend.pack_layer(layer, packed[layer], 1.0)
+                packed[layer] = backend.pack_layers([layer], 1.0)
                 assert torch.equal(packed[layer], backend.residual(layer))
         if step == 3:
             assert packed[0].tolist() == [2.0 + 4.0, 2.0, 6.0, 6.0]

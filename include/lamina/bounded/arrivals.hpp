@@ -25,7 +25,8 @@ namespace lamina::inline LAMINA_ABI::bounded {
 /// takes memory in open(), for no more than the prefix and the bytes of the layout, and nowhere else.
 class arrivals {
  public:
-  /// \param kind            of the frames that come
+  /// \param grid       of the transfer
+  /// \param kind       of the frames that come
   /// \param bound_ppm  the largest: a sender may ask for less loss, never for more
   arrivals(const chunk_grid& grid, frame_kind kind, std::uint32_t bound_ppm)
       : grid_(grid),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -10,7 +10,9 @@ Place = Tuple[int, int]  # of a layer's gradient: the bucket, and where in its b
 
 
 class CpuBackend:
-    """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU."""
+    """The step's numbers by lamina._core, where the gradients lie in the memory of the CPU. The calls are those of TorchBackend."""
+
+    looks_first = True  # a gradient is added only once all ranks' are known to be finite
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         self._layout = layout
@@ -19,6 +21,7 @@ class CpuBackend:
         self._worker = lamina.Worker(layout, non_finite="skip", payload="as_is" if wire == "float32" else wire,
                                      **dataclasses.asdict(options))
         self._taken: Optional[lamina.Gradients] = None
+        self._buffers: List[torch.Tensor] = []
         self._open: Optional[lamina.Step] = None
         self.fragments = self._worker.fragments
         self.fragments_of = self._worker.fragments_of
@@ -28,7 +31,8 @@ class CpuBackend:
 
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
         """The gradients of this step: layer l is `places[l]`."""
-        self._taken = lamina.Gradients(self._layout, list(buffers), places)
+        self._buffers = list(buffers)
+        self._taken = lamina.Gradients(self._layout, self._buffers, places)
 
     @property
     def _gradients(self) -> lamina.Gradients:
@@ -45,15 +49,22 @@ class CpuBackend:
     def first_non_finite(self) -> Optional[int]:
         return self._worker.first_non_finite(self._gradients)
 
-    def find_zero(self) -> bytes:
-        return self._worker.find_zero(self._gradients)
-
-    def add_all(self, scale: float) -> None:
+    def add_all(self, scale: Union[float, torch.Tensor]) -> None:
         """Begins a step with the gradients that were taken."""
-        self._open = self._worker.add(self._gradients, scale)
+        self._open = self._worker.add(self._gradients, float(scale))
 
-    def values(self) -> torch.Tensor:
-        return torch.frombuffer(self._step.values(), dtype=torch.float64)
+    def observe(self, world_size: int, scale: Union[float, torch.Tensor]) -> torch.Tensor:
+        values = torch.frombuffer(self._step.values(), dtype=torch.float64)
+        is_zero = torch.frombuffer(bytearray(self._worker.find_zero(self._gradients)), dtype=torch.uint8)
+        has_float16 = any(buffer.dtype is torch.float16 for buffer in self._buffers)
+        flags = torch.tensor([False, False, self._wire is not torch.float32, has_float16], dtype=torch.float64)
+        return torch.cat([values, is_zero.eq(0).double(), flags])
+
+    def fetch(self, sums: torch.Tensor, own: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        return sums, own
+
+    def leave_out(self) -> None:
+        """It was, by add_all()."""
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
         return self._selected(self._step.select(agreed, held))
@@ -67,12 +78,19 @@ class CpuBackend:
         self._open = self._worker.begin(list(range(len(self.fragments))) if sent is None else sent)
         return self._selected(self._step.sent)
 
-    def add(self, layer: int, gradient: torch.Tensor, scale: float) -> None:
-        self._step.add(layer, gradient, scale)
+    def add(self, layers: Sequence[int], gradients: torch.Tensor, scale: Union[float, torch.Tensor]) -> None:
+        for layer, gradient in zip(layers, torch.split(gradients, [self._layout.sizes[layer] for layer in layers])):
+            self._step.add(layer, gradient, float(scale))
 
-    def pack_layer(self, layer: int, to: torch.Tensor, scale: float) -> None:
-        """What is sent of a layer that has its gradient."""
-        self._step.pack_layer(layer, to, scale)
+    def pack_layers(self, layers: Sequence[int], scale: float) -> torch.Tensor:
+        """What is sent of layers that have their gradients."""
+        is_sent, sizes = set(self._sent), self.fragments.sizes
+        packed = [torch.empty(sum(sizes[fragment] for fragment in range(*self.fragments_of(layer)) if fragment in is_sent),
+                              dtype=self._wire) for layer in layers]
+        for layer, to in zip(layers, packed):
+            if to.numel():
+                self._step.pack_layer(layer, to, scale if self._wire is torch.float32 else 1)
+        return torch.cat(packed)
 
     def expected_values(self) -> torch.Tensor:
         """After commit(): the values to expect in the next step."""
@@ -108,7 +126,11 @@ class CpuBackend:
 
     def release(self) -> None:
         """The buckets are DDP's again."""
-        self._taken = None
+        self._taken, self._buffers = None, []
+
+    def refuse(self) -> None:
+        """The step ends here, with the residual as it was before, but for what add() has added."""
+        self.abandon()
 
     def abandon(self) -> None:
         """The step ends here; what was added stays in the residual, and the next step has the same number."""

@@ -12,10 +12,11 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 import lamina
 from lamina.torch import _report, _step
 from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
+from lamina.torch._exchange import DeviceExchange, Later, Status
 from lamina.torch._options import given_options, warn_of_large_layers
 from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._state import _difference, _is_dense
+from lamina.torch._state import _difference, _is_dense, _one_of
 
 FORMAT = 4  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
@@ -37,11 +38,11 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
-                 outer_rate: float = 1.0, outer_momentum: float = 0.0,
-                 payload: str = "as_is", by_score: bool = True, log_every: int = 0, **options: Any) -> None:
+                 outer_rate: float = 1.0, outer_momentum: float = 0.0, payload: str = "as_is", by_score: bool = True,
+                 backend: str = "auto", log_every: int = 0, **options: Any) -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
-        optimizer: any, whose parameters are float32 and on the CPU. Its state never leaves the rank.
+        optimizer: any, whose parameters are float32 and on one device. Its state never leaves the rank.
         delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back beside the computation, half of
             the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
             the step itself, whatever the delay.
@@ -52,11 +53,15 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the drift, and of
             an answer with its owner.
         by_score: whether fragments are selected by their value times the steps since they were last sent, or by the value.
+        backend: "cpu": lamina's C++; "torch": torch's operators, on any device; "auto": "cpu" where the parameters are on the CPU. With
+            "torch" no exchange makes the host wait for the device: parameters that are not finite, sums that are not, and ranks that
+            have parted are reported by the next exchange, and nothing is averaged meanwhile. It moves the parameters into one tensor,
+            sends payloads of one size in all steps, and refuses at_least_every, warm_up_steps and search_every.
         log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
         TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for
-        one that is not float32, not on the CPU, sparse, has gaps, or shares memory with another; ValueError, naming the option, for one
+        one that is not float32, on another device, sparse, has gaps, or shares memory with another; ValueError, naming the option, for one
         outside its range; RuntimeError without a process group, or naming what two ranks differ in. A rank that raises any but the last
         by itself leaves the others waiting until it ends.
         """
@@ -80,16 +85,23 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
                       for p in range(len(group["params"]))]
-        self._check_parameters()
+        self._uses_cpu = self._check_parameters(backend)
         self.shapes = [list(parameter.shape) for parameter in self._parameters]
         self.strides = [_strides_of(parameter) for parameter in self._parameters]
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
         kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
-        self.backend = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
+        self._device: Optional[DeviceExchange] = None  # of the torch backend
+        self._found: Optional[Later] = None  # by the last exchange on a device
+        self._report: Optional[StepReport] = None
+        if self._uses_cpu:
+            self.backend: Any = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
+            self._owned = ShardOwners(self.backend.fragments, process_group, payload, self._outer_options)
+        else:
+            self.backend = self._device = DeviceExchange(
+                self._layout, self.options, by_score=self._by_score, payload=payload, outer=self._outer_options, delay=delay,
+                group=process_group, device=self._parameters[0].device)
         self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
-        self._owned = ShardOwners(self._parts, process_group, payload, self._outer_options)
-        self.last: Optional[StepReport] = None
         self.totals = Totals()
         self.last_choice = 0
         self._under_way: Deque[UnderWay] = collections.deque()
@@ -97,14 +109,25 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._evaluates = False
         self._equal_steps = 0  # one after the other, in which all ranks had the same local deltas
         self._agree_on_the_run()
-        self._shared = self._first_of_all()
+        if self._device is None:
+            self._shared = self._first_of_all()
+        else:
+            with torch.no_grad():
+                self._device.adopt(self._parameters)
+            self._shared = self._device.layers(self._device.shared)
         if self.rank == 0:
             warn_of_large_layers(self.names, self.shapes, self.options)
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, backend: str) -> bool:
+        """Returns whether C++ does the exchange."""
+        _one_of("backend", backend, ("auto", "cpu", "torch"))
+        devices = [parameter.device for parameter in self._parameters] or [torch.device("cpu")]
+        uses_cpu = backend == "cpu" or (backend == "auto" and devices[0].type == "cpu")
         for name, parameter in zip(self.names, self._parameters):
             why = (f"is {parameter.dtype}, LocalUpdates takes float32" if parameter.dtype is not torch.float32
-                   else f"is on {parameter.device}, LocalUpdates takes the CPU" if parameter.device.type != "cpu"
+                   else f"is on {parameter.device}, which backend 'cpu' cannot read" if uses_cpu and parameter.device.type != "cpu"
+                   else f"is on {parameter.device}, and others on {devices[0]}: LocalUpdates takes one device"
+                   if parameter.device != devices[0]
                    else "is sparse" if parameter.layout is not torch.strided
                    else "has gaps or overlaps in memory" if not _is_dense(parameter) else None)
             if why is not None:
@@ -116,6 +139,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             if begin + 4 * self._parameters[number].numel() > next_begin:
                 first, second = sorted((number, other))
                 raise TypeError(f"LocalUpdates: {self.names[first]} and {self.names[second]} share memory")
+        return uses_cpu
 
     def _require_as_wrapped(self, what: str) -> None:
         """A drift is taken and sent by places in memory: of parameters laid out anew they are those of other elements."""
@@ -128,6 +152,12 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 if now != was:
                     raise RuntimeError(f"{what}: {name} has {field} {now}, and had {was} when its optimizer was wrapped; change the "
                                        "memory format before that")
+        if self._device is not None:
+            for name, parameter in zip(self.names, self._parameters):
+                if parameter.device != self._shared[0].device or parameter.dtype is not torch.float32:
+                    raise RuntimeError(f"{what}: {name} is {parameter.dtype} on {parameter.device} now; wrap its optimizer after that")
+            with torch.no_grad():
+                self._device.hold(self._parameters)
 
     def _require_own_parameters(self, what: str) -> None:
         if self._evaluates:
@@ -136,7 +166,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _told(self) -> Dict[str, Any]:
         return {"names": self.names, "shapes": self.shapes,
                 **{f"the stride of {name}": strides for name, strides in zip(self.names, self.strides)},
-                "delay": self.delay, "payload": self._payload, "by_score": self._by_score,
+                "delay": self.delay, "payload": self._payload, "by_score": self._by_score, "backend": "cpu" if self._uses_cpu else "torch",
                 **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
     def _agree_on_the_run(self) -> None:
@@ -201,7 +231,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     @property
     def join_device(self) -> torch.device:
-        return torch.device("cpu")
+        return self._parameters[0].device
 
     @property
     def join_process_group(self) -> Any:
@@ -224,6 +254,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _exchange(self) -> None:
         self._require_own_parameters("exchange")
         self._require_as_wrapped("exchange")
+        if self._device is not None:
+            self._exchange_on_device(self._device)
+            return
         with torch.no_grad():
             with self._or_abandoned():
                 self._arrive(self.backend.step + 1 - self.delay)
@@ -237,6 +270,46 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 self._arrive(self.backend.step - self.delay)
         self._finish(sent_bytes)
 
+    def _exchange_on_device(self, device: DeviceExchange) -> None:
+        self._raise_what_was_found()
+        with torch.no_grad(), self._or_abandoned():
+            self._found = device.exchange(_step.past_of(self, self._alike("exchange")))
+        sent_bytes, dense_bytes = device.wire_bytes(), 4 * self._parts.elements
+        self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + sent_bytes,
+                                          dense_bytes=self.totals.dense_bytes + dense_bytes)
+        if self.log_every and device.step % self.log_every == 0:
+            report = self.last
+            assert report is not None
+            _report.log(report, self.log_every)
+
+    def _raise_what_was_found(self) -> None:
+        """By the last exchange on a device. Its numbers are the same on all ranks, which all raise here."""
+        if self._found is None:
+            return
+        status = Status.of(self._found.numbers())
+        self._found = None
+        if not status.is_one:
+            raise RuntimeError(_step.parted(self, self._alike("exchange")))
+        if not status.is_finite:
+            raise self._not_finite(self._first_not_finite())
+        if status.overflowed:
+            raise OverflowError(f"LocalUpdates: the sum of what was sent up to step {self.backend.step} is not finite; it is in the local "
+                                "deltas again")
+        self._count_equal_deltas(status.has_deltas and status.has_equal_deltas)
+
+    @property
+    def last(self) -> Optional[StepReport]:
+        """The last exchange. On a device it waits for it."""
+        if self._device is None or self._report is not None or not self._device.step:
+            return self._report
+        fragments, elements, threshold = self._device.last_sent()
+        return StepReport(self._device.step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
+                          4 * self._parts.elements, self._device.wire_bytes(), 0, {})
+
+    @last.setter
+    def last(self, report: Optional[StepReport]) -> None:
+        self._report = report
+
     def finish(self) -> None:
         """Ends training, or a phase of it, on all ranks together. Applies the updates that are under way, then averages all local
         deltas with one all-reduce of the model, as DDP makes one a step, which the totals count. Afterwards every rank has the shared
@@ -247,14 +320,19 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """
         self._require_own_parameters("finish")
         self._require_as_wrapped("finish")
+        self._raise_what_was_found()
         with torch.no_grad(), self._or_abandoned():
             self._meet("finish")
-            self._hand_on(self.backend.step)
-            self._arrive(self.backend.step)
-            for own, shared, average in zip(self._local(), self._shared, self._average()):
-                own.copy_(average)
-                shared.copy_(average)
-            self._owned.rounding.zero_()
+            if self._device is not None:
+                self._device.finish()
+                self._device.set_all(self._average_on_device(self._device))
+            else:
+                self._hand_on(self.backend.step)
+                self._arrive(self.backend.step)
+                for own, shared, average in zip(self._local(), self._shared, self._average()):
+                    own.copy_(average)
+                    shared.copy_(average)
+                self._owned.rounding.zero_()
         self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._parts.elements)
 
     def _average(self) -> List[torch.Tensor]:
@@ -264,10 +342,19 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._owned.add_rounding(deltas)
         dist.all_reduce(deltas, group=self.process_group)
         if not torch.isfinite(deltas).all():
-            bad = [name for name, own in zip(self.names, self._local()) if not torch.isfinite(own).all()]
-            raise self._not_finite(ValueError(f"{bad[0]} is not finite") if bad else None)
+            raise self._not_finite(self._first_not_finite())
         deltas /= self.world_size
         return [shared - delta for shared, delta in zip(self._shared, torch.split(deltas, self._layout.sizes))]
+
+    def _average_on_device(self, device: DeviceExchange) -> torch.Tensor:
+        average = device.average()
+        if average is None:
+            raise self._not_finite(self._first_not_finite())
+        return average
+
+    def _first_not_finite(self) -> Optional[ValueError]:
+        bad = [name for name, own in zip(self.names, self._local()) if not torch.isfinite(own).all()]
+        return ValueError(f"{bad[0]} is not finite") if bad else None
 
     @contextlib.contextmanager
     def _or_abandoned(self) -> Iterator[None]:
@@ -294,23 +381,30 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             refused = self._not_finite(problem)
             core.abandon()
             return _bytes_of(sums), refused
-        self._warn_of_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
+        self._count_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
         core.select(sums[:-5] / self.world_size)
         return _bytes_of(sums), None
 
     def _meet(self, call: str, values: Optional[torch.Tensor] = None, is_refused: bool = False) -> torch.Tensor:
         """The first all-reduce of a call, of one size whatever the call is, so that ranks that make different ones raise instead of
         summing what does not fit. Sums the values, whether they are none, and the fingerprints of the values and of what must be alike."""
+        alike = self._alike(call)
+        if self._device is not None:
+            sums = self._device.sum(_step.past_of(self, alike))
+            _step.require_one_past(self, sums.cpu()[[-4, -1]], alike)
+            return sums
         values = torch.zeros(len(self._sizes), dtype=torch.float64) if values is None else values
-        alike = {"the call": call, "step": self.backend.step, **self._past()}
         sums = torch.cat([values, torch.tensor([is_refused], dtype=torch.float64), _step.fingerprint(values.numpy()),
                           _step.past_of(self, alike)])
         dist.all_reduce(sums, group=self.process_group)
         _step.require_one_past(self, sums[-2:], alike)
         return sums
 
-    def _warn_of_equal_deltas(self, are_equal: bool) -> None:
-        """Once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
+    def _alike(self, call: str) -> Dict[str, Any]:
+        return {"the call": call, "step": self.backend.step, **self._past()}
+
+    def _count_equal_deltas(self, are_equal: bool) -> None:
+        """Warns once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
         self._equal_steps = self._equal_steps + 1 if are_equal and self.world_size > 1 else 0
         if self._equal_steps == 2 and self.rank == 0:
             _report.logger.warning(
@@ -321,7 +415,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _past(self) -> Dict[str, Any]:
         """By which ranks notice that what one of them abandoned was applied on another."""
-        return {"the last step applied": self._applied, "what is under way": [going.step for going in self._under_way]}
+        applied, under_way = (self._applied, self._under_way) if self._device is None else (self._device.applied, self._device.under_way)
+        return {"the last step applied": applied, "what is under way": [going.step for going in under_way]}
 
     def _not_finite(self, problem: Optional[ValueError]) -> Exception:
         which: List[Optional[bool]] = [None] * self.world_size
@@ -387,8 +482,12 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         with torch.no_grad():
             if buffers or average:
                 self._meet("evaluation_parameters")
-            shared, means = self._average() if average else self._shared, self._mean_buffers(buffers)
-        tensors = self._local() + [each.detach() for each in buffers]
+            if self._device is None:
+                local, shared = self._local(), self._average() if average else self._shared
+            else:
+                local, shared = [self._device.local], [self._average_on_device(self._device) if average else self._device.shared]
+            means = self._mean_buffers(buffers)
+        tensors = local + [each.detach() for each in buffers]
         own = [each.clone() for each in tensors]
         self._evaluates = True
         try:
@@ -465,6 +564,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._require_as_wrapped("state_dict")
         if self.world_size > 1:
             warn_of_saver("LocalUpdates")
+        if self._device is not None:
+            return self._device_state(self._device)
         with self._or_abandoned():
             for going in self._under_way:
                 self._owned.settle(going)
@@ -478,6 +579,17 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
             "shared": [each.clone() for each in self._shared], "local": [each.clone() for each in self._local()],
             "under_way": under_way}
+        return self._with_checksum(own)
+
+    def _device_state(self, device: DeviceExchange) -> Dict[str, Any]:
+        with torch.no_grad(), self._or_abandoned():
+            for going in device.under_way:
+                device.settle(going)
+        return self._with_checksum({
+            "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
+            "totals": dataclasses.asdict(self.totals), **device.save()})
+
+    def _with_checksum(self, own: Dict[str, Any]) -> Dict[str, Any]:
         state = {**self.optimizer.state_dict(), "local_updates": own}
         own["checksum"] = checksum_of(self.rank, state)
         return state
@@ -505,7 +617,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         if saved.get("format") != FORMAT:
             raise ValueError(f"load_state_dict: the format is {saved.get('format')}, this version reads {FORMAT}")
         told = self._told()
-        theirs = {**saved["told"], **{name: saved.get(name) for name in ("world_size", "rank")}}
+        theirs = {"backend": "cpu", **saved["told"], **{name: saved.get(name) for name in ("world_size", "rank")}}
         if theirs["world_size"] != self.world_size:
             raise ValueError(f"load_state_dict: world_size is {self.world_size} here and {theirs['world_size']} in the saved state; give "
                              "all saved states to lamina.torch.merge_states")
@@ -515,18 +627,27 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         try:
             for name in ("state", "param_groups"):
                 _require(name in state_dict, f"'{name}' of the optimizer is missing")
-            under_way, totals = self._checked(saved)
-            momentum, rounding = self._shards(saved)
+            if self._device is None:
+                under_way, totals = self._checked(saved)
+                momentum, rounding = self._shards(saved)
+            else:
+                totals = self._checked_totals(saved.get("totals"))
+                self._device.check(saved)
+                _require("checksum" in saved, "'checksum' is missing")
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
         require_unmixed("load_state_dict", saved, state_dict)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
+        self.totals, self.last, self._found = totals, None, None
+        if self._device is not None:
+            self._device.load(saved)
+            return
         self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared, *self._local()],
                             [momentum, rounding, *saved["shared"], *saved["local"]]):
             to.copy_(each)
         self._under_way = under_way
-        self._applied, self.last_choice, self.totals, self.last = saved["applied"], saved["last_choice"], totals, None
+        self._applied, self.last_choice = saved["applied"], saved["last_choice"]
 
     def _shards(self, saved: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
         """Momentum and rounding of this rank's fragments; ranks that were merged have those of all."""
@@ -544,9 +665,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             _require(name in saved, f"'{name}' is missing")
         for name in ("step", "applied", "last_choice"):
             _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
-        step, applied, totals = (saved[name] for name in ("step", "applied", "totals"))
-        _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
-                 and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
+        step, applied, totals = (*(saved[name] for name in ("step", "applied")), self._checked_totals(saved["totals"]))
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
         for name in ("momentum", "rounding"):
             _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
@@ -588,7 +707,12 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             is_handed_on = last <= step - self.delay // 2 or not any(self._sizes[part] for part in parts)
             _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
             under_way.append(going)
-        return under_way, Totals(**totals)
+        return under_way, totals
+
+    def _checked_totals(self, totals: Any) -> Totals:
+        _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
+                 and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
+        return Totals(**totals)
 
 
 def _require_wrappable(optimizer: Any) -> None:

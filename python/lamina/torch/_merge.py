@@ -24,7 +24,8 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
         The state that each of the new ranks loads.
 
     Raises:
-        ValueError: for states of two runs, models or steps, for a damaged one, or if they are not those of all ranks.
+        ValueError: for states of two runs, models or steps, for a damaged one, if they are not those of all ranks, and for those of
+            LocalUpdates' backend "torch".
     """
     if world_size < 1:
         raise ValueError(f"merge_states: world_size must be at least 1, got {world_size}")
@@ -33,6 +34,9 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in own)
     if not own or ranks != list(range(own[0]["world_size"])):
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
+    if is_local and any(state["told"].get("backend", "cpu") != "cpu" for state in own):
+        raise ValueError("merge_states: the states were saved by backend 'torch' of LocalUpdates, which cannot be merged: go on with the same "
+                         "number of ranks, or call finish() and begin from shared_state_dict()")
     states = sorted(states, key=lambda state: state.get("local_updates", state)["rank"])
     own = [state.get("local_updates", state) for state in states]
     for field in ("format", "told", "applied", "names", "shapes", "strides", "step", "options", "overlap", "plan"):

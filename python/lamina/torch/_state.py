@@ -156,7 +156,7 @@ class LayerDropping:
 
         device = self._parameters[0].device
         layout = lamina.Layout(dict(zip(self.names, self.shapes)))
-        is_cpu = self._backend_name == "cpu" or (self._backend_name == "auto" and device.type == "cpu")
+        is_cpu = self._uses_cpu()
         if is_cpu and device.type != "cpu":
             raise TypeError(f"bind: backend 'cpu' cannot read gradients on {device}; take 'torch' or 'auto'")
         if self.wire == "bfloat16":
@@ -177,6 +177,9 @@ class LayerDropping:
             warn_of_large_layers(self.names, self.shapes, self.options)
         return self
 
+    def _uses_cpu(self) -> bool:
+        return self._backend_name == "cpu" or (self._backend_name == "auto" and self._parameters[0].device.type == "cpu")
+
     @staticmethod
     def _check_types(module: torch.nn.Module, named: Any) -> None:
         for prefix, each in module.named_modules():
@@ -194,7 +197,7 @@ class LayerDropping:
     def _agree_with_others(self) -> None:
         """Raises the same on all ranks if two differ in what would end in different collectives."""
         own = {"version": lamina.__version__, **dataclasses.asdict(self.options), "wire": self.wire, "nonfinite": self.nonfinite,
-               "overlap": self.overlap, "max_norm": self.max_norm,
+               "overlap": self.overlap, "max_norm": self.max_norm, "backend": "cpu" if self._uses_cpu() else "torch",
                "scaler": self._scaler is not None, "names": self.names, "shapes": self.shapes, "strides": self.strides,
                "dtypes": [str(parameter.dtype) for parameter in self._parameters]}
         theirs: List[Dict[str, Any]] = [{}] * self.world_size
@@ -281,8 +284,12 @@ class LayerDropping:
                                    "gradient, and the replicas would part. Make DDP again, register, and give the new state "
                                    "load_state_dict(old.state_dict()), which goes by names")
 
-    def loss_scale(self) -> float:
-        return self._scaler.get_scale() if self._scaler is not None and self._scaler.is_enabled() else 1.0
+    def loss_scale(self) -> _step.Scale:
+        if self._scaler is None or not self._scaler.is_enabled():
+            return 1.0
+        # As a tensor on the device where PyTorch's GradScaler has it there: get_scale() waits for it.
+        scale = getattr(self._scaler, "_scale", None)
+        return scale if isinstance(scale, torch.Tensor) and scale.device == self._parameters[0].device else self._scaler.get_scale()
 
     def finish(self, report: StepReport, sent: List[int]) -> None:
         self.last = report

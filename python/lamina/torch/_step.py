@@ -4,7 +4,7 @@ import dataclasses
 import struct
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Optional, Protocol, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, Optional, Protocol, TYPE_CHECKING, Union
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from lamina.torch._report import StepReport, logger
 
 if TYPE_CHECKING:
     from lamina.torch._state import LayerDropping
+
+
+Scale = Union[float, torch.Tensor]  # of the loss; a tensor on the gradients' device spares the host a wait
 
 
 @dataclasses.dataclass
@@ -60,10 +63,9 @@ def run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
 def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
     backend, group, world, watch = state.backend, state.process_group, state.world_size, Stopwatch()
-    device = buckets[0].buffer.device
     backend.take([bucket.buffer for bucket in buckets], places_of(state, buckets))
     sent_bytes = 0
-    if state.nonfinite != "leave_out":
+    if backend.looks_first and state.nonfinite != "leave_out":
         is_bad, sent_bytes = refuse_non_finite(state, buckets, watch)
         if is_bad:
             finish_skipped(state, buckets, sent_bytes, watch)
@@ -71,25 +73,26 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
     scale = state.loss_scale()
     with watch.time("add"):
-        is_zero = backend.find_zero()
         backend.add_all(clip_factor(state, buckets, scale) / scale)
 
     with watch.time("agree"):
-        # The values, whether a layer has a gradient here, and two numbers by which ranks notice that they have parted.
-        values = backend.values()
-        own = torch.cat([values, torch.frombuffer(bytearray(is_zero), dtype=torch.uint8).eq(0).double(), past_of(state)])
-        sums = own.to(device)
-        dist.all_reduce(sums, group=group)
-        sent_bytes += sums.numel() * sums.element_size()
-        sums = sums.cpu()
-        fragments = len(backend.fragments)
-        require_one_past(state, sums[-2:])
+        observed = sum_observed(state, buckets, scale, past_of(state))
+        sent_bytes += observed.sent_bytes
+        require_one_past(state, observed.past)
+        if observed.has_bad_gradient and state.nonfinite != "leave_out":
+            give_up_step(state, buckets, observed.own_bad_gradient)
+            finish_skipped(state, buckets, sent_bytes, watch)
+            return
+        if observed.has_bad_gradient or observed.has_bad_sum:
+            backend.leave_out()
+            observed = sum_observed(state, buckets, scale, past_of(state))
+            sent_bytes += observed.sent_bytes
         # A parameter that no rank used keeps its .grad, and DDP throws away what the hook gives for it: nothing of it goes out.
-        held = bytearray(fragments)
-        for layer in torch.nonzero(sums[fragments:-2] == 0).flatten().tolist():
+        held = bytearray(len(backend.fragments))
+        for layer in torch.nonzero(observed.gradients == 0).flatten().tolist():
             first, last = backend.fragments_of(layer)
             held[first:last] = b"\1" * (last - first)
-        sent = backend.select(sums[:fragments] / world, bytes(held))
+        sent = backend.select(observed.values / world, bytes(held))
 
     with watch.time("pack"):
         packed = backend.pack(world)
@@ -97,15 +100,34 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         if packed.numel():
             dist.all_reduce(packed, group=group)
             sent_bytes += packed.numel() * packed.element_size()
-    deliver(state, buckets, packed, sent, scale, sent_bytes, watch)
+    deliver(state, buckets, packed, sent, scale, sent_bytes, watch, observed.may_overflow, observed.may_be_cut)
 
 
-def clip_factor(state: "LayerDropping", buckets: List[Bucket], scale: float) -> float:
+class Observed:
+    """What the ranks have summed up of a step."""
+
+    def __init__(self, fragments: int, layers: int, sums: torch.Tensor, own: torch.Tensor, sent_bytes: int) -> None:
+        self.values, self.gradients, flags, self.past = torch.split(sums, [fragments, layers, 4, 2])
+        self.has_bad_gradient, self.has_bad_sum, self.may_overflow, self.may_be_cut = (flag != 0 for flag in flags.tolist())
+        self.own_bad_gradient = bool(own[-4] != 0)
+        self.sent_bytes = sent_bytes
+
+
+def sum_observed(state: "LayerDropping", buckets: List[Bucket], scale: Scale, past: torch.Tensor) -> Observed:
+    """The values, whether a layer has a gradient, flags, and two numbers by which ranks notice that they have parted. Here the host
+    waits for the device."""
+    own = state.backend.observe(state.world_size, scale)
+    sums = torch.cat([own, past.to(own.device)])
+    dist.all_reduce(sums, group=state.process_group)
+    return Observed(len(state.backend.fragments), len(state.names), *state.backend.fetch(sums, own), sums.numel() * sums.element_size())
+
+
+def clip_factor(state: "LayerDropping", buckets: List[Bucket], scale: Scale) -> Scale:
     """By what this rank's gradient is multiplied, so that its norm is max_norm at most: that of clip_grad_norm_."""
     if state.max_norm is None:
         return 1.0
     norms = torch.stack([torch.linalg.vector_norm(bucket.buffer, dtype=torch.float64) for bucket in buckets])
-    return min(1.0, state.max_norm / (float(torch.linalg.vector_norm(norms)) / scale + 1e-6))
+    return (state.max_norm / (torch.linalg.vector_norm(norms) / scale + 1e-6)).clamp(max=1.0)
 
 
 def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
@@ -127,24 +149,29 @@ def all_equal(state: Past, sums: torch.Tensor) -> bool:
 def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
     """Raises the same on all ranks if they would select different fragments, or differ in `more`."""
     if not all_equal(state, sums):
-        raise RuntimeError(_parted(state, more or {}))
+        raise RuntimeError(parted(state, more or {}))
 
 
 def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stopwatch) -> "tuple[bool, int]":
-    """Whether any rank's gradient holds NaN or infinity, in which case the step is given up and the buckets are filled as
-    state.nonfinite says; and the bytes that this took."""
+    """Whether any rank's gradient holds NaN or infinity, in which case the step is given up; and the bytes that this took."""
     with watch.time("check"):
         bad = state.backend.first_non_finite()
         flag = torch.tensor([bad is not None], dtype=torch.int32, device=buckets[0].buffer.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=state.process_group)
         any_bad = bool(flag.item())
     if any_bad:
-        state.backend.abandon()
-        where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
-        logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
-        for bucket in buckets:
-            bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
+        give_up_step(state, buckets, bad is not None)
     return any_bad, flag.numel() * flag.element_size()
+
+
+def give_up_step(state: "LayerDropping", buckets: List[Bucket], is_own: bool) -> None:
+    """A gradient is not finite, here or on another rank: the buckets are filled as state.nonfinite says."""
+    bad = state.backend.first_non_finite() if is_own else None
+    state.backend.refuse()
+    where = "another rank" if bad is None else f"'{state.names[bad]}' on rank {state.rank}"
+    logger.warning("after step %d a batch was skipped: NaN or infinity in the gradient of %s", state.step, where)
+    for bucket in buckets:
+        bucket.buffer.fill_(torch.nan if state.nonfinite == "propagate" else 0)
 
 
 def finish_skipped(state: "LayerDropping", buckets: List[Bucket], sent_bytes: int, watch: Stopwatch) -> None:
@@ -153,20 +180,22 @@ def finish_skipped(state: "LayerDropping", buckets: List[Bucket], sent_bytes: in
                             _dense_bytes(buckets), sent_bytes, state.left_out_elements, watch.seconds), [])
 
 
-def deliver(state: "LayerDropping", buckets: List[Bucket], packed: torch.Tensor, sent: List[int], scale: float, sent_bytes: int,
-            watch: Stopwatch) -> None:
-    """The end of a step whose allreduce is done: `packed` has the sums of what was sent."""
+def deliver(state: "LayerDropping", buckets: List[Bucket], packed: torch.Tensor, sent: List[int], scale: Scale, sent_bytes: int,
+            watch: Stopwatch, may_overflow: bool, may_be_cut: bool) -> None:
+    """The end of a step whose allreduce is done: `packed` has the sums of what was sent. Whether they are beyond the wire's type, or
+    their means beyond float16, is looked at only where that may be, since the host waits for it."""
     backend = state.backend
-    if state.wire == "bfloat16" and not torch.isfinite(packed).all():
+    if may_overflow and not torch.isfinite(packed).all():
         # On all ranks alike: they have the same sum.
         raise OverflowError("what waits is too large for bfloat16 to add; take wire='float32'")
     with watch.time("unpack"):
         # Only now that the others have it: had the allreduce failed, the residual would hold everything.
         backend.commit()
         mean = packed if state.wire == "float32" else packed.float().div_(state.world_size)
-        if scale != 1:
+        if isinstance(scale, torch.Tensor) or scale != 1:
             mean.mul_(scale)
-        state.cut_elements += _beyond_float16(state, buckets, sent, mean)
+        if may_be_cut:
+            state.cut_elements += _beyond_float16(state, buckets, sent, mean)
         backend.unpack(mean)
         backend.release()
     state.last_choice = choice_of(backend.sent_bitmap)
@@ -196,7 +225,7 @@ def _beyond_float16(state: "LayerDropping", buckets: List[Bucket], sent: List[in
     return cut
 
 
-def _parted(state: Past, more: Dict[str, Any]) -> str:
+def parted(state: Past, more: Dict[str, Any]) -> str:
     """Why the ranks would select different fragments. All of them have seen that they would, so they can talk about it."""
     own = {**more, "step": state.backend.step, "threshold": state.backend.threshold}
     theirs: List[Dict[str, Any]] = [{}] * state.world_size

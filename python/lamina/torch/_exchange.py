@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: MIT
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+import lamina
+from lamina.torch import _step
+from lamina.torch._device import NORMS
+from lamina.torch._options import share_to_send
+from lamina.torch._payloads import BLOCK, Payload
+
+_ROW = 4096  # elements whose norm is one sum: fragments are of whole rows, but for a layer's last
+_SUMMED_IN_ORDER = 16  # ranks, by an operation each; more are summed by one
+_BITS = 0xFFFFF  # of a fingerprint: its square, and the sums of both over the ranks, are exact in float64
+
+
+@dataclasses.dataclass
+class Sent:
+    """What one step has sent, until its update is applied. Sizes do not depend on the data: what is not used of them refers to the
+    trash behind the parameters, which is zero in the shared ones and in the rank's own."""
+
+    step: int
+    chosen: torch.Tensor  # of each fragment
+    places: torch.Tensor  # [owner, slot]: in the flat parameters
+    kept_at: torch.Tensor  # [slot]: in what this rank keeps of its shards
+    elements: torch.Tensor  # [owner, slot]: what was sent, as the payload says it
+    reply: Optional[torch.Tensor] = None  # of this rank, as its payload
+    momentum: Optional[torch.Tensor] = None  # [slot], once the update is applied
+    rounding: Optional[torch.Tensor] = None
+    update: Optional[torch.Tensor] = None  # [owner, slot]
+    received: Optional[torch.Tensor] = None  # by the half of the way that is under way
+    work: Any = None
+
+    @property
+    def is_handed_on(self) -> bool:
+        """The replies are on their way."""
+        return self.reply is not None and self.work is not None
+
+
+class Later:
+    """Numbers of the device that the host reads once they are there, a step later."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.device.type == "cuda")
+        self._host.copy_(numbers, non_blocking=True)
+        events = getattr(getattr(torch, numbers.device.type, None), "Event", None)
+        self._event = None if events is None or numbers.device.type == "cpu" else events()
+        if self._event is not None:
+            self._event.record()
+
+    def numbers(self) -> List[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: List[float] = self._host.tolist()
+        return numbers
+
+
+@dataclasses.dataclass
+class Status:
+    """Of one exchange, on all ranks alike."""
+
+    has_deltas: bool  # not all values are zero
+    is_finite: bool  # else a rank's parameters are not, and nothing was sent
+    is_one: bool  # else the ranks differ in what they do, and nothing was sent
+    has_equal_deltas: bool  # all ranks the same
+    overflowed: bool  # an update was not finite, and nothing of it was applied
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "Status":
+        largest, is_finite, is_one, has_equal_deltas, overflowed = numbers
+        return cls(largest > 0, bool(is_finite), bool(is_one), bool(has_equal_deltas), bool(overflowed))
+
+
+class DeviceExchange:
+    """The numbers of local updates by torch's operators, on any device: what lamina.DriftCompressor and ShardOwners do on the CPU, of
+    which it is bitwise equal up to magnitudes of 2^120. An exchange is at most 150 launches whatever the number of layers, and the host waits
+    for none of them: shapes do not depend on data, and what a step has found is looked at in the next.
+
+    The parameters live in one flat tensor from now on, layers padded to rows of 4,096 elements. Each rank owns a slice of every
+    fragment. A payload has room for a step's share and the largest fragment, whatever the step sends. Memory: the shared parameters,
+    2 / ranks of that for the outer optimizer, and a few payloads.
+
+    Source: docs/scheme/beyond.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
+    """
+
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, outer: Dict[str, float],
+                 delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
+        kept = {name: value for name, value in dataclasses.asdict(options).items() if name != "momentum"}
+        self.fragments = lamina.DriftCompressor(layout, by_score=by_score, payload=payload, **kept).fragments  # names what is wrong
+        lamina.OuterStep(lamina.Layout({"all": (1,)}), payload=payload, rate=outer["rate"], momentum=outer["momentum"])  # likewise
+        for name, usual in (("at_least_every", 0), ("warm_up_steps", 0), ("search_every", 1)):
+            if kept[name] != usual:
+                raise ValueError(f"{name} needs the parameters on the CPU: on {device} all steps send one size, and it would not fit")
+        self.layout, self._options, self._by_score, self._outer, self.delay = layout, options, by_score, outer, delay
+        self._group, self._device = group, device
+        self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
+        self._payload = Payload(payload)
+        self._lay_out()
+        self.step, self.applied = 0, 0
+        self._sent_in, self._going = self._per_fragment(0), torch.zeros(len(self._sizes), dtype=torch.bool, device=device)
+        self._allowance = torch.zeros((), dtype=torch.float64, device=device)
+        self._overflowed = self._no = torch.zeros((), dtype=torch.bool, device=device)
+        kept_elements = sum(self._shards) + self._slots
+        self.momentum = torch.zeros(kept_elements if outer["momentum"] else 0, dtype=torch.float32, device=device)
+        self.rounding = torch.zeros(0 if payload == "as_is" else kept_elements, dtype=torch.float32, device=device)
+        self.under_way: Deque[Sent] = collections.deque()
+
+    def _lay_out(self) -> None:
+        self._sizes = self.fragments.sizes
+        *self._layer_begins, self._trash = itertools.accumulate((-(-size // _ROW) * _ROW for size in self.layout.sizes), initial=0)
+        cut = self._options.fragment_elements
+        begins, rows = [], []
+        for begin, size in zip(self._layer_begins, self.layout.sizes):
+            for at in range(0, max(size, 1), cut or max(size, 1)):
+                begins.append(begin + at)
+                rows.append(-(-min(size - at, cut or size) // _ROW))
+        assert len(begins) == len(self._sizes)
+        unit = BLOCK * self._world
+        self._shards = [-(-size // unit) * BLOCK for size in self._sizes]  # elements of a fragment that each rank owns, padded
+        kept_begins = list(itertools.accumulate(self._shards, initial=0))
+        # Of the fragments, and of one without elements, which what is not used belongs to.
+        self._table = torch.tensor([*zip(self._shards, self._sizes, begins, kept_begins), (0, 0, 0, kept_begins[-1])], dtype=torch.int64,
+                                   device=self._device)
+        self._weights = torch.tensor([((2 * fragment + 1) * 0x9E3779B97F4A7C15 + 2 ** 63) % 2 ** 64 - 2 ** 63 for fragment in
+                                      range(len(self._sizes))], dtype=torch.int64, device=self._device)
+        self._elements = self._table[:-1, 1].double()
+        self._order, self._power = NORMS[self._options.value]
+        self._divisors = self._elements.clamp(min=1).pow(self._power)
+        self._rows = None if all(each <= 1 for each in rows) and 0 not in rows else self._per_fragment(rows, torch.int64)
+        share = share_to_send(self._options) * self.fragments.elements
+        self._share, self._most = share, share + max(self._sizes)
+        padding = sum(shard * self._world - size for shard, size in zip(self._shards, self._sizes))
+        elements = min(math.floor(self._most), self.fragments.elements) + padding
+        self._slots = -(-elements // unit) * BLOCK  # of a rank, in what a step sends
+        self._slot = torch.arange(self._slots, dtype=torch.int64, device=self._device)
+        self._in_trash = self._slot.remainder(_ROW) + self._trash
+        self._owner = torch.arange(self._world, dtype=torch.int64, device=self._device).view(-1, 1)
+
+    def _per_fragment(self, what: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.tensor([what] * len(self._sizes) if isinstance(what, int) else what, dtype=dtype, device=self._device)
+
+    # --- the parameters ---
+
+    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Puts the parameters into one flat tensor, with those of rank 0."""
+        self.local = torch.zeros(self._trash + _ROW, dtype=torch.float32, device=self._device)
+        self.hold(parameters)
+        if self._rank:
+            self.local.zero_()
+        dist.all_reduce(self.local, group=self._group)
+        self.shared = self.local.clone()
+
+    def hold(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Takes those that lie elsewhere, as after Module.load_state_dict(..., assign=True), into the flat tensor."""
+        begin = self.local.data_ptr()
+        for parameter, at, size in zip(parameters, self._layer_begins, self.layout.sizes):
+            if size and parameter.data_ptr() != begin + 4 * at:
+                to = self.local.as_strided(parameter.shape, parameter.stride(), at)
+                to.copy_(parameter.detach())
+                parameter.data = to
+
+    def layers(self, flat: torch.Tensor) -> List[torch.Tensor]:
+        """Each layer, as its elements lie in memory."""
+        return [flat[at:at + size] for at, size in zip(self._layer_begins, self.layout.sizes)]
+
+    # --- an exchange ---
+
+    def exchange(self, past: torch.Tensor) -> Later:
+        """`past`: the fingerprint of what all ranks do alike. Returns what has happened, for Status.of()."""
+        self._arrive(self.step + 1 - self.delay)
+        self.step += 1
+        found = self._send(self.sum(past))
+        self._hand_on(self.step - self.delay // 2)
+        self._arrive(self.step - self.delay)
+        overflowed, self._overflowed = self._overflowed, self._no
+        return Later(torch.cat([each.view(1) for each in (*found, overflowed)]))
+
+    def wire_bytes(self) -> int:
+        """That a rank gives to the collectives of an exchange, the replies apart."""
+        return int(self._world * self._payload.bytes_of(self._slots) + 8 * (len(self._sizes) + 6))
+
+    def _values(self) -> torch.Tensor:
+        deltas = (self.shared - self.local)[:self._trash].view(-1, _ROW)
+        norms = torch.linalg.vector_norm(deltas, self._order, dim=1, dtype=torch.float64)
+        if self._rows is not None:
+            if self._order == 2:
+                norms.square_()
+            norms = torch.segment_reduce(norms, "sum", lengths=self._rows, unsafe=True)
+            if self._order == 2:
+                norms.sqrt_()
+        return norms.div_(self._divisors) if self._power else norms
+
+    def sum(self, past: torch.Tensor) -> torch.Tensor:
+        """The sums over the ranks of the values, of the fingerprints of the values and of when each fragment was sent, of the first number
+        of `past`, and of their squares. A value is not finite where a rank's parameters are not."""
+        values = self._values()
+        prints = ((torch.stack([values, self._sent_in]).view(torch.int64) * self._weights).sum(1) >> 40 & _BITS).double()
+        past = past.to(self._device)
+        sums = torch.cat([values, prints, past[:1], prints.square(), past[1:]])
+        dist.all_reduce(sums, group=self._group)
+        return sums
+
+    def _send(self, sums: torch.Tensor) -> List[torch.Tensor]:
+        """Chooses by the rule of lamina::selector, and begins the way to the owners. Returns the numbers of a Status but for the last."""
+        values, prints, squares = torch.split(sums, [len(self._sizes), 3, 3])
+        has_equal_deltas, one_choice, one_past = (squares * self._world == prints.square()).unbind()
+        largest, is_one = values.max(), one_choice & one_past
+        is_finite = largest < torch.inf
+        may_send = is_finite & is_one
+        scores = values / self._world
+        if self._by_score:
+            scores = scores * (self.step - self._sent_in)
+        if self.delay:
+            scores = scores.masked_fill(self._going, -1.0)
+        ordered, order = torch.sort(scores, descending=True, stable=True)
+        sizes = self._elements[order]
+        through = sizes.cumsum(0)
+        if self._options.send_budget is not None:
+            self._allowance = torch.where(may_send, (self._allowance + self._share).clamp(max=self._most), self._allowance)
+            fits = (through <= self._allowance) & (ordered > 0)
+        elif self._options.drop_ratio == 0:
+            fits = (ordered >= 0) & (sizes > 0)
+        else:
+            is_beyond = self.fragments.elements - (through - sizes) > self._options.drop_ratio * self.fragments.elements
+            least = ordered.masked_fill(~is_beyond, torch.inf).amin()
+            fits = (ordered >= least) & (ordered > 0) & (through <= self._most)
+        fits = fits & may_send
+        elements = (sizes * fits).sum()
+        self._allowance = self._allowance - elements
+        self._sent = ordered, fits, elements
+        chosen = torch.zeros(len(self._sizes) + 1, dtype=torch.bool, device=self._device).scatter_(0, order, fits)
+        self._sent_in = self._sent_in.masked_fill(chosen[:-1], self.step)
+        if self.delay:
+            self._going = self._going | chosen[:-1]
+        self._begin(chosen)
+        return [largest, is_finite, is_one, has_equal_deltas]
+
+    def _begin(self, chosen: torch.Tensor) -> None:
+        ends = (self._table[:, 0] * chosen).cumsum(0)
+        fragment = torch.searchsorted(ends[:-1], self._slot, right=True)
+        shards, sizes, begins, kept_begins = self._table[fragment].unbind(1)
+        within = self._slot - ends[fragment] + shards  # of the shard that an owner has of the fragment
+        offset = self._owner * shards + within
+        places = torch.where(offset < sizes, offset + begins, self._in_trash)
+        payload, elements = self._payload.encode(self.shared[places] - self.local[places])
+        going = Sent(self.step, chosen[:-1], places, within + kept_begins, elements)
+        going.received = torch.empty_like(payload)
+        going.work = dist.all_to_all_single(going.received, payload, group=self._group, async_op=True)
+        self.under_way.append(going)
+
+    def last_sent(self) -> Tuple[int, int, float]:
+        """Fragments, elements, and the smallest score that was sent, of the last exchange. Waits."""
+        ordered, fits, elements = self._sent
+        return int(fits.sum()), int(elements), float(ordered.masked_fill(~fits, torch.inf).amin())
+
+    def _received(self, going: Sent) -> torch.Tensor:
+        going.work.wait()
+        received, going.work, going.received = going.received, None, None
+        assert received is not None
+        return received
+
+    def reply(self, going: Sent) -> None:
+        """Waits for what the others have sent, and makes of it what all will subtract of this rank's shards: the outer optimizer's step,
+        as lamina::outer_step rounds it. Not a number if it is not finite."""
+        if going.reply is not None or going.update is not None:
+            return
+        of_ranks = self._payload.decode(self._received(going))
+        mean = functools.reduce(torch.add, of_ranks.unbind()) if self._world <= _SUMMED_IN_ORDER else of_ranks.sum(0)
+        mean = mean / self._world if self._world > 1 else mean
+        if len(self.momentum):
+            mu = self._outer["momentum"]
+            going.momentum = (self.momentum[going.kept_at] * mu).add_(mean)
+            mean = mean + going.momentum * mu
+        if self._outer["rate"] != 1:
+            mean = mean * self._outer["rate"]
+        if len(self.rounding):
+            mean = mean + self.rounding[going.kept_at]
+        going.reply, said = self._payload.encode(mean)
+        if len(self.rounding):
+            going.rounding = mean - said
+
+    def _hand_on(self, last: int) -> None:
+        for going in self.under_way:
+            if going.step <= last and going.update is None and not going.is_handed_on:
+                self.reply(going)
+                assert going.reply is not None
+                going.received = torch.empty((self._world, *going.reply.shape), dtype=torch.uint8, device=self._device)
+                going.work = _all_gather(going.received, going.reply, self._group)
+
+    def update_of(self, going: Sent) -> None:
+        """Waits for the replies of all owners."""
+        if going.update is None:
+            going.update = self._payload.decode(self._received(going))
+
+    def settle(self, going: Sent) -> None:
+        """What can be had without the others doing anything more."""
+        if going.is_handed_on:
+            self.update_of(going)
+        else:
+            self.reply(going)
+
+    def _arrive(self, last: int) -> None:
+        while self.under_way and self.under_way[0].step <= last:
+            self.update_of(self.under_way[0])
+            going = self.under_way.popleft()
+            update = going.update
+            assert update is not None
+            is_bad = ~(torch.linalg.vector_norm(update, torch.inf) < torch.inf)
+            update, sent = update.masked_fill(is_bad, 0.0), going.elements.masked_fill(is_bad, 0.0)
+            # In this order, as lamina::drift_compressor rounds.
+            self.local.index_put_((going.places,), self.local[going.places] + sent - update)
+            self.shared.index_put_((going.places,), self.shared[going.places] - update)
+            for kept, each in ((self.momentum, going.momentum), (self.rounding, going.rounding)):
+                if each is not None:
+                    kept.index_put_((going.kept_at,), torch.where(is_bad, kept[going.kept_at], each))
+            if self.delay:
+                self._going = self._going & ~going.chosen
+            self._overflowed = is_bad
+            self.applied = going.step
+
+    @property
+    def threshold(self) -> float:
+        """As ranks compare it: what it is only the device knows."""
+        return 0.0
+
+    def abandon(self) -> None:
+        """What is under way is in the local deltas again."""
+        self.under_way.clear()
+        self._going.zero_()
+
+    # --- what is not a step ---
+
+    def finish(self) -> None:
+        self._hand_on(self.step)
+        self._arrive(self.step)
+
+    def average(self) -> Optional[torch.Tensor]:
+        """The shared parameters once all local deltas, and what rounding has left, are averaged into them; None if that is not finite.
+        Waits."""
+        deltas = self.shared - self.local
+        if len(self.rounding):
+            at, kept_at = self._shard_places()
+            deltas[at] = deltas[at].add_(self.rounding[kept_at], alpha=self._world)
+        dist.all_reduce(deltas, group=self._group)
+        return self.shared - deltas / self._world if bool(torch.isfinite(deltas).all()) else None
+
+    def set_all(self, parameters: torch.Tensor) -> None:
+        self.local.copy_(parameters)
+        self.shared.copy_(parameters)
+        self.rounding.zero_()
+
+    def _shard_places(self) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Of the elements that a rank owns: where they are in the flat parameters, and in what it keeps of its shards."""
+        shards, sizes, begins, kept_begins = self._table[:-1].unbind(1)
+        fragment = torch.repeat_interleave(torch.arange(len(self._sizes), device=self._device), shards)
+        kept_at = torch.arange(len(fragment), device=self._device)
+        offset = kept_at - kept_begins[fragment] + shards[fragment] * self._rank
+        is_one = offset < sizes[fragment]
+        return (offset + begins[fragment])[is_one], kept_at[is_one]
+
+    def save(self) -> Dict[str, Any]:
+        """Once all that is under way is settled."""
+        names = [field.name for field in dataclasses.fields(Sent) if field.name not in ("work", "received")]
+        return {"step": self.step, "applied": self.applied, "sent_in": self._sent_in.clone(), "allowance": self._allowance.clone(),
+                "momentum": self.momentum.clone(), "rounding": self.rounding.clone(),
+                "shared": [each.clone() for each in self.layers(self.shared)], "local": [each.clone() for each in self.layers(self.local)],
+                "under_way": [{name: _cloned(getattr(going, name)) for name in names} for going in self.under_way]}
+
+    def check(self, saved: Dict[str, Any]) -> None:
+        """ValueError for what is not of this model."""
+        now = self.save()
+        for name, is_one in (("shared", self.layout.sizes), ("local", self.layout.sizes), ("sent_in", None), ("momentum", None),
+                             ("rounding", None), ("allowance", None)):
+            given, own = saved.get(name), now[name]
+            if is_one is not None:
+                fits = isinstance(given, list) and [_shape_of(each) for each in given] == [_shape_of(each) for each in own]
+            else:
+                fits = _shape_of(given) == _shape_of(own)
+            if not fits:
+                raise ValueError(f"'{name}' is missing, or has another size or type")
+            for each in given if isinstance(given, list) else [given]:
+                if not bool(torch.isfinite(each).all()):
+                    raise ValueError(f"'{name}' is not finite")
+        for name in ("step", "applied"):
+            if not isinstance(saved.get(name), int) or saved[name] < 0:
+                raise ValueError(f"'{name}' is {saved.get(name)!r}")
+        if not isinstance(saved.get("under_way"), list) or len(saved["under_way"]) > self.delay:
+            raise ValueError("what is under way is not all there")
+
+    def load(self, saved: Dict[str, Any]) -> None:
+        """What was checked."""
+        def here(each: Any) -> Any:
+            return each.to(self._device, copy=True) if isinstance(each, torch.Tensor) else each
+        under_way = collections.deque(Sent(**{name: here(each) for name, each in going.items()}) for going in saved["under_way"])
+        for to, each in zip(self.layers(self.shared) + self.layers(self.local), [*saved["shared"], *saved["local"]]):
+            to.copy_(each)
+        self.momentum.copy_(saved["momentum"])
+        self.rounding.copy_(saved["rounding"])
+        self._sent_in, self._allowance = (here(saved[name]) for name in ("sent_in", "allowance"))
+        self.step, self.applied, self.under_way = saved["step"], saved["applied"], under_way
+        self._going.zero_()
+        for going in self.under_way:
+            self._going |= going.chosen
+        self._overflowed = self._no
+
+
+def _cloned(what: Any) -> Any:
+    return what.clone() if isinstance(what, torch.Tensor) else what
+
+
+def _shape_of(what: Any) -> Any:
+    return (tuple(what.shape), what.dtype) if isinstance(what, torch.Tensor) else None
+
+
+def _all_gather(to: torch.Tensor, own: torch.Tensor, group: Any) -> Any:
+    if dist.get_backend(group) == "gloo":  # which has no other in PyTorch 1.13
+        return dist.all_gather(list(to.unbind()), own, group=group, async_op=True)
+    return dist.all_gather_into_tensor(to.view(-1), own, group=group, async_op=True)
