@@ -213,12 +213,12 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
     all.insert(all.end(), data.begin(), data.end());
     return all;
   };
-  header.fragment = 2;  // a chunk of the model, but held back
+  header.fragment = 2;  // a chunk of the model, but dropped
   header.chunk = 0;
   header.chunks = 1;
   header.offset = 0;
   header.data_bytes = 256;
-  SECTION("a part that is held back") {}
+  SECTION("a part that is dropped") {}
   SECTION("a repair that nobody announced") {
     header.flags = bounded::flag_repair;
   }

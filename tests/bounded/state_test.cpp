@@ -15,7 +15,7 @@ using bounded::control_type;
 
 namespace {
 
-// Parts of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is held back.
+// Parts of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is dropped.
 const lamina::layout& some_model() {
   static const lamina::layout model = model_of({160, 80, 8});
   return model;
@@ -203,7 +203,7 @@ TEST_CASE("states: a sender and everything that may come") {
   check_sender("WANTED of no chunk of a part", wrong_answer(errc::bad_list), [&](peer& p) {
     return p.list(control_type::wanted, own, 1, {{0, bytes(3)}, {1, all_but(10, {})}});
   });
-  check_sender("WANTED of a part held back", wrong_answer(errc::no_such_chunk), [&](peer& p) {
+  check_sender("WANTED of a dropped fragment", wrong_answer(errc::no_such_chunk), [&](peer& p) {
     return p.list(control_type::wanted, own, 0, {{2, all_but(1, {})}});
   });
   check_sender("STOP, complete", answer({done}, {done}, {done}),
@@ -220,7 +220,7 @@ TEST_CASE("states: a sender and everything that may come") {
   wrong_stop("STOP with part 1 beyond its bound", errc::beyond_bound, {{1, all_but(10, {0, 1})}});
   wrong_stop("STOP without a required chunk", errc::required_missing, {{0, all_but(20, {3})}});
   wrong_stop("STOP that lists a complete part", errc::bad_list, {{0, all_but(20, {})}});
-  wrong_stop("STOP with a part held back", errc::no_such_chunk, {{2, bytes(1)}});
+  wrong_stop("STOP with a dropped fragment", errc::no_such_chunk, {{2, bytes(1)}});
   check_sender("ABORT",
                {{{idle},
                  {failed, errc::aborted},

@@ -390,7 +390,7 @@ class frame_chunks {
   bool has_tags_;
   std::span<const std::byte> prefix_;
   std::size_t frame_bytes_ = 0;
-  std::vector<std::span<const std::byte>> fragments_;  // the payload of each; empty: held back
+  std::vector<std::span<const std::byte>> fragments_;  // the payload of each; empty: dropped
   std::vector<chunk> order_;
 };
 

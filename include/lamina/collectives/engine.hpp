@@ -167,7 +167,7 @@ class engine {
   /// Waits for all layers of the step. Throws as wait().
   void drain() { wait_for(tasks_.size()); }
 
-  /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was held back. The caller may write it.
+  /// The mean over all ranks after wait(layer), until the next begin_step(); empty where it was dropped. The caller may write it.
   /// std::logic_error where it is not there yet, or belongs to owners.
   [[nodiscard]] std::span<float> mean(std::size_t layer) {
     if (options_.update) throw std::logic_error(sentence(layer, " has its mean with its owners alone"));

@@ -152,7 +152,7 @@ class staging {
     }
   }
 
-  // For sums: layers that are sent move together; those that follow one that was held back, to the front.
+  // For sums: layers that are sent move together; those that follow one that was dropped, to the front.
   void pack(std::size_t layer) {
     begins_[layer] = first_element_ + elements_;
     if (begins_[layer] != waits_[layer])
